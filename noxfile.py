@@ -1,0 +1,205 @@
+"""The one door: every check of this repository is a nox session.
+
+A torch installation takes 3 to 7 GB, so there is one per (torch, Python) pair, under
+``.nox/torch``. The environment of a session is thin: it sees that torch through a ``.pth`` line
+and holds only what the session itself installs. ``test_alone.py`` of every package proves that no
+other package of ours leaks in that way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+# The .pth line is read by pip inside the environment; uv would not see it.
+nox.options.default_venv_backend = "virtualenv"
+nox.options.tags = ["quick"]
+
+ROOT = Path(__file__).parent.resolve()
+SHARED_TORCH = ROOT / ".nox" / "torch"
+# mm-runner last: it is the one that needs the others.
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
+
+
+class Torch(NamedTuple):
+    """What one torch release needs around it.
+
+    ``python`` is an interpreter that the release has wheels for, ``None`` the one running nox.
+    """
+
+    python: str | None
+    numpy: str
+
+
+# Ordered, oldest first. torch.compile of 2.0 runs on Python 3.10 only; numpy 2 needs torch 2.3.
+TORCH = {
+    "1.13.1": Torch("3.10", "numpy<2"),
+    "2.0.1": Torch("3.10", "numpy<2"),
+    "2.4.1": Torch("3.11", "numpy"),
+    "2.6.0": Torch("3.12", "numpy"),
+    "2.13.0": Torch(None, "numpy"),
+    "2.15.0": Torch("3.13", "numpy"),
+}
+DEFAULT_TORCH = "2.13.0"
+
+each_package = nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
+each_torch = nox.parametrize(
+    "python,torch",
+    [
+        nox.param(row.python, torch, id=f"torch-{torch}", tags=["quick"] * (torch == DEFAULT_TORCH))
+        for torch, row in TORCH.items()
+    ],
+)
+
+
+@nox.session(tags=["quick"])
+def lint(session: nox.Session) -> None:
+    """Check style, formatting, workflows and changelogs."""
+    session.install("ruff==0.17.5", "check-jsonschema==0.39.0")
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+    workflows = [str(path) for path in sorted(ROOT.glob(".github/workflows/*.yml"))]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    for package in PACKAGES:
+        check_changelog(session, package)
+
+
+@nox.session(tags=["quick"])
+def types(session: nox.Session) -> None:
+    """Check the types of every package's source, strictly."""
+    install_over_torch(session, DEFAULT_TORCH, "mypy==2.4.1", "types-PyYAML", "rich")
+    for package in PACKAGES:
+        # Only mm-runner may see its siblings: an import of one elsewhere is an error here.
+        visible = siblings_of(package)
+        session.run(
+            "mypy",
+            f"--config-file={package_dir(package) / 'pyproject.toml'}",
+            f"--cache-dir={ROOT / '.nox' / 'mypy'}",
+            str(package_dir(package) / "src"),
+            env={"MYPYPATH": os.pathsep.join(str(package_dir(name) / "src") for name in visible)},
+        )
+
+
+@nox.session
+@each_torch
+@each_package
+def tests(session: nox.Session, package: str, torch: str) -> None:
+    """Test one package with none of its siblings installed (mm-runner: with those it needs)."""
+    sources = [str(package_dir(name)) for name in [*siblings_of(package), package]]
+    install_over_torch(session, torch, *sources, *test_requirements(package))
+    session.chdir(package_dir(package))
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+@each_torch
+def together(session: nox.Session, torch: str) -> None:
+    """Test all packages side by side, from their wheels."""
+    install_wheels(session, torch, "pytest>=8")
+    session.chdir(ROOT / "integration_tests")
+    session.run("pytest", "together", *session.posargs)
+
+
+@nox.session
+def train(session: nox.Session) -> None:
+    """Train on real images: two processes, mixed precision, compiled. Options after ``--``."""
+    install_wheels(session, DEFAULT_TORCH)
+    session.chdir(ROOT / "packages" / "mm-runner")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    script = ["examples/distributed_training.py", "--amp=bfloat16", "--compile"]
+    # One OpenMP thread a process is torchrun's own default; said here, it need not warn.
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    session.run("python", *launch, *script, *session.posargs, env=threads)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the wheel and the sdist of every package into ``dist/``, and check them."""
+    session.install("build", "twine")
+    for package in PACKAGES:
+        session.run("python", "-m", "build", f"--outdir={ROOT / 'dist'}", str(package_dir(package)))
+    session.run("twine", "check", "--strict", *map(str, sorted((ROOT / "dist").iterdir())))
+
+
+def package_dir(package: str) -> Path:
+    """Return the folder of ``package``."""
+    return ROOT / "packages" / package
+
+
+def siblings_of(package: str) -> list[str]:
+    """List the packages of ours that ``package`` requires."""
+    project = nox.project.load_toml(package_dir(package) / "pyproject.toml")["project"]
+    names = [re.split(r"[<>=!~ \[]", requirement)[0] for requirement in project["dependencies"]]
+    return [name for name in names if name in PACKAGES]
+
+
+def test_requirements(package: str) -> tuple[str, ...]:
+    """Return the ``test`` dependency group of ``package``."""
+    pyproject = nox.project.load_toml(package_dir(package) / "pyproject.toml")
+    return nox.project.dependency_groups(pyproject, "test")
+
+
+def install_over_torch(session: nox.Session, torch: str, *requirements: str) -> None:
+    """Make the shared ``torch`` visible to ``session``, and install ``requirements`` over it."""
+    purelib = ask_python(session, "import sysconfig; print(sysconfig.get_path('purelib'))")
+    Path(purelib, "shared_torch.pth").write_text(f"{shared_torch(session, torch)}\n")
+    # The pin stands beside the requirements, so that the resolver cannot choose another torch.
+    session.install(f"torch=={torch}", *requirements)
+
+
+def install_wheels(session: nox.Session, torch: str, *requirements: str) -> None:
+    """Build all packages' wheels, and install them with mm-runner's example extra."""
+    wheels = Path(session.create_tmp())
+    for old in wheels.glob("*.whl"):
+        old.unlink()
+    sources = [str(package_dir(package)) for package in PACKAGES]
+    session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", f"-w{wheels}", *sources)
+    built = [str(wheel) for wheel in sorted(wheels.glob("*.whl"))]
+    with_extra = [f"{wheel}[examples]" if "mm_runner" in wheel else wheel for wheel in built]
+    # Wheels of an unchanged version number are new all the same.
+    install_over_torch(session, torch, "--force-reinstall", "--no-deps", *built)
+    install_over_torch(session, torch, *with_extra, *requirements)
+
+
+def shared_torch(session: nox.Session, torch: str) -> Path:
+    """Return the folder of the one installation of ``torch`` for the session's Python."""
+    version = tuple(
+        map(int, ask_python(session, "import sys; print(*sys.version_info[:2])").split())
+    )
+    if torch == DEFAULT_TORCH and not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
+        session.error(
+            f"torch {torch} was asked for; nox runs on Python {version[0]}.{version[1]}, which it "
+            "has no wheels for. Run nox with Python 3.10 to 3.13."
+        )
+    site = SHARED_TORCH / f"{torch}-cp{version[0]}{version[1]}"
+    if not site.is_dir():
+        unfinished = site.with_name(f"{site.name}.{os.getpid()}.unfinished")
+        packages = [f"torch=={torch}", TORCH[torch].numpy, "setuptools"]
+        session.install(f"--target={unfinished}", *packages)
+        # Whole or absent: a session stopped half-way leaves nothing that a later one would use.
+        unfinished.rename(site)
+    return site
+
+
+def ask_python(session: nox.Session, program: str) -> str:
+    """Run ``program`` in the session's Python and return what it prints."""
+    return str(session.run("python", "-c", program, silent=True, log=False)).strip()
+
+
+def check_changelog(session: nox.Session, package: str) -> None:
+    """Fail unless the changelog of ``package`` has a section for its current version."""
+    pyproject = nox.project.load_toml(package_dir(package) / "pyproject.toml")
+    version = pyproject["project"]["version"]
+    changelog = (package_dir(package) / "CHANGELOG.md").read_text(encoding="utf-8")
+    if f"## [{version}]" not in changelog:
+        session.error(f"packages/{package}/CHANGELOG.md has no section '## [{version}]'. Add it.")
+
+
+if __name__ == "__main__":
+    nox.main()

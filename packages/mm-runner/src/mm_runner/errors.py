@@ -1,0 +1,55 @@
+"""What mm-runner raises. Every message says what was asked, what there is, and what to do."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointWriteError",
+    "ComponentNotFoundError",
+    "ConfigError",
+    "MMRunnerError",
+    "WorkDirError",
+    "did_you_mean",
+]
+
+
+class MMRunnerError(Exception):
+    """Base of every error that mm-runner raises on purpose."""
+
+
+class ConfigError(MMRunnerError, ValueError):
+    """A configuration cannot be used; the message names the path of the offending key."""
+
+
+class ComponentNotFoundError(MMRunnerError, LookupError):
+    """No component of the given name is registered or installed."""
+
+
+class WorkDirError(MMRunnerError, OSError):
+    """The work directory cannot be created or written."""
+
+
+class CheckpointError(MMRunnerError, RuntimeError):
+    """A checkpoint cannot be made or read; the message names the file or the entry."""
+
+
+class CheckpointWriteError(CheckpointError):
+    """A checkpoint could not be written to the disk; those before it are untouched."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the names of ``known`` near ``name``, or ``""``.
+
+    Example:
+        >>> did_you_mean("SDG", ["SGD", "Adam"])
+        " Did you mean 'SGD'?"
+    """
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    near = [by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

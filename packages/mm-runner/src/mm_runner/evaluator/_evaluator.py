@@ -1,0 +1,66 @@
+"""Several metrics as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mm_runner.errors import ConfigError
+from mm_runner.registry import METRICS, build_from_cfg
+
+from ._metric import BaseMetric
+
+__all__ = ["Evaluator"]
+
+
+class Evaluator:
+    """Feeds every batch to each of its metrics.
+
+    Args:
+        metrics: A metric, the config of one, or a list of these.
+        where: Path of the configuration, for messages.
+
+    Raises:
+        ConfigError: If there is no metric, or one is neither a metric nor a config.
+    """
+
+    def __init__(self, metrics: Any, *, where: str = "evaluator") -> None:
+        listed = list(metrics) if isinstance(metrics, Sequence) else [metrics]
+        if not listed:
+            raise ConfigError(f"{where}: at least one metric is needed; got an empty list.")
+        self.metrics = [_build(metric, where) for metric in listed]
+
+    def process(self, data_samples: Any, data_batch: Any = None) -> None:
+        """Take in the predictions for one batch."""
+        for metric in self.metrics:
+            metric.process(data_batch, data_samples)
+
+    def evaluate(self, size: int) -> dict[str, float]:
+        """Return all metrics by name.
+
+        Args:
+            size: Number of samples in the dataset.
+
+        Raises:
+            ConfigError: If two metrics report the same name.
+        """
+        results: dict[str, float] = {}
+        for metric in self.metrics:
+            for name, value in metric.evaluate(size).items():
+                if name in results:
+                    raise ConfigError(
+                        f"Two metrics report {name!r}; give one of them a 'prefix' of its own."
+                    )
+                results[name] = value
+        return results
+
+
+def _build(metric: Any, where: str) -> BaseMetric:
+    if isinstance(metric, Mapping):
+        metric = build_from_cfg(metric, METRICS, where=where)
+    for method in ("process", "evaluate"):
+        if not hasattr(metric, method):
+            raise ConfigError(
+                f"{where}: a metric with process() and evaluate() is needed, got {metric!r}."
+            )
+    return metric  # type: ignore[no-any-return]

@@ -1,0 +1,165 @@
+"""Saves checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+import mm_dist
+from mm_runner.errors import CheckpointWriteError, ConfigError
+
+from ._hook import Hook
+
+__all__ = ["CheckpointHook"]
+
+_GREATER_IS_BETTER = ("acc", "top", "ap", "ar", "map", "iou", "f1", "recall", "precision", "auc")
+_LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "perplexity")
+
+
+class CheckpointHook(Hook):
+    """Saves a checkpoint every ``interval`` epochs, and the best one by a metric.
+
+    Args:
+        interval: Epochs between two checkpoints; ``-1`` saves none but the last.
+        by_epoch: Count epochs; this version counts nothing else.
+        save_optimizer: Include the optimizer and the loss scaler.
+        save_param_scheduler: Include the schedules' positions.
+        out_dir: Where to save; the work directory by default.
+        max_keep_ckpts: Keep that many of the numbered checkpoints, the newest; ``-1`` keeps all.
+            The best one is never removed.
+        save_last: Save after the last epoch, whatever the interval.
+        save_best: Name of a metric, ``"auto"`` for the first one reported, or ``None``.
+        rule: ``"greater"`` or ``"less"`` is better; by default told from the metric's name.
+        filename_tmpl: File name with ``{}`` for the epoch; ``"epoch_{}.pth"`` by default.
+        save_begin: First epoch to save after.
+
+    Raises:
+        ConfigError: If an argument is out of its range.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(
+        self,
+        interval: int = -1,
+        by_epoch: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
+        save_optimizer: bool = True,  # noqa: FBT001, FBT002
+        save_param_scheduler: bool = True,  # noqa: FBT001, FBT002
+        out_dir: str | None = None,
+        max_keep_ckpts: int = -1,
+        save_last: bool = True,  # noqa: FBT001, FBT002
+        save_best: str | None = None,
+        rule: str | None = None,
+        filename_tmpl: str = "epoch_{}.pth",
+        save_begin: int = 0,
+    ) -> None:
+        if not by_epoch:
+            raise ConfigError(
+                "CheckpointHook.by_epoch: False was given; this version saves at the end of epochs "
+                "only. Leave it out, and choose the interval in epochs."
+            )
+        if rule not in (None, "greater", "less"):
+            raise ConfigError(f"CheckpointHook.rule: 'greater' or 'less' is needed, got {rule!r}.")
+        if "{}" not in filename_tmpl:
+            raise ConfigError(
+                "CheckpointHook.filename_tmpl: '{}' must stand for the epoch, got "
+                f"{filename_tmpl!r}."
+            )
+        self.interval = interval
+        self.save_optimizer = save_optimizer
+        self.save_param_scheduler = save_param_scheduler
+        self.out_dir = out_dir
+        self.max_keep_ckpts = max_keep_ckpts
+        self.save_last = save_last
+        self.save_best = save_best
+        self.rule = rule
+        self.filename_tmpl = filename_tmpl
+        self.save_begin = save_begin
+        self._kept: list[str] = []
+        self._best: dict[str, Any] = {}
+
+    @override
+    def after_train_epoch(self, runner: Any) -> None:
+        due = self.every_n_epochs(runner, self.interval, self.save_begin)
+        if not due and not (self.save_last and self.is_last_train_epoch(runner)):
+            return
+        directory = Path(self.out_dir or runner.work_dir)
+        name = self.filename_tmpl.format(runner.epoch + 1)
+        # Entered before the file is written, so that a resumed run prunes it too.
+        self._kept = [*(kept for kept in self._kept if kept != name), name]
+        superfluous = self._kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
+        self._kept = self._kept[len(superfluous) :]
+        try:
+            runner.save_checkpoint(
+                directory,
+                name,
+                save_optimizer=self.save_optimizer,
+                save_param_scheduler=self.save_param_scheduler,
+            )
+        except CheckpointWriteError as error:
+            if self.is_last_train_epoch(runner):
+                raise
+            runner.logger.error(  # noqa: TRY400 - the message says it all
+                f"{error} Training goes on; the next interval saves again."
+            )
+            self._kept = [*superfluous, *self._kept[:-1]]
+            return
+        if mm_dist.is_main_process():
+            # Only now that the new one is whole and named.
+            for old in superfluous:
+                (directory / old).unlink(missing_ok=True)
+
+    @override
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        if self.save_best is None or not metrics or not runner.is_training:
+            return
+        name = next(iter(metrics)) if self.save_best == "auto" else self.save_best
+        if name not in metrics:
+            raise ConfigError(
+                f"CheckpointHook.save_best: {name!r} was asked for; the validation reported "
+                f"{', '.join(map(repr, metrics))}."
+            )
+        score = metrics[name]
+        if self._best and not self._is_better(name, score, self._best["score"]):
+            return
+        old, new = self._best.get("file"), f"best_{name.replace('/', '_')}.pth"
+        self._best = {"metric": name, "score": score, "epoch": runner.epoch, "file": new}
+        directory = Path(self.out_dir or runner.work_dir)
+        runner.save_checkpoint(
+            directory,
+            new,
+            save_optimizer=False,
+            save_param_scheduler=False,
+            meta={"epoch": runner.epoch, "iter": runner.iter},
+            mark_as_latest=False,
+        )
+        if old is not None and old != new and mm_dist.is_main_process():
+            (directory / old).unlink(missing_ok=True)
+        runner.logger.info(f"Best {name} so far: {score:.4f}, saved as {new}.")
+
+    @override
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["checkpoint_hook"] = {"kept": list(self._kept), "best": dict(self._best)}
+
+    @override
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        if runner.is_resuming:
+            state = checkpoint.get("checkpoint_hook", {})
+            self._kept = list(state.get("kept", []))
+            self._best = dict(state.get("best", {}))
+
+    def _is_better(self, name: str, score: float, best: float) -> bool:
+        if self.rule is None:
+            words = name.lower().replace("/", "_").split("_")
+            if any(word.startswith(_LESS_IS_BETTER) for word in words):
+                self.rule = "less"
+            elif any(word.startswith(_GREATER_IS_BETTER) for word in words):
+                self.rule = "greater"
+            else:
+                raise ConfigError(
+                    f"CheckpointHook.rule: whether a greater or a less {name!r} is better cannot "
+                    "be told from its name; give rule='greater' or rule='less'."
+                )
+        return score > best if self.rule == "greater" else score < best

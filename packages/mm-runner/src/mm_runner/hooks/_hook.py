@@ -1,0 +1,181 @@
+"""The interface of a hook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["STAGES", "Hook"]
+
+STAGES = (
+    "before_run",
+    "after_load_checkpoint",
+    "before_train",
+    "before_train_epoch",
+    "before_train_iter",
+    "after_train_iter",
+    "after_train_epoch",
+    "before_val",
+    "before_val_epoch",
+    "before_val_iter",
+    "after_val_iter",
+    "after_val_epoch",
+    "after_val",
+    "before_save_checkpoint",
+    "after_train",
+    "before_test",
+    "before_test_epoch",
+    "before_test_iter",
+    "after_test_iter",
+    "after_test_epoch",
+    "after_test",
+    "after_run",
+)
+
+
+class Hook:
+    """Acts at the stages it overrides; every method here does nothing.
+
+    A stage common to training, validation and test may be overridden once for all three:
+    ``_before_epoch``, ``_after_epoch``, ``_before_iter`` and ``_after_iter`` get the ``mode``.
+    """
+
+    priority: int | str = "NORMAL"
+
+    def before_run(self, runner: Any) -> None:
+        """Before anything else of ``train``, ``val`` or ``test``."""
+
+    def after_run(self, runner: Any) -> None:
+        """After everything else of ``train``, ``val`` or ``test``."""
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """After a checkpoint was read, before anything takes its state from it."""
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Before a checkpoint is written; add tensors and primitives under a key of your own."""
+
+    def before_train(self, runner: Any) -> None:
+        """Before the first epoch."""
+
+    def after_train(self, runner: Any) -> None:
+        """After the last epoch."""
+
+    def before_val(self, runner: Any) -> None:
+        """Before a validation."""
+
+    def after_val(self, runner: Any) -> None:
+        """After a validation."""
+
+    def before_test(self, runner: Any) -> None:
+        """Before a test."""
+
+    def after_test(self, runner: Any) -> None:
+        """After a test."""
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Before each training epoch."""
+        self._before_epoch(runner, mode="train")
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """After each training epoch."""
+        self._after_epoch(runner, mode="train")
+
+    def before_val_epoch(self, runner: Any) -> None:
+        """Before the batches of a validation."""
+        self._before_epoch(runner, mode="val")
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:  # noqa: ARG002
+        """After the batches of a validation, with its metrics."""
+        self._after_epoch(runner, mode="val")
+
+    def before_test_epoch(self, runner: Any) -> None:
+        """Before the batches of a test."""
+        self._before_epoch(runner, mode="test")
+
+    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:  # noqa: ARG002
+        """After the batches of a test, with its metrics."""
+        self._after_epoch(runner, mode="test")
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Before each training step."""
+        self._before_iter(runner, batch_idx, data_batch, mode="train")
+
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """After each training step, with what ``train_step`` returned."""
+        self._after_iter(runner, batch_idx, data_batch, outputs, mode="train")
+
+    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Before each batch of a validation."""
+        self._before_iter(runner, batch_idx, data_batch, mode="val")
+
+    def after_val_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """After each batch of a validation, with its predictions."""
+        self._after_iter(runner, batch_idx, data_batch, outputs, mode="val")
+
+    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Before each batch of a test."""
+        self._before_iter(runner, batch_idx, data_batch, mode="test")
+
+    def after_test_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """After each batch of a test, with its predictions."""
+        self._after_iter(runner, batch_idx, data_batch, outputs, mode="test")
+
+    def _before_epoch(self, runner: Any, mode: str = "train") -> None: ...
+
+    def _after_epoch(self, runner: Any, mode: str = "train") -> None: ...
+
+    def _before_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, mode: str = "train"
+    ) -> None: ...
+
+    def _after_iter(
+        self,
+        runner: Any,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Any = None,
+        mode: str = "train",
+    ) -> None: ...
+
+    @classmethod
+    def acts_at(cls, stage: str) -> bool:
+        """Tell whether this class does anything at ``stage``."""
+        if getattr(cls, stage) is not getattr(Hook, stage):
+            return True
+        when, _, unit = stage.replace("_train_", "_").partition("_")
+        unit = unit.removeprefix("val_").removeprefix("test_")
+        common = f"_{when}_{unit}"
+        return unit in {"epoch", "iter"} and getattr(cls, common) is not getattr(Hook, common)
+
+    # What MMEngine's hooks ask of the base class.
+
+    def every_n_epochs(self, runner: Any, n: int, start: int = 0) -> bool:
+        """Tell whether the epoch just trained is ``start + n``, ``start + 2 n``, and so on."""
+        count = runner.epoch + 1 - start
+        return n > 0 and count > 0 and count % n == 0
+
+    def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
+        """Tell whether ``n`` more steps of this epoch are done."""
+        return n > 0 and (batch_idx + 1) % n == 0
+
+    def every_n_train_iters(self, runner: Any, n: int, start: int = 0) -> bool:
+        """Tell whether ``n`` more steps of the run are done, counted from ``start``."""
+        count = runner.iter + 1 - start
+        return n > 0 and count > 0 and count % n == 0
+
+    def end_of_epoch(self, dataloader: Any, batch_idx: int) -> bool:
+        """Tell whether ``batch_idx`` is the last of ``dataloader``."""
+        return batch_idx + 1 == len(dataloader)
+
+    def is_last_train_epoch(self, runner: Any) -> bool:
+        """Tell whether the epoch just trained is the last."""
+        return bool(runner.epoch + 1 == runner.max_epochs)
+
+    def is_last_train_iter(self, runner: Any) -> bool:
+        """Tell whether the step just trained is the last."""
+        return bool(runner.iter + 1 == runner.max_iters)

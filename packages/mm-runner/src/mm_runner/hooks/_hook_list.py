@@ -1,0 +1,101 @@
+"""The hooks of a run, in the order they act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.registry import HOOKS, build_from_cfg
+
+from ._hook import STAGES, Hook
+from ._priority import priority_of
+
+__all__ = ["HookList", "build_hooks"]
+
+_DEFAULT_HOOKS: dict[str, tuple[str, int]] = {
+    "runtime_info": ("RuntimeInfoHook", 10),
+    "timer": ("IterTimerHook", 50),
+    "sampler_seed": ("DistSamplerSeedHook", 50),
+    "logger": ("LoggerHook", 60),
+    "param_scheduler": ("ParamSchedulerHook", 70),
+    "checkpoint": ("CheckpointHook", 90),
+}
+_DEFAULT_ARGUMENTS: dict[str, dict[str, Any]] = {"checkpoint": {"interval": 1}}
+
+
+class HookList:
+    """Hooks in order of priority; those of equal priority in the order they were added."""
+
+    def __init__(self) -> None:
+        self._hooks: list[tuple[int, Hook]] = []
+        self._by_stage: dict[str, list[Any]] = {stage: [] for stage in STAGES}
+
+    @property
+    def hooks(self) -> list[Hook]:
+        """The hooks, in the order they act."""
+        return [hook for _, hook in self._hooks]
+
+    def add(self, hook: Hook, priority: int | str | None = None) -> None:
+        """Add a hook.
+
+        Args:
+            hook: To add.
+            priority: Wins over the hook's own ``priority`` attribute.
+        """
+        level = priority_of(hook.priority if priority is None else priority)
+        hook.priority = level
+        self._hooks.append((level, hook))
+        self._hooks.sort(key=lambda pair: pair[0])
+        # Only what acts is called: a stage that nobody uses costs a step nothing.
+        for stage, methods in self._by_stage.items():
+            methods[:] = [getattr(one, stage) for one in self.hooks if type(one).acts_at(stage)]
+
+    def call(self, stage: str, runner: Any, **arguments: Any) -> None:
+        """Let every hook act at ``stage``."""
+        for method in self._by_stage[stage]:
+            method(runner, **arguments)
+
+
+def build_hooks(
+    default_hooks: Mapping[str, Any] | None, custom_hooks: Iterable[Any] | None
+) -> HookList:
+    """Build the default hooks, as changed by ``default_hooks``, and the custom ones.
+
+    Args:
+        default_hooks: By the default hook's name: a hook or config that replaces it, or ``None``,
+            which removes it. A config may leave out ``type``, to change arguments only.
+        custom_hooks: Further hooks or configs.
+
+    Raises:
+        ConfigError: If a name or a hook is not one.
+    """
+    replaced = dict(default_hooks or {})
+    for name in replaced:
+        if name not in _DEFAULT_HOOKS:
+            raise ConfigError(
+                f"default_hooks.{name}: there is no such default hook; there are "
+                f"{', '.join(_DEFAULT_HOOKS)}.{did_you_mean(name, _DEFAULT_HOOKS)} "
+                "Others go to custom_hooks."
+            )
+    hooks = HookList()
+    for name, (kind, level) in _DEFAULT_HOOKS.items():
+        defaults = {"type": kind, **_DEFAULT_ARGUMENTS.get(name, {})}
+        cfg = replaced.get(name, defaults)
+        if cfg is not None:
+            _add(hooks, cfg, {"type": kind, "priority": level}, f"default_hooks.{name}")
+    for index, cfg in enumerate(custom_hooks or ()):
+        _add(hooks, cfg, {}, f"custom_hooks[{index}]")
+    return hooks
+
+
+def _add(hooks: HookList, cfg: Any, defaults: dict[str, Any], where: str) -> None:
+    if isinstance(cfg, Mapping):
+        arguments = {**defaults, **cfg}
+        priority = arguments.pop("priority", None)
+        cfg = build_from_cfg(arguments, HOOKS, where=where)
+    else:
+        priority = defaults.get("priority")
+    if not isinstance(cfg, Hook):
+        raise ConfigError(f"{where}: a Hook or a dict with 'type' is needed, got {cfg!r}.")
+    hooks.add(cfg, priority)

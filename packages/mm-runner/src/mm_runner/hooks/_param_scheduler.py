@@ -1,0 +1,39 @@
+"""Advances learning-rate schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import override
+
+from ._hook import Hook
+
+__all__ = ["ParamSchedulerHook"]
+
+
+class ParamSchedulerHook(Hook):
+    """Steps the schedules by iteration after each step, and those by epoch after each epoch.
+
+    A step skipped because of an overflow does not advance the schedules by iteration.
+    """
+
+    priority = "LOW"
+
+    @override
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if not runner.param_schedulers:
+            return
+        result = getattr(runner.optim_wrapper, "last_result", None)
+        if result is not None and result.skipped is True:
+            return
+        for scheduler in runner.param_schedulers:
+            if not scheduler.by_epoch:
+                scheduler.step()
+
+    @override
+    def after_train_epoch(self, runner: Any) -> None:
+        for scheduler in runner.param_schedulers:
+            if scheduler.by_epoch:
+                scheduler.step()

@@ -1,0 +1,79 @@
+"""Validation and test."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import mm_amp
+from mm_runner.model import eval_step_of
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from mm_runner.evaluator import Evaluator
+
+__all__ = ["TestLoop", "ValLoop"]
+
+
+class ValLoop:
+    """Goes through the validation set once.
+
+    Args:
+        runner: The run: model, hooks.
+        dataloader: Validation batches.
+        evaluator: Takes in the predictions.
+        fp16: Predict under autocast, in the device's default low precision.
+    """
+
+    phase = "val"
+
+    def __init__(
+        self,
+        runner: Any,
+        dataloader: DataLoader[Any],
+        evaluator: Evaluator,
+        fp16: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+    ) -> None:
+        self.runner = runner
+        self.dataloader = dataloader
+        self.evaluator = evaluator
+        self.fp16 = fp16
+
+    @torch.no_grad()
+    def run(self) -> dict[str, float]:
+        """Return the metrics, equal on all ranks. The model is left as it was, training or not."""
+        runner, phase = self.runner, self.phase
+        step = eval_step_of(runner.model, f"{phase}_step")
+        was_training = runner.model.training
+        runner.call_hook(f"before_{phase}")
+        runner.call_hook(f"before_{phase}_epoch")
+        runner.model.eval()
+        try:
+            for index, batch in enumerate(self.dataloader):
+                runner.call_hook(f"before_{phase}_iter", batch_idx=index, data_batch=batch)
+                with self._precision():
+                    outputs = step(batch)
+                self.evaluator.process(data_samples=outputs, data_batch=batch)
+                runner.call_hook(
+                    f"after_{phase}_iter", batch_idx=index, data_batch=batch, outputs=outputs
+                )
+            metrics = self.evaluator.evaluate(len(self.dataloader.dataset))  # type: ignore[arg-type]
+        finally:
+            runner.model.train(was_training)
+        runner.call_hook(f"after_{phase}_epoch", metrics=metrics)
+        runner.call_hook(f"after_{phase}")
+        return metrics
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return mm_amp.autocast(self.runner.device.type) if self.fp16 else nullcontext()
+
+
+class TestLoop(ValLoop):
+    """Goes through the test set once."""
+
+    __test__ = False  # not a test of pytest's
+
+    phase = "test"

@@ -1,0 +1,137 @@
+"""The interface between a model and the loops."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mm_runner.errors import ConfigError
+from mm_runner.registry import MODELS, build_from_cfg
+
+from ._data_preprocessor import BaseDataPreprocessor
+from ._steps import run_eval_step, run_train_step
+
+__all__ = ["BaseModel"]
+
+
+class BaseModel(nn.Module, ABC):
+    """A model with a loss: override :meth:`forward`, the Runner does the rest.
+
+    Args:
+        data_preprocessor: Module or config of one; by default batches are only moved to the
+            device of the model.
+        init_cfg: Accepted for MMEngine's signature; weights are initialised by the modules
+            themselves, so anything but ``None`` is an error.
+
+    Example:
+        >>> class Classifier(BaseModel):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.linear = nn.Linear(4, 3)
+        ...
+        ...     def forward(self, inputs, labels, mode="tensor"):
+        ...         scores = self.linear(inputs)
+        ...         if mode == "loss":
+        ...             return {"loss": nn.functional.cross_entropy(scores, labels)}
+        ...         return (scores, labels) if mode == "predict" else scores
+    """
+
+    def __init__(
+        self,
+        data_preprocessor: nn.Module | Mapping[str, Any] | None = None,
+        init_cfg: object = None,
+    ) -> None:
+        super().__init__()
+        if init_cfg is not None:
+            raise ConfigError(
+                f"init_cfg={init_cfg!r} was given; models initialise their own weights here. "
+                "Initialise them in __init__, or define init_weights() on the model."
+            )
+        if data_preprocessor is None:
+            data_preprocessor = BaseDataPreprocessor()
+        if isinstance(data_preprocessor, Mapping):
+            data_preprocessor = build_from_cfg(
+                data_preprocessor,
+                MODELS,
+                {"type": BaseDataPreprocessor},
+                where="data_preprocessor",
+            )
+        if not isinstance(data_preprocessor, nn.Module):
+            raise ConfigError(
+                "data_preprocessor: an nn.Module, a dict with 'type' or None is needed, got "
+                f"{data_preprocessor!r}."
+            )
+        self.data_preprocessor = data_preprocessor
+
+    @abstractmethod
+    def forward(self, *args: Any, mode: str = "tensor", **kwargs: Any) -> Any:
+        """Compute what ``mode`` asks for.
+
+        Args:
+            *args: The batch, if the loader gives a sequence.
+            mode: ``"loss"``: a dict of losses (0-d tensors, tensors, or lists of tensors);
+                ``"predict"``: what metrics take; ``"tensor"``: raw outputs.
+            **kwargs: The batch, if the loader gives a mapping.
+        """
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
+        """Run one training step: forward, loss, backward, update.
+
+        Args:
+            data: A batch as the loader gives it.
+            optim_wrapper: Has ``optim_context(model)`` and ``update_params(loss)``.
+
+        Returns:
+            The losses by name, detached tensors left on their device.
+        """
+        return run_train_step(self, self, data, optim_wrapper)
+
+    def val_step(self, data: Any) -> Any:
+        """Return the predictions for one batch of the validation set."""
+        return run_eval_step(self, data)
+
+    def test_step(self, data: Any) -> Any:
+        """Return the predictions for one batch of the test set."""
+        return run_eval_step(self, data)
+
+    def parse_losses(self, losses: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Reduce what ``forward(mode='loss')`` gave to one loss and what to log.
+
+        Args:
+            losses: Values are tensors (their mean counts) or lists of tensors (the sum of their
+                means counts).
+
+        Returns:
+            The sum of the entries whose name contains ``"loss"``, shape ``()``, with gradient;
+            and all entries by name, that sum first as ``"loss"``, detached.
+
+        Raises:
+            TypeError: If an entry is neither a tensor nor a list of tensors.
+            ConfigError: If no name contains ``"loss"``.
+        """
+        means = {name: _mean(name, value) for name, value in losses.items()}
+        terms = [value for name, value in means.items() if "loss" in name]
+        if not terms:
+            raise ConfigError(
+                f"forward(mode='loss') returned {', '.join(map(repr, losses)) or 'nothing'}; "
+                "at least one name must contain 'loss', those are summed."
+            )
+        loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+        logged = OrderedDict(loss=loss.detach())
+        logged.update((name, value.detach()) for name, value in means.items() if name != "loss")
+        return loss, logged
+
+
+def _mean(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.mean() if value.ndim else value
+    if isinstance(value, (list, tuple)) and value:
+        return torch.stack([part.mean() for part in value]).sum()
+    raise TypeError(
+        f"The loss {name!r} must be a tensor or a non-empty list of tensors, got {value!r}."
+    )

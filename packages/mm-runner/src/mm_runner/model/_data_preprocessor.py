@@ -1,0 +1,59 @@
+"""Moves batches to the device of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self, override
+
+__all__ = ["BaseDataPreprocessor"]
+
+
+class BaseDataPreprocessor(nn.Module):
+    """Moves every tensor of a batch to the device this module was moved to.
+
+    Subclass it to normalise or pad: override :meth:`forward` and call :meth:`cast_data`.
+
+    Args:
+        non_blocking: Let copies from pinned memory overlap with computation.
+
+    Example:
+        >>> BaseDataPreprocessor()({"x": [torch.ones(2)], "name": "a"})
+        {'x': [tensor([1., 1.])], 'name': 'a'}
+    """
+
+    def __init__(self, non_blocking: bool = True) -> None:  # noqa: FBT001, FBT002 - MMEngine's
+        super().__init__()
+        self._non_blocking = non_blocking
+        self._device = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        return self._device
+
+    def cast_data(self, data: Any) -> Any:
+        """Return ``data`` with its tensors on :attr:`device`; containers keep their type."""
+        if isinstance(data, Tensor):
+            return data.to(self._device, non_blocking=self._non_blocking)
+        if isinstance(data, Mapping):
+            return type(data)({key: self.cast_data(value) for key, value in data.items()})  # type: ignore[call-arg]
+        if isinstance(data, tuple) and hasattr(data, "_fields"):  # a named tuple
+            return type(data)(*(self.cast_data(value) for value in data))
+        if isinstance(data, (list, tuple)):
+            return type(data)(self.cast_data(value) for value in data)
+        return data
+
+    def forward(self, data: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002, ARG002
+        """Prepare one batch. ``training`` tells a subclass whether to augment."""
+        return self.cast_data(data)
+
+    @override
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:
+        # .to(), .cuda() and the like come through here; a probe tensor tells where they lead,
+        # without a buffer that would show up in checkpoints and be broadcast.
+        self._device = fn(torch.empty(0, device=self._device)).device
+        return super()._apply(fn, *args, **kwargs)

@@ -1,0 +1,90 @@
+"""An optimizer and its wrapper from their config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from mm_runner.errors import ConfigError
+from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg
+
+__all__ = ["build_optim_wrapper", "scale_lr"]
+
+
+def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapper") -> Any:
+    """Build an optimizer over the trainable parameters of ``model``, and its wrapper.
+
+    Args:
+        model: The model whose parameters are trained, wrapped or not.
+        cfg: A ready wrapper (has ``update_params``), or a dict: ``optimizer`` (a config or a torch
+            optimizer), ``type`` (``"OptimWrapper"`` by default) and the wrapper's arguments.
+        where: Path of ``cfg`` in the configuration, for messages.
+
+    Returns:
+        The wrapper.
+
+    Raises:
+        ConfigError: If a key is missing or unknown, or nothing in the model is trainable.
+        ComponentNotFoundError: If a ``type`` names nothing.
+    """
+    if hasattr(cfg, "update_params"):
+        return cfg
+    if not isinstance(cfg, Mapping):
+        raise ConfigError(f"{where}: an optim wrapper or a dict is needed, got {cfg!r}.")
+    if "optimizer" not in cfg:
+        raise ConfigError(
+            f"{where}.optimizer: this key is missing; given: {', '.join(map(repr, cfg)) or 'none'}."
+            " It is a dict such as dict(type='SGD', lr=0.01)."
+        )
+    optimizer = cfg["optimizer"]
+    if not isinstance(optimizer, Optimizer):
+        optimizer = build_from_cfg(
+            optimizer,
+            OPTIMIZERS,
+            {"params": _trainable_parameters(model, where)},
+            where=f"{where}.optimizer",
+        )
+    return build_from_cfg(
+        {**cfg, "optimizer": optimizer}, OPTIM_WRAPPERS, {"type": "OptimWrapper"}, where=where
+    )
+
+
+def scale_lr(optim_wrapper: Any, auto_scale_lr: Mapping[str, Any], real_batch_size: int) -> float:
+    """Multiply every learning rate by ``real_batch_size / base_batch_size`` if that is enabled.
+
+    Args:
+        optim_wrapper: Whose ``param_groups`` are changed.
+        auto_scale_lr: ``dict(base_batch_size=int, enable=bool)``.
+        real_batch_size: Samples per optimizer step over all processes, accumulation included.
+
+    Returns:
+        The factor applied, 1.0 when scaling is not enabled.
+
+    Raises:
+        ConfigError: If scaling is enabled without a positive ``base_batch_size``.
+    """
+    if not auto_scale_lr.get("enable", False):
+        return 1.0
+    base = auto_scale_lr.get("base_batch_size")
+    if not isinstance(base, int) or base < 1:
+        raise ConfigError(
+            f"auto_scale_lr.base_batch_size: a positive integer is needed, got {base!r}; it is the "
+            "batch size that the learning rate was chosen for."
+        )
+    factor = real_batch_size / base
+    for group in optim_wrapper.param_groups:
+        group["lr"] *= factor
+    return factor
+
+
+def _trainable_parameters(model: nn.Module, where: str) -> list[nn.Parameter]:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ConfigError(
+            f"{where}: {type(model).__name__} has no parameter with requires_grad=True; "
+            "unfreeze at least one, or do not train."
+        )
+    return parameters

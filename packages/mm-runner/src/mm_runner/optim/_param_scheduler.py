@@ -1,0 +1,159 @@
+"""torch's learning-rate schedulers within MMEngine's windows of epochs or iterations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from mm_runner.errors import ConfigError
+from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg
+
+__all__ = ["ParamScheduler", "build_param_schedulers"]
+
+
+class ParamScheduler:
+    """A torch scheduler that acts in the window ``begin <= count < end`` only.
+
+    Torch's schedulers are chainable: each multiplies the current learning rate, so several may act
+    at once, one per iteration and another per epoch.
+
+    Args:
+        optimizer: Whose learning rates are scheduled.
+        cfg: ``dict(type=..., by_epoch=True, begin=0, end=..., **arguments of torch's class)``.
+            ``T_max`` of the cosine and ``total_iters`` of linear and constant schedules default to
+            the length of the window.
+        num_epochs: Epochs of the run, the default ``end`` of a schedule by epoch.
+        num_iters: Iterations of the run, the default ``end`` of a schedule by iteration.
+        where: Path of ``cfg`` in the configuration, for messages.
+
+    Raises:
+        ConfigError: If the window is empty or an argument does not fit.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        cfg: Mapping[str, Any],
+        *,
+        num_epochs: int,
+        num_iters: int,
+        where: str = "param_scheduler",
+    ) -> None:
+        arguments = dict(cfg)
+        self.by_epoch = bool(arguments.pop("by_epoch", True))
+        self.begin = arguments.pop("begin", 0)
+        end = arguments.pop("end", None)
+        self.end = end if end is not None else num_epochs if self.by_epoch else num_iters
+        if not 0 <= self.begin < self.end:
+            raise ConfigError(
+                f"{where}: begin={self.begin} and end={self.end} were given; "
+                "0 <= begin < end is needed."
+            )
+        self.optimizer = optimizer
+        self._arguments = _with_window_defaults(arguments, self.end - self.begin, end is not None)
+        self._where = where
+        self._count = 0
+        self._scheduler: Any = None
+        if self.begin == 0:
+            self._start()
+
+    def step(self) -> None:
+        """Count one epoch or iteration, and change the learning rate if inside the window."""
+        self._count += 1
+        if self._scheduler is None:
+            if self._count == self.begin:
+                self._start()
+        elif self._count < self.end:
+            self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, in primitives; what the config says is not repeated."""
+        state = None
+        if self._scheduler is not None:
+            state = {k: v for k, v in self._scheduler.state_dict().items() if _is_plain(v)}
+        return {"count": self._count, "scheduler": state}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Return to a position. The learning rates themselves are the optimizer's state."""
+        self._count = state_dict["count"]
+        state = state_dict["scheduler"]
+        if state is None:
+            self._scheduler = None
+            return
+        if self._scheduler is None:
+            # Starting a torch scheduler sets its first learning rate, which is long past.
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            self._start()
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+        self._scheduler.load_state_dict(dict(state))
+
+    def _start(self) -> None:
+        self._scheduler = build_from_cfg(
+            self._arguments, PARAM_SCHEDULERS, {"optimizer": self.optimizer}, where=self._where
+        )
+
+
+def build_param_schedulers(
+    optim_wrapper: Any, cfg: Any, *, num_epochs: int, num_iters: int
+) -> list[ParamScheduler]:
+    """Build every scheduler of ``cfg``.
+
+    Args:
+        optim_wrapper: Has the ``optimizer``.
+        cfg: ``None``, one config, or a list of configs.
+        num_epochs: Epochs of the run.
+        num_iters: Iterations of the run.
+
+    Raises:
+        ConfigError: If ``cfg`` is something else or does not fit.
+    """
+    if cfg is None:
+        return []
+    listed = list(cfg) if isinstance(cfg, Sequence) and not isinstance(cfg, str) else [cfg]
+    schedulers = []
+    for index, one in enumerate(listed):
+        where = f"param_scheduler[{index}]" if len(listed) > 1 else "param_scheduler"
+        if not isinstance(one, Mapping):
+            raise ConfigError(f"{where}: a dict with the key 'type' is needed, got {one!r}.")
+        if "ReduceLROnPlateau" in str(one.get("type")):
+            raise ConfigError(
+                f"{where}: {one['type']!r} follows a metric, which this version cannot do; use a "
+                "schedule by epoch or iteration."
+            )
+        schedulers.append(
+            ParamScheduler(
+                optim_wrapper.optimizer,
+                one,
+                num_epochs=num_epochs,
+                num_iters=num_iters,
+                where=where,
+            )
+        )
+    return schedulers
+
+
+def _with_window_defaults(
+    arguments: dict[str, Any],
+    length: int,
+    window_given: bool,  # noqa: FBT001
+) -> dict[str, Any]:
+    kind = arguments.get("type")
+    if kind == "CosineAnnealingLR":
+        arguments.setdefault("T_max", length)
+    if kind in {"LinearLR", "ConstantLR"} and window_given:
+        # The last step of the window, number length - 1, is the one that arrives.
+        arguments.setdefault("total_iters", max(length - 1, 1))
+    return arguments
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell what torch's safe loader reads in every version; a Counter holds config anyway."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return not isinstance(value, Counter) and all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (bool, int, float, str))

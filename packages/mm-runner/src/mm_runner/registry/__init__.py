@@ -1,0 +1,54 @@
+"""Registries: every kind of component that a configuration can name.
+
+A name is resolved among the components registered in this process, then torch's own, then the
+entry points of installed distributions (:mod:`mm_runner.registry` lists their groups).
+"""
+
+from ._build import build_from_cfg, check_arguments
+from ._registry import Registry
+from ._torch_components import torch_model_wrappers, torch_optimizers, torch_param_schedulers
+
+__all__ = [
+    "DATASETS",
+    "DATA_SAMPLERS",
+    "FUNCTIONS",
+    "HOOKS",
+    "LOG_WRITERS",
+    "LOOPS",
+    "METRICS",
+    "MODELS",
+    "MODEL_WRAPPERS",
+    "OPTIMIZERS",
+    "OPTIM_WRAPPERS",
+    "OPTIM_WRAPPER_CONSTRUCTORS",
+    "PARAM_SCHEDULERS",
+    "Registry",
+    "build_from_cfg",
+    "check_arguments",
+]
+
+MODELS = Registry("model", entry_point_group="mm.models")
+MODEL_WRAPPERS = Registry(
+    "model wrapper",
+    entry_point_group="mm.model_wrappers",
+    torch_components=torch_model_wrappers,
+)
+OPTIMIZERS = Registry(
+    "optimizer", entry_point_group="mm.optimizers", torch_components=torch_optimizers
+)
+OPTIM_WRAPPERS = Registry("optim wrapper", entry_point_group="mm.optim_wrappers")
+OPTIM_WRAPPER_CONSTRUCTORS = Registry(
+    "optim wrapper constructor", entry_point_group="mm.optim_wrapper_constructors"
+)
+PARAM_SCHEDULERS = Registry(
+    "parameter scheduler",
+    entry_point_group="mm.param_schedulers",
+    torch_components=torch_param_schedulers,
+)
+HOOKS = Registry("hook", entry_point_group="mm.hooks")
+LOOPS = Registry("loop", entry_point_group="mm.loops")
+DATASETS = Registry("dataset", entry_point_group="mm.datasets")
+DATA_SAMPLERS = Registry("data sampler", entry_point_group="mm.samplers")
+METRICS = Registry("metric", entry_point_group="mm.metrics")
+FUNCTIONS = Registry("function", entry_point_group="mm.collate_fns")
+LOG_WRITERS = Registry("log writer", entry_point_group="mm.log_writers")

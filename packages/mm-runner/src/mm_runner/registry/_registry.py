@@ -1,0 +1,221 @@
+"""A registry: the components of one kind, by name."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from mm_runner.errors import ComponentNotFoundError, did_you_mean
+
+from ._entry_points import installed_names, load_entry_point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["Registry"]
+
+Component = TypeVar("Component", bound="Callable[..., Any]")
+
+# Where a missing name usually comes from: a hint only, any distribution may provide a component.
+_USUAL_HOMES = {
+    "mm.optim_wrappers": "mm-amp",
+    "mm.model_wrappers": "mm-dist",
+    "mm.optimizers": "mm-npu",
+}
+
+
+class Registry:
+    """The components of one kind, found by name.
+
+    A name is looked for among those registered in this process, then torch's own, then the entry
+    points of installed distributions. Looking one name up imports that one component only.
+
+    Args:
+        name: What the registry holds, in the singular, for messages: ``"optimizer"``.
+        entry_point_group: Group under which distributions advertise such components, or ``None``.
+        torch_components: Returns torch's own components of this kind by name.
+
+    Example:
+        >>> METRICS = Registry("metric")
+        >>> @METRICS.register_module()
+        ... class Accuracy: ...
+        >>> METRICS.get("Accuracy") is Accuracy
+        True
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        entry_point_group: str | None = None,
+        torch_components: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.name = name
+        self.entry_point_group = entry_point_group
+        self._torch_components = torch_components
+        self._registered: dict[str, Callable[..., Any]] = {}
+        self._clashes_told: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"Registry({self.name!r}: {', '.join(self.names()) or 'nothing'})"
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names()
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    @property
+    def module_dict(self) -> dict[str, Callable[..., Any]]:
+        """What was registered in this process, by name (a copy)."""
+        return dict(self._registered)
+
+    def names(self) -> list[str]:
+        """List every name that can be asked for; nothing is imported but torch's own."""
+        return sorted({*self._registered, *self._torch(), *self._installed()})
+
+    @overload
+    def register_module(
+        self,
+        name: str | Iterable[str] | None = None,
+        force: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        module: None = None,
+    ) -> Callable[[Component], Component]: ...
+
+    @overload
+    def register_module(
+        self,
+        name: str | Iterable[str] | None = None,
+        force: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        *,
+        module: Component,
+    ) -> Component: ...
+
+    def register_module(
+        self,
+        name: str | Iterable[str] | None = None,
+        force: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        module: Callable[..., Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Register a class or function, as a decorator or by ``module=``.
+
+        Args:
+            name: Name or names to register under. Defaults to the component's ``__name__``.
+            force: Replace what is registered under that name.
+            module: The component; without it a decorator is returned.
+
+        Raises:
+            KeyError: If the name is taken in this process and ``force`` is false.
+            TypeError: If ``name`` is no string, or ``module`` cannot be called. Both also when
+                the decorator is used without parentheses.
+        """
+        if name is not None and not isinstance(name, str):
+            if callable(name):
+                raise TypeError(
+                    f"register_module got {name!r} as name; write @register_module() "
+                    "with parentheses, or register_module(module=...)."
+                )
+            name = list(name)
+        if module is not None:
+            self._register(module, name, force=force)
+            return module
+
+        def decorator(component: Component) -> Component:
+            self._register(component, name, force=force)
+            return component
+
+        return decorator
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """Return the component called ``name``, importing it if needed.
+
+        Args:
+            name: A registered name, or an import path ``pkg.mod:Name`` or ``pkg.mod.Name``.
+
+        Raises:
+            ComponentNotFoundError: If there is none; the message lists what there is.
+            ConfigError: If two distributions advertise the name.
+        """
+        if name in self._registered:
+            return self._registered[name]
+        torch_own = self._torch().get(name)
+        if torch_own is not None:
+            self._tell_clash(name)
+            return torch_own  # type: ignore[no-any-return]
+        if ":" in name or "." in name:
+            return _import_path(name, self.name)
+        if self.entry_point_group is not None:
+            component = load_entry_point(self.entry_point_group, name)
+            if component is not None:
+                return component  # type: ignore[return-value]
+        raise ComponentNotFoundError(self._not_found(name))
+
+    def build(self, cfg: Mapping[str, Any] | object, **default_args: Any) -> Any:
+        """Build the component that ``cfg['type']`` names, with the other keys as arguments.
+
+        Args:
+            cfg: ``dict(type=..., **arguments)``; ``type`` is a name, a class or function, or an
+                import path.
+            **default_args: Arguments that ``cfg`` may override.
+
+        Raises:
+            ComponentNotFoundError: If ``type`` names nothing.
+            ConfigError: If ``cfg`` is no dict with a ``type``, or has arguments that the component
+                does not take or lacks ones that it needs.
+        """
+        from ._build import build_from_cfg  # noqa: PLC0415 - _build needs Registry
+
+        return build_from_cfg(cfg, self, default_args)
+
+    def _register(
+        self, component: Callable[..., Any], name: str | list[str] | None, *, force: bool
+    ) -> None:
+        if not callable(component):
+            raise TypeError(f"A {self.name} must be a class or function, got {component!r}.")
+        names = [component.__name__] if name is None else [name] if isinstance(name, str) else name
+        for one in names:
+            if one in self._registered and not force:
+                raise KeyError(
+                    f"{self.name} {one!r} is registered already, as {self._registered[one]!r}; "
+                    "pass force=True to replace it, or another name."
+                )
+            self._registered[one] = component
+
+    def _torch(self) -> Mapping[str, Any]:
+        return self._torch_components() if self._torch_components is not None else {}
+
+    def _installed(self) -> list[str]:
+        return installed_names(self.entry_point_group) if self.entry_point_group else []
+
+    def _tell_clash(self, name: str) -> None:
+        if name in self._clashes_told or name not in self._installed():
+            return
+        self._clashes_told.add(name)
+        warnings.warn(
+            f"{self.name} {name!r} is torch's own and also provided by an installed plugin; "
+            "torch's is used. Give the plugin's import path 'package.module:Name' to use it.",
+            stacklevel=4,
+        )
+
+    def _not_found(self, name: str) -> str:
+        names = self.names()
+        home = _USUAL_HOMES.get(self.entry_point_group or "")
+        hint = f" Usual ones come with {home}: pip install {home}." if home else ""
+        return (
+            f"No {self.name} named {name!r}; there are: {', '.join(names) or 'none'}."
+            f"{did_you_mean(name, names)} Register yours with "
+            f"@register_module(), or give its import path 'package.module:Name'.{hint}"
+        )
+
+
+def _import_path(path: str, kind: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
+    try:
+        component: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ComponentNotFoundError(
+            f"The {kind} {path!r} was asked for by import path, which gave {error}. "
+            "Write it as 'package.module:Name' of something that can be imported."
+        ) from error
+    return component

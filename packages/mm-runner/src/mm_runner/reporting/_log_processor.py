@@ -1,0 +1,62 @@
+"""The text of a log line."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LogProcessor"]
+
+_SECONDS = ("time", "data_time")
+
+
+class LogProcessor:
+    """Formats scalars.
+
+    Args:
+        window_size: Over how many of the newest steps losses and times are averaged.
+        by_epoch: Whether lines count epochs.
+        num_digits: Digits after the point.
+    """
+
+    def __init__(
+        self,
+        window_size: int = 10,
+        by_epoch: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
+        num_digits: int = 4,
+    ) -> None:
+        self.window_size = window_size
+        self.by_epoch = by_epoch
+        self.num_digits = num_digits
+
+    def line(
+        self,
+        phase: str,
+        position: str,
+        scalars: Mapping[str, float],
+        *,
+        eta_s: float | None = None,
+    ) -> str:
+        """Return one line.
+
+        Args:
+            phase: ``"train"``, ``"val"`` or ``"test"``.
+            position: Where in the phase, as ``"[2][10/23]"``.
+            scalars: Values by name; the learning rate and times stand first.
+            eta_s: Seconds until the end of training.
+
+        Example:
+            >>> LogProcessor().line("train", "[1][10/23]", {"lr": 0.1, "loss": 2.5}, eta_s=61)
+            'Epoch(train)  [1][10/23]  lr: 1.0000e-01  eta: 0:01:01  loss: 2.5000'
+        """
+        parts = [f"Epoch({phase})", position]
+        parts += [f"{key}: {scalars[key]:.{self.num_digits}e}" for key in ("lr",) if key in scalars]
+        if eta_s is not None:
+            parts.append(f"eta: {timedelta(seconds=int(eta_s))}")
+        ordered = [key for key in _SECONDS if key in scalars]
+        ordered += [key for key in scalars if key != "lr" and key not in _SECONDS]
+        parts += [f"{key}: {scalars[key]:.{self.num_digits}f}" for key in ordered]
+        return "  ".join(parts)

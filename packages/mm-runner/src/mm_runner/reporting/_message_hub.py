@@ -1,0 +1,90 @@
+"""The scalars of a run between two log lines."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["MessageHub"]
+
+
+class MessageHub:
+    """Collects scalars without reading them, and reads all at once when a line is due.
+
+    A tensor stays on its device until :meth:`means` brings the whole window to the host in one
+    transfer per device. Memory is bounded by the window, however long the run.
+
+    Args:
+        window_size: How many of the newest values of a scalar its mean is taken over.
+
+    Example:
+        >>> hub = MessageHub(window_size=2)
+        >>> for loss in (9.0, 1.0, torch.tensor(3.0)):
+        ...     hub.update_scalar("train/loss", loss)
+        >>> hub.means("train")
+        {'loss': 2.0}
+    """
+
+    def __init__(self, window_size: int = 10) -> None:
+        self.window_size = window_size
+        self._scalars: dict[str, deque[Any]] = {}
+        self._info: dict[str, Any] = {}
+
+    def update_scalar(self, name: str, value: float | Tensor) -> None:
+        """Add a value: a number, or a tensor of one element, which is not read now.
+
+        Args:
+            name: With its phase, as ``"train/loss"``.
+            value: The newest value.
+        """
+        window = self._scalars.get(name)
+        if window is None:
+            window = self._scalars[name] = deque(maxlen=self.window_size)
+        window.append(value)
+
+    def update_info(self, name: str, value: Any) -> None:
+        """Remember a fact about the run, such as the epoch, under ``name``."""
+        self._info[name] = value
+
+    def get_info(self, name: str, default: Any = None) -> Any:
+        """Return the fact remembered under ``name``."""
+        return self._info.get(name, default)
+
+    def means(self, phase: str) -> dict[str, float]:
+        """Return the mean of every scalar of ``phase`` over its window, by name.
+
+        This waits for the device: call it once per log line.
+        """
+        prefix = f"{phase}/"
+        windows = {k[len(prefix) :]: v for k, v in self._scalars.items() if k.startswith(prefix)}
+        tensors = [value for window in windows.values() for value in window if _is_tensor(value)]
+        on_host = iter(_read(tensors))
+        return {
+            name: sum(next(on_host) if _is_tensor(v) else v for v in window) / len(window)
+            for name, window in windows.items()
+        }
+
+    def clear(self, phase: str) -> None:
+        """Forget the scalars of ``phase``."""
+        prefix = f"{phase}/"
+        self._scalars = {k: v for k, v in self._scalars.items() if not k.startswith(prefix)}
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _read(tensors: list[Tensor]) -> list[float]:
+    """Bring scalars to the host: one transfer for each device they lie on."""
+    values: list[float] = [0.0] * len(tensors)
+    by_device: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(index)
+    for indices in by_device.values():
+        stacked = torch.stack([tensors[index].detach().reshape(()).float() for index in indices])
+        for index, value in zip(indices, stacked.tolist(), strict=True):
+            values[index] = value
+    return values

@@ -1,0 +1,62 @@
+"""The logger of one run: its lines go to the console and to a file."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ._console import RunConsole
+
+__all__ = ["close_logger", "open_logger"]
+
+
+def open_logger(
+    name: str, console: RunConsole, log_file: Path | None, level: str | int
+) -> logging.Logger:
+    """Make the logger of a run.
+
+    Each run has its own, a child of ``mm_runner``, so that two runs in one process do not write
+    into each other's files. Nothing is passed on to the root logger's handlers.
+
+    Args:
+        name: Unique name of the run.
+        console: Prints the lines, on the main process only.
+        log_file: File of the lines, or ``None``.
+        level: As in :mod:`logging`.
+    """
+    logger = logging.getLogger(f"mm_runner.run.{name}")
+    logger.setLevel(level)
+    logger.propagate = False
+    close_logger(logger)
+    form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%m/%d %H:%M:%S")
+    handlers: list[logging.Handler] = [_ConsoleHandler(console)]
+    if log_file is not None:
+        handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
+    for handler in handlers:
+        handler.setFormatter(form)
+        logger.addHandler(handler)
+    return logger
+
+
+def close_logger(logger: logging.Logger) -> None:
+    """Take the handlers off ``logger`` and close them."""
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints above the progress bar instead of through it."""
+
+    def __init__(self, console: RunConsole) -> None:
+        super().__init__()
+        self._console = console
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(self.format(record))

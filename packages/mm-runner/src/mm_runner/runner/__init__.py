@@ -1,0 +1,7 @@
+"""The Runner."""
+
+from mm_amp import autocast
+
+from ._runner import Runner
+
+__all__ = ["Runner", "autocast"]

@@ -1,0 +1,105 @@
+"""Loops from their configs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mm_runner.data import DataSettings, build_dataloader
+from mm_runner.errors import ConfigError
+from mm_runner.evaluator import Evaluator
+from mm_runner.registry import LOOPS, build_from_cfg
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from mm_runner.runner import Runner
+
+__all__ = ["build_eval_loop", "build_train_loop"]
+
+_EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
+
+
+def build_train_loop(
+    runner: Runner, train_dataloader: Any, train_cfg: Any, optim_wrapper: Any
+) -> Any:
+    """Build the training loop and its dataloader.
+
+    Args:
+        runner: The run.
+        train_dataloader: A dataloader or its config.
+        train_cfg: ``by_epoch`` or ``type``, and the loop's arguments.
+        optim_wrapper: Not used here; the three arguments of a phase come together.
+
+    Raises:
+        ConfigError: If a config does not fit.
+    """
+    del optim_wrapper
+    arguments = _loop_arguments(train_cfg, "train_cfg")
+    by_epoch = arguments.pop("by_epoch", None)
+    if by_epoch is not None and "type" in arguments:
+        raise ConfigError("train_cfg: 'type' and 'by_epoch' were both given; give one of them.")
+    if by_epoch is False:
+        raise ConfigError(
+            "train_cfg.by_epoch: False was given; this version trains by epochs only. Use "
+            "dict(by_epoch=True, max_epochs=...), or a loop of your own as 'type'."
+        )
+    loader = _build_loader(runner, train_dataloader, "train_dataloader", shuffle=True)
+    return build_from_cfg(
+        arguments,
+        LOOPS,
+        {"type": "EpochBasedTrainLoop", "runner": runner, "dataloader": loader},
+        where="train_cfg",
+    )
+
+
+def build_eval_loop(runner: Runner, phase: str, **configs: Any) -> Any:
+    """Build the loop of ``phase``, ``"val"`` or ``"test"``, its dataloader and its evaluator.
+
+    Args:
+        runner: The run.
+        phase: Which.
+        **configs: ``<phase>_dataloader``, ``<phase>_cfg`` and ``<phase>_evaluator``.
+
+    Raises:
+        ConfigError: If a config does not fit.
+    """
+    where = f"{phase}_dataloader"
+    loader = _build_loader(runner, configs[where], where, shuffle=False)
+    evaluator = configs[f"{phase}_evaluator"]
+    if not isinstance(evaluator, Evaluator):
+        evaluator = Evaluator(evaluator, where=f"{phase}_evaluator")
+    return build_from_cfg(
+        _loop_arguments(configs[f"{phase}_cfg"], f"{phase}_cfg"),
+        LOOPS,
+        {
+            "type": _EVAL_LOOPS[phase],
+            "runner": runner,
+            "dataloader": loader,
+            "evaluator": evaluator,
+        },
+        where=f"{phase}_cfg",
+    )
+
+
+def _build_loader(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> DataLoader[Any]:
+    settings = DataSettings(seed=runner.seed, rank=runner.rank)
+    loader = build_dataloader(cfg, settings, shuffle=shuffle, where=where)
+    if loader is cfg and runner.world_size > 1 and not _deals_out(loader):
+        runner.logger.warning(
+            f"{where}: the DataLoader given has no sampler that deals samples out to the "
+            f"{runner.world_size} processes, so each sees all of them. Give a dict instead, or a "
+            "DataLoader with a DistributedSampler."
+        )
+    return loader
+
+
+def _deals_out(loader: DataLoader[Any]) -> bool:
+    samplers = (loader.sampler, loader.batch_sampler)
+    return any(hasattr(sampler, "set_epoch") for sampler in samplers)
+
+
+def _loop_arguments(cfg: Any, where: str) -> dict[str, Any]:
+    if not isinstance(cfg, Mapping):
+        raise ConfigError(f"{where}: a dict is needed, got {cfg!r}.")
+    return dict(cfg)

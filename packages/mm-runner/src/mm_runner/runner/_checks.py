@@ -1,0 +1,89 @@
+"""What can be told to be wrong before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mm_runner.errors import ConfigError, did_you_mean
+
+__all__ = ["check_phase", "checked_cfg", "checked_mapping"]
+
+# Keys that the Runner reads from its ``cfg`` besides its own arguments.
+CFG_KEYS = ("compile", "find_unused_parameters", "model_wrapper_cfg")
+
+# Keys of MMEngine that this version does not honour: an error, since silence would change a run.
+_UNSUPPORTED_CFG_KEYS = ("activation_checkpointing", "efficient_conv_bn_eval", "sync_bn")
+
+
+def check_phase(**arguments: Any) -> dict[str, Any]:
+    """Check that the arguments of one phase are given together.
+
+    Args:
+        **arguments: The phase's arguments by name; ``None`` means not given.
+
+    Returns:
+        The arguments, or an empty dict if none was given.
+
+    Raises:
+        ConfigError: If some are given and others are not.
+    """
+    missing = [name for name, value in arguments.items() if value is None]
+    if missing and len(missing) < len(arguments):
+        given = [name for name in arguments if name not in missing]
+        raise ConfigError(
+            f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given without "
+            f"{' and '.join(missing)}; {', '.join(arguments)} belong together: give all or none."
+        )
+    return {} if missing else arguments
+
+
+def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Return a full configuration as a dict, its top-level keys checked; ``None`` is an empty one.
+
+    A key close to a known one is taken for a slip; others are kept for the user's own use.
+
+    Args:
+        cfg: The configuration.
+        runner_arguments: Keys that the Runner's constructor knows.
+
+    Raises:
+        ConfigError: If it is no mapping, or naming the key that is wrong.
+    """
+    if cfg is None:
+        return {}
+    if not isinstance(cfg, Mapping):
+        raise ConfigError(f"cfg: a dict is needed, got {cfg!r}.")
+    known = {*CFG_KEYS, *runner_arguments}
+    for key in cfg:
+        if key in _UNSUPPORTED_CFG_KEYS and cfg[key]:
+            raise ConfigError(
+                f"cfg.{key}: this version of mm-runner does not do that; remove the key to go on "
+                "without it."
+            )
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            if hint:
+                raise ConfigError(
+                    f"cfg.{key}: unknown key.{hint} Keys of your own need names unlike these."
+                )
+    return dict(cfg)
+
+
+def checked_mapping(value: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
+    """Return ``value`` as a dict with known keys only; ``None`` is an empty one.
+
+    Raises:
+        ConfigError: If it is no mapping or has another key.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: a dict is needed, got {value!r}.")
+    for key in value:
+        if key not in known:
+            raise ConfigError(
+                f"{where}.{key}: unknown key; known are {', '.join(known)}."
+                f"{did_you_mean(str(key), known)}"
+            )
+    return dict(value)

@@ -1,0 +1,494 @@
+"""The Runner: what a training run consists of, and the order it happens in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+import mm_compile
+import mm_dist
+from mm_runner.errors import ConfigError
+from mm_runner.hooks import build_hooks
+from mm_runner.model import eval_step_of, train_step_of, unwrap_model
+from mm_runner.optim import build_optim_wrapper, build_param_schedulers, scale_lr
+from mm_runner.reporting import LogProcessor, MessageHub
+
+from ._building import build_eval_loop, build_train_loop
+from ._checks import check_phase, checked_cfg, checked_mapping
+from ._environment import seed_everything, set_up_process, switch_deterministic
+from ._loading import apply_checkpoint, find_checkpoint
+from ._logs import RunLogs, build_log_processor, plain_config
+from ._snapshot import write_snapshot
+from ._wrapping import build_model, wrap_model
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from mm_runner.hooks import Hook
+    from mm_runner.optim import ParamScheduler
+    from mm_runner.reporting import RunConsole
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """Trains, validates and tests a model as its configuration says.
+
+    The arguments are MMEngine's. The constructor joins the other processes, seeds, opens the work
+    directory, builds and wraps the model; the rest is built when ``train``, ``val`` or ``test``
+    needs it.
+
+    Args:
+        model: A module with ``train_step``, ``val_step`` and ``test_step`` (see
+            :class:`mm_runner.model.BaseModel`), or its config.
+        work_dir: Where checkpoints go; logs go to a directory of the run's own inside it.
+        train_dataloader: A ``DataLoader`` or its config; ``batch_size`` is that of one process.
+        val_dataloader: Likewise, for validation.
+        test_dataloader: Likewise, for the test.
+        train_cfg: ``dict(by_epoch=True, max_epochs=..., val_begin=1, val_interval=1)``, or a loop's
+            config with ``type``.
+        val_cfg: ``dict()`` or a loop's config.
+        test_cfg: ``dict()`` or a loop's config.
+        auto_scale_lr: ``dict(base_batch_size=..., enable=True)`` scales the learning rate by the
+            batch of the whole run, accumulation included.
+        optim_wrapper: A wrapper, or ``dict(type='OptimWrapper', optimizer=dict(type=...), ...)``.
+        param_scheduler: Config of a schedule, or a list of them.
+        val_evaluator: A metric, its config, or a list of these.
+        test_evaluator: Likewise, for the test.
+        default_hooks: Replaces default hooks by name: ``runtime_info``, ``timer``,
+            ``sampler_seed``, ``logger``, ``param_scheduler``, ``checkpoint``; ``None`` removes one.
+        custom_hooks: Further hooks or their configs.
+        data_preprocessor: For a model given as a config without its own.
+        load_from: Checkpoint to take the weights from.
+        resume: Go on from ``load_from``, or from the newest readable checkpoint in ``work_dir``;
+            without one, train from the start.
+        launcher: ``"auto"`` finds torchrun, Slurm or MPI by itself; or ``"none"``, ``"pytorch"``,
+            ``"slurm"``, ``"mpi"``.
+        env_cfg: ``cudnn_benchmark``, ``mp_cfg``, ``dist_cfg``, ``resource_limit``.
+        log_processor: ``dict(window_size=10, num_digits=4)``.
+        log_level: As in :mod:`logging`.
+        visualizer: Accepted so that MMEngine's configs load; scalars go to ``scalars.jsonl``.
+        default_scope: Accepted so that MMEngine's configs load; names have no scopes here.
+        randomness: ``dict(seed=None, diff_rank_seed=False, deterministic=False)``.
+        experiment_name: Put before the timestamp in the run's name.
+        cfg: The full configuration: ``compile``, ``model_wrapper_cfg`` and
+            ``find_unused_parameters`` are read from it.
+
+    Raises:
+        ConfigError: If an argument is wrong; the message names its path.
+        ComponentNotFoundError: If a ``type`` names nothing.
+        WorkDirError: If ``work_dir`` cannot be written.
+        mm_dist.LaunchError: If ``launcher`` names one that did not start this process.
+
+    Example:
+        >>> runner = Runner(
+        ...     model=Classifier(),
+        ...     work_dir="work_dir",
+        ...     train_dataloader=dict(batch_size=32, dataset=dataset),
+        ...     optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        ...     train_cfg=dict(by_epoch=True, max_epochs=3),
+        ... )  # doctest: +SKIP
+        >>> runner.train()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, Any],
+        work_dir: str | Path,
+        train_dataloader: DataLoader[Any] | Mapping[str, Any] | None = None,
+        val_dataloader: DataLoader[Any] | Mapping[str, Any] | None = None,
+        test_dataloader: DataLoader[Any] | Mapping[str, Any] | None = None,
+        train_cfg: Mapping[str, Any] | None = None,
+        val_cfg: Mapping[str, Any] | None = None,
+        test_cfg: Mapping[str, Any] | None = None,
+        auto_scale_lr: Mapping[str, Any] | None = None,
+        optim_wrapper: Any = None,
+        param_scheduler: Any = None,
+        val_evaluator: Any = None,
+        test_evaluator: Any = None,
+        default_hooks: Mapping[str, Any] | None = None,
+        custom_hooks: Sequence[Any] | None = None,
+        data_preprocessor: Any = None,
+        load_from: str | None = None,
+        resume: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        launcher: str = "auto",
+        env_cfg: Mapping[str, Any] | None = None,
+        log_processor: Mapping[str, Any] | LogProcessor | None = None,
+        log_level: str | int = "INFO",
+        visualizer: Any = None,
+        default_scope: str | None = None,
+        randomness: Mapping[str, Any] | None = None,
+        experiment_name: str | None = None,
+        cfg: Mapping[str, Any] | None = None,
+    ) -> None:
+        arguments = {key: value for key, value in locals().items() if key not in ("self", "cfg")}
+        self.cfg = checked_cfg(cfg, runner_arguments())
+        self._train = check_phase(
+            train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper
+        )
+        self._val = check_phase(
+            val_dataloader=val_dataloader, val_cfg=val_cfg, val_evaluator=val_evaluator
+        )
+        self._test = check_phase(
+            test_dataloader=test_dataloader, test_cfg=test_cfg, test_evaluator=test_evaluator
+        )
+        if param_scheduler is not None and not self._train:
+            raise ConfigError(
+                "param_scheduler was given without optim_wrapper; give both, or neither."
+            )
+        self._param_scheduler_cfg = param_scheduler
+        self._auto_scale_lr = checked_mapping(
+            auto_scale_lr, "auto_scale_lr", ("base_batch_size", "enable")
+        )
+        self._load_from, self._resume, self._has_loaded = load_from, resume, False
+        self.log_processor = build_log_processor(log_processor)
+        self.message_hub = MessageHub(self.log_processor.window_size)
+        self.hooks_list = build_hooks(default_hooks, custom_hooks)
+
+        self.dist_info = set_up_process(launcher, env_cfg)
+        self._randomness = checked_mapping(
+            randomness, "randomness", ("seed", "diff_rank_seed", "deterministic")
+        )
+        config = {name: value for name, value in arguments.items() if value is not None}
+        self._logs = RunLogs(
+            work_dir, experiment_name, log_level, plain_config({**config, **self.cfg})
+        )
+        if visualizer is not None:
+            self.logger.warning("visualizer was given: not used here, see scalars.jsonl.")
+        self._seed(self._randomness.get("seed"))
+        if self.deterministic:
+            switch_deterministic(self.logger)
+
+        built = build_model(model, data_preprocessor)
+        if self._train and hasattr(built, "init_weights"):
+            built.init_weights()
+        self.model = wrap_model(built, self.cfg, self.dist_info)
+        self.compile_handle = mm_compile.compile_model(self.model, self.cfg.get("compile"))
+
+        self.train_loop: Any = None
+        self.val_loop: Any = None
+        self.test_loop: Any = None
+        self.optim_wrapper: Any = None
+        self.param_schedulers: list[ParamScheduler] = []
+        self.is_training = False
+        self.is_resuming = False
+
+    @classmethod
+    def from_cfg(cls, cfg: Mapping[str, Any]) -> Runner:
+        """Build a Runner from one full configuration, whose keys are the constructor's arguments.
+
+        Raises:
+            ConfigError: If ``model`` or ``work_dir`` is missing.
+        """
+        for key in ("model", "work_dir"):
+            if key not in cfg:
+                raise ConfigError(
+                    f"cfg.{key}: this key is missing; given: {', '.join(map(str, cfg)) or 'none'}."
+                )
+        known = {key: cfg[key] for key in runner_arguments() if key in cfg}
+        return cls(**known, cfg=cfg)
+
+    # What the run is.
+
+    @property
+    def work_dir(self) -> Path:
+        """Where checkpoints go."""
+        return self._logs.work_dir
+
+    @property
+    def log_dir(self) -> Path:
+        """Where this run's log, scalars and configuration go."""
+        return self._logs.log_dir
+
+    @property
+    def timestamp(self) -> str:
+        """When the run was started, as the name of its log directory."""
+        return self._logs.timestamp
+
+    @property
+    def experiment_name(self) -> str:
+        """The name given, with the timestamp."""
+        return self._logs.experiment_name
+
+    @property
+    def logger(self) -> logging.Logger:
+        """Logs to the console and the run's file, on the main process."""
+        return self._logs.logger
+
+    @property
+    def console(self) -> RunConsole:
+        """Prints lines and the progress bar."""
+        return self._logs.console
+
+    @property
+    def config_text(self) -> str:
+        """The resolved configuration, as YAML."""
+        return self._logs.config_text
+
+    @property
+    def launcher(self) -> str:
+        """What started this process: ``"none"``, ``"pytorch"``, ``"slurm"``, ``"mpi"``, ..."""
+        return self.dist_info.launcher
+
+    @property
+    def distributed(self) -> bool:
+        """Whether a launcher started this process."""
+        return self.launcher != "none"
+
+    @property
+    def rank(self) -> int:
+        """Index of this process among all."""
+        return self.dist_info.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.dist_info.world_size
+
+    @property
+    def device(self) -> Any:
+        """The device of this process."""
+        return self.dist_info.device
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether deterministic algorithms were asked for."""
+        return bool(self._randomness.get("deterministic", False))
+
+    @property
+    def model_name(self) -> str:
+        """Class name of the model inside its wrapper."""
+        return type(unwrap_model(self.model)).__name__
+
+    @property
+    def hooks(self) -> list[Hook]:
+        """The hooks in the order they act."""
+        return self.hooks_list.hooks
+
+    # Where the run is. The numbers are 0 without a training loop.
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs done."""
+        return self.train_loop.epoch if self.train_loop is not None else 0
+
+    @property
+    def iter(self) -> int:
+        """Number of training steps done."""
+        return self.train_loop.iter if self.train_loop is not None else 0
+
+    @property
+    def max_epochs(self) -> int:
+        """Number of epochs to do."""
+        return self.train_loop.max_epochs if self.train_loop is not None else 0
+
+    @property
+    def max_iters(self) -> int:
+        """Number of training steps to do."""
+        return self.train_loop.max_iters if self.train_loop is not None else 0
+
+    @property
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The training batches, once :meth:`train` has built them."""
+        return self.train_loop.dataloader  # type: ignore[no-any-return]
+
+    @property
+    def val_dataloader(self) -> DataLoader[Any]:
+        """The validation batches, once they are built."""
+        return self.val_loop.dataloader  # type: ignore[no-any-return]
+
+    @property
+    def test_dataloader(self) -> DataLoader[Any]:
+        """The test batches, once they are built."""
+        return self.test_loop.dataloader  # type: ignore[no-any-return]
+
+    # What the run does.
+
+    def train(self) -> nn.Module:
+        """Train, with the validations that are configured.
+
+        Returns:
+            The model, in its wrapper.
+
+        Raises:
+            ConfigError: If training is not configured, or the configuration does not fit.
+            CheckpointError: If resuming was asked for and no checkpoint can be read.
+        """
+        if not self._train:
+            raise ConfigError(
+                "train() was called; the Runner got no train_dataloader, train_cfg and "
+                "optim_wrapper. Give these three."
+            )
+        train_step_of(self.model)
+        checkpoint = self._read_checkpoint(training=True)
+        self.train_loop = build_train_loop(self, **self._train)
+        self._build_val_loop()
+        self.optim_wrapper = build_optim_wrapper(self.model, self._train["optim_wrapper"])
+        self._scale_lr()
+        self.param_schedulers = build_param_schedulers(
+            self.optim_wrapper,
+            self._param_scheduler_cfg,
+            num_epochs=self.max_epochs,
+            num_iters=self.max_iters,
+        )
+        self.is_training = True
+        try:
+            self.call_hook("before_run")
+            if checkpoint is not None:
+                apply_checkpoint(self, checkpoint)
+            self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
+            self._tell_summary()
+            self.train_loop.run()
+            self.call_hook("after_run")
+        finally:
+            self.is_training = False
+            # A traceback must not be drawn over by the bar.
+            self.console.stop_progress()
+        return self.model
+
+    def val(self) -> dict[str, float]:
+        """Validate once, and return the metrics, equal on all processes."""
+        self._build_val_loop()
+        return self._evaluate("val", self.val_loop)
+
+    def test(self) -> dict[str, float]:
+        """Test once, and return the metrics, equal on all processes."""
+        if self._test and self.test_loop is None:
+            eval_step_of(self.model, "test_step")
+            self.test_loop = build_eval_loop(self, "test", **self._test)
+        return self._evaluate("test", self.test_loop)
+
+    def call_hook(self, stage: str, **arguments: Any) -> None:
+        """Let every hook act at ``stage``."""
+        self.hooks_list.call(stage, self, **arguments)
+
+    def register_hook(self, hook: Hook, priority: int | str | None = None) -> None:
+        """Add a hook; ``priority`` wins over the hook's own."""
+        self.hooks_list.add(hook, priority)
+
+    def write_scalars(self, phase: str, scalars: Mapping[str, Any], *, step: int) -> None:
+        """Append a record to the run's files of scalars; only the main process does.
+
+        Args:
+            phase: ``"train"``, ``"val"`` or ``"test"``.
+            scalars: Numbers by name.
+            step: Training steps done.
+        """
+        # In training the epoch under way counts; after it, runner.epoch has moved on.
+        epoch = self.epoch + (phase == "train")
+        self._logs.write_scalars({"mode": phase, "epoch": epoch, "step": step, **scalars})
+
+    def save_checkpoint(
+        self,
+        out_dir: str | Path,
+        filename: str,
+        *,
+        save_optimizer: bool = True,
+        save_param_scheduler: bool = True,
+        meta: Mapping[str, Any] | None = None,
+        mark_as_latest: bool = True,
+    ) -> None:
+        """Save the run. Every process must call this; the main one writes.
+
+        Args:
+            out_dir: Where to.
+            filename: Name of the file.
+            save_optimizer: Include the optimizer and the loss scaler.
+            save_param_scheduler: Include the schedules' positions.
+            meta: ``epoch`` and ``iter``, how many of each are done, and anything else. By default
+                those at the end of the epoch under way.
+            mark_as_latest: Let ``last_checkpoint`` name this file, so that resuming finds it.
+
+        Raises:
+            CheckpointWriteError: On all processes, if the file cannot be written.
+        """
+        write_snapshot(
+            self,
+            Path(out_dir) / filename,
+            meta={"epoch": self.epoch + 1, "iter": self.iter, **(meta or {})},
+            save_optimizer=save_optimizer,
+            save_param_scheduler=save_param_scheduler,
+            mark_as_latest=mark_as_latest,
+        )
+
+    # How it comes about.
+
+    def _seed(self, seed: int | None) -> None:
+        if seed is None:
+            seed = mm_dist.sync_random_seed()
+        elif not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"randomness.seed: an integer >= 0 or None is needed, got {seed!r}.")
+        self.seed = seed
+        apart = self.rank if self._randomness.get("diff_rank_seed", False) else 0
+        seed_everything(seed + apart)
+
+    def _build_val_loop(self) -> None:
+        if self._val and self.val_loop is None:
+            eval_step_of(self.model, "val_step")
+            self.val_loop = build_eval_loop(self, "val", **self._val)
+
+    def _evaluate(self, phase: str, loop: Any) -> dict[str, float]:
+        if loop is None:
+            raise ConfigError(
+                f"{phase}() was called; the Runner got no {phase}_dataloader, {phase}_cfg and "
+                f"{phase}_evaluator. Give these three."
+            )
+        self.call_hook("before_run")
+        checkpoint = self._read_checkpoint(training=False)
+        if checkpoint is not None:
+            apply_checkpoint(self, checkpoint)
+        metrics: dict[str, float] = loop.run()
+        self.call_hook("after_run")
+        return metrics
+
+    def _scale_lr(self) -> None:
+        if not self._auto_scale_lr:
+            return
+        accumulated = getattr(self.optim_wrapper, "accumulative_counts", 1)
+        per_process = self.train_dataloader.batch_size or 1
+        batch = self.world_size * per_process * accumulated
+        factor = scale_lr(self.optim_wrapper, self._auto_scale_lr, batch)
+        self.logger.info(f"auto_scale_lr: batch of {batch}, learning rates times {factor:g}.")
+
+    def _read_checkpoint(self, *, training: bool) -> dict[str, Any] | None:
+        """Read what is to be loaded, before anything depends on the seed in it."""
+        if self._has_loaded:
+            return None
+        self._has_loaded = True
+        found = find_checkpoint(self._load_from, self.work_dir, self.logger, resume=self._resume)
+        if found is None:
+            return None
+        path, checkpoint = found
+        self.is_resuming = self._resume and training
+        self.logger.info(f"{'Resuming from' if self.is_resuming else 'Loading'} {path}.")
+        seed = checkpoint.get("meta", {}).get("seed")
+        if self.is_resuming and seed is not None and seed != self.seed:
+            if self._randomness.get("seed") is not None:
+                self.logger.warning(
+                    f"randomness.seed is {self.seed}, the checkpoint's {seed}: the checkpoint's is "
+                    "used, so that the order of the data goes on."
+                )
+            self._seed(seed)
+        return checkpoint
+
+    def _tell_summary(self) -> None:
+        compiled = self.cfg.get("compile")
+        self.logger.info(
+            f"{self.model_name} on {self.device}, {self.world_size} process(es) by launcher "
+            f"{self.launcher!r}; {type(self.optim_wrapper).__name__} over "
+            f"{type(self.optim_wrapper.optimizer).__name__}; compile: {compiled or 'off'}; "
+            f"seed {self.seed}; work_dir {self.work_dir}"
+        )
+
+
+def runner_arguments() -> tuple[str, ...]:
+    """List the constructor's arguments that a full configuration may hold."""
+    names = inspect.signature(Runner).parameters
+    return tuple(name for name in names if name != "cfg")

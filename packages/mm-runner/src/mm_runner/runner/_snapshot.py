@@ -1,0 +1,152 @@
+"""The state of a run, into a checkpoint and back."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import mm_dist
+from mm_runner.checkpoint import (
+    FORMAT_VERSION,
+    clean_state_dict,
+    mark_latest,
+    plain,
+    rng_state,
+    save_checkpoint_file,
+    set_rng_state,
+)
+from mm_runner.errors import CheckpointWriteError
+from mm_runner.model import unwrap_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mm_runner.runner import Runner
+
+__all__ = ["restore_training", "take_snapshot", "write_snapshot"]
+
+_PACKAGES = ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu")
+
+
+def take_snapshot(
+    runner: Runner,
+    *,
+    meta: dict[str, Any],
+    save_optimizer: bool,
+    save_param_scheduler: bool,
+) -> dict[str, Any]:
+    """Return everything a checkpoint holds, as tensors on the CPU and primitives.
+
+    Every process must call this: each contributes the state of its random number generators.
+
+    Args:
+        runner: The run.
+        meta: At least ``epoch`` and ``iter``: how many of each are done.
+        save_optimizer: Include the optimizer and the loss scaler.
+        save_param_scheduler: Include the schedules' positions.
+    """
+    checkpoint: dict[str, Any] = {
+        "meta": {
+            "format_version": FORMAT_VERSION,
+            "seed": runner.seed,
+            "world_size": runner.world_size,
+            "experiment_name": runner.experiment_name,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "cfg": runner.config_text,
+            "versions": _versions(),
+            **meta,
+        },
+        "state_dict": clean_state_dict(unwrap_model(runner.model).state_dict()),
+        "rng": mm_dist.all_gather_object(plain(rng_state(runner.device))),
+        "data": {"epoch": meta["epoch"], "batch": 0},
+    }
+    if save_optimizer and runner.optim_wrapper is not None:
+        checkpoint["optimizer"] = runner.optim_wrapper.state_dict()
+    if save_param_scheduler and runner.param_schedulers:
+        checkpoint["param_schedulers"] = [one.state_dict() for one in runner.param_schedulers]
+    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
+    return plain(checkpoint)  # type: ignore[no-any-return]
+
+
+def write_snapshot(
+    runner: Runner,
+    path: Path,
+    *,
+    meta: dict[str, Any],
+    save_optimizer: bool,
+    save_param_scheduler: bool,
+    mark_as_latest: bool,
+) -> None:
+    """Take a snapshot and let the main process write it. Every process must call this.
+
+    Args:
+        runner: The run.
+        path: The file.
+        meta: As in :func:`take_snapshot`.
+        save_optimizer: As in :func:`take_snapshot`.
+        save_param_scheduler: As in :func:`take_snapshot`.
+        mark_as_latest: Let ``last_checkpoint`` name the file.
+
+    Raises:
+        CheckpointWriteError: On all processes, if it cannot be written.
+    """
+    checkpoint = take_snapshot(
+        runner,
+        meta=meta,
+        save_optimizer=save_optimizer,
+        save_param_scheduler=save_param_scheduler,
+    )
+    failure: list[str | None] = [None]
+    if mm_dist.is_main_process():
+        try:
+            save_checkpoint_file(checkpoint, path)
+            if mark_as_latest:
+                mark_latest(path, runner.work_dir)
+        except CheckpointWriteError as error:
+            failure = [str(error)]
+    # The others learn of it now, and not by waiting for a process that has left.
+    mm_dist.broadcast_object_list(failure)
+    if failure[0] is not None:
+        raise CheckpointWriteError(failure[0])
+
+
+def restore_training(runner: Runner, checkpoint: dict[str, Any]) -> None:
+    """Set everything but the model's weights to where ``checkpoint`` left it."""
+    meta = checkpoint.get("meta", {})
+    runner.train_loop.epoch = meta.get("epoch", 0)
+    runner.train_loop.iter = meta.get("iter", 0)
+    if "optimizer" in checkpoint:
+        runner.optim_wrapper.load_state_dict(checkpoint["optimizer"])
+    states = checkpoint.get("param_schedulers", [])
+    if len(states) != len(runner.param_schedulers):
+        runner.logger.warning(
+            f"The checkpoint has {len(states)} parameter schedulers, this run "
+            f"{len(runner.param_schedulers)}; those without a state start anew."
+        )
+    for scheduler, state in zip(runner.param_schedulers, states, strict=False):
+        scheduler.load_state_dict(state)
+    _restore_rng(runner, checkpoint)
+
+
+def _restore_rng(runner: Runner, checkpoint: dict[str, Any]) -> None:
+    states = checkpoint.get("rng", [])
+    if len(states) == runner.world_size:
+        set_rng_state(states[runner.rank], runner.device)
+        return
+    runner.logger.warning(
+        f"The checkpoint was written by {len(states) or 'an unknown number of'} processes, this "
+        f"run has {runner.world_size}: the random numbers go on from the seed instead."
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {"torch": str(torch.__version__)}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # run from a source tree
+            versions[package] = "unknown"
+    return versions
