@@ -1,0 +1,101 @@
+"""Whether compiling can work on this machine, asked before a run and answered in one sentence."""
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ._config import check_against_torch, parse_config
+from ._torch import compile_refusal, describe_backend
+
+# Devices whose kernels inductor writes in Triton; for the others it writes C++.
+_TRITON_DEVICES = ("cuda", "xpu")
+
+
+@dataclass(frozen=True)
+class CompileSupport:
+    """Whether this machine can compile.
+
+    Attributes:
+        ok: Whether nothing is known to be missing.
+        reason: What is missing and what to install, in one sentence; None if ``ok``.
+    """
+
+    ok: bool
+    reason: str | None = None
+
+
+def can_compile(
+    cfg: bool | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
+    device_type: str = "cpu",
+) -> CompileSupport:
+    """Say whether ``compile_model(model, cfg)`` has what it needs on this machine.
+
+    Looks for torch >= 2.0, a Python that this torch compiles on and, for the inductor backend, the
+    C++ compiler and Python headers (CPU) or Triton (CUDA, XPU). Compiles nothing.
+
+    Args:
+        cfg: What ``compile_model`` takes.
+        device_type: Where the model is: ``"cpu"``, ``"cuda"``, ...
+
+    Returns:
+        The answer, with a reason if it is no. A config that asks for nothing is always fine.
+
+    Raises:
+        ConfigError: If ``cfg`` is wrong on any machine.
+
+    Example:
+        >>> can_compile(False)
+        CompileSupport(ok=True, reason=None)
+    """
+    config = parse_config(cfg)
+    if not config.enabled:
+        return CompileSupport(ok=True)
+    reason = compile_refusal()
+    if reason is None:
+        check_against_torch(config)
+        if describe_backend(config.keywords) == "inductor":
+            reason = _missing_for_inductor(device_type)
+    return CompileSupport(ok=reason is None, reason=reason)
+
+
+def _missing_for_inductor(device_type: str) -> str | None:
+    if device_type in _TRITON_DEVICES:
+        return _missing_triton(device_type)
+    return _missing_cxx_compiler() or _missing_python_headers()
+
+
+def _missing_triton(device_type: str) -> str | None:
+    if find_spec("triton") is not None:
+        return None
+    return (
+        f"backend 'inductor' on {device_type} needs Triton, which is not installed: install the "
+        "triton that belongs to this torch, or use backend 'aot_eager'."
+    )
+
+
+def _missing_cxx_compiler() -> str | None:
+    # Where inductor looks, too: the variable CXX, else the platform's usual compiler.
+    usual = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+    compiler = os.environ.get("CXX", usual)
+    if shutil.which(compiler) is not None:
+        return None
+    return (
+        f"backend 'inductor' on cpu needs a C++ compiler, and {compiler!r} is not on PATH: install "
+        "one (Debian and Ubuntu: apt-get install g++), set CXX, or use backend 'aot_eager'."
+    )
+
+
+def _missing_python_headers() -> str | None:
+    folder = Path(sysconfig.get_path("include"))
+    if (folder / "Python.h").exists():
+        return None
+    return (
+        f"backend 'inductor' on cpu needs Python's headers, and {folder} has no Python.h: install "
+        "them (Debian and Ubuntu: apt-get install python3-dev), or use backend 'aot_eager'."
+    )

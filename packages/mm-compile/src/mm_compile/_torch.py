@@ -1,0 +1,92 @@
+"""What the installed torch can compile, asked of torch itself and never at import time.
+
+Nothing here may import ``torch._dynamo`` or ``torch._inductor`` at module level: torch 1.13 has no
+working pair of them, and elsewhere they cost about a second.
+"""
+
+import inspect
+from collections.abc import Mapping
+from platform import python_version
+from typing import Any
+
+import torch
+
+from ._errors import TorchVersionError
+
+# The keywords and modes of torch 2.0, for a torch that cannot be asked (1.13; 2.0 for the modes).
+_KEYWORDS_OF_TORCH_2_0 = ("fullgraph", "dynamic", "backend", "mode", "options", "disable")
+_MODES_OF_TORCH_2_0 = ("default", "reduce-overhead", "max-autotune")
+
+
+def compile_keywords() -> tuple[str, ...]:
+    """Name the keyword arguments that this torch's ``torch.compile`` takes."""
+    if not hasattr(torch, "compile"):
+        return _KEYWORDS_OF_TORCH_2_0
+    return tuple(name for name in inspect.signature(torch.compile).parameters if name != "model")
+
+
+def backend_names() -> list[str]:
+    """Name every backend known to dynamo: built in, experimental, and from entry points."""
+    from torch._dynamo import list_backends  # noqa: PLC0415 - imports dynamo
+
+    names: list[str] = list_backends(())
+    return [name for name in names if not name.endswith("_TESTING_ONLY")]
+
+
+def inductor_modes() -> tuple[str, ...]:
+    """Name the modes of the inductor backend."""
+    import torch._inductor as inductor  # noqa: PLC0415 - loaded only to compile
+
+    list_mode_options = getattr(inductor, "list_mode_options", None)
+    return tuple(list_mode_options()) if list_mode_options else _MODES_OF_TORCH_2_0
+
+
+def inductor_options() -> tuple[str, ...] | None:
+    """Name the options of the inductor backend, or None where this torch does not list them."""
+    import torch._inductor as inductor  # noqa: PLC0415 - loaded only to compile
+
+    list_options = getattr(inductor, "list_options", None)
+    # The last two are read by torch.compile itself and are in no list.
+    return (*list_options(), "guard_filter_fn", "use_aoti") if list_options else None
+
+
+def compile_refusal() -> str | None:
+    """Say why this torch cannot compile on this Python, or return None.
+
+    torch decides, since its own limits move with every release: compiling a function of nothing
+    costs the import of dynamo and raises where Python or the platform is not supported.
+    """
+    if not hasattr(torch, "compile"):
+        return (
+            f"compile needs PyTorch >= 2.0.0; this is PyTorch {torch.__version__}, "
+            "which has no torch.compile."
+        )
+    try:
+        torch.compile(_nothing, backend="eager")
+    except RuntimeError as error:
+        return (
+            f"compile needs a Python that PyTorch {torch.__version__} can compile on; "
+            f"this is Python {python_version()}, and torch says: {error}."
+        )
+    return None
+
+
+def require_compile() -> None:
+    """Refuse to go on where torch cannot compile.
+
+    Raises:
+        TorchVersionError: If torch is older than 2.0, or does not compile on this Python.
+    """
+    refusal = compile_refusal()
+    if refusal is not None:
+        raise TorchVersionError(f"{refusal} Upgrade torch, or set compile to False.")
+
+
+def describe_backend(keywords: Mapping[str, Any]) -> str:
+    """Name the backend that ``torch.compile(**keywords)`` uses."""
+    backend = keywords.get("backend", "inductor")
+    return backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
+
+
+def _nothing() -> None:
+    """Do nothing: the function that is compiled to ask torch whether it compiles."""

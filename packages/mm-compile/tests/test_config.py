@@ -1,0 +1,65 @@
+import pytest
+from toy import needs_compile
+
+from mm_compile import ConfigError, compile_model
+
+
+@pytest.mark.parametrize(
+    "cfg", [None, False, {"disable": True}, {"disable": True, "mode": "max-autotune"}]
+)
+def test_a_config_that_asks_for_nothing_leaves_the_model_untouched(model, cfg):
+    before = dict(vars(model))
+    handle = compile_model(model, cfg)
+    assert not handle.enabled
+    assert vars(model) == before
+    assert handle.report().graphs == 0
+    handle.undo()
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        ({"bakend": "eager"}, "no argument 'bakend'. Did you mean 'backend'"),
+        ({"target": "foward"}, "'foward' does not exist. Did you mean 'forward'"),
+        ({"target": 3}, "compile.target is 3; it takes a string"),
+        ({"fullgraph": "yes"}, "compile.fullgraph is 'yes'; it takes True or False"),
+        ({"backend": 7}, "compile.backend is 7; it takes a backend's name or a callable"),
+        ({"options": ["max_autotune"]}, "compile.options is"),
+        ({"mode": "default", "options": {"max_autotune": True}}, "takes one of them"),
+        ("inductor", "takes True, False, None or a dict"),
+        (1, "takes True, False, None or a dict"),
+    ],
+)
+def test_a_wrong_config_is_refused_before_anything_happens(model, cfg, message):
+    before = dict(vars(model))
+    with pytest.raises(ConfigError, match=message):
+        compile_model(model, cfg)
+    assert vars(model) == before
+
+
+@needs_compile
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        ({"backend": "inducter"}, "'inducter' does not exist. Did you mean 'inductor'.*aot_eager"),
+        ({"mode": "max-autotun"}, "'max-autotun' does not exist. Did you mean 'max-autotune'"),
+        ({"options": {"max_autotun": True}}, "max_autotun"),
+        ({"options": {"max_autotune": "loud"}}, "max_autotune"),
+    ],
+)
+def test_names_that_this_torch_does_not_know_are_refused(model, cfg, message):
+    with pytest.raises(ConfigError, match=message):
+        compile_model(model, cfg)
+
+
+@needs_compile
+def test_the_config_is_not_changed(model):
+    cfg = {"target": "forward", "options": {"max_autotune": False}, "mode": None}
+    copy = {**cfg, "options": dict(cfg["options"])}
+    compile_model(model, cfg)
+    assert cfg == copy
+
+
+def test_only_modules_are_compiled():
+    with pytest.raises(ConfigError, match=r"got function; it compiles a torch\.nn\.Module"):
+        compile_model(lambda: None, cfg=False)

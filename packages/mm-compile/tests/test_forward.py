@@ -1,0 +1,123 @@
+import pytest
+import torch
+from torch import nn
+from toy import Toy, needs_compile
+
+from mm_compile import AlreadyCompiledError, compile_model
+
+pytestmark = needs_compile
+
+
+@pytest.mark.parametrize("name", ["eager", "aot_eager"])
+def test_compiled_results_and_gradients_equal_eager_ones(model, name):
+    inputs = torch.randn(5, 4)
+    model.eval()
+    eager_loss = model(inputs, mode="loss")["loss"]
+    eager_gradients = torch.autograd.grad(eager_loss, list(model.parameters()))
+    compile_model(model, {"backend": name})
+    loss = model(inputs, mode="loss")["loss"]
+    torch.testing.assert_close(loss, eager_loss)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(gradients, eager_gradients)
+
+
+def test_training_and_evaluation_both_run_compiled_code(model, backend):
+    compile_model(model, {"backend": backend})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train_step(torch.randn(5, 4), optimizer)
+    assert backend.calls == 1
+    model.eval()
+    with torch.no_grad():
+        model.val_step(torch.randn(5, 4))
+    assert backend.calls == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: nn.Linear(4, 1), lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())],
+    ids=["layer", "container"],
+)
+def test_modules_of_torch_itself_are_compiled_too(backend, make):
+    layer = make()
+    if isinstance(layer, nn.Linear) and not hasattr(layer, "compile"):
+        pytest.skip("torch 2.0 compiles no single layer of its own")
+    before = dict(vars(layer))
+    handle = compile_model(layer, {"backend": backend})
+    layer(torch.randn(5, 4))
+    assert backend.calls == 1
+    with pytest.raises(AlreadyCompiledError):
+        compile_model(layer, {"backend": backend})
+    handle.undo()
+    assert vars(layer) == before
+
+
+def test_training_mode_is_followed(model, backend):
+    compile_model(model, {"backend": backend})
+    inputs = torch.randn(5, 4)
+    model.eval()
+    assert torch.equal(model(inputs), model(inputs))
+    model.train()
+    assert not torch.equal(model(inputs), model(inputs))
+
+
+def test_keys_and_parameters_stay_what_they_were(model, backend):
+    keys = list(model.state_dict())
+    parameters = list(map(id, model.parameters()))
+    handle = compile_model(model, {"backend": backend})
+    model(torch.randn(5, 4))
+    assert list(model.state_dict()) == keys
+    assert list(map(id, model.parameters())) == parameters
+    assert type(model) is Toy
+    handle.undo()
+    assert list(model.state_dict()) == keys
+
+
+def test_hooks_still_fire(model, backend):
+    seen = []
+    model.register_forward_hook(lambda *_: seen.append("model"))
+    model.first.register_forward_hook(lambda *_: seen.append("first"))
+    compile_model(model, {"backend": backend})
+    model(torch.randn(5, 4))
+    assert seen.count("model") == 1
+    assert "first" in seen  # torch 2.0 fires it once more while it captures
+
+
+def test_undo_restores_exactly_and_may_be_repeated(model, backend):
+    before = dict(vars(model))
+    handle = compile_model(model, {"backend": backend})
+    assert handle.enabled
+    handle.undo()
+    handle.undo()
+    assert not handle.enabled
+    assert vars(model) == before
+    model(torch.randn(5, 4))
+    assert backend.calls == 0
+
+
+def test_compiling_twice_says_to_undo_first(model, backend):
+    handle = compile_model(model, {"backend": backend})
+    with pytest.raises(AlreadyCompiledError, match=r"Call undo\(\)"):
+        compile_model(model, {"backend": backend})
+    handle.undo()
+    assert compile_model(model, {"backend": backend}).enabled
+
+
+def test_undo_leaves_what_somebody_else_compiled_since(model, backend):
+    if not hasattr(model, "compile"):
+        pytest.skip("this torch has no Module.compile")
+    handle = compile_model(model, {"backend": "eager"})
+    model.compile(backend=backend)
+    handle.undo()
+    model(torch.randn(5, 4))
+    assert backend.calls == 1
+
+
+def test_a_broken_backend_shows_at_the_first_call_and_can_be_undone(model):
+    def broken(_graph_module, _example_inputs):
+        raise NotImplementedError("no kernel for this")
+
+    handle = compile_model(model, {"backend": broken})
+    with pytest.raises(Exception, match="no kernel for this"):
+        model(torch.randn(5, 4))
+    handle.undo()
+    assert model(torch.randn(5, 4)).shape == (5, 1)

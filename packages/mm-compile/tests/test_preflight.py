@@ -1,0 +1,55 @@
+import importlib.util
+import sysconfig
+
+import pytest
+from toy import needs_compile
+
+from mm_compile import CompileSupport, ConfigError, can_compile
+from mm_compile import _preflight as preflight
+
+pytestmark = needs_compile
+
+
+@pytest.fixture
+def _bare_machine(monkeypatch, tmp_path):
+    """Leave no compiler on PATH, no Python.h and no triton."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr(preflight, "find_spec", lambda _name: None)
+
+
+@pytest.mark.usefixtures("_bare_machine")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_backends_without_kernels_need_nothing(backend):
+    assert can_compile({"backend": backend}) == CompileSupport(ok=True)
+
+
+@pytest.mark.usefixtures("_bare_machine")
+def test_inductor_on_cpu_needs_a_compiler():
+    reason = can_compile().reason
+    assert reason.startswith("backend 'inductor' on cpu needs a C++ compiler")
+    assert "install" in reason
+
+
+@pytest.mark.usefixtures("_bare_machine")
+def test_inductor_on_cpu_needs_headers(monkeypatch, tmp_path):
+    compiler = tmp_path / "my-c++"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert "has no Python.h: install" in can_compile().reason
+    (tmp_path / "Python.h").touch()
+    assert can_compile().ok
+
+
+@pytest.mark.usefixtures("_bare_machine")
+def test_inductor_on_cuda_needs_triton(monkeypatch):
+    assert "on cuda needs Triton" in can_compile(device_type="cuda").reason
+    monkeypatch.setattr(preflight, "find_spec", importlib.util.find_spec)
+    known = importlib.util.find_spec("triton") is not None
+    assert can_compile(device_type="cuda").ok is known
+
+
+def test_a_wrong_config_raises():
+    with pytest.raises(ConfigError):
+        can_compile({"backend": "nothing-like-it"})
