@@ -1,0 +1,17 @@
+"""What mm-npu raises and warns: each error is also the builtin that a caller expects."""
+
+
+class MMNpuError(Exception):
+    """Base of every error of this package."""
+
+
+class ConfigError(MMNpuError, ValueError):
+    """An argument or an environment variable has a value that is not allowed."""
+
+
+class NpuUnavailableError(MMNpuError, RuntimeError):
+    """An NPU was insisted on, and there is none."""
+
+
+class PortableOptimizerWarning(UserWarning):
+    """An optimizer made for NPUs runs in its portable implementation."""

@@ -1,0 +1,89 @@
+"""NpuFusedAdamW: Adam with decoupled weight decay."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from ._arguments import check_betas, check_not_negative
+from ._named import AbstractNamedOptimizer
+
+
+class NpuFusedAdamW(AbstractNamedOptimizer, torch.optim.AdamW):
+    r"""AdamW: ``torch_npu.optim.NpuFusedAdamW`` on an NPU, ``torch.optim.AdamW`` elsewhere.
+
+    For a parameter :math:`p` with gradient :math:`g` at step :math:`t = 1, 2, ...`:
+
+    .. math::
+        p &\leftarrow p \, (1 - \mathrm{lr} \cdot \mathrm{weight\_decay}) \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        w &\leftarrow v, \text{ or with amsgrad the largest } v \text{ so far} \\
+        p &\leftarrow p - \frac{\mathrm{lr}}{1 - \beta_1^t} \cdot
+            \frac{m}{\sqrt{w} / \sqrt{1 - \beta_2^t} + \epsilon}
+
+    Decoupled weight decay: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019,
+    https://arxiv.org/abs/1711.05101. amsgrad: Reddi, Kale and Kumar, "On the Convergence of Adam
+    and Beyond", 2018, https://arxiv.org/abs/1904.09237.
+
+    The portable form is wider than ``torch_npu``'s: it takes every floating dtype, trains
+    parameters whose gradient comes later than the first step, and honours groups that are added and
+    states that are loaded at any time.
+
+    Args:
+        params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
+        lr: Learning rate.
+        betas: Decay rates of the two moments.
+        eps: Added to the denominator.
+        weight_decay: Fraction of ``lr`` by which weights shrink in each step.
+        amsgrad: Whether the second moment never falls.
+        strict: Refuse the portable form: True or False; None follows ``MM_NPU_STRICT``.
+
+    Raises:
+        ConfigError: If a hyper-parameter is out of range.
+        NpuUnavailableError: If strict, and there is no NPU.
+
+    Warns:
+        PortableOptimizerWarning: Once per process, if the portable form runs.
+
+    Example:
+        >>> optimizer = NpuFusedAdamW(torch.nn.Linear(2, 1).parameters(), lr=1e-3)
+    """
+
+    native_name = "NpuFusedAdamW"
+    portable_basis = "torch.optim.AdamW"
+    group_keys = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+    # What torch.optim.AdamW, in any version, keeps in a group besides.
+    implementation: ClassVar[Mapping[str, Any]] = {
+        "maximize": False,
+        "foreach": None,  # torch decides: on for accelerators, where it is faster
+        "capturable": False,
+        "differentiable": False,
+        "fused": None,
+        "decoupled_weight_decay": True,
+    }
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
+        *,
+        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
+    ) -> None:
+        self.check_group({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad)
+
+    def check_group(self, group: Mapping[str, Any]) -> None:
+        """Check ``lr``, ``eps`` and ``weight_decay`` >= 0 and 0 <= ``betas`` < 1.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
+        name = type(self).__name__
+        for key in ("lr", "eps", "weight_decay"):
+            check_not_negative(name, key, group[key])
+        check_betas(name, group["betas"])

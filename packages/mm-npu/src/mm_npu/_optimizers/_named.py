@@ -1,0 +1,155 @@
+"""What the ``NpuFused*`` names share: which implementation they give, and state dicts.
+
+On an NPU, constructing one gives ``torch_npu``'s own object. Elsewhere it gives the portable
+implementation, which is the class itself. The two exchange state dicts.
+"""
+
+import inspect
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+import torch
+from torch.optim import Optimizer
+
+from mm_npu._availability import npu_unavailable_reason
+from mm_npu._errors import ConfigError, NpuUnavailableError, PortableOptimizerWarning
+from mm_npu._strictness import is_strict
+
+# Names that have been warned of: once per process and name is enough.
+_warned: set[str] = set()
+
+
+class AbstractNamedOptimizer(Optimizer):
+    """An optimizer that is ``torch_npu``'s on an NPU, and portable elsewhere.
+
+    A concrete class says which class of ``torch_npu.optim`` it stands for (``native_name``), what
+    its portable form is built on (``portable_basis``), and which hyper-parameters its groups have
+    (``group_keys``). What the portable form keeps in a group besides (``implementation``) stays out
+    of state dicts.
+    """
+
+    native_name: ClassVar[str]
+    portable_basis: ClassVar[str]
+    group_keys: ClassVar[tuple[str, ...]]
+    implementation: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # __new__ takes anything, and inspect would show that instead of the constructor.
+        signature = inspect.signature(cls.__init__)
+        parameters = list(signature.parameters.values())[1:]
+        cls.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Give ``torch_npu``'s object on an NPU, else a portable one."""
+        if not args and not kwargs:  # copy and pickle, which fill the object themselves
+            return super().__new__(cls)
+        strict = is_strict(kwargs.pop("strict", None))
+        reason = _reason_for_portable(cls)
+        if reason is None:
+            return getattr(import_module("torch_npu.optim"), cls.native_name)(*args, **kwargs)
+        if strict:
+            raise NpuUnavailableError(
+                f"{cls.__name__} was asked for with strict=True or MM_NPU_STRICT=1, but {reason}"
+            )
+        _warn_once(cls, reason)
+        return super().__new__(cls)
+
+    @abstractmethod
+    def check_group(self, group: Mapping[str, Any]) -> None:
+        """Check the hyper-parameters of one parameter group, defaults filled in.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with hyper-parameters of their own; see ``torch.optim.Optimizer``.
+
+        Raises:
+            ConfigError: If a hyper-parameter is out of range.
+        """
+        self.check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
+        """Clear the gradients.
+
+        Args:
+            set_to_none: Drop the gradients instead of filling them with zeros. ``torch_npu``'s
+                default is False, unlike torch's: a parameter that gets no gradient in a later step
+                still moves by its momentum and weight decay.
+        """
+        super().zero_grad(set_to_none=set_to_none)
+
+    def clip_grad_norm_fused_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does.
+
+        Args:
+            max_norm: The largest norm that is left alone.
+            norm_type: The kind of norm; ``float("inf")`` is the largest element.
+
+        Returns:
+            The norm before clipping, 0-d.
+        """
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the state as ``torch_npu`` lays it out, where ``step`` is an int."""
+        portable = super().state_dict()
+        state = {index: _with_int_step(entry) for index, entry in portable["state"].items()}
+        groups = [
+            {key: value for key, value in group.items() if key not in self.implementation}
+            for group in portable["param_groups"]
+        ]
+        return {**portable, "state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this class, of ``torch_npu``'s class of this name, or of the basis.
+
+        Args:
+            state_dict: What ``state_dict`` of one of them gave. Not changed.
+
+        Raises:
+            ConfigError: If it comes from an optimizer that computes something else.
+        """
+        groups = [self._complete_group(group) for group in state_dict["param_groups"]]
+        super().load_state_dict({**state_dict, "param_groups": groups})
+
+    def _complete_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        name = type(self).__name__
+        missing = [key for key in self.group_keys if key not in group]
+        if missing:
+            raise ConfigError(
+                f"{name} was given a state without {', '.join(missing)}; it loads a state of "
+                f"{name} or {self.portable_basis}. Name the optimizer that wrote the state."
+            )
+        if group.get("maximize"):
+            raise ConfigError(f"{name} was given a state with maximize=True; it only minimizes.")
+        return {**group, **self.implementation}
+
+
+def _with_int_step(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "step": int(entry["step"])} if "step" in entry else entry
+
+
+def _reason_for_portable(cls: type[AbstractNamedOptimizer]) -> str | None:
+    # torch_npu's object would lack what a user's subclass overrides.
+    if "native_name" not in vars(cls):
+        return f"{cls.__name__} is a subclass of {cls.native_name}, which torch_npu does not have."
+    return npu_unavailable_reason()
+
+
+def _warn_once(cls: type[AbstractNamedOptimizer], reason: str) -> None:
+    if cls.__name__ in _warned:
+        return
+    _warned.add(cls.__name__)
+    message = (
+        f"{cls.__name__} runs as its portable implementation on {cls.portable_basis}: the same "
+        f"rule, with state dicts that torch_npu loads. Reason: {reason} MM_NPU_STRICT=1 refuses it."
+    )
+    warnings.warn(message, PortableOptimizerWarning, stacklevel=3)

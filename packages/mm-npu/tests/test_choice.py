@@ -1,0 +1,110 @@
+import inspect
+import warnings
+
+import pytest
+import torch
+
+from mm_npu import (
+    ConfigError,
+    NpuFusedAdamW,
+    NpuUnavailableError,
+    PortableOptimizerWarning,
+)
+
+
+@pytest.fixture
+def params():
+    return [torch.nn.Parameter(torch.ones(3))]
+
+
+def test_on_an_npu_the_name_gives_torch_npus_own_object(put_torch_npu, params):
+    put_torch_npu()
+    optimizer = NpuFusedAdamW(params, 0.5, (0.8, 0.9), weight_decay=0.1, strict=True)
+    assert type(optimizer).__module__ == "torch_npu.optim"
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (0.5, (0.8, 0.9), 0.1)
+
+
+def test_elsewhere_the_name_gives_itself_and_warns_once(params):
+    with pytest.warns(PortableOptimizerWarning) as caught:
+        optimizer = NpuFusedAdamW(params)
+    assert isinstance(optimizer, NpuFusedAdamW)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert "NpuFusedAdamW runs as its portable implementation" in str(warning.message)
+    assert "torch.optim.AdamW" in str(warning.message)
+    assert "torch_npu is not installed" in str(warning.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NpuFusedAdamW(params)
+
+
+def test_strict_refuses_the_portable_one_with_the_reason(params):
+    with pytest.raises(NpuUnavailableError, match=r"strict=True.*torch_npu is not installed"):
+        NpuFusedAdamW(params, strict=True)
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", " on "])
+def test_the_variable_refuses_the_portable_one(params, monkeypatch, value):
+    monkeypatch.setenv("MM_NPU_STRICT", value)
+    with pytest.raises(NpuUnavailableError, match="MM_NPU_STRICT=1"):
+        NpuFusedAdamW(params)
+
+
+@pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
+@pytest.mark.parametrize("value", ["0", "false", "No", "off", ""])
+def test_the_variable_is_a_real_boolean(params, monkeypatch, value):
+    monkeypatch.setenv("MM_NPU_STRICT", value)
+    assert isinstance(NpuFusedAdamW(params), NpuFusedAdamW)
+
+
+def test_a_variable_that_is_no_boolean_is_refused(params, monkeypatch):
+    monkeypatch.setenv("MM_NPU_STRICT", "maybe")
+    with pytest.raises(ConfigError, match="MM_NPU_STRICT is 'maybe'; it takes 1, true"):
+        NpuFusedAdamW(params)
+    with pytest.raises(ConfigError, match="strict is 'no'"):
+        NpuFusedAdamW(params, strict="no")
+
+
+@pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
+def test_the_argument_wins_over_the_variable(params, monkeypatch):
+    monkeypatch.setenv("MM_NPU_STRICT", "1")
+    assert isinstance(NpuFusedAdamW(params, strict=False), NpuFusedAdamW)
+
+
+@pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
+def test_a_users_subclass_stays_what_it_is_on_an_npu(put_torch_npu, params):
+    class Patient(NpuFusedAdamW):
+        pass
+
+    put_torch_npu()
+    assert type(Patient(params)) is Patient
+    with pytest.raises(NpuUnavailableError, match="Patient is a subclass of NpuFusedAdamW"):
+        Patient(params, strict=True)
+
+
+def test_the_signature_is_the_constructors():
+    names = list(inspect.signature(NpuFusedAdamW).parameters)
+    assert names == ["params", "lr", "betas", "eps", "weight_decay", "amsgrad", "strict"]
+
+
+@pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr": -1.0}, "lr of NpuFusedAdamW is -1.0; it takes a number >= 0"),
+        ({"lr": float("nan")}, "lr of NpuFusedAdamW is nan"),
+        ({"lr": "0.1"}, "lr of NpuFusedAdamW is '0.1'"),
+        ({"eps": -1e-8}, "eps of NpuFusedAdamW"),
+        ({"weight_decay": -0.1}, "weight_decay of NpuFusedAdamW"),
+        ({"betas": (0.9, 1.0)}, r"betas of NpuFusedAdamW is \(0.9, 1.0\); it takes two numbers"),
+        ({"betas": 0.9}, "betas of NpuFusedAdamW is 0.9"),
+    ],
+)
+def test_a_hyper_parameter_out_of_range_is_refused(params, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        NpuFusedAdamW(params, **arguments)
+    with pytest.raises(ConfigError, match=message):
+        NpuFusedAdamW([{"params": params, **arguments}])
