@@ -1,0 +1,67 @@
+"""Count micro-batches: when to step, and how much each one weighs."""
+
+import logging
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ._checks import check_positive_int
+from ._errors import ConfigError
+
+_logger = logging.getLogger(__name__)
+
+
+class MicroBatches:
+    """Where we are among the micro-batches, ``window`` of which make one optimizer step.
+
+    Args:
+        window: Micro-batches per optimizer step, at least 1.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = check_positive_int("accumulative_counts", window)
+        self.done = 0
+        self._total: int | None = None
+
+    def expect(self, done: int, total: int) -> None:
+        """Start at ``done`` of ``total`` micro-batches, so that the last, short window is known."""
+        if done < 0 or total < 0:
+            raise ConfigError(
+                f"init_counts is {done} and max_counts {total}; both must be at least 0."
+            )
+        self.done = done
+        self._total = total
+
+    def count(self) -> None:
+        """Note that one more backward is done."""
+        self.done += 1
+
+    def ends_window(self, done: int) -> bool:
+        """Whether the optimizer is due once ``done`` micro-batches are done."""
+        return done % self.window == 0 or done == self._total
+
+    @property
+    def current_window(self) -> int:
+        """Micro-batches in the window that the next backward belongs to."""
+        if self._total is None:
+            return self.window
+        remainder = self._total % self.window
+        in_last_window = self._total - remainder <= self.done < self._total
+        return remainder if in_last_window else self.window
+
+
+def warn_about_accumulation(model: nn.Module, init_counts: int, window: int) -> None:
+    """Warn where accumulation will not equal one big batch."""
+    if init_counts % window != 0:
+        _logger.warning(
+            "Training resumes at micro-batch %d, which accumulative_counts=%d does not divide: "
+            "the gradients of the unfinished window are lost and its step uses the rest only.",
+            init_counts,
+            window,
+        )
+    if window > 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        _logger.warning(
+            "The model has BatchNorm layers and accumulative_counts is %d: their statistics come "
+            "from one micro-batch each, so the result differs from one big batch.",
+            window,
+        )

@@ -1,0 +1,96 @@
+import copy
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+
+def _enter_rank(rank, world_size, store, fn, args):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    fn(rank, *args)
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def run_ranks(tmp_path):
+    """``run_ranks(fn, world_size, *args)`` calls ``fn(rank, *args)`` on that many gloo ranks."""
+
+    def run(fn, world_size, *args):
+        # A file store instead of a TCP port: two test runs on one machine cannot collide.
+        mp.spawn(_enter_rank, (world_size, tmp_path / "store", fn, args), nprocs=world_size)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_leaks():
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    assert not dist.is_initialized(), "the test left a process group open"
+    assert not is_autocast_on(), "the test left autocast on"
+    for env in (before, after):
+        env.pop("PYTEST_CURRENT_TEST", None)
+        env.pop("TORCHINDUCTOR_CACHE_DIR", None)  # set by torch's optimizers on their first step
+    assert after == before, "the test changed environment variables"
+
+
+def is_autocast_on():
+    """Whether the CPU autocasts; the function for that has changed its name."""
+    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
+        return torch.is_autocast_enabled("cpu")
+    return torch.is_autocast_cpu_enabled()
+
+
+# Made once and copied: two runs that are compared must start from the same parameters.
+_MODEL = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+@pytest.fixture
+def model():
+    """A small float32 model; every test of one run gets equal parameters."""
+    return copy.deepcopy(_MODEL)
+
+
+@pytest.fixture
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.fixture
+def batches():
+    """Twenty batches ``(inputs (6, 4), targets (6, 1))``."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(6, 4, generator=generator), torch.randn(6, 1, generator=generator))
+        for _ in range(20)
+    ]
+
+
+needs_cpu_float16 = pytest.mark.skipif(
+    not hasattr(torch, "get_autocast_dtype"), reason="float16 autocast on the CPU needs torch 2.4"
+)
+DTYPES = [
+    pytest.param("bfloat16", id="bfloat16"),
+    pytest.param("float16", id="float16", marks=needs_cpu_float16),
+]
+
+
+def train_step(wrapper, model, batch):
+    """Run one micro-batch as the README shows it."""
+    inputs, targets = batch
+    with wrapper.optim_context(model):
+        output = model(inputs)
+        loss = nn.functional.mse_loss(output.float(), targets)
+    return wrapper.update_params(loss)

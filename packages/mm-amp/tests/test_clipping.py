@@ -1,0 +1,139 @@
+import copy
+from inspect import signature
+
+import pytest
+import torch
+from conftest import DTYPES, train_step
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper, TorchVersionError
+
+
+@pytest.fixture
+def twins(model):
+    """Two models with equal parameters and equal gradients, all of size 3."""
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    twin = copy.deepcopy(model)
+    for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+        other.grad = parameter.grad.clone()
+    return model, twin
+
+
+def _gradients(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("norm_type", [1, 2, float("inf")])
+def test_clip_by_norm_equals_torch_and_reports_the_norm_before(twins, sgd, norm_type):
+    model, twin = twins
+    clip_grad = {"type": "norm", "max_norm": 0.1, "norm_type": norm_type}
+    result = OptimWrapper(sgd, clip_grad=clip_grad).step()
+    norm = clip_grad_norm_(twin.parameters(), 0.1, norm_type=norm_type)
+    torch.testing.assert_close(result.grad_norm, norm, rtol=0, atol=0)
+    torch.testing.assert_close(_gradients(model), _gradients(twin), rtol=0, atol=0)
+
+
+class _Sharded(torch.nn.Module):
+    """Stands in for torch's first FSDP, whose ranks must clip by the norm of all shards."""
+
+    def clip_grad_norm_(self, max_norm, norm_type):
+        self.asked = (max_norm, norm_type)
+        return torch.tensor(5.0)
+
+
+@pytest.mark.usefixtures("twins")
+def test_a_model_that_can_clip_itself_is_asked_to(sgd):
+    sharded = _Sharded()
+    wrapper = OptimWrapper(sgd, clip_grad={"max_norm": 0.1})
+    with wrapper.optim_context(sharded):
+        pass
+    assert wrapper.step().grad_norm == 5
+    assert sharded.asked == (0.1, 2)
+
+
+def test_clip_by_value_equals_torch_and_measures_nothing(twins, sgd):
+    model, twin = twins
+    result = OptimWrapper(sgd, clip_grad={"type": "value", "clip_value": 0.2}).step()
+    clip_grad_value_(twin.parameters(), 0.2)
+    assert result.grad_norm is None
+    torch.testing.assert_close(_gradients(model), _gradients(twin), rtol=0, atol=0)
+
+
+def test_infinite_max_norm_only_measures(twins, sgd):
+    model, twin = twins
+    result = OptimWrapper(sgd, clip_grad={"max_norm": float("inf")}).step()
+    assert result.grad_norm > 1
+    torch.testing.assert_close(_gradients(model), _gradients(twin), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_clipping_sees_gradients_without_the_loss_scale(model, batches, dtype, window):
+    def run(loss_scale):
+        twin = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+        wrapper = AmpOptimWrapper(
+            optimizer,
+            loss_scale,
+            dtype,
+            accumulative_counts=window,
+            clip_grad={"max_norm": 0.05},
+        )
+        norms = [train_step(wrapper, twin, batch).grad_norm for batch in batches[:8]]
+        return [norm for norm in norms if norm is not None], twin.state_dict()
+
+    norms, state = run(loss_scale=256)
+    norms_unscaled, state_unscaled = run(loss_scale=1)
+    assert len(norms) == 8 // window
+    # Powers of two scale exactly; only float16's subnormal gradients can differ.
+    torch.testing.assert_close(norms, norms_unscaled, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(state, state_unscaled, rtol=1e-3, atol=1e-5)
+
+
+def test_clip_grad_dict_is_left_as_it_is(sgd):
+    clip_grad = {"type": "value", "clip_value": 1.0}
+    for _ in range(2):
+        wrapper = OptimWrapper(sgd, clip_grad=clip_grad)
+        assert "'type': 'value'" in repr(wrapper)
+    assert clip_grad == {"type": "value", "clip_value": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("clip_grad", "message"),
+    [
+        ({}, "needs max_norm"),
+        ({"type": "norm"}, "needs max_norm"),
+        ({"type": "value"}, "needs clip_value"),
+        ({"type": "agc", "clip_factor": 0.01}, "type 'agc'; there is norm, value"),
+        ({"type": "vlaue", "clip_value": 1}, "did you mean 'value'"),
+        ({"max_nrom": 1.0}, "no key 'max_nrom'.*did you mean 'max_norm'"),
+        ({"type": "value", "max_norm": 1.0}, "no key 'max_norm'; it takes clip_value, foreach"),
+        ({"max_norm": "1"}, "max_norm is '1'"),
+        ({"max_norm": 0}, "max_norm is 0"),
+        ({"max_norm": True}, "max_norm is True"),
+        ({"max_norm": float("nan")}, "max_norm is nan"),
+        ({"max_norm": 1.0, "norm_type": "l2"}, "norm_type is 'l2'"),
+        ({"max_norm": 1.0, "error_if_nonfinite": 1}, "error_if_nonfinite is 1"),
+        (1.0, "clip_grad is 1\\.0; it must be a dict"),
+        ([("max_norm", 1.0)], "must be a dict"),
+    ],
+)
+def test_wrong_clip_grad_is_named_at_construction(sgd, clip_grad, message):
+    with pytest.raises(ConfigError, match=message):
+        OptimWrapper(sgd, clip_grad=clip_grad)
+
+
+@pytest.mark.usefixtures("twins")
+def test_foreach_is_passed_on_or_refused(sgd):
+    clip_grad = {"max_norm": 0.1, "foreach": False}
+    if "foreach" not in signature(clip_grad_norm_).parameters:
+        with pytest.raises(TorchVersionError, match="foreach"):
+            OptimWrapper(sgd, clip_grad=clip_grad)
+        return
+    assert OptimWrapper(sgd, clip_grad=clip_grad).step().grad_norm > 1
+
+
+def test_clipping_without_gradients_reports_no_norm(model, sgd):
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert OptimWrapper(sgd, clip_grad={"max_norm": 1.0}).step().grad_norm is None

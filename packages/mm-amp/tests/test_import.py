@@ -1,0 +1,48 @@
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points, version
+
+import mm_amp
+
+_SCRIPT = """
+import json, os, sys, time
+import torch
+modules, env = set(sys.modules), dict(os.environ)
+start = time.perf_counter()
+import mm_amp
+seconds = time.perf_counter() - start
+print(json.dumps([sorted(set(sys.modules) - modules), env == dict(os.environ), seconds]))
+"""
+
+
+def _import_in_new_process():
+    output = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], check=True, capture_output=True, text=True
+    ).stdout
+    return json.loads(output)
+
+
+def test_import_loads_little_and_changes_nothing():
+    new_modules, is_env_same, _ = _import_in_new_process()
+    unwanted = {"mm_runner", "mm_dist", "mm_compile", "mm_npu", "numpy", "yaml"}
+    assert not unwanted & {name.partition(".")[0] for name in new_modules}
+    assert "torch.distributed.fsdp" not in new_modules
+    assert is_env_same
+
+
+def test_import_costs_little_over_torch():
+    # 20 ms on a machine of its own; the best of three, as this one may be shared.
+    assert min(_import_in_new_process()[2] for _ in range(3)) < 0.02
+
+
+def test_dir_lists_the_public_names_only():
+    assert set(dir(mm_amp)) == {*mm_amp.__all__, "__version__"}
+    assert all(hasattr(mm_amp, name) for name in dir(mm_amp))
+    assert mm_amp.__version__ == version("mm-amp")
+
+
+def test_optim_wrappers_are_advertised_as_entry_points():
+    found = {entry.name: entry for entry in entry_points(group="mm.optim_wrappers")}
+    assert found["OptimWrapper"].load() is mm_amp.OptimWrapper
+    assert found["AmpOptimWrapper"].load() is mm_amp.AmpOptimWrapper

@@ -1,0 +1,203 @@
+import copy
+import logging
+
+import pytest
+import torch
+from conftest import train_step
+from torch import nn
+
+from mm_amp import ConfigError, ConfigTypeError, OptimWrapper
+
+
+class _RecordingSGD(torch.optim.SGD):
+    """Keeps the gradients that each step saw."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = []
+
+    def step(self, closure=None):
+        self.seen.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
+        return super().step(closure)
+
+
+def test_update_params_steps_and_zeroes(model, sgd, batches):
+    before = copy.deepcopy(model.state_dict())
+    wrapper = OptimWrapper(sgd)
+    result = train_step(wrapper, model, batches[0])
+    assert (result.stepped, result.skipped, result.grad_norm) == (True, False, None)
+    assert result.loss_scale == 1.0
+    assert wrapper.last_result is result
+    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_update_params_passes_arguments_on(model, batches):
+    steps, zeroes = [], []
+
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure=None, *, word=None):
+            steps.append(word)
+            return super().step(closure)
+
+        def zero_grad(self, set_to_none=True):  # noqa: FBT002
+            zeroes.append(set_to_none)
+            super().zero_grad(set_to_none=set_to_none)
+
+    wrapper = OptimWrapper(Optimizer(model.parameters(), lr=0.1))
+    loss = model(batches[0][0]).mean()
+    wrapper.update_params(loss, step_kwargs={"word": "go"}, zero_kwargs={"set_to_none": False})
+    assert (steps, zeroes) == (["go"], [False])
+
+
+@pytest.mark.parametrize(("window", "total"), [(1, 3), (2, 4), (3, 7), (4, 3)])
+def test_accumulated_gradients_equal_one_big_batch(model, batches, window, total):
+    optimizer = _RecordingSGD(model.parameters(), lr=0.0)
+    wrapper = OptimWrapper(optimizer, accumulative_counts=window)
+    wrapper.initialize_count_status(model, 0, total)
+    results = [train_step(wrapper, model, batch) for batch in batches[:total]]
+    windows = [batches[start : min(start + window, total)] for start in range(0, total, window)]
+    assert sum(result.stepped for result in results) == len(windows) == len(optimizer.seen)
+    assert not any(result.skipped for result in results)
+    for seen, parts in zip(optimizer.seen, windows, strict=True):
+        inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        expected = torch.autograd.grad(loss, list(model.parameters()))
+        torch.testing.assert_close(seen, list(expected))
+
+
+def test_counting_says_when_to_sync_and_to_update(model, sgd, batches):
+    wrapper = OptimWrapper(sgd, accumulative_counts=2)
+    wrapper.initialize_count_status(model, 0, 5)
+    rows = []
+    for batch in batches[:5]:
+        should_sync = wrapper.should_sync()
+        train_step(wrapper, model, batch)
+        rows.append((wrapper.inner_count, should_sync, wrapper.should_update()))
+    accumulates, steps = (False, False), (True, True)
+    assert rows == [(1, *accumulates), (2, *steps), (3, *accumulates), (4, *steps), (5, *steps)]
+
+
+def test_scale_loss_divides_the_short_last_window_by_its_length(model, sgd):
+    wrapper = OptimWrapper(sgd, accumulative_counts=4)
+    loss = torch.ones((), requires_grad=True)
+    assert wrapper.scale_loss(loss) == 0.25
+    wrapper.initialize_count_status(model, 4, 6)
+    assert wrapper.scale_loss(loss) == 0.5
+
+
+def test_scale_loss_leaves_a_loss_alone_without_accumulation(sgd):
+    loss = torch.ones((), requires_grad=True)
+    assert OptimWrapper(sgd).scale_loss(loss) is loss
+
+
+def test_backward_step_and_zero_grad_work_one_by_one(model, sgd, batches):
+    other = copy.deepcopy(model)
+    train_step(OptimWrapper(torch.optim.SGD(other.parameters(), lr=0.1)), other, batches[0])
+    wrapper = OptimWrapper(sgd)
+    loss = nn.functional.mse_loss(model(batches[0][0]), batches[0][1])
+    wrapper.backward(loss, retain_graph=True)
+    assert wrapper.step().stepped
+    wrapper.zero_grad(set_to_none=True)
+    assert model[0].weight.grad is None
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+def test_initialize_count_status_warns_of_a_lost_window(model, sgd, caplog):
+    OptimWrapper(sgd, accumulative_counts=2).initialize_count_status(model, 3, 10)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "unfinished window" in record.message
+
+
+def test_initialize_count_status_warns_of_batch_norm(sgd, caplog):
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    OptimWrapper(sgd).initialize_count_status(model, 0, 10)
+    assert not caplog.records
+    OptimWrapper(sgd, accumulative_counts=2).initialize_count_status(model, 0, 10)
+    assert "BatchNorm" in caplog.text
+
+
+def test_learning_rates_and_momenta_are_listed_per_group(model):
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.5}]
+    wrapper = OptimWrapper(torch.optim.SGD(groups, lr=0.1, momentum=0.9))
+    assert wrapper.get_lr() == {"lr": [0.1, 0.5]}
+    assert wrapper.get_momentum() == {"momentum": [0.9, 0.9]}
+    assert wrapper.param_groups is wrapper.optimizer.param_groups
+    assert wrapper.defaults["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(("name", "expected"), [("Adam", 0.9), ("Adagrad", 0.0)])
+def test_momentum_of_other_optimizers(model, name, expected):
+    wrapper = OptimWrapper(getattr(torch.optim, name)(model.parameters()))
+    assert wrapper.get_momentum() == {"momentum": [expected]}
+
+
+def test_state_dict_continues_a_run(model, sgd, batches):
+    wrapper = OptimWrapper(sgd)
+    train_step(wrapper, model, batches[0])
+    model_state, state = copy.deepcopy((model.state_dict(), wrapper.state_dict()))
+    train_step(wrapper, model, batches[1])
+
+    resumed_model = copy.deepcopy(model)
+    resumed_model.load_state_dict(model_state)
+    resumed = OptimWrapper(torch.optim.SGD(resumed_model.parameters(), lr=0.1, momentum=0.9))
+    resumed.load_state_dict(state)
+    train_step(resumed, resumed_model, batches[1])
+    torch.testing.assert_close(resumed_model.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_load_state_dict_takes_mmengine_format_and_leaves_it_as_it_is(sgd):
+    state = {
+        **sgd.state_dict(),
+        "base_param_settings": {"params": torch.zeros(1), "lr": 0.1},
+        "loss_scaler": {"scale": 2.0},
+    }
+    keys = list(state)
+    OptimWrapper(sgd).load_state_dict(state)
+    assert list(state) == keys
+
+
+def test_load_state_dict_refuses_what_is_no_optimizer_state(model, sgd):
+    with pytest.raises(ConfigError, match=r"no state and no param_groups, only 0\.weight"):
+        OptimWrapper(sgd).load_state_dict(model.state_dict())
+
+
+def test_repr_shows_the_settings(sgd):
+    text = repr(OptimWrapper(sgd, accumulative_counts=3, clip_grad={"max_norm": 1.0}))
+    assert text.startswith("OptimWrapper(\n  accumulative_counts=3,\n  clip_grad={'max_norm': 1.0}")
+    assert "SGD" in text
+
+
+@pytest.mark.parametrize("optimizer", [None, "SGD", {"type": "SGD"}])
+def test_optimizer_must_be_one_of_torch(optimizer):
+    with pytest.raises(TypeError, match=f"optimizer is a {type(optimizer).__name__}") as error:
+        OptimWrapper(optimizer)
+    assert isinstance(error.value, ConfigTypeError)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2", True, None])
+def test_accumulative_counts_must_be_a_positive_int(sgd, count):
+    with pytest.raises(ConfigError, match=f"accumulative_counts is {count!r}"):
+        OptimWrapper(sgd, accumulative_counts=count)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (torch.ones(3, requires_grad=True), r"shape \(3,\).*loss.mean"),
+        ({"loss": 1}, "loss is a dict"),
+        (torch.ones(()), "does not require a gradient"),
+    ],
+    ids=["vector", "dict", "detached"],
+)
+def test_update_params_names_what_is_wrong_with_the_loss(sgd, loss, message):
+    wrapper = OptimWrapper(sgd)
+    with pytest.raises(ConfigError, match=message):
+        wrapper.update_params(loss)
+    assert wrapper.inner_count == 0
+
+
+def test_initialize_count_status_refuses_negative_counts(model, sgd):
+    with pytest.raises(ConfigError, match="init_counts is -1 and max_counts 3"):
+        OptimWrapper(sgd).initialize_count_status(model, -1, 3)
