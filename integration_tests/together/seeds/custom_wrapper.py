@@ -1,0 +1,23 @@
+from small_resnet import ResNet18, save_outcome, train_dataloader_cfg
+from torch.nn.parallel import DistributedDataParallel
+
+from mm_runner.registry import MODEL_WRAPPERS
+from mm_runner.runner import Runner
+
+
+@MODEL_WRAPPERS.register_module()
+class CustomDistributedDataParallel(DistributedDataParallel):
+    pass
+
+
+cfg = dict(model_wrapper_cfg=dict(type='CustomDistributedDataParallel'))
+runner = Runner(
+    model=ResNet18(),
+    work_dir='./work_dir',
+    train_dataloader=train_dataloader_cfg,
+    optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.001, momentum=0.9)),
+    train_cfg=dict(by_epoch=True, max_epochs=3),
+    cfg=cfg,
+)
+runner.train()
+save_outcome(runner)

@@ -1,0 +1,107 @@
+"""The example script runs unchanged under every launcher, resumes, and shows its progress."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import EXAMPLES, TORCHRUN
+
+SCRIPT = "examples/distributed_training.py"
+
+
+def options(work_dir, *more):
+    return ["--work-dir", work_dir, "--epochs=1", *more]
+
+
+def accuracy(output):
+    return float(re.search(r"test accuracy: ([\d.]+) %", output)[1])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [SCRIPT],
+        [SCRIPT, "--launcher", "none"],
+        [SCRIPT, "--local_rank=0"],
+        [SCRIPT, "--local-rank=0"],
+        [*TORCHRUN, SCRIPT],
+        ["-m", "torch.distributed.launch", "--nproc_per_node=2", SCRIPT, "--launcher", "pytorch"],
+    ],
+    ids=["plain", "plain-none", "underscore", "dash", "torchrun", "launch-as-in-the-document"],
+)
+def test_script_runs_under(command, run_python, tmp_path):
+    done = run_python(*command, *options(tmp_path), cwd=EXAMPLES)
+    assert done.stdout.count("test accuracy:") == 1, "only the first process reports"
+    assert accuracy(done.stdout) > 30, "one epoch is far better than chance"
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    world_size = 2 if "--nproc_per_node=2" in command else 1
+    checkpoint = torch.load(tmp_path / "epoch_1.pth", weights_only=True)
+    assert checkpoint["meta"]["world_size"] == world_size
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [["--amp=bfloat16"], ["--optimizer=NpuFusedAdamW", "--lr=0.003", "--accumulate=2"]],
+    ids=["bfloat16", "npu-optimizer-with-accumulation"],
+)
+def test_acceleration_switches_train(switches, run_python, tmp_path):
+    done = run_python("examples/train.py", *options(tmp_path, *switches), cwd=EXAMPLES)
+    assert accuracy(done.stdout) > 30
+
+
+def test_killed_run_resumes_where_it_stopped(run_python, script_environment, tmp_path):
+    command = [sys.executable, SCRIPT, "--work-dir", str(tmp_path), "--epochs=4"]
+    killed = subprocess.Popen(
+        command, cwd=EXAMPLES, env=script_environment, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "last_checkpoint").exists():
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    done = run_python(*command[1:], "--resume", cwd=EXAMPLES)
+    resumed = int(re.search(r"Going on after epoch (\d+)", done.stdout)[1])
+    assert resumed >= 1
+    assert f"Epoch(train)  [{resumed}]" not in done.stdout
+    assert "Epoch(train)  [4]" in done.stdout
+    assert (tmp_path / "epoch_4.pth").is_file()
+
+
+def test_terminal_shows_a_progress_bar(script_environment, tmp_path):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, *map(str, options(tmp_path))],
+        cwd=EXAMPLES,
+        env={**script_environment, "TERM": "xterm-256color"},
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while chunk := read_terminal(ours):
+        shown += chunk
+    os.close(ours)
+    assert process.wait() == 0, shown.decode()
+    text = shown.decode()
+    assert "━" in text
+    assert re.search(r"epoch 1/1.*39/39", text, re.DOTALL)
+    assert "test accuracy" in text
+
+
+def test_no_terminal_shows_no_bar(run_python, tmp_path):
+    done = run_python(SCRIPT, *options(tmp_path), cwd=EXAMPLES)
+    assert "━" not in done.stdout + done.stderr
+
+
+def read_terminal(descriptor):
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # Linux reports the end of a terminal this way
+        return b""
