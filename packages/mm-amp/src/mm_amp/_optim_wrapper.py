@@ -224,6 +224,11 @@ class OptimWrapper:
         return self.optimizer.defaults
 
     @property
+    def accumulative_counts(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self._micro_batches.window
+
+    @property
     def inner_count(self) -> int:
         """Micro-batches done so far, counted by ``backward``."""
         return self._micro_batches.done

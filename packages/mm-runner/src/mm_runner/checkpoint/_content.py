@@ -84,7 +84,7 @@ def plain(value: Any, path: str = "checkpoint") -> Any:
     """
     if isinstance(value, Tensor):
         return value.detach().cpu()
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
         kind = OrderedDict if isinstance(value, OrderedDict) else dict

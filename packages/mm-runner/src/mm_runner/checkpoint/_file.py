@@ -14,6 +14,8 @@ import torch
 
 from mm_runner.errors import CheckpointError, CheckpointWriteError
 
+from ._allow_list import ALLOW_LIST_PICKLE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -62,7 +64,7 @@ def load_checkpoint_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(f"The checkpoint {path} was asked for; there is no such file.")
     _warn_if_unsafe()
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = _load_safely(path)
     except pickle.UnpicklingError as error:
         if zipfile.is_zipfile(path):
             raise CheckpointError(
@@ -151,6 +153,16 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _load_safely(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch 1.13 cannot read a float this way, so no learning rate either.
+        if "Unsupported operand" not in str(error) or not zipfile.is_zipfile(path):
+            raise
+    return torch.load(path, map_location="cpu", weights_only=False, pickle_module=ALLOW_LIST_PICKLE)
 
 
 def _warn_if_unsafe() -> None:

@@ -1,0 +1,91 @@
+"""Loss and metrics over training steps, as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mm_runner.errors import ConfigError, MMRunnerError
+
+__all__ = ["plot_curves", "read_scalars"]
+
+_TIMES = ("time", "data_time")
+
+
+def read_scalars(work_dir: str | Path) -> list[dict[str, Any]]:
+    """Return the records of all runs in ``work_dir`` as one history.
+
+    Where a resumed run repeats steps that an earlier one had done, the later run counts.
+
+    Args:
+        work_dir: With the runs' log directories in it.
+
+    Raises:
+        ConfigError: If there is no record.
+    """
+    history: list[dict[str, Any]] = []
+    for path in sorted(Path(work_dir).glob("*/scalars.jsonl")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        records = [json.loads(line) for line in lines]
+        trained = [record["step"] for record in records if record["mode"] == "train"]
+        if trained:
+            history = [record for record in history if record["step"] < trained[0]]
+        history += records
+    if not history:
+        raise ConfigError(
+            f"{work_dir} has no <run>/scalars.jsonl with records; give the work_dir of a Runner "
+            "that has logged at least one interval."
+        )
+    return history
+
+
+def plot_curves(work_dir: str | Path, picture: str | Path) -> Path:
+    """Draw the training loss and every validation metric over training steps.
+
+    Args:
+        work_dir: Of one or more runs.
+        picture: File to write; its ending says the format (``.png``, ``.svg``).
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: If there is nothing to draw.
+        MMRunnerError: If matplotlib is not installed.
+    """
+    history = read_scalars(work_dir)
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise MMRunnerError(
+            "Drawing curves needs matplotlib, which is not installed: "
+            "pip install 'mm-runner[plot]'."
+        ) from error
+    # A Figure of its own, not pyplot: that would choose a window system for the whole process.
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw(left, history, "train", lambda name: "loss" in name)
+    left.set(title="training loss", xlabel="training step", ylabel="loss")
+    _draw(right, history, "val", lambda name: name not in _TIMES)
+    right.set(title="validation", xlabel="training step")
+    path = Path(picture)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _draw(axes: Any, history: list[dict[str, Any]], phase: str, wanted: Any) -> None:
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for record in history:
+        if record["mode"] != phase:
+            continue
+        for name, value in record.items():
+            if name not in {"mode", "epoch", "step"} and value is not None and wanted(name):
+                curves.setdefault(name, []).append((record["step"], value))
+    for name, points in curves.items():
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, marker="." if len(steps) < 40 else None, label=name)
+    axes.grid(alpha=0.3)
+    if curves:
+        axes.legend()

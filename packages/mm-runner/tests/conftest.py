@@ -1,0 +1,111 @@
+"""Fixtures: real gloo ranks, real distributions, a small run, and a guard against leaks."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from toy import runner_arguments
+
+from mm_runner import Runner
+
+
+def _enter_rank(rank, world_size, store, function, args):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    function(rank, *args)
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def run_ranks(tmp_path):
+    """``run_ranks(function, world_size, *args)`` calls ``function(rank, *args)`` on gloo ranks."""
+
+    def run(function, world_size, *args):
+        # A file store instead of a port: two test runs on one machine cannot collide.
+        store = tmp_path / "store"
+        mp.spawn(_enter_rank, (world_size, store, function, args), nprocs=world_size)
+
+    return run
+
+
+@pytest.fixture
+def group_of_one(tmp_path):
+    """A real process group that this process alone belongs to."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/one", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def run_script(tmp_path):
+    """``run_script(source, *arguments)`` runs a script in a new process, warnings being errors."""
+
+    def run(source, *arguments):
+        script = tmp_path / "script.py"
+        script.write_text(source, encoding="utf-8")
+        command = [sys.executable, "-W", "error", str(script), *map(str, arguments)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            command,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd=tmp_path,
+        )
+
+    return run
+
+
+@pytest.fixture
+def install_plugin(tmp_path, monkeypatch):
+    """Put a real distribution, metadata and all, on ``sys.path``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    known = set(sys.modules)
+
+    def install(name, entry_points, source):
+        module = name.replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(source)
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(entry_points)
+
+    yield install
+    for module in set(sys.modules) - known:
+        if getattr(sys.modules[module], "__file__", None) == str(tmp_path / f"{module}.py"):
+            del sys.modules[module]
+
+
+@pytest.fixture
+def make_runner(tmp_path):
+    """``make_runner(**overrides)`` makes a Runner for the toy task in ``tmp_path / "run"``."""
+
+    def make(**overrides):
+        return Runner(**runner_arguments(tmp_path / "run", **overrides))
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def no_leaks():
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    assert not dist.is_initialized(), "the test left a process group open"
+    for env in (before, after):
+        env.pop("PYTEST_CURRENT_TEST", None)
+        env.pop("TORCHINDUCTOR_CACHE_DIR", None)  # set by torch's optimizers on their first step
+    assert after == before, "the test changed environment variables"

@@ -1,0 +1,101 @@
+from collections import OrderedDict
+from enum import Enum
+
+import pytest
+import torch
+from torch import nn
+
+from mm_runner import CheckpointError
+from mm_runner.checkpoint import clean_state_dict, load_weights, plain
+
+
+def test_clean_state_dict_takes_wrappers_off_the_front_only():
+    names = ["module.a", "module._orig_mod.b", "_orig_mod.module.c", "d.module.e", "f._orig_mod.g"]
+    assert list(clean_state_dict(dict.fromkeys(names))) == ["a", "b", "c", "d.module.e", "f.g"]
+
+
+class Named(nn.Module):
+    """A model whose own attribute is called ``module``, beside another."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+        self.head = nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(2, 3), Named], ids=["plain", "own-module"])
+def test_load_weights_fits_whatever_the_wrapper_was(make, prefix):
+    source, target = make(), make()
+    state = {f"{prefix}{name}": value for name, value in source.state_dict().items()}
+    assert load_weights(target, state, strict=True) == []
+    for name, value in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], value)
+
+
+def test_load_weights_into_a_compiled_model_fits():
+    source, target = nn.Linear(2, 3), torch.compile(nn.Linear(2, 3), backend="eager")
+    assert load_weights(target, source.state_dict(), strict=True) == []
+    assert torch.equal(target.weight, source.weight)
+
+
+def test_load_weights_says_what_does_not_fit_and_takes_the_rest():
+    model = nn.Linear(2, 3)
+    state = {"weight": torch.ones(3, 5), "bias": torch.ones(3), "extra": torch.ones(1)}
+    problems = load_weights(model, state, strict=False)
+    assert problems == ["unexpected: extra", "weight: the model has (3, 2), the file (3, 5)"]
+    assert torch.equal(model.bias, torch.ones(3))
+
+
+def test_load_weights_strictly_changes_nothing_unless_all_fits():
+    model = nn.Linear(2, 3)
+    before = model.bias.detach().clone()
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not fit Linear: missing: weight.*Use the model.*or load_from",
+    ):
+        load_weights(model, {"bias": torch.ones(3)}, strict=True)
+    assert torch.equal(model.bias, before)
+
+
+def test_load_weights_lists_ten_problems_and_counts_the_others():
+    with pytest.raises(CheckpointError, match=r"unexpected: 7 and 3 more"):
+        load_weights(nn.Linear(1, 1), {str(i): 1 for i in range(11)}, strict=True)
+
+
+def test_plain_keeps_primitives_and_brings_tensors_to_the_host():
+    parameter = nn.Parameter(torch.ones(2))
+    value = plain({"a": [1, (2.5, None)], "b": OrderedDict(c=parameter), 3: b"x", "d": True})
+    assert value == {"a": [1, (2.5, None)], "b": value["b"], 3: b"x", "d": True}
+    assert type(value["b"]) is OrderedDict
+    assert type(value["b"]["c"]) is torch.Tensor
+    assert not value["b"]["c"].requires_grad
+
+
+class Level(int, Enum):
+    HIGH = 3
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def test_plain_turns_subclasses_of_primitives_into_primitives():
+    for value in (Level.HIGH, Text("abc"), torch.__version__):
+        assert type(plain(value)) in (int, str)
+        assert plain(value) == value
+    assert [type(key) for key in plain({Text("k"): 1})] == [str]
+
+
+def test_plain_turns_numpys_numbers_into_primitives():
+    numpy = pytest.importorskip("numpy")
+    values = plain([numpy.float64(0.5), numpy.float32(0.5), numpy.int64(3), numpy.bool_(True)])
+    assert values == [0.5, 0.5, 3, True]
+    assert [type(value) for value in values] == [float, float, int, bool]
+
+
+def test_plain_names_the_path_of_what_may_not_be_saved():
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint\.mine\[1\]: builtins\.object cannot be saved.*Convert it"
+    ):
+        plain({"mine": [1, object()]})

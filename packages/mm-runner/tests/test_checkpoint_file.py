@@ -1,0 +1,237 @@
+import logging
+import os
+import pickle
+import random
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+
+from mm_runner import CheckpointError
+from mm_runner.checkpoint import (
+    LAST_CHECKPOINT,
+    find_latest_checkpoint,
+    latest_readable,
+    load_checkpoint_file,
+    mark_latest,
+    rng_state,
+    save_checkpoint_file,
+    set_rng_state,
+)
+from mm_runner.errors import CheckpointWriteError
+
+CONTENT = {
+    "meta": {"epoch": 3, "note": "two\nlines", "none": None},
+    "state_dict": OrderedDict(weight=torch.arange(6.0).reshape(2, 3)),
+    "states": [(1, 2.5), True],
+}
+
+
+class TouchOnLoad:
+    """Creates a file when it is unpickled by a loader that runs code."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def names_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path):
+    save_checkpoint_file(CONTENT, tmp_path / "new" / "a.pth")
+    loaded = load_checkpoint_file(tmp_path / "new" / "a.pth")
+    assert torch.equal(loaded["state_dict"]["weight"], CONTENT["state_dict"]["weight"])
+    assert loaded["meta"] == CONTENT["meta"]
+    assert loaded["states"] == CONTENT["states"]
+    assert names_in(tmp_path / "new") == ["a.pth"]
+
+
+def _write_half(error):
+    def save(_, file):
+        file.write(b"half of a check")
+        raise error
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(28, "No space left on device"), CheckpointWriteError),
+        (RuntimeError("unexpected pos 64 vs 0"), CheckpointWriteError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (TypeError("cannot pickle"), TypeError),
+    ],
+    ids=["full-disk", "full-disk-in-torch", "ctrl-c", "unforeseen"],
+)
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, error, raised):
+    path = tmp_path / "a.pth"
+    save_checkpoint_file(CONTENT, path)
+    before = path.read_bytes()
+    monkeypatch.setattr(torch, "save", _write_half(error))
+    with pytest.raises(raised):
+        save_checkpoint_file({"meta": {}}, path)
+    assert path.read_bytes() == before
+    assert names_in(tmp_path) == ["a.pth"]
+
+
+def test_a_failing_write_says_which_file_and_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(
+        CheckpointWriteError, match=r"Writing .*a\.pth failed: .*Free space or make the directory"
+    ):
+        save_checkpoint_file(CONTENT, tmp_path / "file" / "a.pth")
+
+
+def test_a_directory_in_the_files_place_is_a_write_error(tmp_path):
+    (tmp_path / "a.pth").mkdir()
+    with pytest.raises(CheckpointWriteError, match=r"Writing .*a\.pth failed"):
+        save_checkpoint_file(CONTENT, tmp_path / "a.pth")
+    assert names_in(tmp_path) == ["a.pth"]
+
+
+def test_last_checkpoint_is_relative_so_that_the_directory_can_be_moved(tmp_path):
+    before, after = tmp_path / "before", tmp_path / "after"
+    save_checkpoint_file(CONTENT, before / "epoch_3.pth")
+    mark_latest(before / "epoch_3.pth", before)
+    assert (before / LAST_CHECKPOINT).read_text() == "epoch_3.pth\n"
+    before.rename(after)
+    path, content = latest_readable(after, print)
+    assert path == after / "epoch_3.pth"
+    assert content["meta"]["epoch"] == 3
+    mark_latest(tmp_path / "elsewhere" / "x.pth", after)
+    assert (after / LAST_CHECKPOINT).read_text() == f"..{os.sep}elsewhere{os.sep}x.pth\n"
+
+
+def test_the_newest_is_the_one_named_then_the_highest_number(tmp_path):
+    for name in ("epoch_2.pth", "epoch_10.pth", "epoch_9.pth", "best_accuracy.pth", "epoch_x.pth"):
+        (tmp_path / name).touch()
+    numbered = [tmp_path / f"epoch_{number}.pth" for number in (10, 9, 2)]
+    assert find_latest_checkpoint(tmp_path) == numbered
+    mark_latest(tmp_path / "epoch_9.pth", tmp_path)
+    assert find_latest_checkpoint(tmp_path) == [numbered[1], numbered[0], numbered[2]]
+    # MMEngine's form
+    (tmp_path / LAST_CHECKPOINT).write_text(str(tmp_path / "epoch_2.pth"))
+    assert find_latest_checkpoint(tmp_path)[0] == numbered[2]
+
+
+@pytest.mark.parametrize(
+    "marker", [b"\xff\xfe\x00garbage", b"", b"gone.pth\n"], ids=["garbage", "empty", "gone"]
+)
+def test_a_useless_marker_is_passed_over(tmp_path, marker):
+    save_checkpoint_file(CONTENT, tmp_path / "epoch_3.pth")
+    (tmp_path / LAST_CHECKPOINT).write_bytes(marker)
+    path, _ = latest_readable(tmp_path, logging.getLogger("test").debug)
+    assert path.name == "epoch_3.pth"
+
+
+def test_a_damaged_newest_file_is_passed_over_with_a_reason(tmp_path):
+    save_checkpoint_file(CONTENT, tmp_path / "epoch_1.pth")
+    save_checkpoint_file(CONTENT, tmp_path / "epoch_2.pth")
+    mark_latest(tmp_path / "epoch_2.pth", tmp_path)
+    whole = (tmp_path / "epoch_2.pth").read_bytes()
+    (tmp_path / "epoch_2.pth").write_bytes(whole[: len(whole) // 2])
+    told = []
+    path, _ = latest_readable(tmp_path, told.append)
+    assert path.name == "epoch_1.pth"
+    assert len(told) == 1
+    assert "epoch_2.pth is damaged" in told[0]
+
+
+def test_nothing_to_resume_is_none_and_nothing_readable_an_error(tmp_path):
+    assert latest_readable(tmp_path, print) is None
+    for name in ("epoch_1.pth", "epoch_2.pth"):
+        (tmp_path / name).write_bytes(b"garbage")
+    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints.*Move them away"):
+        latest_readable(tmp_path, [].append)
+
+
+def _damage(whole, how):
+    if how == "empty":
+        return b""
+    if how == "text":
+        return b"<html>404</html>"
+    if how == "pickle":
+        return pickle.dumps({"state_dict": {}}) + b"!"
+    if how == "zeros":
+        return bytes(len(whole))
+    return whole[: int(len(whole) * float(how))]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["empty", "text", "zeros", "0.01", "0.3", "0.6", "0.9", "0.999"],
+    ids=["empty", "text", "zeros", "cut-1", "cut-30", "cut-60", "cut-90", "cut-last-bytes"],
+)
+def test_a_damaged_file_is_called_damaged(tmp_path, how):
+    path = tmp_path / "a.pth"
+    save_checkpoint_file(CONTENT, path)
+    path.write_bytes(_damage(path.read_bytes(), how))
+    with pytest.raises(CheckpointError, match=r"a\.pth is damaged: \S+"):
+        load_checkpoint_file(path)
+
+
+def test_no_changed_byte_makes_loading_fail_in_another_way(tmp_path):
+    path = tmp_path / "a.pth"
+    save_checkpoint_file(CONTENT, path)
+    whole = path.read_bytes()
+    generator = random.Random(0)
+    for _ in range(300):
+        changed = bytearray(whole)
+        for _ in range(3):
+            changed[generator.randrange(len(whole))] = generator.randrange(256)
+        path.write_bytes(changed)
+        try:
+            assert isinstance(load_checkpoint_file(path), dict)
+        except CheckpointError:
+            pass
+
+
+def test_a_pickled_object_is_refused_and_its_code_not_run(tmp_path):
+    trace = tmp_path / "code_was_run"
+    torch.save({"state_dict": {}, "extra": TouchOnLoad(trace)}, tmp_path / "a.pth")
+    with pytest.raises(
+        CheckpointError, match=r"a\.pth holds objects besides tensors.*run code.*state_dict again"
+    ):
+        load_checkpoint_file(tmp_path / "a.pth")
+    assert not trace.exists()
+
+
+def test_an_old_style_file_with_a_pickled_object_is_not_run_either(tmp_path):
+    trace = tmp_path / "code_was_run"
+    torch.save(TouchOnLoad(trace), tmp_path / "a.pth", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"a\.pth"):
+        load_checkpoint_file(tmp_path / "a.pth")
+    assert not trace.exists()
+
+
+def test_a_file_without_a_dict_and_an_absent_file_are_named(tmp_path):
+    torch.save([1], tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"a\.pth holds a list, not a dict"):
+        load_checkpoint_file(tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"b\.pth was asked for; there is no such file"):
+        load_checkpoint_file(str(tmp_path / "b.pth"))
+
+
+def test_random_numbers_go_on_from_a_saved_state(tmp_path):
+    save_checkpoint_file({"rng": rng_state(torch.device("cpu"))}, tmp_path / "a.pth")
+    drawn = (random.random(), random.gauss(0, 1), torch.rand(3).tolist())
+    state = load_checkpoint_file(tmp_path / "a.pth")["rng"]
+    set_rng_state(state, torch.device("cpu"))
+    assert (random.random(), random.gauss(0, 1), torch.rand(3).tolist()) == drawn
+
+
+def test_numpys_random_numbers_go_on_where_numpy_is_in_use(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    save_checkpoint_file({"rng": rng_state(torch.device("cpu"))}, tmp_path / "a.pth")
+    drawn = [numpy.random.rand(), numpy.random.randn()]  # noqa: NPY002 - the generator in question
+    state = load_checkpoint_file(tmp_path / "a.pth")["rng"]
+    set_rng_state(state, torch.device("cpu"))
+    assert [numpy.random.rand(), numpy.random.randn()] == drawn  # noqa: NPY002
+    del state["numpy"]
+    set_rng_state(state, torch.device("cpu"))

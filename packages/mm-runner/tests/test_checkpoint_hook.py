@@ -1,0 +1,215 @@
+import logging
+
+import pytest
+import torch
+from toy import Killed, Scripted, StopBeforeEpoch
+
+from mm_runner import ConfigError
+from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.errors import CheckpointWriteError
+from mm_runner.hooks import CheckpointHook
+
+
+@pytest.fixture
+def run(make_runner):
+    """``run(hook, epochs=5, **overrides)`` trains and returns the Runner."""
+
+    def train(checkpoint, *, epochs=5, **overrides):
+        runner = make_runner(
+            train_cfg={"max_epochs": epochs},
+            default_hooks={"checkpoint": checkpoint},
+            **overrides,
+        )
+        runner.train()
+        return runner
+
+    return train
+
+
+def saved(runner):
+    return sorted(path.name for path in runner.work_dir.glob("*.pth"))
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        ({}, "12345"),
+        ({"interval": 2}, "245"),
+        ({"interval": 2, "save_last": False}, "24"),
+        ({"interval": -1}, "5"),
+        ({"interval": 2, "save_begin": 1}, "35"),
+        ({"max_keep_ckpts": 2}, "45"),
+        ({"max_keep_ckpts": 1, "interval": 3}, "5"),
+    ],
+    ids=["default", "interval", "not-last", "only-last", "begin", "keep-two", "keep-one"],
+)
+def test_epochs_that_are_saved(run, options, files):
+    runner = run(options)
+    assert saved(runner) == [f"epoch_{number}.pth" for number in files]
+    newest = f"epoch_{files[-1]}.pth"
+    assert (runner.work_dir / "last_checkpoint").read_text() == f"{newest}\n"
+    assert load_checkpoint_file(runner.work_dir / newest)["meta"]["epoch"] == int(files[-1])
+
+
+def test_a_file_name_and_a_directory_of_ones_own(run, tmp_path):
+    runner = run({"out_dir": str(tmp_path / "out"), "filename_tmpl": "e{}.pth"}, epochs=1)
+    assert saved(runner) == []
+    assert (tmp_path / "out" / "e1.pth").is_file()
+    assert (runner.work_dir / "last_checkpoint").read_text().strip() == "../out/e1.pth"
+
+
+def test_optimizer_and_schedules_can_be_left_out(run):
+    scheduler = {"type": "StepLR", "step_size": 1}
+    options = {"save_optimizer": False, "save_param_scheduler": False}
+    for change, keys in (({}, {"optimizer", "param_schedulers"}), (options, set())):
+        runner = run(change, epochs=1, param_scheduler=scheduler)
+        content = load_checkpoint_file(runner.work_dir / "epoch_1.pth")
+        assert set(content) & {"optimizer", "param_schedulers"} == keys
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "values", "best"),
+    [
+        ("accuracy", None, [0.5, 0.9, 0.7, 0.9, 0.8], 2),
+        ("val_loss", None, [0.5, 0.2, 0.7, 0.1, 0.8], 4),
+        ("odd", "less", [3, 1, 2, 4, 5], 2),
+        ("accuracy", "less", [0.5, 0.9, 0.3, 0.9, 0.8], 3),
+    ],
+    ids=["greater", "less", "rule", "rule-wins"],
+)
+def test_the_best_epoch_is_kept_by_the_rule(run, name, rule, values, best):
+    metric = Scripted(name=name, values=values)
+    runner = run({"save_best": name, "rule": rule, "max_keep_ckpts": 1}, val_evaluator=metric)
+    assert saved(runner) == [f"best_{name}.pth", "epoch_5.pth"]
+    content = load_checkpoint_file(runner.work_dir / f"best_{name}.pth")
+    assert content["meta"]["epoch"] == best
+    assert content["meta"]["iter"] == 6 * best
+    assert "optimizer" not in content
+    assert (runner.work_dir / "last_checkpoint").read_text() == "epoch_5.pth\n"
+
+
+def test_auto_takes_the_first_metric_and_slashes_leave_the_name(run):
+    metric = Scripted(values=[0.5], prefix="toy")
+    runner = run({"save_best": "auto"}, epochs=1, val_evaluator=metric)
+    assert saved(runner) == ["best_toy_accuracy.pth", "epoch_1.pth"]
+
+
+def test_the_best_score_may_be_any_librarys_number(run):
+    numpy = pytest.importorskip("numpy")
+    metric = Scripted(values=[numpy.float64(0.5), numpy.float32(0.75)])
+    runner = run({"save_best": "accuracy"}, epochs=2, val_evaluator=metric)
+    content = load_checkpoint_file(runner.work_dir / "best_accuracy.pth")
+    assert content["checkpoint_hook"]["best"]["score"] == 0.75
+
+
+def test_a_resumed_run_knows_what_to_prune_and_what_was_best(run, tmp_path):
+    options = {"save_best": "accuracy", "max_keep_ckpts": 2}
+    with pytest.raises(Killed):
+        run(
+            dict(options),
+            val_evaluator=Scripted(values=[0.9, 0.5, 0.5]),
+            custom_hooks=[StopBeforeEpoch(3)],
+        )
+    runner = run(dict(options), val_evaluator=Scripted(values=[0.7, 0.6]), resume=True)
+    assert saved(runner) == ["best_accuracy.pth", "epoch_4.pth", "epoch_5.pth"]
+    assert load_checkpoint_file(runner.work_dir / "best_accuracy.pth")["meta"]["epoch"] == 1
+
+
+def test_the_best_of_the_last_epoch_before_a_kill_is_not_overwritten_by_a_worse_one(run):
+    # The checkpoint of epoch 2 was written before its validation found it the best.
+    with pytest.raises(Killed):
+        run(
+            {"save_best": "accuracy"},
+            epochs=3,
+            val_evaluator=Scripted(values=[0.5, 0.9]),
+            custom_hooks=[StopBeforeEpoch(2)],
+        )
+    runner = run(
+        {"save_best": "accuracy"}, epochs=3, val_evaluator=Scripted(values=[0.7]), resume=True
+    )
+    assert load_checkpoint_file(runner.work_dir / "best_accuracy.pth")["meta"]["epoch"] == 2
+
+
+def test_a_fresh_run_does_not_inherit_the_best_of_another(run):
+    run({"save_best": "accuracy"}, epochs=1, val_evaluator=Scripted(values=[0.9]))
+    runner = run({"save_best": "accuracy"}, epochs=1, val_evaluator=Scripted(values=[0.5]))
+    content = load_checkpoint_file(runner.work_dir / "best_accuracy.pth")
+    assert content["checkpoint_hook"]["best"]["score"] == 0.5
+
+
+def _failing_on(numbers, monkeypatch):
+    """Let ``torch.save`` fail on the calls with these numbers, counted from 1."""
+    save, calls = torch.save, []
+
+    def fail_sometimes(content, file):
+        calls.append(1)
+        if len(calls) in numbers:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        save(content, file)
+
+    monkeypatch.setattr(torch, "save", fail_sometimes)
+
+
+def test_a_failed_write_does_not_end_the_training(run, monkeypatch):
+    _failing_on({2, 3}, monkeypatch)
+    runner = run({"max_keep_ckpts": 1}, epochs=4)
+    assert saved(runner) == ["epoch_4.pth"]
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert log.count("No space left on device") == 2
+    assert "Training goes on" in log
+
+
+def test_the_old_checkpoint_stays_until_a_new_one_is_whole(run, monkeypatch, tmp_path):
+    _failing_on({2, 3}, monkeypatch)
+    with pytest.raises(Killed):
+        run({"max_keep_ckpts": 1}, epochs=4, custom_hooks=[StopBeforeEpoch(3)])
+    assert sorted(p.name for p in (tmp_path / "run").glob("*.pth")) == ["epoch_1.pth"]
+
+
+def test_a_failed_write_of_the_last_epoch_is_an_error(run, monkeypatch):
+    _failing_on({2}, monkeypatch)
+    with pytest.raises(CheckpointWriteError, match=r"epoch_2\.pth failed: .*No space left"):
+        run({}, epochs=2)
+
+
+def test_a_failed_write_of_the_best_does_not_end_the_training(run, monkeypatch):
+    _failing_on({2}, monkeypatch)  # epoch 1, then its best
+    metric = Scripted(values=[0.9, 0.5, 0.6])
+    runner = run({"save_best": "accuracy"}, epochs=3, val_evaluator=metric)
+    # What was never written is no best to beat.
+    assert load_checkpoint_file(runner.work_dir / "best_accuracy.pth")["meta"]["epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by_epoch": False}, r"CheckpointHook\.by_epoch: False.*in epochs"),
+        ({"rule": "more"}, r"CheckpointHook\.rule: 'greater' or 'less' is needed, got 'more'"),
+        ({"filename_tmpl": "last.pth"}, r"filename_tmpl: '\{\}' must stand.*got 'last\.pth'"),
+    ],
+    ids=["by-iteration", "rule", "template"],
+)
+def test_wrong_arguments_say_what_is_needed(options, message):
+    with pytest.raises(ConfigError, match=message):
+        CheckpointHook(**options)
+
+
+def test_a_metric_that_is_not_reported_names_those_that_are(run):
+    with pytest.raises(
+        ConfigError, match=r"save_best: 'acuracy' was asked for; the validation reported 'accuracy'"
+    ):
+        run({"save_best": "acuracy"}, epochs=1)
+
+
+def test_a_metric_whose_rule_cannot_be_guessed_asks_for_one(run):
+    metric = Scripted(name="odd", values=[1, 2])
+    with pytest.raises(ConfigError, match=r"rule: whether a greater or a less 'odd'.*rule='greater'"):
+        run({"save_best": "odd"}, epochs=2, val_evaluator=metric)
+
+
+def test_validation_outside_training_saves_nothing(make_runner, caplog):
+    caplog.set_level(logging.INFO)
+    runner = make_runner(default_hooks={"checkpoint": {"save_best": "accuracy"}})
+    runner.val()
+    assert saved(runner) == []

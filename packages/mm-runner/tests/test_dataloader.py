@@ -1,0 +1,251 @@
+from collections import namedtuple
+
+import pytest
+import torch
+from toy import Blobs, loader_cfg
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner.data import DataSettings, DefaultSampler, build_dataloader, pseudo_collate
+from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS
+
+Pair = namedtuple("Pair", "left right")
+
+
+def build(cfg, *, shuffle=False, seed=0, rank=0):
+    return build_dataloader(cfg, DataSettings(seed, rank), shuffle=shuffle, where="train_dataloader")
+
+
+def labels(loader):
+    return [batch["labels"].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch"),
+    [
+        ([1, 2], [1, 2]),
+        ([(1, "a"), (2, "b")], ([1, 2], ["a", "b"])),
+        ([[1, 2], [3, 4]], [[1, 3], [2, 4]]),
+        ([Pair(1, 2), Pair(3, 4)], Pair([1, 3], [2, 4])),
+        ([{"x": 1, "y": {"z": 2}}, {"x": 3, "y": {"z": 4}}], {"x": [1, 3], "y": {"z": [2, 4]}}),
+    ],
+    ids=["values", "tuples", "lists", "named-tuples", "dicts"],
+)
+def test_pseudo_collate_regroups_field_by_field(samples, batch):
+    assert pseudo_collate(samples) == batch
+    assert type(pseudo_collate(samples)) is type(batch)
+
+
+def test_pseudo_collate_keeps_tensors_of_different_sizes():
+    small, large = torch.ones(1), torch.ones(2)
+    batch = pseudo_collate([{"x": small}, {"x": large}])
+    assert batch["x"][0] is small
+    assert batch["x"][1] is large
+
+
+def test_a_ready_loader_is_returned_as_it_is():
+    loader = DataLoader(Blobs(4))
+    assert build(loader) is loader
+
+
+def test_batches_come_in_order_unless_shuffled():
+    assert labels(build(loader_cfg(size=5, batch_size=2))) == [[0, 1], [2, 0], [1]]
+    cfg = loader_cfg(size=24, batch_size=24)
+    assert labels(build(cfg, shuffle=True)) != labels(build(cfg))
+    assert labels(build({**cfg, "shuffle": True})) != labels(build(cfg))
+    assert labels(build({**cfg, "shuffle": False}, shuffle=True)) == labels(build(cfg))
+
+
+def test_shuffling_is_reproducible_by_the_seed():
+    cfg = loader_cfg(size=24, batch_size=24)
+    assert labels(build(cfg, shuffle=True)) == labels(build(cfg, shuffle=True))
+    assert labels(build(cfg, shuffle=True)) != labels(build(cfg, shuffle=True, seed=1))
+
+
+def test_the_config_is_left_as_it_was():
+    cfg = loader_cfg(sampler={"type": "DefaultSampler", "shuffle": True})
+    before = dict(cfg)
+    build(cfg)
+    assert cfg == before
+
+
+def test_starting_an_epoch_draws_no_global_random_number():
+    loader = build(loader_cfg(), shuffle=True)
+    before = torch.get_rng_state()
+    labels(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_pseudo_collate_is_the_default():
+    batch = next(iter(build({"dataset": Blobs(4), "batch_size": 2})))
+    assert [tensor.shape for tensor in batch["inputs"]] == [(4,), (4,)]
+
+
+def collate_scaled(samples, factor):
+    return factor * len(samples)
+
+
+@pytest.mark.parametrize(
+    "collate_fn",
+    [
+        f"{__name__}:collate_scaled",
+        {"type": collate_scaled, "factor": 3},
+        {"type": "collate_scaled", "factor": 3},
+    ],
+    ids=["path", "function", "registered"],
+)
+def test_collate_fn_may_be_a_name_a_config_or_a_function(monkeypatch, collate_fn):
+    monkeypatch.setitem(FUNCTIONS._registered, "collate_scaled", collate_scaled)
+    if isinstance(collate_fn, str):
+        collate_fn = {"type": collate_fn, "factor": 3}
+    cfg = {"dataset": Blobs(4), "batch_size": 2, "collate_fn": collate_fn}
+    assert list(build(cfg)) == [6, 6]
+    assert list(build({**cfg, "collate_fn": len})) == [2, 2]
+
+
+def test_num_batch_per_epoch_shortens_the_epoch():
+    assert labels(build(loader_cfg(batch_size=2, num_batch_per_epoch=2))) == [[0, 1], [2, 0]]
+    assert len(build(loader_cfg(size=4, batch_size=2, num_batch_per_epoch=9))) == 2
+
+
+def test_num_batch_per_epoch_without_a_batch_size_says_what_is_missing():
+    cfg = loader_cfg(num_batch_per_epoch=2, batch_sampler={"type": BatchSampler})
+    del cfg["batch_size"]
+    with pytest.raises(ConfigError, match=r"train_dataloader\.num_batch_per_epoch.*batch_size"):
+        build(cfg)
+
+
+def test_a_dataset_config_is_built_and_asked_to_read_its_files(monkeypatch):
+    class Lazy(Blobs):
+        is_read = False
+
+        def full_init(self):
+            self.is_read = True
+
+    monkeypatch.setitem(DATASETS._registered, "Lazy", Lazy)
+    loader = build(loader_cfg(dataset={"type": "Lazy", "size": 3}))
+    assert len(loader.dataset) == 3
+    assert loader.dataset.is_read
+
+
+def test_a_batch_sampler_config_gets_the_sampler_and_the_batch_size(monkeypatch):
+    monkeypatch.setitem(DATA_SAMPLERS._registered, "BatchSampler", BatchSampler)
+    cfg = loader_cfg(
+        size=5, batch_size=2, batch_sampler={"type": "BatchSampler", "drop_last": True}
+    )
+    loader = build(cfg)
+    assert labels(loader) == [[0, 1], [2, 0]]
+    assert isinstance(loader.batch_sampler.sampler, DefaultSampler)
+
+
+def test_an_iterable_dataset_gets_no_sampler():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([{"labels": torch.tensor(i)} for i in range(3)])
+
+    loader = build({"dataset": Stream(), "batch_size": 2, "collate_fn": "default_collate"})
+    assert labels(loader) == [[0, 1], [2]]
+
+
+class RandomNumbers(torch.utils.data.Dataset):
+    """Gives what the worker's generators give."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.randint(2**60, ()).item()
+
+
+def test_workers_of_different_ranks_draw_different_numbers():
+    cfg = {"dataset": RandomNumbers(), "batch_size": 1, "num_workers": 2}
+    draws = [tuple(batch[0] for batch in build(cfg, rank=rank)) for rank in (0, 1)]
+    assert len({*draws[0], *draws[1]}) == 8
+    assert draws[0] == tuple(batch[0] for batch in build(cfg, rank=0))
+
+
+def test_a_worker_init_fn_of_ones_own_is_used():
+    cfg = {
+        "dataset": RandomNumbers(),
+        "batch_size": 1,
+        "num_workers": 1,
+        "worker_init_fn": {"type": _seed_with, "seed": 5},
+    }
+    torch_first = torch.randint(2**60, (), generator=torch.Generator().manual_seed(5)).item()
+    assert next(iter(build(cfg)))[0] == torch_first
+
+
+def _seed_with(worker_id, seed):
+    torch.manual_seed(seed + worker_id)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"dataset": None, "batchsize": 4},
+            ConfigError,
+            r"train_dataloader\.batchsize: unknown argument of DataLoader.*"
+            r"Did you mean 'batch_size'",
+        ),
+        ({"collate_fn": 3}, ConfigError, r"train_dataloader\.collate_fn: a name .*default_collate"),
+        ({"collate_fn": {}}, ConfigError, r"train_dataloader\.collate_fn: the key 'type'"),
+        (
+            {"collate_fn": "default_colate"},
+            ComponentNotFoundError,
+            r"No function named 'default_colate'.*Did you mean 'default_collate'",
+        ),
+        (
+            {"sampler": {"type": "DefaultSamplr"}},
+            ComponentNotFoundError,
+            r"No data sampler named 'DefaultSamplr'.*Did you mean 'DefaultSampler'",
+        ),
+        (
+            {"sampler": {"type": "DefaultSampler", "shufle": True}},
+            ConfigError,
+            r"train_dataloader\.sampler\.shufle: unknown argument.*'shuffle'",
+        ),
+        (
+            {"dataset": {"type": "Bloobs"}},
+            ComponentNotFoundError,
+            r"No dataset named 'Bloobs'.*Did you mean 'Blobs'",
+        ),
+        (
+            {"dataset": {"type": "Blobs", "siez": 3}},
+            ConfigError,
+            r"train_dataloader\.dataset\.siez: unknown argument of Blobs.*'size'",
+        ),
+    ],
+    ids=[
+        "unknown-key",
+        "collate-number",
+        "collate-no-type",
+        "collate-name",
+        "sampler-name",
+        "sampler-argument",
+        "dataset-name",
+        "dataset-argument",
+    ],
+)
+def test_wrong_keys_are_named_by_their_path(monkeypatch, changes, error, message):
+    monkeypatch.setitem(DATASETS._registered, "Blobs", Blobs)
+    with pytest.raises(error, match=message):
+        build({**loader_cfg(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        (3, r"train_dataloader: a DataLoader or a dict is needed, got 3"),
+        ({"batch_size": 2}, r"train_dataloader\.dataset: this key is missing; given: 'batch_size'"),
+        ({"dataset": [1]}, r"train_dataloader\.batch_size: this key is missing; given: 'dataset'"),
+        (
+            {"dataset": [], "batch_size": 1},
+            r"The dataset \(list\) is empty",
+        ),
+    ],
+    ids=["number", "no-dataset", "no-batch-size", "empty"],
+)
+def test_missing_keys_are_named_by_their_path(cfg, message):
+    with pytest.raises(ConfigError, match=message):
+        build(cfg)

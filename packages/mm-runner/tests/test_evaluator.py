@@ -1,0 +1,82 @@
+import pytest
+import torch
+from toy import Scripted
+
+from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner.evaluator import Accuracy, BaseMetric, Evaluator
+
+SCORES = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+
+
+def test_accuracy_is_the_share_of_right_labels():
+    metric = Accuracy()
+    metric.process(None, (SCORES, torch.tensor([0, 1, 1])))
+    metric.process(None, [SCORES[:1], torch.tensor([0])])
+    assert metric.evaluate(4) == {"accuracy": 0.75}
+    assert metric.results == []
+
+
+def test_samples_beyond_the_dataset_are_padding():
+    metric = Accuracy()
+    metric.process(None, (SCORES, torch.tensor([0, 1, 1])))
+    assert metric.evaluate(2) == {"accuracy": 1.0}
+
+
+def test_accuracy_says_what_it_takes():
+    with pytest.raises(ConfigError, match=r"takes \(scores, labels\).*mode='predict'.*got Tensor"):
+        Accuracy().process(None, SCORES)
+
+
+def test_a_prefix_stands_before_every_name():
+    class Prefixed(Scripted):
+        default_prefix = "toy"
+
+    assert Scripted(values=[1.0], prefix="val").evaluate(0) == {"val/accuracy": 1.0}
+    assert Prefixed(values=[1.0]).evaluate(0) == {"toy/accuracy": 1.0}
+
+
+def test_an_abstract_metric_cannot_be_made():
+    with pytest.raises(TypeError, match="abstract"):
+        BaseMetric()
+
+
+@pytest.mark.parametrize("metrics", [{"type": "Accuracy"}, Accuracy(), [Accuracy()]], ids=["cfg", "metric", "list"])
+def test_evaluator_takes_a_config_a_metric_or_a_list(metrics):
+    evaluator = Evaluator(metrics)
+    evaluator.process(data_samples=(SCORES, torch.tensor([0, 1, 1])), data_batch={})
+    assert evaluator.evaluate(3) == {"accuracy": pytest.approx(2 / 3)}
+
+
+def test_evaluator_turns_numbers_of_other_libraries_into_pythons():
+    numpy = pytest.importorskip("numpy")
+    for value in (numpy.float64(0.5), numpy.float32(0.5), torch.tensor(0.5)):
+        (number,) = Evaluator(Scripted(values=[value])).evaluate(0).values()
+        assert type(number) is float
+        assert number == 0.5
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "message"),
+    [
+        ([], ConfigError, r"val_evaluator: at least one metric is needed"),
+        (3, ConfigError, r"val_evaluator: a metric with process\(\) and evaluate\(\).*got 3"),
+        ("Accuracy", ConfigError, r"val_evaluator: .*got 'Accuracy'"),
+        ({"prefix": "a"}, ConfigError, r"val_evaluator: the key 'type' is missing"),
+        (
+            {"type": "Acuracy"},
+            ComponentNotFoundError,
+            r"No metric named 'Acuracy'; there are: .*Did you mean 'Accuracy'",
+        ),
+    ],
+    ids=["empty", "number", "text", "no-type", "unknown"],
+)
+def test_evaluator_says_what_is_wrong_with_a_metric(metrics, error, message):
+    with pytest.raises(error, match=message):
+        Evaluator(metrics, where="val_evaluator")
+
+
+def test_two_metrics_of_one_name_are_told_apart_by_a_prefix():
+    with pytest.raises(ConfigError, match=r"Two metrics report 'accuracy'; give.*'prefix'"):
+        Evaluator([Scripted(values=[1]), Scripted(values=[2])]).evaluate(0)
+    evaluator = Evaluator([Scripted(values=[1]), Scripted(values=[2], prefix="b")])
+    assert evaluator.evaluate(0) == {"accuracy": 1, "b/accuracy": 2}

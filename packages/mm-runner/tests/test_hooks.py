@@ -1,0 +1,214 @@
+from types import SimpleNamespace
+
+import pytest
+from toy import loader_cfg
+
+from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner.hooks import STAGES, Hook, HookList, LoggerHook, build_hooks, priority_of
+
+DEFAULTS = [
+    "RuntimeInfoHook",
+    "IterTimerHook",
+    "DistSamplerSeedHook",
+    "LoggerHook",
+    "ParamSchedulerHook",
+    "CheckpointHook",
+]
+
+
+def class_names(hooks):
+    return [type(hook).__name__ for hook in hooks]
+
+
+def record(log, name, *stages, **attributes):
+    """A hook that notes its name in ``log`` at each of ``stages``."""
+
+    def act(self, runner, **arguments):
+        log.append(name)
+
+    return type(name, (Hook,), {**dict.fromkeys(stages, act), **attributes})()
+
+
+@pytest.mark.parametrize(
+    ("priority", "level"),
+    [("HIGHEST", 0), ("very_low", 90), ("Normal", 50), (42, 42), (100, 100)],
+    ids=["highest", "lower-case", "title", "number", "largest"],
+)
+def test_priority_of_reads_names_and_numbers(priority, level):
+    assert priority_of(priority) == level
+
+
+@pytest.mark.parametrize("priority", ["LOWW", -1, 101, 1.5, None])
+def test_priority_of_says_what_there_is(priority):
+    with pytest.raises(ConfigError, match=r"from 0 to 100 or one of HIGHEST, .*LOWEST"):
+        priority_of(priority)
+    with pytest.raises(ConfigError, match="Did you mean 'LOW'"):
+        priority_of("LOWW")
+
+
+def test_hooks_act_by_priority_then_in_the_order_added():
+    log = []
+    hooks = HookList()
+    for name, own, given in [
+        ("B", "NORMAL", None),
+        ("C", "NORMAL", None),
+        ("D", "HIGHEST", "LOWEST"),
+        ("A", 10, None),
+    ]:
+        hooks.add(record(log, name, "before_run", priority=own), given)
+    hooks.call("before_run", None)
+    assert log == ["A", "B", "C", "D"]
+    assert class_names(hooks.hooks) == ["A", "B", "C", "D"]
+
+
+def test_a_stage_that_no_hook_uses_calls_nothing():
+    log = []
+    hooks = HookList()
+    hooks.add(record(log, "One", "before_train"))
+    hooks.add(Hook())
+    assert {stage for stage, methods in hooks._by_stage.items() if methods} == {"before_train"}
+    for stage in STAGES:
+        hooks.call(stage, None)
+    assert log == ["One"]
+
+
+def test_the_base_hook_has_every_stage_and_acts_at_none():
+    assert not any(Hook.acts_at(stage) for stage in STAGES)
+    assert all(callable(getattr(Hook, stage)) for stage in STAGES)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("unit", ["epoch", "iter"])
+def test_a_common_stage_is_called_for_every_mode(when, unit):
+    modes = []
+
+    class Common(Hook):
+        pass
+
+    def act(self, runner, *args, mode="train", **kwargs):
+        modes.append(mode)
+
+    setattr(Common, f"_{when}_{unit}", act)
+    hooks = HookList()
+    hooks.add(Common())
+    arguments = {"batch_idx": 0, "data_batch": None} if unit == "iter" else {}
+    for mode in ("train", "val", "test"):
+        hooks.call(f"{when}_{mode}_{unit}", None, **arguments)
+    assert modes == ["train", "val", "test"]
+    expected = {f"{when}_{mode}_{unit}" for mode in ("train", "val", "test")}
+    assert {stage for stage in STAGES if Common.acts_at(stage)} == expected
+
+
+def test_the_helpers_of_mmengines_hooks_count_from_one():
+    hook = Hook()
+    runner = SimpleNamespace(epoch=3, iter=7, max_epochs=4, max_iters=8)
+    assert [hook.every_n_epochs(runner, n) for n in (2, 3, 4, -1)] == [True, False, True, False]
+    assert hook.every_n_epochs(runner, 3, start=1)
+    assert not hook.every_n_epochs(runner, 1, start=4)
+    assert [hook.every_n_train_iters(runner, n) for n in (3, 4, 0)] == [False, True, False]
+    assert [hook.every_n_inner_iters(i, 3) for i in (1, 2)] == [False, True]
+    assert hook.is_last_train_epoch(runner)
+    assert hook.is_last_train_iter(runner)
+    assert hook.end_of_epoch([1, 2], 1)
+    assert not hook.end_of_epoch([1, 2], 0)
+
+
+def test_default_hooks_stand_in_mmengines_order():
+    hooks = build_hooks(None, None).hooks
+    assert class_names(hooks) == DEFAULTS
+    assert [hook.priority for hook in hooks] == [10, 50, 50, 60, 70, 90]
+    assert hooks[-1].interval == 1
+
+
+def test_default_hooks_are_changed_replaced_and_removed_by_name():
+    class Timer(Hook):
+        pass
+
+    hooks = build_hooks({"logger": {"interval": 3}, "timer": Timer(), "checkpoint": None}, None)
+    assert class_names(hooks.hooks) == [DEFAULTS[0], "Timer", *DEFAULTS[2:5]]
+    assert hooks.hooks[3].interval == 3
+    assert hooks.hooks[1].priority == 50
+
+
+def test_custom_hooks_may_be_configs_with_a_priority():
+    hooks = build_hooks(None, [{"type": "LoggerHook", "interval": 7, "priority": "HIGHEST"}])
+    assert class_names(hooks.hooks) == ["LoggerHook", *DEFAULTS]
+    assert hooks.hooks[0].interval == 7
+
+
+@pytest.mark.parametrize(
+    ("default", "custom", "error", "message"),
+    [
+        (
+            {"cheskpoint": None},
+            None,
+            ConfigError,
+            r"default_hooks\.cheskpoint: there is no such.*Did you mean 'checkpoint'.*custom_hooks",
+        ),
+        ({"logger": 3}, None, ConfigError, r"default_hooks\.logger: a Hook or a dict.*got 3"),
+        (
+            {"logger": {"intervall": 3}},
+            None,
+            ConfigError,
+            r"default_hooks\.logger\.intervall: unknown argument of LoggerHook.*'interval'",
+        ),
+        (None, [dict], ConfigError, r"custom_hooks\[0\]: a Hook or a dict with 'type'.*'dict'"),
+        (None, [{"interval": 1}], ConfigError, r"custom_hooks\[0\]: the key 'type' is missing"),
+        (
+            None,
+            [{"type": "CheckpointHok"}],
+            ComponentNotFoundError,
+            r"No hook named 'CheckpointHok'.*Did you mean 'CheckpointHook'",
+        ),
+    ],
+    ids=["unknown-default", "no-hook", "argument", "class", "no-type", "unknown-type"],
+)
+def test_wrong_hooks_are_named_by_their_path(default, custom, error, message):
+    with pytest.raises(error, match=message):
+        build_hooks(default, custom)
+
+
+@pytest.mark.parametrize("interval", [0, -1, 1.5, True], ids=str)
+def test_logger_hook_needs_a_positive_interval(interval):
+    with pytest.raises(ConfigError, match=r"LoggerHook\.interval: a positive number.*got"):
+        LoggerHook(interval)
+
+
+def test_a_run_passes_every_stage_in_order(make_runner):
+    log = []
+
+    class Everything(Hook):
+        priority = "LOWEST"
+
+    for stage in STAGES:
+        setattr(Everything, stage, lambda self, runner, _stage=stage, **_: log.append(_stage))
+
+    runner = make_runner(
+        train_cfg={"max_epochs": 1},
+        train_dataloader=loader_cfg(size=9, batch_size=9),
+        custom_hooks=[Everything()],
+    )
+    runner.train()
+    runner.val()
+    evaluation = [
+        "before_val",
+        "before_val_epoch",
+        *["before_val_iter", "after_val_iter"] * 3,
+        "after_val_epoch",
+        "after_val",
+    ]
+    assert log == [
+        "before_run",
+        "before_train",
+        "before_train_epoch",
+        "before_train_iter",
+        "after_train_iter",
+        "before_save_checkpoint",
+        "after_train_epoch",
+        *evaluation,
+        "after_train",
+        "after_run",
+        "before_run",
+        *evaluation,
+        "after_run",
+    ]

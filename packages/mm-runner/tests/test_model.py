@@ -1,0 +1,182 @@
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+from toy import Classifier
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mm_amp import OptimWrapper
+from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner.model import (
+    BaseDataPreprocessor,
+    BaseModel,
+    eval_step_of,
+    is_model_wrapper,
+    train_step_of,
+    unwrap_model,
+)
+
+BATCH = {"inputs": torch.ones(2, 4), "labels": torch.tensor([0, 1])}
+Point = namedtuple("Point", "x y")
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Classifier()
+
+
+@pytest.fixture
+def wrapper(model):
+    return OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_train_step_is_forward_backward_and_update(model, wrapper):
+    twin = Classifier()
+    twin.load_state_dict(model.state_dict())
+    logged = model.train_step(BATCH, wrapper)
+    loss = twin(**BATCH, mode="loss")["loss"]
+    loss.backward()
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    assert torch.equal(logged["loss"], loss.detach())
+    assert not logged["loss"].requires_grad
+    for ours, by_hand in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, by_hand)
+
+
+def test_a_batch_may_be_a_sequence(model, wrapper):
+    as_list = model.val_step([BATCH["inputs"], BATCH["labels"]])
+    assert torch.equal(as_list[0], model.val_step(BATCH)[0])
+    assert torch.equal(model.test_step(BATCH)[0], as_list[0])
+    assert set(model.train_step(tuple(BATCH.values()), wrapper)) == {"loss"}
+
+
+def test_a_batch_of_another_kind_says_what_it_may_be(model, wrapper):
+    with pytest.raises(TypeError, match=r"must be a dict .*or a list or tuple.*got Tensor.*collate_fn"):
+        model.train_step(torch.ones(2, 4), wrapper)
+    with pytest.raises(TypeError, match="got str"):
+        model.val_step("batch")
+
+
+def test_losses_are_summed_by_name_and_means_logged(model):
+    one = torch.tensor([1.0, 3.0], requires_grad=True)
+    losses = {"loss_cls": one, "acc": torch.tensor(0.5), "loss_box": [one, torch.tensor(4.0)]}
+    loss, logged = model.parse_losses(losses)
+    assert loss.item() == 2 + 2 + 4
+    assert loss.requires_grad
+    assert {name: value.item() for name, value in logged.items()} == {
+        "loss": 8,
+        "loss_cls": 2,
+        "acc": 0.5,
+        "loss_box": 6,
+    }
+    assert next(iter(logged)) == "loss"
+    assert not any(value.requires_grad for value in logged.values())
+
+
+@pytest.mark.parametrize(
+    ("losses", "error", "message"),
+    [
+        (
+            {"cls": torch.ones(())},
+            ConfigError,
+            r"mode='loss'\) returned 'cls'; at least one name must contain 'loss'",
+        ),
+        ({}, ConfigError, r"returned nothing; at least one name must contain 'loss'"),
+        ({"loss": 1.0}, TypeError, r"'loss' must be a tensor or a non-empty list.*got 1\.0"),
+        ({"loss": []}, TypeError, r"'loss' must be a tensor or a non-empty list.*got \[\]"),
+    ],
+    ids=["no-loss", "empty", "number", "empty-list"],
+)
+def test_losses_that_cannot_be_used_say_what_is_needed(model, losses, error, message):
+    with pytest.raises(error, match=message):
+        model.parse_losses(losses)
+
+
+def test_losses_that_are_no_dict_say_what_is_needed(model):
+    with pytest.raises(TypeError, match=r"forward\(mode='loss'\) must return a dict.*got Tensor"):
+        model.parse_losses(torch.ones(()))
+
+
+def test_base_model_is_abstract_and_has_no_init_cfg():
+    with pytest.raises(TypeError, match="abstract"):
+        BaseModel()
+
+    class Model(BaseModel):
+        def forward(self, *args, mode="tensor", **kwargs):
+            return None
+
+    with pytest.raises(ConfigError, match=r"init_cfg=\{'type': 'Xavier'\} was given.*init_weights"):
+        Model(init_cfg={"type": "Xavier"})
+
+
+def test_a_data_preprocessor_may_be_a_module_or_a_config():
+    assert isinstance(Classifier().data_preprocessor, BaseDataPreprocessor)
+    own = nn.Identity()
+    assert Classifier(data_preprocessor=own).data_preprocessor is own
+    built = Classifier(data_preprocessor={"non_blocking": False}).data_preprocessor
+    assert type(built) is BaseDataPreprocessor
+    named = Classifier(data_preprocessor={"type": "BaseDataPreprocessor"}).data_preprocessor
+    assert type(named) is BaseDataPreprocessor
+    with pytest.raises(ConfigError, match=r"data_preprocessor: an nn.Module, a dict.*got 3"):
+        Classifier(data_preprocessor=3)
+    with pytest.raises(ComponentNotFoundError, match="Did you mean 'BaseDataPreprocessor'"):
+        Classifier(data_preprocessor={"type": "DataPreprocessor"})
+
+
+def test_data_preprocessor_moves_every_tensor_and_keeps_containers():
+    preprocessor = BaseDataPreprocessor().to("meta")
+    assert preprocessor.device.type == "meta"
+    data = OrderedDict(a=[torch.ones(1)], b=(Point(torch.ones(1), "name"), 3))
+    moved = preprocessor(data)
+    assert type(moved) is OrderedDict
+    assert moved["a"][0].device.type == moved["b"][0].x.device.type == "meta"
+    assert moved["b"][0].y == "name"
+    assert moved["b"][1] == 3
+    assert type(moved["b"][0]) is Point
+    assert not preprocessor.state_dict()
+
+
+def test_data_preprocessor_follows_the_model_and_ignores_its_dtype():
+    model = Classifier()
+    model.to("meta").double()
+    assert model.data_preprocessor.device.type == "meta"
+    assert model.data_preprocessor(torch.ones(1)).dtype is torch.float32
+
+
+def test_unwrap_model_takes_every_wrapper_off(group_of_one, model):
+    wrapped = DistributedDataParallel(model)
+    assert is_model_wrapper(wrapped)
+    assert unwrap_model(wrapped) is model
+    assert unwrap_model(model) is model
+
+
+def test_a_wrapper_without_steps_is_stepped_through_its_own_forward(group_of_one, model, wrapper):
+    calls = []
+
+    class Counting(DistributedDataParallel):
+        def forward(self, *args, **kwargs):
+            calls.append(kwargs["mode"])
+            return super().forward(*args, **kwargs)
+
+    wrapped = Counting(model)
+    assert set(train_step_of(wrapped)(BATCH, wrapper)) == {"loss"}
+    assert calls == ["loss"]
+    assert torch.equal(eval_step_of(wrapped, "val_step")(BATCH)[0], model.val_step(BATCH)[0])
+    assert calls == ["loss"]  # evaluation synchronises nothing
+
+
+def test_a_models_own_steps_win(model):
+    model.train_step = lambda data, optim_wrapper: "mine"
+    assert train_step_of(model)(None, None) == "mine"
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "wrapped"])
+def test_a_model_without_steps_says_what_is_needed(group_of_one, wrapped):
+    model = DistributedDataParallel(nn.Linear(1, 1)) if wrapped else nn.Linear(1, 1)
+    who = "Linear in DistributedDataParallel" if wrapped else "Linear"
+    with pytest.raises(ConfigError, match=rf"train_step\(data, optim_wrapper\).*{who} has none.*BaseModel"):
+        train_step_of(model)
+    with pytest.raises(ConfigError, match=rf"val_step\(data\).*{who} has none.*BaseModel"):
+        eval_step_of(model, "val_step")

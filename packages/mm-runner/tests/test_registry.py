@@ -1,0 +1,140 @@
+import sys
+import warnings
+from importlib.metadata import distribution
+
+import pytest
+import torch
+
+from mm_runner import ComponentNotFoundError, ConfigError, registry
+from mm_runner.registry import HOOKS, MODEL_WRAPPERS, OPTIM_WRAPPERS, OPTIMIZERS, Registry
+
+
+class Mine:
+    pass
+
+
+@pytest.fixture
+def things():
+    """A registry of its own group, whose torch provides ``Sgd``."""
+    return Registry(
+        "thing", entry_point_group="mm.test_things", torch_components=lambda: {"Sgd": "torch's"}
+    )
+
+
+def test_register_module_is_a_decorator_and_a_call(things):
+    @things.register_module()
+    class Decorated:
+        pass
+
+    assert things.get("Decorated") is Decorated
+    assert things.register_module(module=Mine) is Mine
+    assert things.register_module(name=["one", "two"], module=Mine) is Mine
+    assert things.get("one") is things.get("two") is things.get("Mine") is Mine
+    assert things.module_dict == {"Decorated": Decorated, "Mine": Mine, "one": Mine, "two": Mine}
+    assert things.names() == ["Decorated", "Mine", "Sgd", "one", "two"]
+    assert len(things) == 5
+    assert "one" in things
+    assert repr(things) == "Registry('thing': Decorated, Mine, Sgd, one, two)"
+
+
+def test_register_module_replaces_only_when_forced(things):
+    things.register_module(name="x", module=Mine)
+    with pytest.raises(KeyError, match=r"'x' is registered already.*force=True"):
+        things.register_module(name="x", module=dict)
+    things.register_module(name="x", module=dict, force=True)
+    assert things.get("x") is dict
+
+
+def test_register_module_without_parentheses_says_so(things):
+    with pytest.raises(TypeError, match="with parentheses"):
+        things.register_module(Mine)
+    with pytest.raises(TypeError, match="must be a class or function, got 3"):
+        things.register_module(name="three", module=3)
+
+
+def test_registered_wins_over_torchs_own_and_that_over_plugins(things, install_plugin):
+    install_plugin("many", "[mm.test_things]\nSgd = many:Sgd\nOther = many:Other\n", "Sgd = Other = 1")
+    with pytest.warns(UserWarning, match=r"thing 'Sgd' is torch's own.*torch's is used.*import path"):
+        assert things.get("Sgd") == "torch's"
+    assert things.get("Sgd") == "torch's"  # told once
+    assert things.get("Other") == 1
+    things.register_module(name="Sgd", module=Mine)
+    things.register_module(name="Other", module=dict)
+    assert things.get("Sgd") is Mine
+    assert things.get("Other") is dict
+    assert things.names() == ["Other", "Sgd"]
+
+
+def test_only_the_component_asked_for_is_imported(things, install_plugin):
+    install_plugin("boom", "[mm.test_things]\nBoom = boom:Boom\n", "raise RuntimeError\n")
+    install_plugin("calm", "[mm.test_things]\nCalm = calm:Calm\n", "Calm = 1\n")
+    assert things.names() == ["Boom", "Calm", "Sgd"]
+    assert things.get("Calm") == 1
+    assert "boom" not in sys.modules
+
+
+def test_two_plugins_of_one_name_are_an_error(things, install_plugin):
+    install_plugin("first", "[mm.test_things]\nSame = first:Same\n", "Same = 1\n")
+    install_plugin("second", "[mm.test_things]\nSame = second:Same\n", "Same = 2\n")
+    with pytest.raises(
+        ConfigError,
+        match=r"'Same' was asked for.*first \(first:Same\), second \(second:Same\).*uninstall",
+    ):
+        things.get("Same")
+    assert things.get("second:Same") == 2
+
+
+@pytest.mark.parametrize("path", ["paths:Name", "paths.Name"], ids=["colon", "dot"])
+def test_import_paths_need_no_registration(things, install_plugin, path):
+    install_plugin("paths", "", "class Name:\n    pass\n")
+    assert things.get(path) is sys.modules["paths"].Name
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["no_such_module:Name", "collections:Nmae", "collections.Nmae", ":Name", ".Name"],
+    ids=["module", "attribute", "dotted-attribute", "no-module", "relative"],
+)
+def test_import_paths_that_lead_nowhere_say_why(things, path):
+    with pytest.raises(ComponentNotFoundError, match=r"The thing '.*' was asked for by import path"):
+        things.get(path)
+
+
+def test_unknown_names_list_near_ones_and_the_ways_out():
+    with pytest.raises(
+        ComponentNotFoundError,
+        match=r"No optimizer named 'SDG'; there are: .*Adam.*SGD.*Did you mean 'SGD'.*"
+        r"register_module\(\).*'package.module:Name'.*pip install mm-npu",
+    ):
+        OPTIMIZERS.get("SDG")
+
+
+def test_torchs_own_optimizers_schedulers_and_wrappers_are_known():
+    assert OPTIMIZERS.get("AdamW") is torch.optim.AdamW
+    assert registry.PARAM_SCHEDULERS.get("StepLR") is torch.optim.lr_scheduler.StepLR
+    assert MODEL_WRAPPERS.get("DistributedDataParallel") is torch.nn.parallel.DistributedDataParallel
+    for base in ("Optimizer", "LRScheduler", "_LRScheduler"):
+        assert base not in OPTIMIZERS
+        assert base not in registry.PARAM_SCHEDULERS
+
+
+def test_siblings_components_are_known():
+    assert "NpuFusedAdamW" in OPTIMIZERS
+    assert {"OptimWrapper", "AmpOptimWrapper"} <= set(OPTIM_WRAPPERS.names())
+    assert "MMDistributedDataParallel" in MODEL_WRAPPERS
+
+
+def test_every_component_that_we_advertise_can_be_loaded_by_a_registry():
+    by_group = {
+        one.entry_point_group: one for one in vars(registry).values() if isinstance(one, Registry)
+    }
+    entries = [e for e in distribution("mm-runner").entry_points if e.group.startswith("mm.")]
+    assert len(entries) >= 15
+    for entry in entries:
+        assert by_group[entry.group].get(entry.name) is entry.load()
+
+
+def test_looking_up_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert HOOKS.get("CheckpointHook").__name__ == "CheckpointHook"
