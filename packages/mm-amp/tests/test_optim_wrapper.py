@@ -198,6 +198,10 @@ def test_update_params_names_what_is_wrong_with_the_loss(sgd, loss, message):
     assert wrapper.inner_count == 0
 
 
+def test_accumulative_counts_is_what_was_given(sgd):
+    assert OptimWrapper(sgd, accumulative_counts=3).accumulative_counts == 3
+
+
 def test_initialize_count_status_refuses_negative_counts(model, sgd):
     with pytest.raises(ConfigError, match="init_counts is -1 and max_counts 3"):
         OptimWrapper(sgd).initialize_count_status(model, -1, 3)

@@ -1,0 +1,150 @@
+"""Choose the process-group backend, and read back which one an existing group uses."""
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mm_dist._device_choice import current_device
+from mm_dist._devices import CPU, DeviceRow, accelerator_rows, find_accelerator_of, find_row
+from mm_dist._errors import ConfigError, TorchVersionError
+from mm_dist._suggestion import suggest_name
+
+CPU_DEVICE = torch.device("cpu")
+_GENERAL_BACKENDS = ("gloo", "mpi", "ucc")
+
+
+def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = True) -> str:
+    """Return the backend for ranks that compute on ``device_type``.
+
+    Args:
+        backend: What the user asked for: ``None``, a name, or pairs as ``cpu:gloo,cuda:nccl``.
+        device_type: The type of device that this process uses.
+        is_warning: Whether to warn if the request cannot be met.
+
+    Returns:
+        The request where this machine can run it, else what belongs to the device.
+
+    Raises:
+        ConfigError: If the request is not known.
+        TorchVersionError: If torch is too old for pairs.
+    """
+    if backend is None:
+        return _own_backend(find_row(device_type))
+    if not isinstance(backend, str) or not backend:
+        raise ConfigError(f"backend={backend!r} is not a name; use one like 'nccl', or None.")
+    chosen = _choose_usable(backend.lower(), device_type)
+    if chosen != backend.lower() and is_warning:
+        warnings.warn(
+            f"backend={backend!r} was asked for, but it cannot run on device {device_type!r} "
+            f"here; using {chosen!r}. Leave backend out to have it chosen.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return chosen
+
+
+def _choose_usable(backend: str, device_type: str) -> str:
+    if ":" not in backend:
+        _check_known(backend)
+        return backend if _is_usable(backend, device_type) else _own_backend(find_row(device_type))
+    pairs = _read_pairs(backend)
+    usable = {
+        pair_device: name
+        for pair_device, name in pairs.items()
+        if pair_device in ("cpu", device_type) and _is_usable(name, pair_device)
+    }
+    if usable == pairs:
+        return backend
+    usable.setdefault(device_type, _own_backend(find_row(device_type)))
+    if len(usable) == 1:
+        return usable[device_type]
+    return ",".join(f"{pair_device}:{name}" for pair_device, name in usable.items())
+
+
+def _read_pairs(backend: str) -> dict[str, str]:
+    if not hasattr(dist.distributed_c10d, "BackendConfig"):
+        raise TorchVersionError(
+            f"backend={backend!r} needs pairs of device and backend, which torch has since 2.0; "
+            "this torch has not. Give one name, or upgrade torch."
+        )
+    pairs: dict[str, str] = {}
+    for piece in backend.split(","):
+        pair_device, colon, name = piece.partition(":")
+        if not colon or not pair_device or not name:
+            raise ConfigError(
+                f"backend={backend!r} holds {piece!r}; pairs look like 'cpu:gloo,cuda:nccl'."
+            )
+        find_row(pair_device)
+        _check_known(name)
+        pairs[pair_device] = name
+    return pairs
+
+
+def _check_known(backend: str) -> None:
+    rows = accelerator_rows()
+    known = {*_GENERAL_BACKENDS, *(name for row in rows for name in row.process_group_backends)}
+    if backend in known or _is_installed(backend):
+        return
+    raise ConfigError(
+        f"backend={backend!r} is not known; there are: {', '.join(sorted(known))}."
+        f"{suggest_name(backend, known)}"
+    )
+
+
+def _is_usable(backend: str, device_type: str) -> bool:
+    """Return whether torch has the backend, and the device that it belongs to is the one used."""
+    owner = find_accelerator_of(backend)
+    return _is_installed(backend) and (owner is None or owner.name == device_type)
+
+
+def _is_installed(backend: str) -> bool:
+    # torch's own ask by name; those of extensions register an attribute of dist.Backend.
+    own_answer = getattr(dist, f"is_{backend}_available", None)
+    return (
+        bool(own_answer())
+        if own_answer
+        else hasattr(dist, "Backend") and (hasattr(dist.Backend, backend.upper()))
+    )
+
+
+def _own_backend(row: DeviceRow) -> str:
+    preferred = row.process_group_backends
+    return next((name for name in preferred if _is_installed(name)), preferred[0])
+
+
+def backends_by_device_type(group: Any = None) -> dict[str, str]:
+    """Return the backend that an existing group uses for each device type.
+
+    Older torch knows one backend per group, which is returned for its own device, or for the
+    CPU.
+    """
+    read_config = getattr(dist.distributed_c10d, "get_backend_config", dist.get_backend)
+    config = str(read_config(group))
+    if ":" not in config:
+        owner = find_accelerator_of(config) or CPU
+        return {owner.name: config}
+    pairs = (pair.partition(":") for pair in config.split(","))
+    return {device_type: backend for device_type, _, backend in pairs}
+
+
+def communication_device(data_device: torch.device = CPU_DEVICE, group: Any = None) -> torch.device:
+    """Return the device on which the group can communicate data that is on ``data_device``.
+
+    That is the same device if a backend of the group serves it, else the group's accelerator
+    (CPU data under NCCL), else the CPU (CUDA data under gloo).
+    """
+    backends = backends_by_device_type(group)
+    if _serves(backends.get(data_device.type), data_device.type):
+        return data_device
+    for device_type, backend in backends.items():
+        if device_type != "cpu" and _serves(backend, device_type):
+            return current_device(device_type)
+    return CPU_DEVICE
+
+
+def _serves(backend: str | None, device_type: str) -> bool:
+    # torch lists gloo for CUDA too, but gloo lacks some of the collectives there.
+    owner = find_accelerator_of(backend) if backend else None
+    return backend is not None and device_type == (owner.name if owner else "cpu")

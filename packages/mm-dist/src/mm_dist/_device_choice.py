@@ -1,0 +1,84 @@
+"""Choose the device of this process."""
+
+import os
+
+import torch
+
+from mm_dist._devices import (
+    CPU,
+    DeviceRow,
+    accelerator_rows,
+    count_devices,
+    device_module,
+    find_row,
+)
+from mm_dist._errors import LaunchError
+
+_LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+
+
+def available_device_type() -> str:
+    """Return the type of accelerator that this process can use, ``"cpu"`` if there is none.
+
+    Probes at the time of the call, and stops at the first type that has a device.
+
+    Example:
+        >>> available_device_type()
+        'cpu'
+    """
+    return next((row.name for row in accelerator_rows() if count_devices(row) > 0), CPU.name)
+
+
+def local_device(local_rank: int, device_type: str | None = None) -> torch.device:
+    """Return the device that belongs to a local rank.
+
+    Where a process sees one device only, that is its device: the scheduler has bound it already.
+
+    Args:
+        local_rank: Number of the process on its machine, from 0.
+        device_type: ``"cuda"``, ``"npu"`` and so on. Defaults to ``available_device_type()``.
+
+    Raises:
+        ConfigError: If the device type is not known.
+        LaunchError: If there are fewer devices than local ranks, or none.
+
+    Example:
+        >>> local_device(0, "cpu")
+        device(type='cpu')
+    """
+    row = find_row(device_type or available_device_type())
+    if row is CPU:
+        return torch.device("cpu")
+    count = count_devices(row)
+    if count == 1:
+        return torch.device(row.name, 0)
+    if local_rank < count:
+        return torch.device(row.name, local_rank)
+    raise LaunchError(_describe_shortage(row, local_rank, count))
+
+
+def _describe_shortage(row: DeviceRow, local_rank: int, count: int) -> str:
+    names = [row.visible_devices_variable, *_LOCAL_RANK_VARIABLES]
+    variables = ", ".join(f"{name}={os.environ.get(name)}" for name in names if name)
+    remedy = (
+        "use device_type='cpu' or install a driver and a torch for it"
+        if count == 0
+        else f"start at most {count} processes per machine"
+    )
+    return (
+        f"Local rank {local_rank} has no {row.name} device: this process sees {count} ({variables})"
+        f"; {remedy}."
+    )
+
+
+def set_current_device(device: torch.device) -> None:
+    """Make ``device`` the current one of its type; the CPU has no current device."""
+    set_device = getattr(device_module(find_row(device.type)), "set_device", None)
+    if device.type != "cpu" and set_device is not None:
+        set_device(device.index)
+
+
+def current_device(device_type: str) -> torch.device:
+    """Return the current device of an accelerator's type."""
+    read_index = getattr(device_module(find_row(device_type)), "current_device", None)
+    return torch.device(device_type, read_index() if read_index is not None else 0)

@@ -1,0 +1,139 @@
+"""Ask where this process stands; every function is right in a single process too."""
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+from mm_dist._backends import communication_device
+from mm_dist._errors import LaunchError
+from mm_dist._launchers import detect_launcher
+from mm_dist._process_group import current_info, is_distributed
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def get_rank(group: Any = None) -> int:
+    """Return this process's number within ``group``, 0 without a process group.
+
+    Example:
+        >>> get_rank()
+        0
+    """
+    return int(dist.get_rank(group)) if is_distributed() else 0
+
+
+def get_world_size(group: Any = None) -> int:
+    """Return the number of processes in ``group``, 1 without a process group.
+
+    Example:
+        >>> get_world_size()
+        1
+    """
+    return int(dist.get_world_size(group)) if is_distributed() else 1
+
+
+def get_local_rank() -> int:
+    """Return this process's number on its machine, 0 without a process group.
+
+    Processes of a group that no launcher started are taken to be on one machine.
+
+    Example:
+        >>> get_local_rank()
+        0
+    """
+    return current_info().local_rank if is_distributed() else 0
+
+
+def get_local_size() -> int:
+    """Return the number of processes on this machine, 1 without a process group.
+
+    Raises:
+        LaunchError: If the launcher did not say.
+
+    Example:
+        >>> get_local_size()
+        1
+    """
+    if not is_distributed():
+        return 1
+    info = current_info()
+    if info.local_world_size is None:
+        raise LaunchError(
+            f"Launcher {info.launcher!r} does not tell how many processes this machine has; "
+            "set LOCAL_WORLD_SIZE on each process."
+        )
+    return info.local_world_size
+
+
+def get_dist_info(group: Any = None) -> tuple[int, int]:
+    """Return ``(rank, world_size)`` within ``group``.
+
+    Example:
+        >>> get_dist_info()
+        (0, 1)
+    """
+    return get_rank(group), get_world_size(group)
+
+
+def get_backend(group: Any = None) -> str | None:
+    """Return the name of the group's backend, ``None`` without a process group.
+
+    Example:
+        >>> get_backend() is None
+        True
+    """
+    return str(dist.get_backend(group)) if is_distributed() else None
+
+
+def is_main_process(group: Any = None) -> bool:
+    """Return whether this process is rank 0 of ``group``.
+
+    Example:
+        >>> is_main_process()
+        True
+    """
+    return get_rank(group) == 0
+
+
+def master_only(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
+    """Make a function run on rank 0 only; elsewhere it returns ``None``.
+
+    Example:
+        >>> master_only(print)("once")
+        once
+    """
+
+    @wraps(function)
+    def run_on_master(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result | None:
+        return function(*args, **kwargs) if is_main_process() else None
+
+    return run_on_master
+
+
+def barrier(group: Any = None) -> None:
+    """Wait until every process of ``group`` has come here; returns at once in a single process.
+
+    Example:
+        >>> barrier()
+    """
+    if not is_distributed():
+        return
+    if get_backend(group) == "nccl":
+        # NCCL needs a device for its barrier, and would guess one from the rank.
+        dist.barrier(group, device_ids=[communication_device(group=group).index])
+    else:
+        dist.barrier(group)
+
+
+def infer_launcher() -> str:
+    """Return the name of the launcher that ``launcher='auto'`` stands for in this process.
+
+    Example:
+        >>> infer_launcher()
+        'none'
+    """
+    return detect_launcher(os.environ).name

@@ -1,0 +1,20 @@
+"""Launchers: how processes were started, read from the environment."""
+
+from mm_dist._launchers._environment import LaunchEnvironment, Launcher
+from mm_dist._launchers._mpi import MPILauncher
+from mm_dist._launchers._none import NoLauncher
+from mm_dist._launchers._pytorch import PyTorchLauncher
+from mm_dist._launchers._selection import detect_launcher, launcher_names, select_launcher
+from mm_dist._launchers._slurm import SlurmLauncher
+
+__all__ = [
+    "LaunchEnvironment",
+    "Launcher",
+    "MPILauncher",
+    "NoLauncher",
+    "PyTorchLauncher",
+    "SlurmLauncher",
+    "detect_launcher",
+    "launcher_names",
+    "select_launcher",
+]

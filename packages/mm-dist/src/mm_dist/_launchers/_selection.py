@@ -1,0 +1,55 @@
+"""Find the launcher that was asked for, or the one that started this process."""
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+
+from mm_dist._errors import ConfigError
+from mm_dist._launchers._environment import Launcher
+from mm_dist._plugins import find_plugins
+from mm_dist._suggestion import suggest_name
+
+GROUP = "mm.launchers"
+# The order in which 'auto' asks; launchers of other distributions come next, 'none' last.
+OWN_ORDER = ("pytorch", "slurm", "mpi")
+
+
+def launcher_names() -> list[str]:
+    """Return every value that ``launcher`` may have, ``'auto'`` first."""
+    others = sorted(find_plugins(GROUP).keys() - {"auto", "none", *OWN_ORDER})
+    return ["auto", "none", *OWN_ORDER, *others]
+
+
+def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
+    """Return the launcher called ``name``; for ``'auto'`` the one that ``env`` belongs to.
+
+    Raises:
+        ConfigError: If no installed distribution provides a launcher of that name.
+    """
+    if name == "auto":
+        return detect_launcher(env)
+    found = find_plugins(GROUP)
+    if name not in found:
+        names = launcher_names()
+        raise ConfigError(
+            f"launcher={name!r} is not known; there are: {', '.join(names)}."
+            f"{suggest_name(str(name), names)} Another one is added by a distribution that "
+            f"advertises it in the entry-point group {GROUP!r}."
+        )
+    return _load_launcher(found[name])
+
+
+def detect_launcher(env: Mapping[str, str]) -> Launcher:
+    """Return the first launcher that recognises ``env``."""
+    found = find_plugins(GROUP)
+    for name in launcher_names()[1:]:
+        if name == "none" or name not in found:
+            continue
+        launcher = _load_launcher(found[name])
+        if launcher.detect(env):
+            return launcher
+    return _load_launcher(found["none"])
+
+
+def _load_launcher(entry: EntryPoint) -> Launcher:
+    launcher: Launcher = entry.load()()
+    return launcher

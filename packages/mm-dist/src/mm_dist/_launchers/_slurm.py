@@ -1,0 +1,117 @@
+"""Processes started by ``srun``."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from mm_dist._errors import LaunchError
+from mm_dist._launchers._environment import LaunchEnvironment
+from mm_dist._launchers._mpi import is_started_by_mpirun
+from mm_dist._launchers._reader import VariableReader
+from mm_dist._launchers._slurm_nodes import expand_node_list, expand_tasks_per_node
+
+# Slurm numbers the batch script, the interactive shell and other helpers from here on.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+_NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+_HOW_TO_START = (
+    "Start the script with: srun --ntasks=N python script.py"
+    " (or use launcher='none' for one process)."
+)
+# Below Linux's ephemeral ports. The count is prime, so that jobs near each other never meet.
+_FIRST_PORT, _NUM_PORTS = 20000, 9973
+
+
+class SlurmLauncher:
+    """A task of a Slurm job step.
+
+    Example:
+        >>> SlurmLauncher().detect({"SLURM_JOB_ID": "7"})
+        False
+    """
+
+    name: ClassVar[str] = "slurm"
+
+    def detect(self, env: Mapping[str, str]) -> bool:
+        """Return whether ``srun`` started this process.
+
+        The shell of ``salloc`` and the script of ``sbatch`` are no tasks of a step, and a rank
+        that ``mpirun`` started inside a step belongs to ``mpirun``.
+        """
+        is_task = bool(env.get("SLURM_PROCID")) and bool(env.get("SLURM_NTASKS"))
+        return is_task and _is_in_step(env) and not is_started_by_mpirun(env)
+
+    def read(self, env: Mapping[str, str]) -> LaunchEnvironment:
+        """Read Slurm's variables.
+
+        ``MASTER_ADDR`` and ``MASTER_PORT`` win where they are set. Otherwise the address is
+        that of the step's first node (127.0.0.1 when it is the only one), and the port follows
+        from the numbers of job and step, so that all ranks agree and jobs do not collide.
+
+        Raises:
+            LaunchError: If a variable is missing or malformed, or if several tasks are asked for
+                where ``srun`` started none.
+        """
+        reader = VariableReader(env, self.name)
+        nodes = _read_nodes(reader)
+        world_size = reader.read_integer("world_size", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+        if world_size > 1 and not _is_in_step(env):
+            raise LaunchError(
+                f"launcher='slurm' found {world_size} tasks ({reader.sources['world_size']}) but "
+                f"no job step: this is the shell of salloc or sbatch, where one process runs. "
+                f"{_HOW_TO_START}"
+            )
+        return LaunchEnvironment(
+            launcher=self.name,
+            rank=reader.read_integer("rank", "SLURM_PROCID"),
+            local_rank=reader.read_integer("local_rank", "SLURM_LOCALID"),
+            world_size=world_size,
+            local_world_size=_read_local_world_size(reader),
+            num_nodes=len(nodes),
+            master_addr=_read_master_addr(reader, nodes),
+            master_port=_read_master_port(reader),
+            sources=reader.sources,
+        )
+
+
+def _is_in_step(env: Mapping[str, str]) -> bool:
+    step = env.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+
+
+def _read_nodes(reader: VariableReader) -> list[str]:
+    text = reader.find_text("num_nodes", *_NODE_LISTS)
+    if text is None:
+        raise LaunchError(
+            f"launcher='slurm' reads the nodes from {' or '.join(_NODE_LISTS)}, which is not set. "
+            f"{_HOW_TO_START}"
+        )
+    return expand_node_list(text)
+
+
+def _read_local_world_size(reader: VariableReader) -> int | None:
+    text = reader.find_text("local_world_size", *_TASKS_PER_NODE)
+    node = reader.find_integer("node", "SLURM_NODEID")
+    counts = expand_tasks_per_node(text) if text else []
+    return counts[node] if node is not None and node < len(counts) else None
+
+
+def _read_master_addr(reader: VariableReader, nodes: list[str]) -> str:
+    given = reader.find_text("master_addr", "MASTER_ADDR")
+    if given:
+        return given
+    if len(nodes) == 1:
+        # A node's name need not resolve on the node itself.
+        reader.note("master_addr", "the only node is this one")
+        return "127.0.0.1"
+    reader.note("master_addr", f"first of {reader.sources['num_nodes']}")
+    return nodes[0]
+
+
+def _read_master_port(reader: VariableReader) -> int:
+    given = reader.find_port()
+    if given is not None:
+        return given
+    job = reader.read_integer("job", "SLURM_JOB_ID", "SLURM_JOBID")
+    step = reader.find_integer("step", "SLURM_STEP_ID") or 0
+    reader.note("master_port", "computed from SLURM_JOB_ID and SLURM_STEP_ID")
+    return _FIRST_PORT + (job * 64 + step) % _NUM_PORTS

@@ -1,0 +1,23 @@
+"""Find what installed distributions advertise as entry points, importing none of it."""
+
+from importlib.metadata import EntryPoint, entry_points
+
+from mm_dist._errors import ConfigError
+
+
+def find_plugins(group: str) -> dict[str, EntryPoint]:
+    """Map each name of an entry-point group to its entry point.
+
+    Raises:
+        ConfigError: If two distributions advertise different objects under one name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        known = found.setdefault(entry.name, entry)
+        # One distribution can be seen twice (an editable install beside its wheel): same value.
+        if known.value != entry.value:
+            raise ConfigError(
+                f"{entry.name!r} of {group} is provided by {known.value} and by {entry.value}; "
+                "uninstall one of them."
+            )
+    return found

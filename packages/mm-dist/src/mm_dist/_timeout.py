@@ -1,0 +1,30 @@
+"""Read the time that a collective may take."""
+
+import math
+from datetime import timedelta
+
+from mm_dist._errors import ConfigError
+
+
+def read_timeout(timeout: float | timedelta | None) -> timedelta | None:
+    """Return a timeout as ``timedelta``; numbers are seconds, ``None`` is torch's default.
+
+    Raises:
+        ConfigError: If it is neither a number nor a ``timedelta``, or not more than 0.
+
+    Example:
+        >>> read_timeout(90)
+        datetime.timedelta(seconds=90)
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        seconds = timeout.total_seconds()
+    elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        seconds = float(timeout)
+    else:
+        raise ConfigError(f"timeout={timeout!r} is no time; give seconds or a timedelta.")
+    # From 2**31 seconds on, torch's own milliseconds or gloo's overflow.
+    if not math.isfinite(seconds) or not 0 < seconds < 2**31:
+        raise ConfigError(f"timeout={timeout!r} must be more than 0 seconds, and finite.")
+    return timedelta(seconds=seconds)

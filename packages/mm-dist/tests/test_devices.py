@@ -1,0 +1,131 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mm_dist import ConfigError, LaunchError, available_device_type, local_device
+from mm_dist._device_choice import current_device, set_current_device
+
+CHIP = """
+import torch
+from types import SimpleNamespace
+
+current = []
+torch.chip = SimpleNamespace(
+    is_available=lambda: True, device_count=lambda: 2, set_device=current.append
+)
+CHIP = dict(
+    name="chip",
+    process_group_backend="chipccl",
+    device_module="chip",
+    visible_devices_variable="CHIP_VISIBLE",
+    autocast_dtypes=["bfloat16"],
+)
+"""
+
+
+def stand_in(count):
+    """A stand-in for a device module such as torch.cuda, with ``count`` devices."""
+    current = []
+    return SimpleNamespace(
+        is_available=lambda: count > 0,
+        device_count=lambda: count,
+        set_device=current.append,
+        current_device=lambda: current[-1],
+    )
+
+
+@pytest.fixture
+def use_stand_in(monkeypatch):
+    def use(name, count):
+        monkeypatch.setattr(torch, name, stand_in(count), raising=False)
+
+    for name in ("npu", "cuda", "xpu", "mlu", "musa"):
+        use(name, 0)
+    monkeypatch.setattr(torch.backends, "mps", stand_in(0), raising=False)
+    return use
+
+
+@pytest.mark.usefixtures("use_stand_in")
+def test_available_device_type_is_cpu_without_accelerator():
+    assert available_device_type() == "cpu"
+
+
+def test_available_device_type_prefers_npu_to_cuda(use_stand_in):
+    use_stand_in("cuda", 1)
+    assert available_device_type() == "cuda"
+    use_stand_in("npu", 1)
+    assert available_device_type() == "npu"
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "count", "index"),
+    [(0, 8, 0), (7, 8, 7), (3, 1, 0)],
+    ids=["first", "last", "bound-by-the-scheduler"],
+)
+def test_local_device_maps_local_ranks(use_stand_in, local_rank, count, index):
+    use_stand_in("cuda", count)
+    assert local_device(local_rank) == torch.device("cuda", index)
+
+
+def test_local_device_prints_the_variables_when_there_are_too_few(use_stand_in, monkeypatch):
+    use_stand_in("cuda", 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    monkeypatch.setenv("SLURM_LOCALID", "2")
+    message = r"Local rank 2 has no cuda device: .* sees 2 \(CUDA_VISIBLE_DEVICES=0,3,.*LOCALID=2"
+    with pytest.raises(LaunchError, match=message):
+        local_device(2)
+    with pytest.raises(LaunchError, match=r"sees 0 .*use device_type='cpu'"):
+        local_device(0, "xpu")
+
+
+def test_local_device_refuses_an_unknown_type():
+    with pytest.raises(ConfigError, match=r"'cudaa' is not known; .*Did you mean 'cuda'"):
+        local_device(0, "cudaa")
+
+
+def test_set_current_device_reaches_the_device_module(use_stand_in):
+    use_stand_in("cuda", 4)
+    set_current_device(torch.device("cuda", 3))
+    assert current_device("cuda") == torch.device("cuda", 3)
+    set_current_device(torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("use_stand_in")
+def test_installed_device_is_used(install_plugin, monkeypatch):
+    monkeypatch.setattr(torch, "chip", None, raising=False)
+    install_plugin("chip-plugin", "[mm.devices]\nchip = chip_plugin:CHIP\n", CHIP)
+    assert available_device_type() == "chip"
+    with pytest.raises(LaunchError, match=r"Local rank 2 has no chip device.*CHIP_VISIBLE=None"):
+        local_device(2)
+
+
+def test_installed_device_needs_its_keys(install_plugin):
+    install_plugin("bad-chip", "[mm.devices]\nchip = bad_chip:CHIP\n", "CHIP = {'name': 'chip'}\n")
+    with pytest.raises(ConfigError, match=r"keys name, process_group_backend, device_module"):
+        local_device(0, "chip")
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.utils, "rename_privateuse1_backend"), reason="torch can rename since 2.0"
+)
+def test_npu_is_used_under_its_own_name_with_a_stand_in_module(run_script):
+    result = run_script(
+        "import torch\n"
+        "from types import SimpleNamespace\n"
+        "module = SimpleNamespace(is_available=lambda: True, device_count=lambda: 8)\n"
+        "torch.utils.rename_privateuse1_backend('npu')\n"
+        "torch.npu = module\n"
+        "from mm_dist import local_device\n"
+        "from mm_dist._backends import choose_backend\n"
+        "print(local_device(5), choose_backend(None, 'npu'))\n"
+    )
+    assert result.stdout == "npu:5 hccl\n", result.stderr
+
+
+def test_broken_extension_means_that_the_device_is_absent(run_script, tmp_path):
+    # A stand-in for torch_npu on a machine without its driver libraries.
+    (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open')\n")
+    source = "import mm_dist\nprint(mm_dist.local_device(0, 'npu'))\n"
+    result = run_script(source, PYTHONPATH=str(tmp_path))
+    assert "LaunchError: Local rank 0 has no npu device" in result.stderr

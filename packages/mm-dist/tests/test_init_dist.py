@@ -1,0 +1,191 @@
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from mm_dist import (
+    ConfigError,
+    DistInfo,
+    LaunchError,
+    destroy_dist,
+    get_local_rank,
+    get_local_size,
+    init_dist,
+    is_distributed,
+)
+from mm_dist import _process_group as process_group
+
+ENVIRONMENTS = {
+    "pytorch": lambda rank: {
+        "RANK": f"{rank}",
+        "LOCAL_RANK": f"{rank}",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+    },
+    "slurm": lambda rank: {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": f"{rank}",
+        "SLURM_LOCALID": f"{rank}",
+        "SLURM_NTASKS": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "this-name-does-not-resolve",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "RANK": "9",  # left behind by something else
+    },
+    "mpi": lambda rank: {
+        "OMPI_COMM_WORLD_RANK": f"{rank}",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": f"{rank}",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    },
+}
+
+
+def find_free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def one_process(**changes):
+    env = ENVIRONMENTS["pytorch"](0)
+    return {**env, "WORLD_SIZE": "1", "MASTER_PORT": f"{find_free_port()}", **changes}
+
+
+@pytest.fixture
+def torchrun_of_one(monkeypatch):
+    env = one_process(LOCAL_WORLD_SIZE="1")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    yield env
+    destroy_dist()
+
+
+def _join(rank, launcher, port):
+    os.environ.update(ENVIRONMENTS[launcher](rank))
+    if launcher == "pytorch":
+        os.environ["MASTER_PORT"] = str(port)
+    before = dict(os.environ)
+    info = init_dist("slurm" if launcher == "slurm" else "auto", "gloo", timeout=60, port=port)
+    assert info == DistInfo(rank, 2, rank, 2, launcher, "gloo", torch.device("cpu"))
+    assert os.environ["LOCAL_RANK"] == os.environ["RANK"] == str(rank)
+    assert (get_local_rank(), get_local_size()) == (rank, 2)
+    assert init_dist("auto") == info, "the second call describes the group"
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    assert total.item() == 3
+    destroy_dist()
+    destroy_dist()
+    assert not is_distributed()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("launcher", ["pytorch", "slurm", "mpi"])
+def test_init_dist_joins_the_ranks_of_a_launcher(launcher):
+    mp.spawn(_join, (launcher, find_free_port()), nprocs=2)
+
+
+def test_init_dist_without_launcher_creates_no_group():
+    info = init_dist(device_type="cpu", timeout=timedelta(seconds=5), port=1234)
+    assert info == DistInfo(0, 1, 0, 1, "none", None, torch.device("cpu"))
+    assert not is_distributed()
+
+
+@pytest.mark.usefixtures("torchrun_of_one")
+def test_init_dist_replaces_a_backend_that_cannot_run():
+    with pytest.warns(UserWarning, match="backend='nccl' was asked for") as seen:
+        info = init_dist("pytorch", backend="nccl", device_type="cpu")
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert info.backend == "gloo"
+
+
+def test_init_dist_says_that_torchruns_port_stays(torchrun_of_one):
+    with pytest.warns(UserWarning, match=r"port=1234 is not used: .*--master_port=1234"):
+        init_dist("pytorch", port=1234, device_type="cpu")
+    assert os.environ["MASTER_PORT"] == torchrun_of_one["MASTER_PORT"]
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_init_dist_describes_a_group_of_others_and_leaves_it():
+    info = init_dist()
+    assert info == DistInfo(0, 1, 0, 1, "none", "gloo", torch.device("cpu"))
+    destroy_dist()
+    assert is_distributed()
+
+
+@pytest.mark.usefixtures("torchrun_of_one")
+def test_init_dist_can_be_called_again_after_the_group_was_destroyed(monkeypatch):
+    first = init_dist(device_type="cpu")
+    dist.destroy_process_group()
+    monkeypatch.setenv("MASTER_PORT", f"{find_free_port()}")
+    assert init_dist(device_type="cpu") == first
+    assert is_distributed()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"launcher": "torchrun"}, ConfigError, "launcher='torchrun' is not known"),
+        ({"launcher": "pytorch"}, LaunchError, "torchrun --nproc_per_node=N script.py"),
+        ({"backend": "glo"}, ConfigError, "Did you mean 'gloo'"),
+        ({"timeout": -1}, ConfigError, "timeout=-1"),
+        ({"port": 0}, ConfigError, "port=0 is no port"),
+        ({"port": "29500"}, ConfigError, "port='29500' is no port"),
+        ({"init_backend": "deepspeed"}, ConfigError, "only 'torch' is"),
+        ({"device_type": "tpu"}, ConfigError, "device_type='tpu' is not known"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_init_dist_refuses_what_cannot_be_used(arguments, error, message):
+    with pytest.raises(error, match=message):
+        init_dist(**arguments)
+
+
+def test_init_dist_names_the_port_that_is_taken(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for name, value in one_process(LOCAL_WORLD_SIZE="1", MASTER_PORT=f"{port}").items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(LaunchError, match=rf"Rank 0 of 1 .* at 127\.0\.0\.1:{port}"):
+            init_dist(device_type="cpu", timeout=5)
+    assert not is_distributed()
+
+
+def test_group_arguments_name_the_device_of_an_accelerator():
+    # A stand-in for a CUDA machine: nothing is initialised.
+    cuda = DistInfo(0, 2, 0, 2, "pytorch", "nccl", torch.device("cuda", 0))
+    arguments = process_group._group_arguments(cuda, timedelta(seconds=5))
+    knows_device = "device_id" in dist.init_process_group.__annotations__
+    assert arguments.get("device_id") == (cuda.device if knows_device else None)
+    assert arguments["timeout"] == timedelta(seconds=5)
+    cpu = DistInfo(0, 2, 0, 2, "pytorch", "gloo", torch.device("cpu"))
+    assert "device_id" not in process_group._group_arguments(cpu, None)
+
+
+SCRIPT = """
+import atexit, torch.distributed as dist
+atexit.register(lambda: print("open" if dist.is_initialized() else "destroyed"))
+import mm_dist
+mm_dist.init_dist(device_type="cpu")
+"""
+
+
+def test_clean_exit_destroys_the_group(run_script):
+    result = run_script(SCRIPT, **one_process(LOCAL_WORLD_SIZE="1"))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "destroyed\n", "")
+
+
+def test_failing_exit_leaves_the_group_to_the_system(run_script):
+    result = run_script(SCRIPT + "raise SystemError('boom')\n", **one_process(LOCAL_WORLD_SIZE="1"))
+    assert result.returncode == 1
+    assert result.stdout == "open\n"
+    assert result.stderr.endswith("SystemError: boom\n")

@@ -1,0 +1,211 @@
+import pytest
+
+from mm_dist import LaunchError, MPILauncher, NoLauncher, PyTorchLauncher, SlurmLauncher
+
+TORCHRUN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29400",
+}
+SLURM_TWO_NODES = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "3",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "gpu[08-09]",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+SLURM_ONE_NODE = {
+    **SLURM_TWO_NODES,
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NODELIST": "gpu08",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_RANK": "1",
+    "PMIX_NAMESPACE": "2423128065",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "1",
+    "MV2_COMM_WORLD_SIZE": "2",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "env", "numbers", "address"),
+    [
+        (NoLauncher, {}, (0, 0, 1, 1, 1), (None, None)),
+        (NoLauncher, TORCHRUN, (0, 0, 1, 1, 1), (None, None)),
+        (PyTorchLauncher, TORCHRUN, (3, 1, 4, 2, 2), ("10.0.0.1", 29400)),
+        (SlurmLauncher, SLURM_TWO_NODES, (2, 0, 3, 1, 2), ("gpu08", 20450)),
+        (SlurmLauncher, SLURM_ONE_NODE, (1, 1, 2, 2, 1), ("127.0.0.1", 20450)),
+        (
+            SlurmLauncher,
+            {**SLURM_TWO_NODES, "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "1234"},
+            (2, 0, 3, 1, 2),
+            ("10.0.0.9", 1234),
+        ),
+        (MPILauncher, OPEN_MPI, (1, 1, 2, 2, 1), ("127.0.0.1", 18529)),
+        (MPILauncher, HYDRA, (1, 1, 2, 2, 1), ("127.0.0.1", 29500)),
+        (MPILauncher, MVAPICH, (1, 1, 2, 2, 1), ("127.0.0.1", 29500)),
+        (
+            MPILauncher,
+            {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "head", "MASTER_PORT": "99"},
+            (1, 1, 4, 2, None),
+            ("head", 99),
+        ),
+    ],
+    ids=[
+        "none",
+        "none-despite-torchrun",
+        "torchrun",
+        "slurm-two-nodes",
+        "slurm-one-node",
+        "slurm-given-address",
+        "open-mpi",
+        "hydra",
+        "mvapich",
+        "mpi-several-machines",
+    ],
+)
+def test_launcher_reads_its_environment(launcher, env, numbers, address):
+    read = launcher().read(env)
+    assert (
+        read.rank,
+        read.local_rank,
+        read.world_size,
+        read.local_world_size,
+        read.num_nodes,
+    ) == numbers
+    assert (read.master_addr, read.master_port) == address
+    assert read.launcher == launcher.name
+
+
+def test_launcher_names_the_sources_of_its_values():
+    sources = SlurmLauncher().read(SLURM_TWO_NODES).sources
+    assert sources["rank"] == "SLURM_PROCID"
+    assert sources["master_addr"] == "first of SLURM_STEP_NODELIST"
+    assert "SLURM_JOB_ID" in sources["master_port"]
+
+
+def test_slurm_prefers_the_size_of_the_step():
+    env = {**SLURM_TWO_NODES, "SLURM_NTASKS": "64", "SLURM_STEP_NUM_TASKS": "3"}
+    assert SlurmLauncher().read(env).world_size == 3
+
+
+def test_slurm_ranks_of_a_step_agree_on_a_port_that_other_jobs_do_not_use():
+    ports = {
+        SlurmLauncher().read({**SLURM_ONE_NODE, "SLURM_PROCID": rank}).master_port
+        for rank in ("0", "1")
+    }
+    next_job = SlurmLauncher().read({**SLURM_ONE_NODE, "SLURM_JOB_ID": "8"}).master_port
+    assert len(ports) == 1
+    assert next_job not in ports
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"SLURM_STEP_ID": ""}, False),
+        ({"SLURM_STEP_ID": "4294967290"}, False),
+        ({"SLURM_STEP_ID": "4294967291"}, False),
+        ({"SLURM_PROCID": ""}, False),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, False),
+        ({"MPI_LOCALRANKID": "0"}, False),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, True),
+    ],
+    ids=[
+        "step",
+        "batch-shell",
+        "interactive-step",
+        "batch-step",
+        "no-task",
+        "mpirun-in-a-step",
+        "hydra-in-a-step",
+        "srun-with-pmi",
+    ],
+)
+def test_slurm_detects_tasks_of_a_step_only(changes, expected):
+    assert SlurmLauncher().detect({**SLURM_TWO_NODES, **changes}) is expected
+
+
+def test_mpi_and_pytorch_detect_their_own_variables_only():
+    assert MPILauncher().detect(OPEN_MPI)
+    assert MPILauncher().detect(HYDRA)
+    assert not MPILauncher().detect(TORCHRUN)
+    assert PyTorchLauncher().detect(TORCHRUN)
+    assert not PyTorchLauncher().detect({**OPEN_MPI, **SLURM_TWO_NODES})
+    assert NoLauncher().detect({})
+
+
+@pytest.mark.parametrize(
+    ("launcher", "env", "message"),
+    [
+        (
+            PyTorchLauncher,
+            {},
+            r"not set: RANK, LOCAL_RANK, .*torchrun --nproc_per_node=N script\.py",
+        ),
+        (PyTorchLauncher, {**TORCHRUN, "LOCAL_RANK": ""}, r"not set: LOCAL_RANK\."),
+        (PyTorchLauncher, {**TORCHRUN, "RANK": "one"}, r"rank from RANK, whose value is 'one'"),
+        (PyTorchLauncher, {**TORCHRUN, "RANK": "-1"}, r"RANK, whose value is '-1'"),
+        (PyTorchLauncher, {**TORCHRUN, "MASTER_PORT": "70000"}, r"MASTER_PORT is 70000"),
+        (PyTorchLauncher, {**TORCHRUN, "RANK": "4"}, r"rank 4 \(RANK\) but world_size 4"),
+        (
+            PyTorchLauncher,
+            {**TORCHRUN, "LOCAL_RANK": "2"},
+            r"local_rank 2 \(LOCAL_RANK\) but local_world_size 2 \(LOCAL_WORLD_SIZE\)",
+        ),
+        (SlurmLauncher, {}, r"SLURM_STEP_NODELIST or .*srun --ntasks=N"),
+        (
+            SlurmLauncher,
+            {**SLURM_ONE_NODE, "SLURM_STEP_ID": ""},
+            r"2 tasks \(SLURM_NTASKS\) but no job step",
+        ),
+        (SlurmLauncher, {**SLURM_ONE_NODE, "SLURM_LOCALID": ""}, r"SLURM_LOCALID, which is not"),
+        (SlurmLauncher, {**SLURM_ONE_NODE, "SLURM_JOB_ID": "x"}, r"SLURM_JOB_ID, whose .* 'x'"),
+        (MPILauncher, {}, r"OMPI_COMM_WORLD_RANK or .*PMI_RANK"),
+        (MPILauncher, {"PMIX_RANK": "0"}, r"world_size from OMPI_COMM_WORLD_SIZE or "),
+        (
+            MPILauncher,
+            {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"},
+            r"several machines.*Set MASTER_ADDR",
+        ),
+    ],
+    ids=[
+        "torchrun-nothing",
+        "torchrun-one-missing",
+        "word",
+        "negative",
+        "port",
+        "rank-too-large",
+        "local-rank-too-large",
+        "slurm-nothing",
+        "slurm-shell",
+        "slurm-no-local-rank",
+        "slurm-bad-job",
+        "mpi-nothing",
+        "mpi-no-size",
+        "mpi-no-address",
+    ],
+)
+def test_launcher_says_what_is_wrong_with_the_environment(launcher, env, message):
+    with pytest.raises(LaunchError, match=message):
+        launcher().read(env)

@@ -1,0 +1,39 @@
+import sys
+from types import ModuleType
+
+import pytest
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from mm_dist import MMDistributedDataParallel, is_model_wrapper
+
+
+def test_model_is_no_wrapper():
+    assert not is_model_wrapper(nn.Linear(2, 2))
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_torch_wrappers_and_ours_are_wrappers():
+    assert is_model_wrapper(DistributedDataParallel(nn.Linear(2, 2)))
+    assert is_model_wrapper(MMDistributedDataParallel(nn.Linear(2, 2)))
+    assert is_model_wrapper(DataParallel(nn.Linear(2, 2)))
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_fully_sharded_modules_are_wrappers():
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    mesh = pytest.importorskip("torch.distributed.device_mesh").init_device_mesh("cpu", (1,))
+    assert is_model_wrapper(fsdp.fully_shard(nn.Linear(2, 2), mesh=mesh))
+
+
+def test_first_generation_of_sharded_modules_is_recognised_by_name(monkeypatch):
+    # A stand-in for torch.distributed.fsdp: the real class wants an accelerator in some versions.
+    class Sharded(nn.Module):
+        pass
+
+    module = ModuleType("torch.distributed.fsdp")
+    module.FullyShardedDataParallel = Sharded
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", module)
+    assert is_model_wrapper(Sharded())

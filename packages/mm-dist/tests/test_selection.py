@@ -1,0 +1,79 @@
+import sys
+
+import pytest
+from test_launchers import HYDRA, OPEN_MPI, SLURM_TWO_NODES, TORCHRUN
+
+from mm_dist import ConfigError
+from mm_dist._launchers import detect_launcher, launcher_names, select_launcher
+
+PLUGIN = """
+from mm_dist import LaunchEnvironment
+
+
+class CloudLauncher:
+    name = "cloud"
+
+    def detect(self, env):
+        return "CLOUD_RANK" in env
+
+    def read(self, env):
+        rank = int(env["CLOUD_RANK"])
+        return LaunchEnvironment("cloud", rank, 0, 2, 1, 2, "head", 1234, {"rank": "CLOUD_RANK"})
+"""
+CLOUD = "[mm.launchers]\ncloud = cloud_plugin:CloudLauncher\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({}, "none"),
+        (TORCHRUN, "pytorch"),
+        (SLURM_TWO_NODES, "slurm"),
+        ({**SLURM_TWO_NODES, **TORCHRUN}, "pytorch"),
+        ({**SLURM_TWO_NODES, "SLURM_STEP_ID": ""}, "none"),
+        (OPEN_MPI, "mpi"),
+        (HYDRA, "mpi"),
+        ({**SLURM_TWO_NODES, **OPEN_MPI}, "mpi"),
+    ],
+    ids=[
+        "nothing",
+        "torchrun",
+        "slurm",
+        "torchrun-in-slurm",
+        "salloc-shell",
+        "open-mpi",
+        "hydra",
+        "mpirun-in-slurm",
+    ],
+)
+def test_auto_takes_the_launcher_that_started_the_process(env, name):
+    assert select_launcher("auto", env).name == name
+
+
+@pytest.mark.parametrize("name", ["none", "pytorch", "slurm", "mpi"])
+def test_select_launcher_finds_our_own_by_metadata(name):
+    assert select_launcher(name, {}).name == name
+
+
+def test_installed_launcher_is_selected_and_detected(install_plugin):
+    install_plugin("cloud-plugin", CLOUD, PLUGIN)
+    assert launcher_names()[-1] == "cloud"
+    assert "cloud_plugin" not in sys.modules
+    assert detect_launcher(TORCHRUN).name == "pytorch"
+    assert "cloud_plugin" not in sys.modules
+    assert detect_launcher({"CLOUD_RANK": "1"}).name == "cloud"
+    assert select_launcher("cloud", {}).read({"CLOUD_RANK": "1"}).rank == 1
+    assert detect_launcher({}).name == "none"
+
+
+def test_select_launcher_suggests_a_near_name():
+    message = r"'slrum' is not known; there are: auto, none, pytorch, slurm, mpi\..*mean 'slurm'"
+    with pytest.raises(ConfigError, match=message):
+        select_launcher("slrum", {})
+
+
+def test_select_launcher_refuses_two_launchers_of_one_name(install_plugin):
+    install_plugin("cloud-plugin", CLOUD, PLUGIN)
+    install_plugin("other-cloud", "[mm.launchers]\ncloud = other_cloud:Launcher\n", "")
+    with pytest.raises(ConfigError, match=r"'cloud' of mm\.launchers is provided by .* and by "):
+        select_launcher("cloud", {})

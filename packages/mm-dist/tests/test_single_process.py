@@ -1,0 +1,103 @@
+import argparse
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import mm_dist
+from mm_dist import ArgumentTypeError, ConfigError
+
+
+def test_info_functions_describe_one_process():
+    assert mm_dist.get_dist_info() == (0, 1)
+    assert (mm_dist.get_rank(), mm_dist.get_world_size()) == (0, 1)
+    assert (mm_dist.get_local_rank(), mm_dist.get_local_size()) == (0, 1)
+    assert mm_dist.get_backend() is None
+    assert not mm_dist.is_distributed()
+    assert mm_dist.is_main_process()
+    assert mm_dist.master_only(lambda value: value)(3) == 3
+    mm_dist.barrier()
+
+
+def test_infer_launcher_reads_the_environment(monkeypatch):
+    assert mm_dist.infer_launcher() == "none"
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert mm_dist.infer_launcher() == "mpi"
+
+
+def test_collectives_change_nothing_in_one_process():
+    data = torch.arange(3.0)
+    mm_dist.all_reduce(data, "mean")
+    mm_dist.all_reduce_dict({"a": data}, "sum")
+    mm_dist.broadcast(data)
+    assert data.tolist() == [0, 1, 2]
+    assert mm_dist.all_gather(data) == [data]
+    assert mm_dist.gather(data) == [data]
+    assert mm_dist.all_gather_object("x") == ["x"]
+    assert mm_dist.gather_object("x") == ["x"]
+    objects = ["x", 1]
+    mm_dist.broadcast_object_list(objects)
+    assert objects == ["x", 1]
+    assert mm_dist.collect_results([1, 2, 1], 2) == [1, 2]
+    assert 0 <= mm_dist.sync_random_seed() < 2**31
+
+
+def test_collectives_refuse_wrong_arguments():
+    with pytest.raises(ConfigError, match=r"op='avg' is not known; .*mean"):
+        mm_dist.all_reduce(torch.ones(1), "avg")
+    with pytest.raises(ConfigError, match=r"'mean' has no meaning for torch\.bool"):
+        mm_dist.all_reduce(torch.ones(1, dtype=torch.bool), "mean")
+    with pytest.raises(ArgumentTypeError, match="takes a dict"):
+        mm_dist.all_reduce_dict([torch.ones(1)])
+    with pytest.raises(ArgumentTypeError, match="takes a list"):
+        mm_dist.broadcast_object_list(("x",))
+    with pytest.raises(ArgumentTypeError, match="takes a list"):
+        mm_dist.collect_results((1,), 1)
+    with pytest.raises(ConfigError, match=r"asked for 3 results, .* together have 2"):
+        mm_dist.collect_results([1, 2], 3)
+    with pytest.raises(ConfigError, match=r"device='tpu' is not known; there are: cpu, gpu, npu"):
+        mm_dist.collect_results([1], 1, device="tpu")
+    with pytest.raises(ConfigError, match="goes with device='cpu' only"):
+        mm_dist.collect_results([1], 1, device="gpu", tmpdir="x")
+
+
+@pytest.mark.parametrize("spelling", ["--local_rank=3", "--local-rank=3"])
+def test_launcher_arguments_take_both_spellings(spelling):
+    parser = argparse.ArgumentParser()
+    mm_dist.add_launcher_arguments(parser)
+    arguments = parser.parse_args([spelling, "--launcher", "pytorch"])
+    assert (arguments.launcher, arguments.local_rank) == ("pytorch", 3)
+    assert vars(parser.parse_args([])) == {"launcher": "auto", "local_rank": 0}
+    choices = next(a.choices for a in parser._actions if a.dest == "launcher")
+    assert set(choices) == {"none", "pytorch", "slurm", "mpi", "auto"}
+
+
+def test_public_names_are_curated():
+    assert dir(mm_dist) == mm_dist.__all__
+    assert all(hasattr(mm_dist, name) for name in mm_dist.__all__)
+    for name in ("ConfigError", "LaunchError", "TorchVersionError", "ArgumentTypeError"):
+        assert issubclass(getattr(mm_dist, name), mm_dist.MMDistError)
+    assert issubclass(mm_dist.ConfigError, ValueError)
+    assert issubclass(mm_dist.ArgumentTypeError, TypeError)
+
+
+def _module_names():
+    return [m.name for m in pkgutil.walk_packages(mm_dist.__path__, "mm_dist.")]
+
+
+@pytest.mark.parametrize("name", _module_names())
+@pytest.mark.usefixtures("group_of_one_if_wrapper")
+def test_examples_in_docstrings_run(name):
+    if mm_dist.available_device_type() != "cpu":
+        pytest.skip("the examples show a machine without accelerator")
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs={"torch": torch, **vars(mm_dist)})
+    assert result.failed == 0
+
+
+@pytest.fixture
+def group_of_one_if_wrapper(request):
+    if request.node.callspec.params["name"] == "mm_dist._wrappers.ddp":
+        request.getfixturevalue("group_of_one")
