@@ -162,9 +162,9 @@ def install_wheels(session: nox.Session, torch: str, *requirements: str) -> None
     session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", f"-w{wheels}", *sources)
     built = [str(wheel) for wheel in sorted(wheels.glob("*.whl"))]
     with_extra = [f"{wheel}[examples]" if "mm_runner" in wheel else wheel for wheel in built]
-    # Wheels of an unchanged version number are new all the same.
-    install_over_torch(session, torch, "--force-reinstall", "--no-deps", *built)
     install_over_torch(session, torch, *with_extra, *requirements)
+    # Where an environment is used again: wheels of an unchanged version are new all the same.
+    session.install("--force-reinstall", "--no-deps", *built)
 
 
 def shared_torch(session: nox.Session, torch: str) -> Path:

@@ -67,7 +67,7 @@ class DigitsResNet(BaseModel):
 
     def __init__(self, width: int = 16, num_classes: int = 10) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(1, width, 3, padding=1)
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
         self.stages = nn.Sequential(
             Block(width, width, 1),
             Block(width, width, 1),
@@ -82,7 +82,10 @@ class DigitsResNet(BaseModel):
         self, images: Tensor, labels: Tensor, mode: str = "tensor"
     ) -> dict[str, Tensor] | tuple[Tensor, Tensor] | Tensor:
         """Take ``(batch, 1, 8, 8)`` and ``(batch,)``, return what ``mode`` asks for."""
-        scores = self.head(self.stages(self.stem(images)).mean(dim=(2, 3)))
+        # Grey as three equal channels: a ResNet takes three, and of a single one torch would warn
+        # that its gradient's strides differ from the parameter's, which then means nothing.
+        hidden = self.stages(self.stem(images.expand(-1, 3, -1, -1)))
+        scores = self.head(hidden.mean(dim=(2, 3)))
         if mode == "loss":
             return {"loss": functional.cross_entropy(scores, labels)}
         return (scores, labels) if mode == "predict" else scores
