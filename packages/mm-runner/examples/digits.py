@@ -44,7 +44,11 @@ def digits(split: str) -> TensorDataset:
 
 
 class Block(nn.Module):
-    """Two convolutions around a shortcut."""
+    """Two convolutions around a shortcut without parameters, as in the CIFAR networks of the paper.
+
+    He et al., "Deep Residual Learning for Image Recognition", 2015, option A: where the image gets
+    smaller, the shortcut takes every second pixel and fills the new channels with zeros.
+    """
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -52,14 +56,15 @@ class Block(nn.Module):
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
-        self.shortcut = (
-            nn.Identity() if stride == 1 else nn.Conv2d(channels_in, channels, 1, stride)
-        )
+        self.stride = stride
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Take and return ``(batch, channels, height, width)``."""
         hidden = functional.relu(self.norm1(self.conv1(inputs)))
-        return functional.relu(self.norm2(self.conv2(hidden)) + self.shortcut(inputs))
+        hidden = self.norm2(self.conv2(hidden))
+        shortcut = inputs[:, :, :: self.stride, :: self.stride]
+        new_channels = hidden.shape[1] - shortcut.shape[1]
+        return functional.relu(hidden + functional.pad(shortcut, (0, 0, 0, 0, 0, new_channels)))
 
 
 class DigitsResNet(BaseModel):

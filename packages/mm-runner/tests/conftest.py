@@ -94,7 +94,7 @@ def make_runner(tmp_path):
     """``make_runner(**overrides)`` makes a Runner for the toy task in ``tmp_path / "run"``."""
 
     def make(**overrides):
-        return Runner(**runner_arguments(tmp_path / "run", **overrides))
+        return Runner(**runner_arguments(**{"work_dir": tmp_path / "run", **overrides}))
 
     return make
 

@@ -43,13 +43,19 @@ class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be written to the disk; those before it are untouched."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return ``" Did you mean 'x'?"`` for the names of ``known`` near ``name``, or ``""``.
+
+    Args:
+        name: What was given.
+        known: What there is.
+        cutoff: How alike two names must be, from 0 to 1.
 
     Example:
         >>> did_you_mean("SDG", ["SGD", "Adam"])
         " Did you mean 'SGD'?"
     """
     by_lower = {candidate.lower(): candidate for candidate in known}
-    near = [by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
+    matches = get_close_matches(name.lower(), by_lower, n=3, cutoff=cutoff)
+    near = [by_lower[match] for match in matches]
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -19,6 +19,9 @@ __all__ = ["FORMAT_VERSION", "clean_state_dict", "load_weights", "plain"]
 # Raised when a file of one version could not be read by the other.
 FORMAT_VERSION = 1
 
+# No bytes and no complex: the safe loaders of some torch versions refuse them.
+_PRIMITIVES = (bool, int, float, str)
+
 # What wrappers put before parameter names, in any order and number.
 _LEADING_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module)\.)+")
 
@@ -35,8 +38,12 @@ def clean_state_dict(state_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """
     cleaned: OrderedDict[str, Any] = OrderedDict()
     for name, value in state_dict.items():
-        cleaned[_LEADING_WRAPPERS.sub("", name).replace("_orig_mod.", "")] = value
+        cleaned[_clean_name(name)] = value
     return cleaned
+
+
+def _clean_name(name: str) -> str:
+    return _LEADING_WRAPPERS.sub("", name).replace("_orig_mod.", "")
 
 
 def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: bool) -> list[str]:
@@ -51,26 +58,30 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
         One line for each entry that did not fit; empty if all did.
 
     Raises:
-        CheckpointError: If ``strict`` and something did not fit.
+        CheckpointError: If nothing fits, or ``strict`` and something does not.
     """
     own = model.state_dict()
-    cleaned = clean_state_dict(state_dict)
-    if not set(cleaned) & set(own) and set(own) & set(state_dict):
-        cleaned = OrderedDict(state_dict)  # the model's own first attribute is called "module"
+    # Compared without wrappers on both sides: the model's own attribute may be called "module".
+    names = {_clean_name(name): name for name in own}
+    cleaned = {
+        name if name in own else names.get(_clean_name(name), _clean_name(name)): value
+        for name, value in state_dict.items()
+    }
     problems = [f"missing: {name}" for name in own if name not in cleaned]
     problems += [f"unexpected: {name}" for name in cleaned if name not in own]
     fitting = {}
-    for name in own.keys() & cleaned.keys():
+    for name in (name for name in own if name in cleaned):
         here, there = getattr(own[name], "shape", None), getattr(cleaned[name], "shape", None)
         if here == there:
             fitting[name] = cleaned[name]
         else:
             problems.append(f"{name}: the model has {_shape(here)}, the file {_shape(there)}")
-    if problems and strict:
+    if problems and (strict or not fitting):
+        verdict = "The checkpoint does not fit" if fitting else "Nothing in the checkpoint fits"
+        more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise CheckpointError(
-            f"The checkpoint does not fit {type(model).__name__}: {'; '.join(problems[:10])}"
-            f"{f' and {len(problems) - 10} more' if len(problems) > 10 else ''}. "
-            "Use the model that it was saved from, or load_from to take what fits."
+            f"{verdict} {type(model).__name__}: {'; '.join(problems[:10])}{more}. "
+            "Use the model that it was saved from; without resume, load_from takes what fits."
         )
     model.load_state_dict(fitting, strict=False)
     return problems
@@ -84,19 +95,36 @@ def plain(value: Any, path: str = "checkpoint") -> Any:
     """
     if isinstance(value, Tensor):
         return value.detach().cpu()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+    if value is None or isinstance(value, _PRIMITIVES):
+        return _primitive(value)
     if isinstance(value, Mapping):
         kind = OrderedDict if isinstance(value, OrderedDict) else dict
-        return kind((key, plain(item, f"{path}.{key}")) for key, item in value.items())
+        return kind(
+            (plain(key, f"{path}.{key}"), plain(item, f"{path}.{key}"))
+            for key, item in value.items()
+        )
     if isinstance(value, (list, tuple)):
         items = [plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return plain(value.item(), path)
     raise CheckpointError(
         f"{path}: {type(value).__module__}.{type(value).__name__} cannot be saved; a checkpoint "
         "holds tensors, numbers, text, lists and dicts only, so that it loads without running "
         "code. Convert it in before_save_checkpoint."
     )
+
+
+def _primitive(value: Any) -> Any:
+    """Return ``value`` as exactly a primitive.
+
+    A subclass (a member of an enum, a float64 of NumPy) would be pickled with its class, and the
+    safe loader refuses classes.
+    """
+    if value is None or type(value) in _PRIMITIVES:
+        return value
+    reads = {str: str.__str__, int: int.__int__, float: float.__float__}
+    return next(read(value) for kind, read in reads.items() if isinstance(value, kind))
 
 
 def _shape(shape: Any) -> str:

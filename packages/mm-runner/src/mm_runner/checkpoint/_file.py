@@ -7,6 +7,7 @@ import pickle
 import re
 import warnings
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ def load_checkpoint_file(path: str | os.PathLike[str]) -> dict[str, Any]:
                 "torch.save, from a program that trusts it."
             ) from error
         raise CheckpointError(f"{path} is damaged: {_first_line(error)}") from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damaged bytes make torch's loader fail in any way
         raise CheckpointError(f"{path} is damaged: {_first_line(error)}") from error
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path} holds a {type(checkpoint).__name__}, not a dict.")
@@ -89,7 +90,7 @@ def find_latest_checkpoint(work_dir: Path) -> list[Path]:
     marker = work_dir / LAST_CHECKPOINT
     if marker.is_file():
         # MMEngine writes an absolute path here; joining keeps that as it is.
-        candidates.append(work_dir / marker.read_text(encoding="utf-8").strip())
+        candidates.append(work_dir / marker.read_text(encoding="utf-8", errors="replace").strip())
     numbered = [(path, _NUMBERED.match(path.name)) for path in work_dir.glob("*.pth")]
     found = [(int(match[1]), path) for path, match in numbered if match]
     candidates += [path for _, path in sorted(found, reverse=True) if path not in candidates]
@@ -136,8 +137,11 @@ def _write_atomically(path: Path, write: Callable[[Any], object]) -> None:
             os.fsync(file.fileno())
         unfinished.replace(path)
         _sync_directory(path.parent)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        unfinished.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        if not isinstance(error, (OSError, RuntimeError)):  # torch calls a full disk RuntimeError
+            raise
         raise CheckpointWriteError(
             f"Writing {path} failed: {_first_line(error)} Free space or make the directory "
             "writable; the checkpoints before this one are untouched."

@@ -1,7 +1,7 @@
 """From dataloader configs to batches."""
 
 from ._collate import pseudo_collate
-from ._dataloader import DataSettings, build_dataloader
+from ._dataloader import DataSettings, build_dataloader, num_batches
 from ._sampler import DefaultSampler
 
-__all__ = ["DataSettings", "DefaultSampler", "build_dataloader", "pseudo_collate"]
+__all__ = ["DataSettings", "DefaultSampler", "build_dataloader", "num_batches", "pseudo_collate"]

@@ -19,7 +19,7 @@ from mm_runner.registry import (
     check_arguments,
 )
 
-__all__ = ["DataSettings", "build_dataloader"]
+__all__ = ["DataSettings", "build_dataloader", "num_batches"]
 
 
 class DataSettings(NamedTuple):
@@ -68,6 +68,11 @@ def build_dataloader(
         )
     num_batches = options.pop("num_batch_per_epoch", None)
     if num_batches is not None:
+        if "batch_size" not in options:
+            raise ConfigError(
+                f"{where}.num_batch_per_epoch={num_batches!r} was given without batch_size; it "
+                "counts batches of that size. Give both, or neither."
+            )
         dataset = Subset(dataset, range(min(len(dataset), num_batches * options["batch_size"])))  # type: ignore[arg-type]
     _add_sampling(options, dataset, settings, shuffle=shuffle, where=where)
     options["collate_fn"] = _function(options.get("collate_fn", "pseudo_collate"), where)
@@ -79,6 +84,21 @@ def build_dataloader(
         options.setdefault("persistent_workers", True)
     check_arguments(DataLoader, {"dataset": dataset, **options}, where)
     return DataLoader(dataset, **options)
+
+
+def num_batches(loader: DataLoader[Any], where: str) -> int:
+    """Return the number of batches in an epoch.
+
+    Raises:
+        ConfigError: If the dataset has no length, naming the loader by ``where``.
+    """
+    try:
+        return len(loader)
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: the dataset {type(loader.dataset).__name__} has no length, and a loop needs "
+            "to know its epochs. Give it a __len__, or use a loop of your own as 'type'."
+        ) from error
 
 
 def _build_dataset(dataset: Any, where: str) -> Dataset[Any]:

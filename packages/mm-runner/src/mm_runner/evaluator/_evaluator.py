@@ -25,7 +25,8 @@ class Evaluator:
     """
 
     def __init__(self, metrics: Any, *, where: str = "evaluator") -> None:
-        listed = list(metrics) if isinstance(metrics, Sequence) else [metrics]
+        is_list = isinstance(metrics, Sequence) and not isinstance(metrics, str)
+        listed = list(metrics) if is_list else [metrics]
         if not listed:
             raise ConfigError(f"{where}: at least one metric is needed; got an empty list.")
         self.metrics = [_build(metric, where) for metric in listed]
@@ -51,8 +52,13 @@ class Evaluator:
                     raise ConfigError(
                         f"Two metrics report {name!r}; give one of them a 'prefix' of its own."
                     )
-                results[name] = value
+                # A number of NumPy or torch would neither be logged nor fit into a checkpoint.
+                results[name] = value.item() if _is_foreign_number(value) else value
         return results
+
+
+def _is_foreign_number(value: Any) -> bool:
+    return hasattr(value, "item") and getattr(value, "ndim", None) == 0
 
 
 def _build(metric: Any, where: str) -> BaseMetric:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 import mm_dist
-from mm_runner.errors import CheckpointWriteError, ConfigError
+from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.errors import CheckpointError, CheckpointWriteError, ConfigError
 
 from ._hook import Hook
 
@@ -101,9 +103,7 @@ class CheckpointHook(Hook):
         except CheckpointWriteError as error:
             if self.is_last_train_epoch(runner):
                 raise
-            runner.logger.error(  # noqa: TRY400 - the message says it all
-                f"{error} Training goes on; the next interval saves again."
-            )
+            self._tell_failure(runner, error)
             self._kept = [*superfluous, *self._kept[:-1]]
             return
         if mm_dist.is_main_process():
@@ -124,17 +124,25 @@ class CheckpointHook(Hook):
         score = metrics[name]
         if self._best and not self._is_better(name, score, self._best["score"]):
             return
-        old, new = self._best.get("file"), f"best_{name.replace('/', '_')}.pth"
+        before, new = self._best, f"best_{name.replace('/', '_')}.pth"
+        old = before.get("file")
         self._best = {"metric": name, "score": score, "epoch": runner.epoch, "file": new}
         directory = Path(self.out_dir or runner.work_dir)
-        runner.save_checkpoint(
-            directory,
-            new,
-            save_optimizer=False,
-            save_param_scheduler=False,
-            meta={"epoch": runner.epoch, "iter": runner.iter},
-            mark_as_latest=False,
-        )
+        try:
+            runner.save_checkpoint(
+                directory,
+                new,
+                save_optimizer=False,
+                save_param_scheduler=False,
+                meta={"epoch": runner.epoch, "iter": runner.iter},
+                mark_as_latest=False,
+            )
+        except CheckpointWriteError as error:
+            if runner.epoch == runner.max_epochs:
+                raise
+            self._tell_failure(runner, error)
+            self._best = before
+            return
         if old is not None and old != new and mm_dist.is_main_process():
             (directory / old).unlink(missing_ok=True)
         runner.logger.info(f"Best {name} so far: {score:.4f}, saved as {new}.")
@@ -149,6 +157,27 @@ class CheckpointHook(Hook):
             state = checkpoint.get("checkpoint_hook", {})
             self._kept = list(state.get("kept", []))
             self._best = dict(state.get("best", {}))
+            self._add_best_of_last_epoch(runner, checkpoint.get("meta", {}).get("epoch", 0))
+
+    def _add_best_of_last_epoch(self, runner: Any, epoch: int) -> None:
+        """Take in what the validation after ``epoch`` found, once its checkpoint was written.
+
+        The file of the best model tells; without this a worse one could overwrite it.
+        """
+        found: list[dict[str, Any]] = [{}]
+        if self.save_best is not None and mm_dist.is_main_process():
+            for path in Path(self.out_dir or runner.work_dir).glob("best_*.pth"):
+                with suppress(CheckpointError):
+                    content = load_checkpoint_file(path)
+                    best = content.get("checkpoint_hook", {}).get("best", {})
+                    same_run = content.get("meta", {}).get("seed") == runner.seed
+                    if same_run and best.get("epoch") == epoch and best.get("file") == path.name:
+                        found = [best]
+        mm_dist.broadcast_object_list(found)
+        self._best = found[0] or self._best
+
+    def _tell_failure(self, runner: Any, error: CheckpointWriteError) -> None:
+        runner.logger.error(f"{error} Training goes on; the next interval saves again.")
 
     def _is_better(self, name: str, score: float, best: float) -> bool:
         if self.rule is None:

@@ -28,7 +28,7 @@ class LoggerHook(Hook):
     priority = "BELOW_NORMAL"
 
     def __init__(self, interval: int = 10, ignore_last: bool = True) -> None:  # noqa: FBT001, FBT002 - MMEngine's
-        if not isinstance(interval, int) or interval < 1:
+        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
             raise ConfigError(
                 f"LoggerHook.interval: a positive number of steps is needed, got {interval!r}."
             )
@@ -73,7 +73,8 @@ class LoggerHook(Hook):
         self._log_metrics(runner, "test", len(runner.test_dataloader), metrics or {})
 
     def _log_training(self, runner: Any, step: int, steps: int) -> None:
-        scalars = {"lr": runner.optim_wrapper.param_groups[0]["lr"]}
+        # Under some optimizers the learning rate is a tensor.
+        scalars = {"lr": float(runner.optim_wrapper.param_groups[0]["lr"])}
         scalars.update(runner.message_hub.means("train"))
         position = f"[{runner.epoch + 1}][{step:>{len(str(steps))}}/{steps}]"
         line = runner.log_processor.line("train", position, scalars, eta_s=self._eta_s(runner))
@@ -94,4 +95,6 @@ class LoggerHook(Hook):
     def _eta_s(self, runner: Any) -> float:
         done = runner.iter + 1 - self._first_iter
         spent = time.perf_counter() - self._started_s
-        return spent / done * float(runner.max_iters - runner.iter - 1)
+        # A run resumed on other data or processes may have done more steps than it would do now.
+        left: int = max(runner.max_iters - runner.iter - 1, 0)
+        return spent / done * left

@@ -24,6 +24,6 @@ class DistSamplerSeedHook(Hook):
         if loader.generator is not None:
             loader.generator.manual_seed(runner.seed + runner.epoch)
         for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-            if hasattr(sampler, "set_epoch"):
+            if sampler is not None and hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(runner.epoch)
                 return

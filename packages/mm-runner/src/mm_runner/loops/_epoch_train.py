@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
+from mm_runner.data import num_batches
 from mm_runner.errors import ConfigError
 from mm_runner.model import train_step_of
 
@@ -47,7 +48,7 @@ class EpochBasedTrainLoop:
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"train_cfg.{name}: a positive integer is needed, got {value!r}.")
-        if len(dataloader) == 0:
+        if num_batches(dataloader, "train_dataloader") == 0:
             raise ConfigError(
                 "train_dataloader gives no batch: the dataset is smaller than one batch and "
                 "drop_last is set. Make batch_size smaller, or drop_last false."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_amp
+from mm_runner.data import num_batches
 from mm_runner.model import eval_step_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class ValLoop:
         evaluator: Evaluator,
         fp16: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
     ) -> None:
+        num_batches(dataloader, f"{self.phase}_dataloader")
         self.runner = runner
         self.dataloader = dataloader
         self.evaluator = evaluator
@@ -67,7 +69,7 @@ class ValLoop:
         runner.call_hook(f"after_{phase}")
         return metrics
 
-    def _precision(self) -> AbstractContextManager[None]:
+    def _precision(self) -> AbstractContextManager[object]:
         return mm_amp.autocast(self.runner.device.type) if self.fp16 else nullcontext()
 
 

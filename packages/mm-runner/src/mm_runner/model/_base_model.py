@@ -89,7 +89,8 @@ class BaseModel(nn.Module, ABC):
         Returns:
             The losses by name, detached tensors left on their device.
         """
-        return run_train_step(self, self, data, optim_wrapper)
+        logged: dict[str, Tensor] = run_train_step(self, self, data, optim_wrapper)
+        return logged
 
     def val_step(self, data: Any) -> Any:
         """Return the predictions for one batch of the validation set."""
@@ -111,9 +112,15 @@ class BaseModel(nn.Module, ABC):
             and all entries by name, that sum first as ``"loss"``, detached.
 
         Raises:
-            TypeError: If an entry is neither a tensor nor a list of tensors.
+            TypeError: If ``losses`` is no mapping, or an entry is neither a tensor nor a list of
+                tensors.
             ConfigError: If no name contains ``"loss"``.
         """
+        if not isinstance(losses, Mapping):
+            raise TypeError(
+                f"forward(mode='loss') must return a dict of losses, got {type(losses).__name__}. "
+                "Return dict(loss=...)."
+            )
         means = {name: _mean(name, value) for name, value in losses.items()}
         terms = [value for name, value in means.items() if "loss" in name]
         if not terms:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from torch.optim import Optimizer
@@ -66,6 +68,11 @@ class ParamScheduler:
         if self._scheduler is None:
             if self._count == self.begin:
                 self._start()
+        elif self._count == self.begin + 1:
+            with warnings.catch_warnings():
+                # The optimizer has not stepped yet while it accumulates, or after an overflow.
+                warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+                self._scheduler.step()
         elif self._count < self.end:
             self._scheduler.step()
 
@@ -85,7 +92,8 @@ class ParamScheduler:
             return
         if self._scheduler is None:
             # Starting a torch scheduler sets its first learning rate, which is long past.
-            rates = [group["lr"] for group in self.optimizer.param_groups]
+            # Copied: a learning rate that is a tensor is changed in place.
+            rates = [copy(group["lr"]) for group in self.optimizer.param_groups]
             self._start()
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate

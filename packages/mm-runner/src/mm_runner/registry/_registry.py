@@ -213,7 +213,7 @@ def _import_path(path: str, kind: str) -> Callable[..., Any]:
     module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
     try:
         component: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ComponentNotFoundError(
             f"The {kind} {path!r} was asked for by import path, which gave {error}. "
             "Write it as 'package.module:Name' of something that can be imported."

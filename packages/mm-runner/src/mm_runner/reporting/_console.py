@@ -42,7 +42,7 @@ class RunConsole:
     def print(self, line: str) -> None:
         """Print ``line`` as it is, above the bar if there is one."""
         if self._is_main:
-            self.console.print(line, markup=False, soft_wrap=True)
+            self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def start_progress(self, description: str, total: int, done: int = 0) -> None:
         """Show a bar of ``total`` steps, ``done`` of them done. Only on a terminal."""

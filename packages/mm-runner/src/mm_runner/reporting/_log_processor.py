@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from mm_runner.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,6 +22,9 @@ class LogProcessor:
         window_size: Over how many of the newest steps losses and times are averaged.
         by_epoch: Whether lines count epochs.
         num_digits: Digits after the point.
+
+    Raises:
+        ConfigError: If a number is out of its range.
     """
 
     def __init__(
@@ -28,6 +33,10 @@ class LogProcessor:
         by_epoch: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
         num_digits: int = 4,
     ) -> None:
+        for name, value, least in (("window_size", window_size, 1), ("num_digits", num_digits, 0)):
+            if not isinstance(value, int) or value < least:
+                kind = "a positive integer" if least else "an integer >= 0"
+                raise ConfigError(f"log_processor.{name}: {kind} is needed, got {value!r}.")
         self.window_size = window_size
         self.by_epoch = by_epoch
         self.num_digits = num_digits

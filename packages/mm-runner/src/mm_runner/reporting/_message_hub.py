@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mm_runner.errors import ConfigError
+
 __all__ = ["MessageHub"]
 
 
@@ -39,7 +41,17 @@ class MessageHub:
         Args:
             name: With its phase, as ``"train/loss"``.
             value: The newest value.
+
+        Raises:
+            ConfigError: If a tensor has more elements than one.
         """
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ConfigError(
+                    f"{name!r} was to be logged and has the shape {tuple(value.shape)}; a tensor "
+                    "of one element is needed. Let train_step return its mean, or leave it out."
+                )
+            value = value.detach()  # the graph behind it need not live as long as the window
         window = self._scalars.get(name)
         if window is None:
             window = self._scalars[name] = deque(maxlen=self.window_size)

@@ -20,19 +20,18 @@ def open_logger(
 ) -> logging.Logger:
     """Make the logger of a run.
 
-    Each run has its own, a child of ``mm_runner``, so that two runs in one process do not write
-    into each other's files. Nothing is passed on to the root logger's handlers.
+    Each run has its own, which :func:`logging.getLogger` does not know, so that two runs in one
+    process do not write into each other's files, whatever they are called. Nothing is passed on to
+    the root logger's handlers.
 
     Args:
-        name: Unique name of the run.
+        name: Name of the run.
         console: Prints the lines, on the main process only.
         log_file: File of the lines, or ``None``.
         level: As in :mod:`logging`.
     """
-    logger = logging.getLogger(f"mm_runner.run.{name}")
-    logger.setLevel(level)
+    logger = logging.Logger(f"mm_runner.run.{name}", level)  # noqa: LOG001 - see above
     logger.propagate = False
-    close_logger(logger)
     form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%m/%d %H:%M:%S")
     handlers: list[logging.Handler] = [_ConsoleHandler(console)]
     if log_file is not None:

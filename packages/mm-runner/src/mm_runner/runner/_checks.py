@@ -12,6 +12,10 @@ __all__ = ["check_phase", "checked_cfg", "checked_mapping"]
 # Keys that the Runner reads from its ``cfg`` besides its own arguments.
 CFG_KEYS = ("compile", "find_unused_parameters", "model_wrapper_cfg")
 
+# How alike a key must be to a known one to be taken for it: compiler and compile are, data_root and
+# data_preprocessor (0.62), custom_imports and custom_hooks (0.69) are not.
+_SLIP = 0.8
+
 # Keys of MMEngine that this version does not honour: an error, since silence would change a run.
 _UNSUPPORTED_CFG_KEYS = ("activation_checkpointing", "efficient_conv_bn_eval", "sync_bn")
 
@@ -62,7 +66,8 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
                 "without it."
             )
         if key not in known:
-            hint = did_you_mean(str(key), known)
+            # Configs carry names of their own, such as data_root: only a slip of a letter or two counts.
+            hint = did_you_mean(str(key), known, cutoff=_SLIP)
             if hint:
                 raise ConfigError(
                     f"cfg.{key}: unknown key.{hint} Keys of your own need names unlike these."

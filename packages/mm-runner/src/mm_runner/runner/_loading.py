@@ -42,7 +42,8 @@ def find_checkpoint(
     if not resume:
         return None
     # The main process chooses, so that all resume from the same file.
-    found, chosen = None, [None, None]
+    found: tuple[Path, dict[str, Any]] | None = None
+    chosen: list[str | None] = [None, None]
     if mm_dist.is_main_process():
         found, chosen = _choose(work_dir, logger)
     mm_dist.broadcast_object_list(chosen)
@@ -71,7 +72,7 @@ def apply_checkpoint(runner: Runner, checkpoint: dict[str, Any]) -> None:
         runner.logger.info(f"Going on after epoch {runner.epoch}, step {runner.iter}.")
 
 
-def _choose(work_dir: Path, logger: logging.Logger) -> tuple[Any, list[Any]]:
+def _choose(work_dir: Path, logger: logging.Logger) -> tuple[Any, list[str | None]]:
     try:
         found = latest_readable(work_dir, logger.warning)
     except CheckpointError as error:

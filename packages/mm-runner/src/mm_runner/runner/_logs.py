@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 import mm_dist
+from mm_runner.checkpoint import plain
 from mm_runner.registry import LOG_WRITERS
-from mm_runner.reporting import LogProcessor, RunConsole, open_logger
+from mm_runner.reporting import LogProcessor, RunConsole, close_logger, open_logger
 
 from ._checks import checked_mapping
 from ._work_dir import open_work_dir
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["RunLogs", "build_log_processor", "plain_config"]
 
@@ -51,6 +51,8 @@ class RunLogs:
             self.log_dir / f"{self.timestamp}.log" if is_main else None,
             level,
         )
+        # The file is closed with the run: a search over many runs must not run out of files.
+        weakref.finalize(self, close_logger, self.logger)
         self._writers: list[Any] = []
         if is_main:
             (self.log_dir / "config.yaml").write_text(self.config_text, encoding="utf-8")
@@ -78,12 +80,12 @@ def build_log_processor(value: Any) -> LogProcessor:
 
 def plain_config(value: Any) -> Any:
     """Return ``value`` in primitives that YAML can hold; objects appear as their type's name."""
-    if hasattr(value, "items"):
+    if isinstance(value, Mapping):
         return {str(key): plain_config(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_config(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+        return plain(value)  # without a subclass's name, which YAML cannot hold
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
     return f"<{type(value).__module__}.{type(value).__qualname__}>"

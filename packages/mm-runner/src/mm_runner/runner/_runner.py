@@ -167,8 +167,9 @@ class Runner:
             switch_deterministic(self.logger)
 
         built = build_model(model, data_preprocessor)
-        if self._train and hasattr(built, "init_weights"):
-            built.init_weights()
+        init_weights: Any = getattr(built, "init_weights", None)
+        if self._train and init_weights is not None:
+            init_weights()
         self.model = wrap_model(built, self.cfg, self.dist_info)
         self.compile_handle = mm_compile.compile_model(self.model, self.cfg.get("compile"))
 
@@ -239,8 +240,8 @@ class Runner:
 
     @property
     def distributed(self) -> bool:
-        """Whether a launcher started this process."""
-        return self.launcher != "none"
+        """Whether this process belongs to a process group."""
+        return self.dist_info.backend is not None
 
     @property
     def rank(self) -> int:
@@ -452,7 +453,8 @@ class Runner:
         if not self._auto_scale_lr:
             return
         accumulated = getattr(self.optim_wrapper, "accumulative_counts", 1)
-        per_process = self.train_dataloader.batch_size or 1
+        loader = self.train_dataloader
+        per_process = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
         batch = self.world_size * per_process * accumulated
         factor = scale_lr(self.optim_wrapper, self._auto_scale_lr, batch)
         self.logger.info(f"auto_scale_lr: batch of {batch}, learning rates times {factor:g}.")
@@ -461,7 +463,8 @@ class Runner:
         """Read what is to be loaded, before anything depends on the seed in it."""
         if self._has_loaded:
             return None
-        self._has_loaded = True
+        # An evaluation takes the weights only: training has still to be resumed.
+        self._has_loaded = training or not self._resume
         found = find_checkpoint(self._load_from, self.work_dir, self.logger, resume=self._resume)
         if found is None:
             return None

@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 import mm_dist
 from mm_runner.checkpoint import (
     FORMAT_VERSION,
-    clean_state_dict,
     mark_latest,
     plain,
     rng_state,
@@ -59,7 +59,7 @@ def take_snapshot(
             "versions": _versions(),
             **meta,
         },
-        "state_dict": clean_state_dict(unwrap_model(runner.model).state_dict()),
+        "state_dict": _weights(runner.model),
         "rng": mm_dist.all_gather_object(plain(rng_state(runner.device))),
         "data": {"epoch": meta["epoch"], "batch": 0},
     }
@@ -120,6 +120,8 @@ def restore_training(runner: Runner, checkpoint: dict[str, Any]) -> None:
     runner.train_loop.iter = meta.get("iter", 0)
     if "optimizer" in checkpoint:
         runner.optim_wrapper.load_state_dict(checkpoint["optimizer"])
+    else:
+        runner.logger.warning("The checkpoint has no optimizer state: the optimizer starts anew.")
     states = checkpoint.get("param_schedulers", [])
     if len(states) != len(runner.param_schedulers):
         runner.logger.warning(
@@ -140,6 +142,13 @@ def _restore_rng(runner: Runner, checkpoint: dict[str, Any]) -> None:
         f"The checkpoint was written by {len(states) or 'an unknown number of'} processes, this "
         f"run has {runner.world_size}: the random numbers go on from the seed instead."
     )
+
+
+def _weights(model: nn.Module) -> dict[str, Any]:
+    """Return the weights by the names that the model itself gives them."""
+    state_dict = unwrap_model(model).state_dict()
+    # Not "module.": what is left of it is the model's own attribute.
+    return {name.replace("_orig_mod.", ""): value for name, value in state_dict.items()}
 
 
 def _versions() -> dict[str, str]:

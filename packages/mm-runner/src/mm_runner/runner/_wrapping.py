@@ -62,7 +62,7 @@ def wrap_model(model: nn.Module, cfg: Mapping[str, Any], dist_info: DistInfo) ->
             )
         return model
     model = model.to(dist_info.device)
-    if dist_info.launcher == "none":
+    if dist_info.backend is None:  # no process group; one may exist without any launcher
         return model
     if wrapper_cfg is None:
         wrapper_cfg = {}
