@@ -34,17 +34,19 @@ class Torch(NamedTuple):
     """
 
     python: str | None
-    numpy: str
+    numpy: str = "numpy"
+    setuptools: str = "setuptools"
 
 
-# Ordered, oldest first. torch.compile of 2.0 runs on Python 3.10 only; numpy 2 needs torch 2.3.
+# Ordered, oldest first. torch.compile of 2.0 runs on Python 3.10 only, and needs the pkg_resources
+# that setuptools 81 warns of and 82 dropped; numpy 2 needs torch 2.3.
 TORCH = {
-    "1.13.1": Torch("3.10", "numpy<2"),
-    "2.0.1": Torch("3.10", "numpy<2"),
-    "2.4.1": Torch("3.11", "numpy"),
-    "2.6.0": Torch("3.12", "numpy"),
-    "2.13.0": Torch(None, "numpy"),
-    "2.15.0": Torch("3.13", "numpy"),
+    "1.13.1": Torch("3.10", "numpy<2", "setuptools<81"),
+    "2.0.1": Torch("3.10", "numpy<2", "setuptools<81"),
+    "2.4.1": Torch("3.11"),
+    "2.6.0": Torch("3.12"),
+    "2.13.0": Torch(None),
+    "2.15.0": Torch("3.13"),
 }
 DEFAULT_TORCH = "2.13.0"
 
@@ -180,7 +182,7 @@ def shared_torch(session: nox.Session, torch: str) -> Path:
     site = SHARED_TORCH / f"{torch}-cp{version[0]}{version[1]}"
     if not site.is_dir():
         unfinished = site.with_name(f"{site.name}.{os.getpid()}.unfinished")
-        packages = [f"torch=={torch}", TORCH[torch].numpy, "setuptools"]
+        packages = [f"torch=={torch}", TORCH[torch].numpy, TORCH[torch].setuptools]
         session.install(f"--target={unfinished}", *packages)
         # Whole or absent: a session stopped half-way leaves nothing that a later one would use.
         unfinished.rename(site)

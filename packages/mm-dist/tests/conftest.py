@@ -1,9 +1,9 @@
 """Fixtures: real gloo ranks, real distributions, and a guard against leaks."""
 
-import gc
 import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 
 import pytest
@@ -22,9 +22,11 @@ def _enter_rank(rank, world_size, store, function, args):
         timeout=timedelta(seconds=60),
     )
     function(rank, *args)
-    # A wrapper in a reference cycle would keep the group, and gloo's threads, beyond Python's end.
-    gc.collect()
+    # gloo's threads still release objects; torch 2.6 deadlocks if the group ends meanwhile, and
+    # others abort if the interpreter does.
+    time.sleep(0.05)
     dist.destroy_process_group()
+    os._exit(0)
 
 
 @pytest.fixture
@@ -44,6 +46,7 @@ def group_of_one(tmp_path):
     """A real process group that this process alone belongs to."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/one", rank=0, world_size=1)
     yield
+    time.sleep(0.05)  # as for ranks of their own
     dist.destroy_process_group()
 
 

@@ -121,8 +121,8 @@ def destroy_dist() -> None:
     while _own_groups:
         own = _own_groups.pop()
         if is_distributed() and dist.group.WORLD is own.group:
-            dist.destroy_process_group()
             _release_threads(own.info.backend)
+            dist.destroy_process_group()
         restore_variables(own.replaced)
 
 
@@ -221,14 +221,15 @@ def _group_arguments(info: DistInfo, timeout: timedelta | None) -> dict[str, Any
 def _release_threads(backend: str | None) -> None:
     """Let gloo's threads finish, as far as they can.
 
-    After a backward of ``DistributedDataParallel`` they release objects of Python. If the
-    interpreter is gone by then, torch aborts the process, seldom and after all the work is done.
+    After a collective they release objects of Python, for which they need the interpreter. While
+    torch 2.6 destroys the group, it waits for them and holds the interpreter: a deadlock. Once the
+    interpreter is gone, torch aborts the process. Both happen seldom, and after all the work is
+    done; an idle moment before the end prevents them.
     """
     if backend is None or "gloo" not in backend:
         return
     # A wrapper that lies in a reference cycle keeps the group; its end joins the threads.
     gc.collect()
-    # A wrapper that is still in use keeps it too: leave the threads the interpreter for a while.
     time.sleep(_THREAD_GRACE_S)
 
 
