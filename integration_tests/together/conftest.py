@@ -25,13 +25,13 @@ def script_environment(tmp_path_factory):
 
 @pytest.fixture
 def run_python(script_environment, tmp_path):
-    """``run_python(*arguments)`` runs Python in ``tmp_path`` and returns the finished process."""
+    """``run_python(*arguments, **variables)`` runs Python in ``tmp_path`` to its end."""
 
-    def run(*arguments, cwd=tmp_path, check=True):
+    def run(*arguments, cwd=tmp_path, check=True, **variables):
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
             cwd=cwd,
-            env=script_environment,
+            env={**script_environment, **variables},
             capture_output=True,
             text=True,
             timeout=600,

@@ -49,7 +49,7 @@ def main() -> None:
     compiled = arguments.compile
     support = can_compile(compiled, available_device_type())
     runner = Runner(
-        model=DigitsResNet(),
+        model={"type": DigitsResNet},  # built after seeding
         work_dir=arguments.work_dir,
         launcher=arguments.launcher,
         train_dataloader=dataloader("train", arguments.batch_size),

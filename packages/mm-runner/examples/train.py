@@ -55,7 +55,7 @@ def main() -> None:
     """Train, test, and draw the curves."""
     arguments = parse_arguments()
     runner = Runner(
-        model=DigitsResNet(),
+        model={"type": DigitsResNet},  # built after seeding
         work_dir=arguments.work_dir,
         launcher=arguments.launcher,
         train_dataloader=dataloader("train", 32),

@@ -1,5 +1,6 @@
 """Fixtures: real gloo ranks, real distributions, a small run, and a guard against leaks."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -12,6 +13,15 @@ import torch.multiprocessing as mp
 from toy import runner_arguments
 
 from mm_runner import Runner
+
+
+def pytest_configure(config):
+    for known in (
+        # Said once per process by torch older than 2.6; test_checkpoint_file.py expects it.
+        "ignore:torch .* reads checkpoints with a loader whose safety:UserWarning",
+        "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning",
+    ):
+        config.addinivalue_line("filterwarnings", known)
 
 
 def _enter_rank(rank, world_size, store, function, args):
@@ -44,6 +54,8 @@ def group_of_one(tmp_path):
     """A real process group that this process alone belongs to."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/one", rank=0, world_size=1)
     yield
+    # Wrappers first: one that outlives its group can wait forever for gloo's threads.
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from mm_runner import ComponentNotFoundError, ConfigError
-from mm_runner.registry import Registry, build_from_cfg, check_arguments
+from mm_runner.registry import Registry, build_from_cfg, check_arguments, check_cfg
 
 
 class Box:
@@ -46,8 +46,10 @@ def test_default_arguments_yield_to_the_config(things):
         ({"type": 3}, r"here\.type: a name, a class or a function is needed, got 3"),
         (
             {"type": "Box", "widht": 1},
-            r"here\.widht: unknown argument of Box, which takes width, height, lid\. "
-            r"Did you mean 'width'",
+            (
+                r"here\.widht: unknown argument of Box, which takes width, height, lid\. "
+                r"Did you mean 'width'"
+            ),
         ),
         ({"type": "Box", "lid": True}, r"here\.width: Box needs this argument; given: 'lid'"),
     ],
@@ -67,6 +69,10 @@ def test_an_error_inside_a_component_is_its_own(things):
     things.register_module(name="parse", module=int)
     with pytest.raises(TypeError, match="keyword"):
         things.build({"type": "parse", "text": "1"})
+
+
+def test_check_cfg_returns_what_would_be_called(things):
+    assert check_cfg({"type": "Box", "width": 1}, things) == (Box, {"width": 1})
 
 
 def test_check_arguments_calls_nothing():

@@ -4,6 +4,7 @@ from enum import Enum
 import pytest
 import torch
 from torch import nn
+from toy import needs_compile
 
 from mm_runner import CheckpointError
 from mm_runner.checkpoint import clean_state_dict, load_weights, plain
@@ -33,10 +34,16 @@ def test_load_weights_fits_whatever_the_wrapper_was(make, prefix):
         assert torch.equal(target.state_dict()[name], value)
 
 
+@needs_compile
 def test_load_weights_into_a_compiled_model_fits():
     source, target = nn.Linear(2, 3), torch.compile(nn.Linear(2, 3), backend="eager")
     assert load_weights(target, source.state_dict(), strict=True) == []
     assert torch.equal(target.weight, source.weight)
+
+
+def test_load_weights_refuses_a_file_of_which_nothing_fits():
+    with pytest.raises(CheckpointError, match=r"Nothing in the checkpoint fits Linear: missing"):
+        load_weights(nn.Linear(2, 3), {"model": torch.ones(1)}, strict=False)
 
 
 def test_load_weights_says_what_does_not_fit_and_takes_the_rest():
@@ -89,13 +96,14 @@ def test_plain_turns_subclasses_of_primitives_into_primitives():
 
 def test_plain_turns_numpys_numbers_into_primitives():
     numpy = pytest.importorskip("numpy")
-    values = plain([numpy.float64(0.5), numpy.float32(0.5), numpy.int64(3), numpy.bool_(True)])
+    values = plain([numpy.float64(0.5), numpy.float32(0.5), numpy.int64(3), numpy.bool_(1)])
     assert values == [0.5, 0.5, 3, True]
     assert [type(value) for value in values] == [float, float, int, bool]
 
 
 def test_plain_names_the_path_of_what_may_not_be_saved():
     with pytest.raises(
-        CheckpointError, match=r"checkpoint\.mine\[1\]: builtins\.object cannot be saved.*Convert it"
+        CheckpointError,
+        match=r"checkpoint\.mine\[1\]: builtins\.object cannot be saved.*Convert it",
     ):
         plain({"mine": [1, object()]})

@@ -102,7 +102,7 @@ def test_the_best_score_may_be_any_librarys_number(run):
     assert content["checkpoint_hook"]["best"]["score"] == 0.75
 
 
-def test_a_resumed_run_knows_what_to_prune_and_what_was_best(run, tmp_path):
+def test_a_resumed_run_knows_what_to_prune_and_what_was_best(run):
     options = {"save_best": "accuracy", "max_keep_ckpts": 2}
     with pytest.raises(Killed):
         run(
@@ -204,7 +204,9 @@ def test_a_metric_that_is_not_reported_names_those_that_are(run):
 
 def test_a_metric_whose_rule_cannot_be_guessed_asks_for_one(run):
     metric = Scripted(name="odd", values=[1, 2])
-    with pytest.raises(ConfigError, match=r"rule: whether a greater or a less 'odd'.*rule='greater'"):
+    with pytest.raises(
+        ConfigError, match=r"rule: whether a greater or a less 'odd'.*rule='greater'"
+    ):
         run({"save_best": "odd"}, epochs=2, val_evaluator=metric)
 
 

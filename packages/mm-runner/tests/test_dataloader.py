@@ -1,19 +1,24 @@
-from collections import namedtuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from toy import Blobs, loader_cfg
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from toy import Blobs, loader_cfg
 
 from mm_runner import ComponentNotFoundError, ConfigError
 from mm_runner.data import DataSettings, DefaultSampler, build_dataloader, pseudo_collate
 from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS
 
-Pair = namedtuple("Pair", "left right")
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
 
 
 def build(cfg, *, shuffle=False, seed=0, rank=0):
-    return build_dataloader(cfg, DataSettings(seed, rank), shuffle=shuffle, where="train_dataloader")
+    return build_dataloader(
+        cfg, DataSettings(seed, rank), shuffle=shuffle, where="train_dataloader"
+    )
 
 
 def labels(loader):
@@ -183,10 +188,12 @@ def _seed_with(worker_id, seed):
     ("changes", "error", "message"),
     [
         (
-            {"dataset": None, "batchsize": 4},
+            {"batchsize": 4},
             ConfigError,
-            r"train_dataloader\.batchsize: unknown argument of DataLoader.*"
-            r"Did you mean 'batch_size'",
+            (
+                r"train_dataloader\.batchsize: unknown argument of DataLoader.*"
+                r"Did you mean 'batch_size'"
+            ),
         ),
         ({"collate_fn": 3}, ConfigError, r"train_dataloader\.collate_fn: a name .*default_collate"),
         ({"collate_fn": {}}, ConfigError, r"train_dataloader\.collate_fn: the key 'type'"),

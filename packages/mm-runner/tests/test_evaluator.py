@@ -40,7 +40,9 @@ def test_an_abstract_metric_cannot_be_made():
         BaseMetric()
 
 
-@pytest.mark.parametrize("metrics", [{"type": "Accuracy"}, Accuracy(), [Accuracy()]], ids=["cfg", "metric", "list"])
+@pytest.mark.parametrize(
+    "metrics", [{"type": "Accuracy"}, Accuracy(), [Accuracy()]], ids=["cfg", "metric", "list"]
+)
 def test_evaluator_takes_a_config_a_metric_or_a_list(metrics):
     evaluator = Evaluator(metrics)
     evaluator.process(data_samples=(SCORES, torch.tensor([0, 1, 1])), data_batch={})

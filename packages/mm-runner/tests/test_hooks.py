@@ -23,7 +23,7 @@ def class_names(hooks):
 def record(log, name, *stages, **attributes):
     """A hook that notes its name in ``log`` at each of ``stages``."""
 
-    def act(self, runner, **arguments):
+    def act(_self, _runner, **_):
         log.append(name)
 
     return type(name, (Hook,), {**dict.fromkeys(stages, act), **attributes})()
@@ -85,7 +85,7 @@ def test_a_common_stage_is_called_for_every_mode(when, unit):
     class Common(Hook):
         pass
 
-    def act(self, runner, *args, mode="train", **kwargs):
+    def act(_self, _runner, *_, mode="train", **__):
         modes.append(mode)
 
     setattr(Common, f"_{when}_{unit}", act)
@@ -181,7 +181,7 @@ def test_a_run_passes_every_stage_in_order(make_runner):
         priority = "LOWEST"
 
     for stage in STAGES:
-        setattr(Everything, stage, lambda self, runner, _stage=stage, **_: log.append(_stage))
+        setattr(Everything, stage, lambda _self, _runner, _stage=stage, **_: log.append(_stage))
 
     runner = make_runner(
         train_cfg={"max_epochs": 1},

@@ -1,10 +1,12 @@
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from toy import Classifier
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from toy import Classifier
+from typing_extensions import override
 
 from mm_amp import OptimWrapper
 from mm_runner import ComponentNotFoundError, ConfigError
@@ -18,7 +20,11 @@ from mm_runner.model import (
 )
 
 BATCH = {"inputs": torch.ones(2, 4), "labels": torch.tensor([0, 1])}
-Point = namedtuple("Point", "x y")
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
 
 
 @pytest.fixture
@@ -53,7 +59,9 @@ def test_a_batch_may_be_a_sequence(model, wrapper):
 
 
 def test_a_batch_of_another_kind_says_what_it_may_be(model, wrapper):
-    with pytest.raises(TypeError, match=r"must be a dict .*or a list or tuple.*got Tensor.*collate_fn"):
+    with pytest.raises(
+        TypeError, match=r"must be a dict .*or a list or tuple.*got Tensor.*collate_fn"
+    ):
         model.train_step(torch.ones(2, 4), wrapper)
     with pytest.raises(TypeError, match="got str"):
         model.val_step("batch")
@@ -104,6 +112,7 @@ def test_base_model_is_abstract_and_has_no_init_cfg():
         BaseModel()
 
     class Model(BaseModel):
+        @override
         def forward(self, *args, mode="tensor", **kwargs):
             return None
 
@@ -145,14 +154,16 @@ def test_data_preprocessor_follows_the_model_and_ignores_its_dtype():
     assert model.data_preprocessor(torch.ones(1)).dtype is torch.float32
 
 
-def test_unwrap_model_takes_every_wrapper_off(group_of_one, model):
+@pytest.mark.usefixtures("group_of_one")
+def test_unwrap_model_takes_every_wrapper_off(model):
     wrapped = DistributedDataParallel(model)
     assert is_model_wrapper(wrapped)
     assert unwrap_model(wrapped) is model
     assert unwrap_model(model) is model
 
 
-def test_a_wrapper_without_steps_is_stepped_through_its_own_forward(group_of_one, model, wrapper):
+@pytest.mark.usefixtures("group_of_one")
+def test_a_wrapper_without_steps_is_stepped_through_its_own_forward(model, wrapper):
     calls = []
 
     class Counting(DistributedDataParallel):
@@ -168,15 +179,18 @@ def test_a_wrapper_without_steps_is_stepped_through_its_own_forward(group_of_one
 
 
 def test_a_models_own_steps_win(model):
-    model.train_step = lambda data, optim_wrapper: "mine"
+    model.train_step = lambda _data, _optim_wrapper: "mine"
     assert train_step_of(model)(None, None) == "mine"
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "wrapped"])
-def test_a_model_without_steps_says_what_is_needed(group_of_one, wrapped):
+@pytest.mark.usefixtures("group_of_one")
+def test_a_model_without_steps_says_what_is_needed(wrapped):
     model = DistributedDataParallel(nn.Linear(1, 1)) if wrapped else nn.Linear(1, 1)
     who = "Linear in DistributedDataParallel" if wrapped else "Linear"
-    with pytest.raises(ConfigError, match=rf"train_step\(data, optim_wrapper\).*{who} has none.*BaseModel"):
+    with pytest.raises(
+        ConfigError, match=rf"train_step\(data, optim_wrapper\).*{who} has none.*BaseModel"
+    ):
         train_step_of(model)
     with pytest.raises(ConfigError, match=rf"val_step\(data\).*{who} has none.*BaseModel"):
         eval_step_of(model, "val_step")

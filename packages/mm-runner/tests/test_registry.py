@@ -53,8 +53,12 @@ def test_register_module_without_parentheses_says_so(things):
 
 
 def test_registered_wins_over_torchs_own_and_that_over_plugins(things, install_plugin):
-    install_plugin("many", "[mm.test_things]\nSgd = many:Sgd\nOther = many:Other\n", "Sgd = Other = 1")
-    with pytest.warns(UserWarning, match=r"thing 'Sgd' is torch's own.*torch's is used.*import path"):
+    install_plugin(
+        "many", "[mm.test_things]\nSgd = many:Sgd\nOther = many:Other\n", "Sgd = Other = 1"
+    )
+    with pytest.warns(
+        UserWarning, match=r"thing 'Sgd' is torch's own.*torch's is used.*import path"
+    ):
         assert things.get("Sgd") == "torch's"
     assert things.get("Sgd") == "torch's"  # told once
     assert things.get("Other") == 1
@@ -96,7 +100,9 @@ def test_import_paths_need_no_registration(things, install_plugin, path):
     ids=["module", "attribute", "dotted-attribute", "no-module", "relative"],
 )
 def test_import_paths_that_lead_nowhere_say_why(things, path):
-    with pytest.raises(ComponentNotFoundError, match=r"The thing '.*' was asked for by import path"):
+    with pytest.raises(
+        ComponentNotFoundError, match=r"The thing '.*' was asked for by import path"
+    ):
         things.get(path)
 
 
@@ -112,7 +118,9 @@ def test_unknown_names_list_near_ones_and_the_ways_out():
 def test_torchs_own_optimizers_schedulers_and_wrappers_are_known():
     assert OPTIMIZERS.get("AdamW") is torch.optim.AdamW
     assert registry.PARAM_SCHEDULERS.get("StepLR") is torch.optim.lr_scheduler.StepLR
-    assert MODEL_WRAPPERS.get("DistributedDataParallel") is torch.nn.parallel.DistributedDataParallel
+    assert (
+        MODEL_WRAPPERS.get("DistributedDataParallel") is torch.nn.parallel.DistributedDataParallel
+    )
     for base in ("Optimizer", "LRScheduler", "_LRScheduler"):
         assert base not in OPTIMIZERS
         assert base not in registry.PARAM_SCHEDULERS

@@ -1,8 +1,10 @@
 """A small classification task, importable by spawned ranks."""
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+from typing_extensions import override
 
 from mm_runner.evaluator import BaseMetric
 from mm_runner.hooks import Hook
@@ -16,7 +18,7 @@ class Blobs(Dataset):
         generator = torch.Generator().manual_seed(0)
         self.labels = torch.arange(size) % 3
         self.inputs = torch.randn(size, 4, generator=generator)
-        self.inputs[torch.arange(size), self.labels] += 2
+        self.inputs[torch.arange(size), self.labels] += 4
         self.noise = noise
 
     def __len__(self):
@@ -54,6 +56,7 @@ class Scripted(BaseMetric):
         self.values = list(values)
         self.sizes = []
 
+    @override
     def process(self, data_batch, data_samples):
         self.results.extend(data_batch["labels"].tolist())
 
@@ -68,6 +71,7 @@ class StopBeforeEpoch(Hook):
     def __init__(self, epoch):
         self.epoch = epoch
 
+    @override
     def before_train_epoch(self, runner):
         if runner.epoch == self.epoch:
             raise Killed
@@ -83,6 +87,7 @@ class RecordRates(Hook):
     def __init__(self):
         self.rates = []
 
+    @override
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         self.rates.append(runner.optim_wrapper.param_groups[0]["lr"])
 
@@ -112,4 +117,9 @@ def runner_arguments(work_dir, **overrides):
     return {**arguments, **overrides}
 
 
+needs_compile = pytest.mark.skipif(
+    not hasattr(torch, "compile"), reason="torch.compile needs torch 2.0"
+)
+# Float16 autocast on the CPU came with torch 2.4.
+CPU_LOW_PRECISION = "float16" if hasattr(torch, "get_autocast_dtype") else "bfloat16"
 NO_VALIDATION = {"val_dataloader": None, "val_cfg": None, "val_evaluator": None}

@@ -123,8 +123,9 @@ def _primitive(value: Any) -> Any:
     """
     if value is None or type(value) in _PRIMITIVES:
         return value
-    reads = {str: str.__str__, int: int.__int__, float: float.__float__}
-    return next(read(value) for kind, read in reads.items() if isinstance(value, kind))
+    if isinstance(value, str):
+        return str.__str__(value)  # str(value) of an enum's member is its name
+    return int(value) if isinstance(value, int) else float(value)
 
 
 def _shape(shape: Any) -> str:

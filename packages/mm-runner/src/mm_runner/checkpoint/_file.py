@@ -67,7 +67,7 @@ def load_checkpoint_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         checkpoint = _load_safely(path)
     except pickle.UnpicklingError as error:
-        if zipfile.is_zipfile(path):
+        if _is_zip(path):
             raise CheckpointError(
                 f"{path} holds objects besides tensors and primitives, and loading them would run "
                 f"code from the file: {_first_line(error)} Save its state_dict again with "
@@ -164,9 +164,16 @@ def _load_safely(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         # torch 1.13 cannot read a float this way, so no learning rate either.
-        if "Unsupported operand" not in str(error) or not zipfile.is_zipfile(path):
+        if "Unsupported operand" not in str(error) or not _is_zip(path):
             raise
     return torch.load(path, map_location="cpu", weights_only=False, pickle_module=ALLOW_LIST_PICKLE)
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # the end of the file is damaged just so
+        return False
 
 
 def _warn_if_unsafe() -> None:

@@ -42,7 +42,9 @@ def build_dataloader(
         cfg: A ready ``DataLoader``, returned as it is, or a dict with ``dataset`` (a config or an
             object), optionally ``sampler``, ``batch_sampler``, ``collate_fn`` (a name, config or
             function; ``pseudo_collate`` by default), ``num_batch_per_epoch``, ``worker_init_fn``,
-            and arguments of ``DataLoader``. ``batch_size`` is that of one process.
+            and arguments of ``DataLoader``. ``batch_size`` is that of one process. Workers are
+            started, and so seeded, each epoch, as torch does by default; with
+            ``persistent_workers=True`` a resumed run draws other random numbers in them.
         settings: Seed and rank.
         shuffle: What the default sampler does when ``cfg`` names none.
         where: Path of ``cfg`` in the configuration, for messages.
@@ -79,9 +81,6 @@ def build_dataloader(
     options["worker_init_fn"] = _worker_init(options.get("worker_init_fn"), settings, where)
     # A generator of its own: starting an epoch must not draw from the one that dropout uses.
     options.setdefault("generator", torch.Generator().manual_seed(settings.seed))
-    if options.get("num_workers", 0) > 0:
-        # Starting workers anew each epoch costs seconds, and nothing asks for it.
-        options.setdefault("persistent_workers", True)
     check_arguments(DataLoader, {"dataset": dataset, **options}, where)
     return DataLoader(dataset, **options)
 

@@ -53,12 +53,12 @@ class Evaluator:
                         f"Two metrics report {name!r}; give one of them a 'prefix' of its own."
                     )
                 # A number of NumPy or torch would neither be logged nor fit into a checkpoint.
-                results[name] = value.item() if _is_foreign_number(value) else value
+                results[name] = _as_python(value)
         return results
 
 
-def _is_foreign_number(value: Any) -> bool:
-    return hasattr(value, "item") and getattr(value, "ndim", None) == 0
+def _as_python(value: Any) -> Any:
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _build(metric: Any, where: str) -> BaseMetric:

@@ -64,7 +64,7 @@ def build_hooks(
 
     Args:
         default_hooks: By the default hook's name: a hook or config that replaces it, or ``None``,
-            which removes it. A config may leave out ``type``, to change arguments only.
+            which removes it. A config without ``type`` changes only the arguments that it names.
         custom_hooks: Further hooks or configs.
 
     Raises:
@@ -80,10 +80,11 @@ def build_hooks(
             )
     hooks = HookList()
     for name, (kind, level) in _DEFAULT_HOOKS.items():
-        defaults = {"type": kind, **_DEFAULT_ARGUMENTS.get(name, {})}
-        cfg = replaced.get(name, defaults)
+        cfg = replaced.get(name, {})
+        if isinstance(cfg, Mapping) and "type" not in cfg:
+            cfg = {"type": kind, **_DEFAULT_ARGUMENTS.get(name, {}), **cfg}
         if cfg is not None:
-            _add(hooks, cfg, {"type": kind, "priority": level}, f"default_hooks.{name}")
+            _add(hooks, cfg, {"priority": level}, f"default_hooks.{name}")
     for index, cfg in enumerate(custom_hooks or ()):
         _add(hooks, cfg, {}, f"custom_hooks[{index}]")
     return hooks

@@ -93,7 +93,7 @@ class LoggerHook(Hook):
         runner.write_scalars(phase, {**numbers, **times}, step=runner.iter)
 
     def _eta_s(self, runner: Any) -> float:
-        done = runner.iter + 1 - self._first_iter
+        done: int = runner.iter + 1 - self._first_iter
         spent = time.perf_counter() - self._started_s
         # A run resumed on other data or processes may have done more steps than it would do now.
         left: int = max(runner.max_iters - runner.iter - 1, 0)

@@ -56,4 +56,4 @@ class BaseDataPreprocessor(nn.Module):
         # .to(), .cuda() and the like come through here; a probe tensor tells where they lead,
         # without a buffer that would show up in checkpoints and be broadcast.
         self._device = fn(torch.empty(0, device=self._device)).device
-        return super()._apply(fn, *args, **kwargs)
+        return super()._apply(fn, *args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import copy
+from copy import deepcopy
 from typing import Any
 
 from torch.optim import Optimizer
 
 from mm_runner.errors import ConfigError
-from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg
+from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg, check_cfg
 
 __all__ = ["ParamScheduler", "build_param_schedulers"]
 
@@ -61,6 +61,8 @@ class ParamScheduler:
         self._scheduler: Any = None
         if self.begin == 0:
             self._start()
+        else:  # a slip must not wait for its window to be found
+            check_cfg(self._arguments, PARAM_SCHEDULERS, {"optimizer": optimizer}, where=where)
 
     def step(self) -> None:
         """Count one epoch or iteration, and change the learning rate if inside the window."""
@@ -71,7 +73,9 @@ class ParamScheduler:
         elif self._count == self.begin + 1:
             with warnings.catch_warnings():
                 # The optimizer has not stepped yet while it accumulates, or after an overflow.
-                warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+                warnings.filterwarnings(
+                    "ignore", r"Detected call of `lr_scheduler\.step\(\)` before"
+                )
                 self._scheduler.step()
         elif self._count < self.end:
             self._scheduler.step()
@@ -93,7 +97,7 @@ class ParamScheduler:
         if self._scheduler is None:
             # Starting a torch scheduler sets its first learning rate, which is long past.
             # Copied: a learning rate that is a tensor is changed in place.
-            rates = [copy(group["lr"]) for group in self.optimizer.param_groups]
+            rates = [deepcopy(group["lr"]) for group in self.optimizer.param_groups]
             self._start()
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate

@@ -11,7 +11,7 @@ from mm_runner.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from ._registry import Registry
 
-__all__ = ["build_from_cfg", "check_arguments"]
+__all__ = ["build_from_cfg", "check_arguments", "check_cfg"]
 
 
 def build_from_cfg(
@@ -36,6 +36,24 @@ def build_from_cfg(
         ComponentNotFoundError: If ``type`` names nothing.
         ConfigError: If ``cfg`` is no dict, has no ``type``, or its arguments do not fit.
     """
+    component, arguments = check_cfg(cfg, registry, default_args, where=where)
+    return component(**arguments)
+
+
+def check_cfg(
+    cfg: object,
+    registry: Registry,
+    default_args: Mapping[str, Any] | None = None,
+    *,
+    where: str | None = None,
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Check what ``cfg`` describes, without building it.
+
+    Arguments and errors are those of :func:`build_from_cfg`.
+
+    Returns:
+        The component and the arguments to call it with.
+    """
     where = where or registry.name
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: a dict with the key 'type' is needed, got {cfg!r}.")
@@ -50,7 +68,7 @@ def build_from_cfg(
     if not callable(component):
         raise ConfigError(f"{where}.type: a name, a class or a function is needed, got {kind!r}.")
     check_arguments(component, arguments, where)
-    return component(**arguments)
+    return component, arguments
 
 
 def check_arguments(

@@ -66,7 +66,7 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
                 "without it."
             )
         if key not in known:
-            # Configs carry names of their own, such as data_root: only a slip of a letter or two counts.
+            # Configs carry names of their own, such as data_root: only a slip counts.
             hint = did_you_mean(str(key), known, cutoff=_SLIP)
             if hint:
                 raise ConfigError(
