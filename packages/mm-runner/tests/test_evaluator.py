@@ -82,3 +82,23 @@ def test_two_metrics_of_one_name_are_told_apart_by_a_prefix():
         Evaluator([Scripted(values=[1]), Scripted(values=[2])]).evaluate(0)
     evaluator = Evaluator([Scripted(values=[1]), Scripted(values=[2], prefix="b")])
     assert evaluator.evaluate(0) == {"accuracy": 1, "b/accuracy": 2}
+
+
+class _PerBatchAccuracy(BaseMetric):
+    """Keeps one entry per batch, as MMEngine's guide shows."""
+
+    def process(self, data_batch, data_samples):
+        scores, labels = data_samples
+        hits = (scores.argmax(dim=1) == labels).sum().item()
+        self.results.append({"batch_size": len(labels), "correct": hits})
+
+    def compute_metrics(self, results):
+        total = sum(entry["batch_size"] for entry in results)
+        return {"accuracy": sum(entry["correct"] for entry in results) / total}
+
+
+def test_metric_may_keep_one_entry_per_batch():
+    metric = _PerBatchAccuracy()
+    for labels in ([0, 1], [1]):
+        metric.process(None, (torch.eye(2)[: len(labels)], torch.tensor(labels)))
+    assert metric.evaluate(size=3) == {"accuracy": 2 / 3}

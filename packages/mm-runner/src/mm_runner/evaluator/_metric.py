@@ -15,7 +15,7 @@ class BaseMetric(ABC):
 
     A subclass defines :meth:`process`, which appends to :attr:`results` one entry *per sample*, and
     :meth:`compute_metrics`. One entry per sample is what lets the samples that pad the ranks to
-    equal length be dropped.
+    equal length be dropped; with one entry per batch they are counted.
 
     Args:
         collect_device: Accepted for MMEngine's signature: ``"cpu"`` or ``"gpu"``.
@@ -63,8 +63,11 @@ class BaseMetric(ABC):
         Returns:
             The metrics by name, equal on all ranks.
         """
+        results = self.sample_results()
+        # A metric that keeps one entry per batch, as MMEngine's guide shows, has fewer than samples.
+        total = sum(mm_dist.all_gather_object(len(results)))
         gathered = mm_dist.collect_results(
-            self.sample_results(), size, self.collect_device, self.collect_dir
+            results, min(size, total), self.collect_device, self.collect_dir
         )
         self.results = []
         metrics = [self.compute_metrics(gathered) if gathered is not None else None]

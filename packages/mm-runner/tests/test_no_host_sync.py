@@ -1,0 +1,83 @@
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from toy import NO_VALIDATION
+from typing_extensions import override
+
+from mm_runner.hooks import Hook
+
+
+class CountScalarReads(TorchDispatchMode):
+    """Counts what makes the host wait for the device: ``item()``, ``float()``, ``bool()``."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+        self.stacks = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.reads += func is torch.ops.aten._local_scalar_dense.default
+        self.stacks += func is torch.ops.aten.stack.default
+        return func(*args, **(kwargs or {}))
+
+
+class Steps(Hook):
+    """Keeps how many reads there were when each step began, and after its last hook."""
+
+    priority = "LOWEST"
+
+    def __init__(self, counter):
+        self.counter = counter
+        self.reads = []
+        self.stacks = []
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.reads.append(self.counter.reads)
+        self.stacks.append(self.counter.stacks)
+
+
+def train_counting(make_runner, **overrides):
+    counter = CountScalarReads()
+    steps = Steps(counter)
+    runner = make_runner(custom_hooks=[steps], **NO_VALIDATION, **overrides)
+    with counter:
+        runner.train()
+    return steps
+
+
+def test_the_counter_counts():
+    with CountScalarReads() as counter:
+        assert torch.ones(()) == 1
+        torch.ones(()).item()
+    assert counter.reads == 2
+
+
+@pytest.mark.parametrize("wrapper", ["OptimWrapper", "AmpOptimWrapper"])
+def test_a_training_step_never_waits_for_the_device(make_runner, wrapper):
+    options = {"dtype": "bfloat16"} if wrapper == "AmpOptimWrapper" else {}
+    steps = train_counting(
+        make_runner,
+        train_cfg={"max_epochs": 1},
+        optim_wrapper={
+            "type": wrapper,
+            "optimizer": {"type": "SGD", "lr": 0.1, "momentum": 0.9},
+            "clip_grad": {"max_norm": 1.0},
+            "accumulative_counts": 2,
+            **options,
+        },
+        param_scheduler={"type": "CosineAnnealingLR", "by_epoch": False},
+        default_hooks={"logger": {"interval": 1000}},
+    )
+    assert len(steps.reads) == 6
+    assert steps.reads[-1] - steps.reads[0] == 0
+
+
+def test_losses_are_brought_to_the_host_once_per_line(make_runner):
+    steps = train_counting(
+        make_runner, train_cfg={"max_epochs": 1}, default_hooks={"logger": {"interval": 3}}
+    )
+    stacks = [after - before for before, after in zip(steps.stacks, steps.stacks[1:], strict=False)]
+    collating = min(stacks)  # for the next batch
+    assert [count - collating for count in stacks] == [0, 1, 0, 0, 1]
+    assert steps.reads[-1] - steps.reads[0] == 0

@@ -1,0 +1,103 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from mm_amp import AmpOptimWrapper, OptimWrapper
+from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner.optim import build_optim_wrapper, scale_lr
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
+
+def test_optim_wrapper_is_the_default_type(model):
+    cfg = {"optimizer": {"type": "SGD", "lr": 0.1}, "accumulative_counts": 2}
+    before = {**cfg, "optimizer": dict(cfg["optimizer"])}
+    wrapper = build_optim_wrapper(model, cfg)
+    assert type(wrapper) is OptimWrapper
+    assert type(wrapper.optimizer) is torch.optim.SGD
+    assert wrapper.param_groups[0]["params"] == list(model.parameters())
+    assert cfg == before
+
+
+def test_other_types_come_by_name_or_class(model):
+    optimizer = {"type": torch.optim.Adam}
+    cfg = {"type": "AmpOptimWrapper", "optimizer": optimizer, "dtype": "bfloat16"}
+    assert type(build_optim_wrapper(model, cfg)) is AmpOptimWrapper
+    assert type(build_optim_wrapper(model, {**cfg, "type": AmpOptimWrapper})) is AmpOptimWrapper
+
+
+def test_ready_wrappers_and_optimizers_are_taken_as_they_are(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = OptimWrapper(optimizer)
+    assert build_optim_wrapper(model, wrapper) is wrapper
+    assert build_optim_wrapper(model, {"optimizer": optimizer}).optimizer is optimizer
+
+
+def test_frozen_parameters_are_left_out(model):
+    model[0].requires_grad_(requires_grad=False)
+    wrapper = build_optim_wrapper(model, {"optimizer": {"type": "SGD", "lr": 0.1}})
+    assert wrapper.param_groups[0]["params"] == list(model[1].parameters())
+    model.requires_grad_(requires_grad=False)
+    with pytest.raises(ConfigError, match=r"optim_wrapper: Sequential has no parameter.*unfreeze"):
+        build_optim_wrapper(model, {"optimizer": {"type": "SGD", "lr": 0.1}})
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "message"),
+    [
+        (3, ConfigError, r"optim_wrapper: an optim wrapper or a dict is needed, got 3"),
+        (
+            {"type": "OptimWrapper"},
+            ConfigError,
+            r"optim_wrapper\.optimizer: this key is missing; given: 'type'.*dict\(type='SGD'",
+        ),
+        (
+            {"optimizer": {"type": "SDG"}},
+            ComponentNotFoundError,
+            r"No optimizer named 'SDG'.*Did you mean 'SGD'",
+        ),
+        (
+            {"optimizer": {"type": "SGD", "lrr": 1}},
+            ConfigError,
+            r"optim_wrapper\.optimizer\.lrr: unknown argument of SGD.*Did you mean 'lr'",
+        ),
+        (
+            {"type": "AmpOptimWraper", "optimizer": {"type": "SGD", "lr": 1}},
+            ComponentNotFoundError,
+            r"No optim wrapper named 'AmpOptimWraper'.*Did you mean.*'AmpOptimWrapper'",
+        ),
+        (
+            {"clip_grads": {}, "optimizer": {"type": "SGD", "lr": 1}},
+            ConfigError,
+            r"optim_wrapper\.clip_grads: unknown argument of OptimWrapper.*'clip_grad'",
+        ),
+    ],
+    ids=["number", "no-optimizer", "optimizer", "optimizer-key", "wrapper", "wrapper-key"],
+)
+def test_wrong_configs_are_named_by_their_path(model, cfg, error, message):
+    with pytest.raises(error, match=message):
+        build_optim_wrapper(model, cfg)
+
+
+def test_scale_lr_multiplies_every_group():
+    wrapper = SimpleNamespace(param_groups=[{"lr": 0.5}, {"lr": 2.0}])
+    assert scale_lr(wrapper, {"base_batch_size": 8, "enable": True}, 32) == 4.0
+    assert [group["lr"] for group in wrapper.param_groups] == [2.0, 8.0]
+
+
+def test_scale_lr_does_nothing_unless_enabled():
+    wrapper = SimpleNamespace(param_groups=[{"lr": 0.5}])
+    assert scale_lr(wrapper, {"base_batch_size": 8}, 32) == 1.0
+    assert scale_lr(wrapper, {"base_batch_size": None, "enable": False}, 32) == 1.0
+    assert wrapper.param_groups == [{"lr": 0.5}]
+
+
+@pytest.mark.parametrize("base", [None, 0, 1.5], ids=["missing", "zero", "fraction"])
+def test_scale_lr_needs_a_batch_size_to_scale_from(base):
+    with pytest.raises(ConfigError, match=rf"base_batch_size: a positive integer.*got {base}"):
+        scale_lr(None, {"base_batch_size": base, "enable": True}, 32)

@@ -1,0 +1,199 @@
+import pytest
+import torch
+from toy import RecordRates
+
+from mm_amp import OptimWrapper
+from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner.optim import ParamScheduler, build_param_schedulers
+
+WARM_UP = {"type": "LinearLR", "start_factor": 0.25, "by_epoch": False, "begin": 0, "end": 4}
+
+
+@pytest.fixture
+def optimizer():
+    return make_optimizer()
+
+
+def make_optimizer(**options):
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], **{"lr": 1.0, **options})
+
+
+def rates_of(optimizer, *schedulers, steps):
+    """The learning rate before each of ``steps`` steps of the optimizer and the schedulers."""
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    return rates
+
+
+def make(optimizer, cfg, *, num_epochs=10, num_iters=100):
+    return ParamScheduler(optimizer, cfg, num_epochs=num_epochs, num_iters=num_iters)
+
+
+def test_a_warm_up_arrives_with_the_last_step_of_its_window(optimizer):
+    assert rates_of(optimizer, make(optimizer, WARM_UP), steps=6) == pytest.approx(
+        [0.25, 0.5, 0.75, 1.0, 1.0, 1.0], rel=1e-12
+    )
+
+
+def test_a_schedule_waits_for_its_window(optimizer):
+    cfg = {"type": "ExponentialLR", "gamma": 0.5, "begin": 2, "end": 5}
+    assert rates_of(optimizer, make(optimizer, cfg), steps=8) == [
+        1.0,
+        1.0,
+        1.0,
+        0.5,
+        0.25,
+        0.25,
+        0.25,
+        0.25,
+    ]
+
+
+def test_the_end_is_that_of_the_run_in_its_own_unit(optimizer):
+    by_epoch = make(optimizer, {"type": "StepLR", "step_size": 1}, num_epochs=7)
+    by_iter = make(optimizer, {"type": "StepLR", "step_size": 1, "by_epoch": False}, num_iters=70)
+    assert (by_epoch.by_epoch, by_epoch.begin, by_epoch.end) == (True, 0, 7)
+    assert (by_iter.by_epoch, by_iter.begin, by_iter.end) == (False, 0, 70)
+
+
+def test_a_cosine_spans_its_window(optimizer):
+    scheduler = make(optimizer, {"type": "CosineAnnealingLR", "begin": 1, "end": 5})
+    rates = rates_of(optimizer, scheduler, steps=5)
+    by_hand = [1.0, 1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5]
+    assert rates == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_a_warm_up_by_iteration_and_steps_by_epoch_act_together(make_runner):
+    recorded = RecordRates()
+    make_runner(
+        train_cfg={"max_epochs": 3},
+        optim_wrapper={"optimizer": {"type": "SGD", "lr": 1.0}},
+        param_scheduler=[
+            {**WARM_UP, "end": 8},
+            {"type": "MultiStepLR", "milestones": [1, 2], "gamma": 0.5, "by_epoch": True},
+        ],
+        custom_hooks=[recorded],
+    ).train()
+    warm_up = [0.25 + 0.75 * min(step, 7) / 7 for step in range(18)]
+    decay = [1.0] * 6 + [0.5] * 6 + [0.25] * 6
+    assert recorded.rates == pytest.approx(
+        [a * b for a, b in zip(warm_up, decay, strict=True)], rel=1e-9
+    )
+
+
+CHAIN = [
+    WARM_UP,
+    {"type": "CosineAnnealingLR", "by_epoch": False, "begin": 4, "end": 12},
+    {"type": "MultiStepLR", "milestones": [3, 9], "by_epoch": False},
+]
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 5, 11, 13], ids=str)
+def test_a_schedule_goes_on_from_its_state(stop):
+    whole = make_optimizer()
+    expected = rates_of(whole, *(make(whole, cfg) for cfg in CHAIN), steps=14)
+
+    first = make_optimizer()
+    before = [make(first, cfg) for cfg in CHAIN]
+    assert rates_of(first, *before, steps=stop) == expected[:stop]
+    states = [scheduler.state_dict() for scheduler in before]
+
+    second = make_optimizer()
+    after = [make(second, cfg) for cfg in CHAIN]
+    second.load_state_dict(first.state_dict())
+    for scheduler, state in zip(after, states, strict=True):
+        scheduler.load_state_dict(state)
+    assert rates_of(second, *after, steps=14 - stop) == expected[stop:]
+
+
+def test_a_learning_rate_that_is_a_tensor_survives_a_resume_past_begin():
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
+        pytest.skip("tensor learning rates in every scheduler need torch 2.4")
+    cfg = {"type": "LinearLR", "start_factor": 0.5, "begin": 2, "end": 6}
+
+    def adam():
+        parameter = torch.nn.Parameter(torch.ones(1))
+        return torch.optim.AdamW([parameter], lr=torch.tensor(1.0))
+
+    first = adam()
+    before = make(first, cfg)
+    rates_of(first, before, steps=4)
+    second = adam()
+    after = make(second, cfg)
+    second.load_state_dict(first.state_dict())
+    after.load_state_dict(before.state_dict())
+    assert float(second.param_groups[0]["lr"]) == float(first.param_groups[0]["lr"]) < 1
+
+
+def test_a_state_holds_primitives_only(optimizer):
+    scheduler = make(optimizer, {"type": "MultiStepLR", "milestones": [1]})
+    state = scheduler.state_dict()
+    assert state["count"] == 0
+    assert all(
+        isinstance(v, (int, float, str, list, type(None))) for v in state["scheduler"].values()
+    )
+
+
+def test_accumulating_steps_advance_a_schedule_by_iteration_without_a_warning(make_runner):
+    recorded = RecordRates()
+    make_runner(
+        train_cfg={"max_epochs": 1},
+        optim_wrapper={"optimizer": {"type": "SGD", "lr": 1.0}, "accumulative_counts": 3},
+        param_scheduler=WARM_UP,
+        custom_hooks=[recorded],
+    ).train()
+    assert recorded.rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "cfg", [None, {"type": "StepLR", "step_size": 1}, [{"type": "StepLR", "step_size": 1}] * 2]
+)
+def test_build_param_schedulers_takes_none_one_or_many(optimizer, cfg):
+    built = build_param_schedulers(OptimWrapper(optimizer), cfg, num_epochs=1, num_iters=1)
+    assert len(built) == (0 if cfg is None else len(cfg) if isinstance(cfg, list) else 1)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "message"),
+    [
+        ("StepLR", ConfigError, r"param_scheduler: a dict with the key 'type'.*got 'StepLR'"),
+        (
+            [{"type": "StepLR", "step_size": 1}, {"type": "StepLR"}],
+            ConfigError,
+            r"param_scheduler\[1\]\.step_size: StepLR needs this argument",
+        ),
+        (
+            {"type": "StepLR", "step_size": 1, "begin": 3, "end": 3},
+            ConfigError,
+            r"param_scheduler: begin=3 and end=3 were given; 0 <= begin < end",
+        ),
+        (
+            {"type": "MultiStepLr", "milestones": [1]},
+            ComponentNotFoundError,
+            r"No parameter scheduler named 'MultiStepLr'.*Did you mean 'MultiStepLR'",
+        ),
+        (
+            {"type": "StepLR", "step_size": 1, "gama": 1},
+            ConfigError,
+            r"param_scheduler\.gama: unknown argument of StepLR.*'gamma'",
+        ),
+        (
+            {"type": "ReduceLROnPlateau"},
+            ConfigError,
+            r"param_scheduler: 'ReduceLROnPlateau' follows a metric.*by epoch or iteration",
+        ),
+        (
+            {"type": "StepLR", "begin": 2},
+            ConfigError,
+            r"param_scheduler\.step_size: StepLR needs this argument",
+        ),
+    ],
+    ids=["text", "missing", "window", "name", "argument", "plateau", "missing-later"],
+)
+def test_wrong_schedules_are_named_by_their_path(optimizer, cfg, error, message):
+    with pytest.raises(error, match=message):
+        build_param_schedulers(OptimWrapper(optimizer), cfg, num_epochs=9, num_iters=9)

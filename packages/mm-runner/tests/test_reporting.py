@@ -1,0 +1,221 @@
+import io
+import json
+import re
+
+import pytest
+import torch
+from rich.console import Console
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mm_runner import ConfigError
+from mm_runner.reporting import (
+    JsonLinesWriter,
+    LogProcessor,
+    MessageHub,
+    RunConsole,
+    close_logger,
+    open_logger,
+)
+
+
+class CountOps(TorchDispatchMode):
+    """Counts what is asked of torch, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_hub_takes_means_over_a_bounded_window():
+    hub = MessageHub(window_size=3)
+    for value in range(1000):
+        hub.update_scalar("train/loss", float(value))
+    hub.update_scalar("train/acc", 1)
+    hub.update_scalar("val/loss", 5.0)
+    assert hub.means("train") == {"loss": 998.0, "acc": 1.0}
+    assert hub.means("val") == {"loss": 5.0}
+    assert hub.means("test") == {}
+    assert [len(window) for window in hub._scalars.values()] == [3, 1, 1]
+
+
+def test_hub_forgets_one_phase():
+    hub = MessageHub()
+    hub.update_scalar("train/loss", 1.0)
+    hub.update_scalar("val/loss", 2.0)
+    hub.clear("val")
+    assert hub.means("val") == {}
+    assert hub.means("train") == {"loss": 1.0}
+
+
+def test_hub_does_not_read_a_tensor_before_a_mean_is_asked_for():
+    hub = MessageHub()
+    # A meta tensor has no value: whoever reads it fails.
+    hub.update_scalar("train/loss", torch.ones((), device="meta"))
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        hub.means("train")
+
+
+def test_hub_reads_all_tensors_in_one_transfer():
+    hub = MessageHub()
+    for step in range(5):
+        hub.update_scalar("train/loss", torch.tensor(float(step)))
+        hub.update_scalar("train/norm", torch.tensor([step], dtype=torch.float64))
+        hub.update_scalar("train/time", 0.5)
+    with CountOps() as ops:
+        assert hub.means("train") == {"loss": 2.0, "norm": 2.0, "time": 0.5}
+    assert ops.counts["stack"] == 1
+    assert "_local_scalar_dense" not in ops.counts
+
+
+def test_hub_mixes_numbers_and_tensors_in_one_window():
+    hub = MessageHub()
+    for value in (1, torch.tensor(2.0), 3.0, torch.tensor(6, dtype=torch.int64)):
+        hub.update_scalar("train/x", value)
+    assert hub.means("train") == {"x": 3.0}
+
+
+def test_hub_refuses_what_is_no_scalar_when_it_is_given():
+    with pytest.raises(ConfigError, match=r"'train/scores' .*shape \(2, 3\).*one element"):
+        MessageHub().update_scalar("train/scores", torch.ones(2, 3))
+
+
+def test_hub_keeps_no_graph_alive():
+    hub = MessageHub()
+    hub.update_scalar("train/loss", torch.ones((), requires_grad=True) * 2)
+    (window,) = hub._scalars.values()
+    assert window[0].grad_fn is None
+
+
+def test_hub_remembers_facts():
+    hub = MessageHub()
+    hub.update_info("epoch", 3)
+    assert hub.get_info("epoch") == 3
+    assert hub.get_info("iter") is None
+    assert hub.get_info("iter", 0) == 0
+
+
+def test_a_log_line_has_the_rate_first_then_times_then_the_rest():
+    scalars = {"loss": 2.5, "lr": 0.1, "data_time": 0.001, "acc": 1, "time": 0.25}
+    assert LogProcessor().line("train", "[1][10/23]", scalars, eta_s=3661.9) == (
+        "Epoch(train)  [1][10/23]  lr: 1.0000e-01  eta: 1:01:01  "
+        "time: 0.2500  data_time: 0.0010  loss: 2.5000  acc: 1.0000"
+    )
+    assert LogProcessor(num_digits=1).line("val", "[1][2/2]", {"acc": 0.55}) == (
+        "Epoch(val)  [1][2/2]  acc: 0.6"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window_size": 0}, r"log_processor\.window_size: a positive integer.*got 0"),
+        ({"num_digits": -1}, r"log_processor\.num_digits: .*got -1"),
+    ],
+    ids=["window", "digits"],
+)
+def test_log_processor_checks_its_numbers(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LogProcessor(**options)
+
+
+def test_writer_appends_one_json_object_per_record(tmp_path):
+    writer = JsonLinesWriter(tmp_path)
+    writer.write({"mode": "train", "loss": 0.5})
+    writer.write({"loss": float("nan"), "norm": float("inf"), "step": 3})
+    lines = (tmp_path / "scalars.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"mode": "train", "loss": 0.5},
+        {"loss": None, "norm": None, "step": 3},
+    ]
+
+
+def terminal(**options):
+    file = io.StringIO()
+    return file, Console(file=file, width=100, **options)
+
+
+def test_a_console_prints_lines_as_they_are():
+    file, console = terminal(force_terminal=False)
+    line = "[bold]x[/bold] :key: [1][ 6/6] " + 100 * "long "
+    RunConsole(is_main=True, console=console).print(line)
+    assert file.getvalue() == line + "\n"
+
+
+def test_only_the_main_process_prints():
+    file, console = terminal(force_terminal=True)
+    quiet = RunConsole(is_main=False, console=console)
+    quiet.print("line")
+    quiet.start_progress("training", 3)
+    quiet.update_progress(1)
+    quiet.stop_progress()
+    assert file.getvalue() == ""
+
+
+def test_a_terminal_gets_a_progress_bar():
+    file, console = terminal(force_terminal=True)
+    run_console = RunConsole(is_main=True, console=console)
+    run_console.start_progress("training", 12, 3)
+    run_console.update_progress(6, description="epoch 2/4", values="loss 0.5000")
+    run_console.print("a line")
+    run_console.update_progress(12, values="")
+    run_console.stop_progress()
+    run_console.stop_progress()
+    text = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", file.getvalue())
+    assert "training" in text
+    assert "3/12" in text
+    assert re.search(r"epoch 2/4.*50%.*6/12.*loss 0\.5000", text)
+    assert "a line\n" in text
+    assert "12/12" in text
+
+
+def test_a_bar_is_drawn_at_most_ten_times_a_second():
+    file, console = terminal(force_terminal=True)
+    run_console = RunConsole(is_main=True, console=console)
+    run_console.start_progress("training", 10_000)
+    run_console.update_progress(1)
+    size = len(file.getvalue())
+    for done in range(2, 50):
+        run_console.update_progress(done)
+    drawn = (len(file.getvalue()) - size) / max(size, 1)
+    run_console.stop_progress()
+    assert drawn < 10
+
+
+def test_a_file_gets_no_bar():
+    file, console = terminal(force_terminal=False)
+    run_console = RunConsole(is_main=True, console=console)
+    run_console.start_progress("training", 3)
+    run_console.update_progress(1)
+    run_console.stop_progress()
+    assert file.getvalue() == ""
+
+
+def test_a_runs_logger_writes_to_its_console_and_file_alone(tmp_path, caplog):
+    file, console = terminal(force_terminal=False)
+    run_console = RunConsole(is_main=True, console=console)
+    logger = open_logger("test", run_console, tmp_path / "a.log", "INFO")
+    logger.info("one line")
+    logger.debug("too fine")
+    close_logger(logger)
+    logger.info("after closing")
+    form = r"\d\d/\d\d \d\d:\d\d:\d\d INFO one line\n"
+    assert re.fullmatch(form, file.getvalue())
+    assert re.fullmatch(form, (tmp_path / "a.log").read_text())
+    assert caplog.records == []
+
+
+def test_two_loggers_of_one_name_are_two(tmp_path):
+    file, console = terminal(force_terminal=False)
+    run_console = RunConsole(is_main=True, console=console)
+    loggers = [open_logger("same", run_console, tmp_path / f"{name}.log", "INFO") for name in "ab"]
+    for name, logger in zip("ab", loggers, strict=True):
+        logger.info(name)
+        close_logger(logger)
+    assert (tmp_path / "a.log").read_text().endswith(" a\n")
+    assert (tmp_path / "b.log").read_text().endswith(" b\n")
+    assert file.getvalue().count("\n") == 2

@@ -1,0 +1,242 @@
+import json
+
+import pytest
+import torch
+from toy import (
+    CPU_LOW_PRECISION,
+    Blobs,
+    Classifier,
+    Killed,
+    RecordRates,
+    StopBeforeEpoch,
+    loader_cfg,
+)
+from typing_extensions import override
+
+from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.hooks import Hook
+
+DROPOUT = {"type": Classifier, "dropout": 0.3}
+COSINE = {"type": "CosineAnnealingLR", "by_epoch": False, "end": 24}
+MOMENTUM = {"type": "SGD", "lr": 0.1, "momentum": 0.9}
+
+
+def scalars_of(work_dir):
+    """The losses and metrics of all runs in ``work_dir``, in order, without the times."""
+    lines = [
+        json.loads(line)
+        for path in sorted(work_dir.glob("*/scalars.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    return [{k: v for k, v in line.items() if not k.endswith("time")} for line in lines]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optim_wrapper": {"optimizer": MOMENTUM, "accumulative_counts": 4}},
+        {
+            "optim_wrapper": {
+                "type": "AmpOptimWrapper",
+                "dtype": "bfloat16",
+                "optimizer": {"type": "AdamW", "lr": 0.01},
+                "clip_grad": {"max_norm": 1.0},
+            }
+        },
+        {"train_dataloader": loader_cfg(dataset=Blobs(noise=0.5))},
+        {"train_dataloader": loader_cfg(dataset=Blobs(noise=0.5), num_workers=2)},
+    ],
+    ids=["plain", "accumulating", "bfloat16-adamw", "augmented", "augmented-by-workers"],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(make_runner, tmp_path, changes):
+    arguments = {
+        "model": DROPOUT,
+        "optim_wrapper": {"optimizer": MOMENTUM},
+        "param_scheduler": COSINE,
+        "train_cfg": {"max_epochs": 4},
+        "log_processor": {"window_size": 6},  # the means of a line reach back no further
+        **changes,
+    }
+    rates = RecordRates(), RecordRates()
+    whole = make_runner(work_dir=tmp_path / "whole", custom_hooks=[rates[0]], **arguments)
+    whole.train()
+
+    parts = tmp_path / "parts"
+    killed = make_runner(work_dir=parts, custom_hooks=[rates[1], StopBeforeEpoch(2)], **arguments)
+    with pytest.raises(Killed):
+        killed.train()
+    torch.manual_seed(12345)  # a new process knows nothing of the old one's generators
+    resumed = make_runner(work_dir=parts, resume=True, custom_hooks=[rates[1]], **arguments)
+    resumed.train()
+
+    assert (resumed.epoch, resumed.iter) == (4, 24)
+    expected, got = whole.model.state_dict(), resumed.model.state_dict()
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    assert rates[1].rates == rates[0].rates
+    assert scalars_of(parts) == scalars_of(tmp_path / "whole")
+    states = [runner.optim_wrapper.state_dict()["state"] for runner in (whole, resumed)]
+    for index, state in states[0].items():
+        for key, value in state.items():
+            assert torch.equal(torch.as_tensor(states[1][index][key]), torch.as_tensor(value))
+
+
+def test_resume_without_a_checkpoint_trains_from_the_start(make_runner):
+    runner = make_runner(resume=True)
+    runner.train()
+    assert runner.epoch == 2
+
+
+def test_resume_of_a_finished_run_trains_no_more(make_runner):
+    make_runner().train()
+    runner = make_runner(resume=True, custom_hooks=[StopBeforeEpoch(2)])
+    runner.train()
+    assert (runner.epoch, runner.iter) == (2, 12)
+
+
+def test_resume_takes_the_file_that_load_from_names(make_runner, tmp_path):
+    first = make_runner()
+    first.train()
+    runner = make_runner(
+        work_dir=tmp_path / "other",
+        load_from=str(first.work_dir / "epoch_1.pth"),
+        resume=True,
+        custom_hooks=[StopBeforeEpoch(1)],
+    )
+    with pytest.raises(Killed):
+        runner.train()
+    assert (runner.epoch, runner.iter) == (1, 6)
+
+
+def test_resume_takes_the_checkpoints_seed_and_says_so(make_runner):
+    make_runner(randomness={"seed": 5}).train()
+    runner = make_runner(randomness={"seed": 6}, resume=True)
+    runner.train()
+    assert runner.seed == 5
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "randomness.seed is 6, the checkpoint's 5" in log
+    assert make_runner(randomness=None, resume=True).train() is not None
+
+
+def test_resume_passes_over_a_damaged_newest_file_and_logs_why(make_runner):
+    make_runner().train()
+    newest = make_runner().work_dir / "epoch_2.pth"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    runner = make_runner(resume=True)
+    runner.train()
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "Passing over a checkpoint" in log
+    assert "epoch_2.pth is damaged" in log
+    assert "Going on after epoch 1, step 6" in log
+    assert load_checkpoint_file(newest)["meta"]["epoch"] == 2
+
+
+def test_a_validation_before_training_does_not_lose_the_resume(make_runner):
+    make_runner().train()
+    runner = make_runner(resume=True, train_cfg={"max_epochs": 3})
+    runner.val()
+    seen = []
+
+    class Epochs(Hook):
+        @override
+        def before_train_epoch(self, runner):
+            seen.append(runner.epoch)
+
+    runner.register_hook(Epochs())
+    runner.train()
+    assert seen == [2]
+
+
+def test_resume_from_weights_alone_says_what_starts_anew(make_runner):
+    hooks = {"checkpoint": {"save_best": "accuracy"}}
+    first = make_runner(default_hooks=hooks)
+    first.train()
+    runner = make_runner(
+        resume=True,
+        load_from=str(first.work_dir / "best_accuracy.pth"),
+        train_cfg={"max_epochs": 3},
+        param_scheduler={"type": "StepLR", "step_size": 9},
+    )
+    runner.train()
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "has no optimizer state" in log
+    assert "has 0 parameter schedulers, this run 1" in log
+
+
+def test_hooks_keep_their_own_state_in_a_checkpoint(make_runner):
+    class Counter(Hook):
+        count = 0
+
+        @override
+        def before_save_checkpoint(self, runner, checkpoint):
+            checkpoint["counter"] = {"count": 7}
+
+        @override
+        def after_load_checkpoint(self, runner, checkpoint):
+            self.count = checkpoint["counter"]["count"]
+
+    make_runner(custom_hooks=[Counter()]).train()
+    counter = Counter()
+    make_runner(custom_hooks=[counter], resume=True).train()
+    assert counter.count == 7
+
+
+_READ_WITHOUT_US = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("mm_"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refuse())
+import torch
+checkpoint = torch.load(sys.argv[1], weights_only=True)
+print(sorted(checkpoint))
+print(sorted(checkpoint["state_dict"]))
+print(checkpoint["meta"]["epoch"], checkpoint["meta"]["iter"], checkpoint["data"])
+assert not any(name.startswith("mm_") for name in sys.modules)
+"""
+
+
+def test_a_checkpoint_loads_safely_where_none_of_our_packages_is(make_runner, run_script):
+    runner = make_runner(
+        optim_wrapper={
+            "type": "AmpOptimWrapper",
+            "dtype": CPU_LOW_PRECISION,
+            "optimizer": {"type": "AdamW", "lr": 0.01},
+        },
+        param_scheduler=[COSINE, {"type": "MultiStepLR", "milestones": [1]}],
+        default_hooks={"checkpoint": {"save_best": "accuracy", "interval": 1}},
+    )
+    runner.train()
+    result = run_script(_READ_WITHOUT_US, runner.work_dir / "epoch_2.pth")
+    assert result.returncode == 0, result.stderr
+    keys, names, position = result.stdout.splitlines()
+    assert keys == str(
+        sorted(
+            [
+                "checkpoint_hook",
+                "data",
+                "meta",
+                "optimizer",
+                "param_schedulers",
+                "rng",
+                "state_dict",
+            ]
+        )
+    )
+    assert names == str(sorted(Classifier().state_dict()))
+    assert position == "2 12 {'epoch': 2, 'batch': 0}"
+    checkpoint = load_checkpoint_file(runner.work_dir / "epoch_2.pth")
+    assert ("loss_scaler" in checkpoint["optimizer"]) == (CPU_LOW_PRECISION == "float16")
+    assert checkpoint["meta"]["cfg"] == runner.config_text
+    assert set(checkpoint["meta"]["versions"]) == {
+        "torch",
+        "mm-runner",
+        "mm-dist",
+        "mm-amp",
+        "mm-compile",
+        "mm-npu",
+    }

@@ -1,0 +1,322 @@
+import pytest
+import torch
+from torch import nn
+from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg
+from typing_extensions import override
+
+import mm_compile
+import mm_dist
+from mm_runner import CheckpointError, ComponentNotFoundError, ConfigError, Runner, WorkDirError
+from mm_runner.checkpoint import save_checkpoint_file
+from mm_runner.registry import DATASETS, MODELS
+
+SGD = {"type": "SGD", "lr": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def known_names(monkeypatch):
+    monkeypatch.setitem(DATASETS._registered, "Blobs", Blobs)
+    monkeypatch.setitem(MODELS._registered, "Classifier", Classifier)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"model": {"type": "Clasifier"}}, r"No model named 'Clasifier'.*'Classifier'"),
+        (
+            {"optim_wrapper": {"optimizer": {"type": "SDG"}}},
+            r"No optimizer named 'SDG'; there are: .*'SGD'",
+        ),
+        (
+            {"optim_wrapper": {"type": "AmpOptimWraper", "optimizer": SGD}},
+            r"No optim wrapper named 'AmpOptimWraper'.*'AmpOptimWrapper'.*pip install mm-amp",
+        ),
+        (
+            {"param_scheduler": {"type": "MultiStepLr"}},
+            r"No parameter scheduler named 'MultiStepLr'.*'MultiStepLR'",
+        ),
+        (
+            {"custom_hooks": [{"type": "CheckpointHok"}]},
+            r"No hook named 'CheckpointHok'.*'CheckpointHook'",
+        ),
+        (
+            {"train_cfg": {"type": "EpochBasedTrainLop", "max_epochs": 1}},
+            r"No loop named 'EpochBasedTrainLop'.*'EpochBasedTrainLoop'",
+        ),
+        ({"val_evaluator": {"type": "Acuracy"}}, r"No metric named 'Acuracy'.*'Accuracy'"),
+        (
+            {"train_dataloader": loader_cfg(sampler={"type": "DefaultSamplr"})},
+            r"No data sampler named 'DefaultSamplr'.*'DefaultSampler'",
+        ),
+        (
+            {"train_dataloader": loader_cfg(dataset={"type": "Blosb"})},
+            r"No dataset named 'Blosb'.*'Blobs'",
+        ),
+        (
+            {"train_dataloader": loader_cfg(collate_fn="default_colate")},
+            r"No function named 'default_colate'.*'default_collate'",
+        ),
+    ],
+    ids=[
+        "model",
+        "optimizer",
+        "optim-wrapper",
+        "schedule",
+        "hook",
+        "loop",
+        "metric",
+        "sampler",
+        "dataset",
+        "collate",
+    ],
+)
+def test_unknown_types_name_what_there_is_and_what_was_meant(make_runner, overrides, message):
+    with pytest.raises(ComponentNotFoundError, match=message):
+        make_runner(**overrides).train()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
+    with pytest.raises(
+        ComponentNotFoundError,
+        match=r"No model wrapper named 'MMDistributedDataParalel'.*'MMDistributedDataParallel'.*"
+        r"pip install mm-dist",
+    ):
+        make_runner(cfg={"model_wrapper_cfg": {"type": "MMDistributedDataParalel"}})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"train_cfg": None},
+            r"train_dataloader and optim_wrapper were given without train_cfg; .*all or none",
+        ),
+        (
+            {"val_evaluator": None, "val_cfg": None},
+            r"val_dataloader was given without val_cfg and val_evaluator",
+        ),
+        ({"test_cfg": {}}, r"test_cfg was given without test_dataloader and test_evaluator"),
+        (
+            {
+                "train_dataloader": None,
+                "train_cfg": None,
+                "optim_wrapper": None,
+                "param_scheduler": {"type": "StepLR"},
+            },
+            r"param_scheduler was given without optim_wrapper",
+        ),
+        ({"cfg": {"complie": True}}, r"cfg\.complie: unknown key\. Did you mean 'compile'"),
+        ({"cfg": {"work_dirs": "x"}}, r"cfg\.work_dirs: unknown key\. Did you mean 'work_dir'"),
+        ({"cfg": {"sync_bn": "torch"}}, r"cfg\.sync_bn: this version.*remove the key"),
+        ({"cfg": 3}, r"cfg: a dict is needed, got 3"),
+        ({"env_cfg": {"cudnn": True}}, r"env_cfg\.cudnn: unknown key; known are cudnn_benchmark"),
+        ({"env_cfg": {"dist_cfg": {"bakend": "x"}}}, r"env_cfg\.dist_cfg\.bakend.*'backend'"),
+        ({"env_cfg": {"mp_cfg": {"mp_method": "x"}}}, r"env_cfg\.mp_cfg\.mp_method: unknown key"),
+        ({"randomness": {"sed": 1}}, r"randomness\.sed: unknown key.*'seed'"),
+        ({"randomness": {"seed": -1}}, r"randomness\.seed: an integer >= 0 or None.*got -1"),
+        ({"randomness": {"seed": "1"}}, r"randomness\.seed: an integer >= 0 or None.*got '1'"),
+        ({"randomness": 3}, r"randomness: a dict is needed, got 3"),
+        ({"log_processor": {"window": 3}}, r"log_processor\.window: unknown key.*'window_size'"),
+        (
+            {"auto_scale_lr": {"batch_size": 3}},
+            r"auto_scale_lr\.batch_size: unknown key.*'base_batch_size'",
+        ),
+        ({"default_hooks": {"log": None}}, r"default_hooks\.log: there is no such default hook"),
+        ({"model": 3}, r"model: an nn\.Module or a dict with 'type' is needed, got 3"),
+        ({"model": {"dropout": 0.1}}, r"model: the key 'type' is missing; given: 'dropout'"),
+        ({"model": {"type": dict}}, r"model\.type: an nn\.Module is needed, .*dict.* gave \{\}"),
+        (
+            {"model": {"type": "Classifier", "drop": 0.1}},
+            r"model\.drop: unknown argument of Classifier.*'dropout'",
+        ),
+    ],
+    ids=[
+        "train-phase",
+        "val-phase",
+        "test-phase",
+        "schedule-alone",
+        "cfg-slip",
+        "cfg-plural",
+        "cfg-unsupported",
+        "cfg-number",
+        "env",
+        "dist",
+        "mp",
+        "randomness",
+        "seed-negative",
+        "seed-text",
+        "randomness-number",
+        "log-processor",
+        "auto-scale",
+        "default-hook",
+        "model-number",
+        "model-no-type",
+        "model-no-module",
+        "model-argument",
+    ],
+)
+def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        make_runner(**overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"train_dataloader": {"dataset": Blobs()}},
+            r"train_dataloader\.batch_size: this key is missing; given: 'dataset'",
+        ),
+        (
+            {"train_dataloader": {"batch_size": 3}},
+            r"train_dataloader\.dataset: this key is missing; given: 'batch_size'",
+        ),
+        (
+            {"train_dataloader": loader_cfg(num_worker=2)},
+            r"train_dataloader\.num_worker: unknown argument of DataLoader.*'num_workers'",
+        ),
+        (
+            {"val_dataloader": {"batch_size": 3}},
+            r"val_dataloader\.dataset: this key is missing",
+        ),
+        ({"train_cfg": {}}, r"train_cfg\.max_epochs: EpochBasedTrainLoop needs this argument"),
+        ({"train_cfg": 3}, r"train_cfg: a dict is needed, got 3"),
+        (
+            {"train_cfg": {"max_epoch": 3}},
+            r"train_cfg\.max_epoch: unknown argument of EpochBasedTrainLoop.*'max_epochs'",
+        ),
+        (
+            {"train_cfg": {"by_epoch": False, "max_iters": 3}},
+            r"train_cfg\.by_epoch: False was given; this version trains by epochs only",
+        ),
+        (
+            {"train_cfg": {"by_epoch": True, "type": "EpochBasedTrainLoop", "max_epochs": 1}},
+            r"train_cfg: 'type' and 'by_epoch' were both given",
+        ),
+        ({"val_cfg": {"fp61": True}}, r"val_cfg\.fp61: unknown argument of ValLoop.*'fp16'"),
+        (
+            {"auto_scale_lr": {"enable": True}},
+            r"auto_scale_lr\.base_batch_size: a positive integer is needed, got None",
+        ),
+        (
+            {"model": nn.Linear(1, 1)},
+            r"A model with train_step\(data, optim_wrapper\).*Linear has none\. Derive it from",
+        ),
+    ],
+    ids=[
+        "no-batch-size",
+        "no-dataset",
+        "loader-key",
+        "val-no-dataset",
+        "no-max-epochs",
+        "cfg-number",
+        "cfg-slip",
+        "by-iteration",
+        "type-and-by-epoch",
+        "val-slip",
+        "no-base-batch",
+        "no-train-step",
+    ],
+)
+def test_wrong_arguments_are_named_when_training_starts(make_runner, overrides, message):
+    runner = make_runner(**overrides)
+    with pytest.raises(ConfigError, match=message):
+        runner.train()
+
+
+@pytest.mark.parametrize("phase", ["train", "val", "test"])
+def test_a_phase_that_is_not_configured_names_what_it_needs(tmp_path, phase):
+    runner = Runner(Classifier(), str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=rf"{phase}\(\) was called; .*{phase}_dataloader.*these three"
+    ):
+        getattr(runner, phase)()
+
+
+@pytest.mark.parametrize("key", ["model", "work_dir"])
+def test_from_cfg_names_a_missing_key(key):
+    cfg = {"model": {"type": "Classifier"}, "work_dir": "x"}
+    del cfg[key]
+    with pytest.raises(ConfigError, match=rf"cfg\.{key}: this key is missing; given: \w+"):
+        Runner.from_cfg(cfg)
+
+
+@pytest.mark.parametrize("compile_cfg", [{"tarqet": "forward"}, "yes"], ids=["key", "text"])
+def test_a_wrong_compile_option_is_mm_compiles_error(make_runner, compile_cfg):
+    with pytest.raises(mm_compile.MMCompileError, match=r"tarqet|yes"):
+        make_runner(cfg={"compile": compile_cfg})
+
+
+def test_a_launcher_that_did_not_start_us_shows_the_command_that_would(make_runner):
+    with pytest.raises(mm_dist.LaunchError, match=r"torchrun"):
+        make_runner(launcher="pytorch")
+    with pytest.raises(mm_dist.MMDistError, match=r"pytroch.*pytorch"):
+        make_runner(launcher="pytroch")
+
+
+def test_a_work_dir_that_cannot_be_written_is_named(make_runner, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WorkDirError, match=r"work_dir='.*file/run' was asked for.*may write to"):
+        make_runner(work_dir=str(tmp_path / "file" / "run"))
+    with pytest.raises(WorkDirError, match=r"work_dir='.*file' was asked for"):
+        make_runner(work_dir=str(tmp_path / "file"))
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_model_that_is_wrapped_already_takes_no_wrapper(make_runner):
+    wrapped = nn.parallel.DistributedDataParallel(Classifier())
+    assert make_runner(model=wrapped).model is wrapped
+    with pytest.raises(ConfigError, match=r"wrapped already, in DistributedDataParallel; give the"):
+        make_runner(model=wrapped, cfg={"model_wrapper_cfg": {}})
+    with pytest.raises(ConfigError, match=r"model_wrapper_cfg: a dict is needed, got 'DDP'"):
+        make_runner(cfg={"model_wrapper_cfg": "DDP"})
+
+
+def test_batches_and_losses_of_the_wrong_kind_say_what_they_may_be(make_runner):
+    class Unnamed(Classifier):
+        @override
+        def forward(self, inputs, labels, mode="tensor"):
+            return {"value": super().forward(inputs, labels, "loss")["loss"]}
+
+    with pytest.raises(
+        ConfigError, match=r"returned 'value'; at least one name must contain 'loss'"
+    ):
+        make_runner(model=Unnamed(), **NO_VALIDATION).train()
+
+    tensors = {"dataset": torch.ones(4, 4), "batch_size": 2, "collate_fn": "default_collate"}
+    with pytest.raises(TypeError, match=r"The batch must be a dict .*got Tensor"):
+        make_runner(train_dataloader=tensors, **NO_VALIDATION).train()
+
+
+def test_resuming_with_only_damaged_checkpoints_is_an_error(make_runner, tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in ("epoch_1.pth", "epoch_2.pth"):
+        (tmp_path / "run" / name).write_bytes(b"garbage")
+    runner = make_runner(resume=True)
+    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints.*Move them away"):
+        runner.train()
+
+
+def test_a_checkpoint_that_does_not_fit_is_an_error(make_runner, tmp_path):
+    runner = make_runner()
+    runner.train()
+
+    class Larger(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 3)
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not fit Larger: missing: head\.weight.*load_from takes what fits",
+    ):
+        make_runner(model=Larger(), resume=True).train()
+
+    save_checkpoint_file({"state_dict": {"other": torch.ones(1)}}, tmp_path / "other.pth")
+    with pytest.raises(
+        CheckpointError, match=r"Nothing in the checkpoint fits Classifier: missing: layers"
+    ):
+        make_runner(load_from=str(tmp_path / "other.pth")).val()
+    with pytest.raises(CheckpointError, match=r"gone\.pth was asked for; there is no such file"):
+        make_runner(load_from=str(tmp_path / "gone.pth")).val()
