@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 
 import pytest
@@ -34,7 +35,11 @@ def _enter_rank(rank, world_size, store, function, args):
         timeout=timedelta(seconds=60),
     )
     function(rank, *args)
+    # gloo's threads still release objects; torch 2.6 deadlocks if the group ends meanwhile, and
+    # others abort if the interpreter does.
+    time.sleep(0.05)
     dist.destroy_process_group()
+    os._exit(0)
 
 
 @pytest.fixture
@@ -56,6 +61,7 @@ def group_of_one(tmp_path):
     yield
     # Wrappers first: one that outlives its group can wait forever for gloo's threads.
     gc.collect()
+    time.sleep(0.05)  # as for ranks of their own
     dist.destroy_process_group()
 
 

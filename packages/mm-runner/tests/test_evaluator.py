@@ -87,7 +87,7 @@ def test_two_metrics_of_one_name_are_told_apart_by_a_prefix():
 class _PerBatchAccuracy(BaseMetric):
     """Keeps one entry per batch, as MMEngine's guide shows."""
 
-    def process(self, data_batch, data_samples):
+    def process(self, data_batch, data_samples):  # noqa: ARG002
         scores, labels = data_samples
         hits = (scores.argmax(dim=1) == labels).sum().item()
         self.results.append({"batch_size": len(labels), "correct": hits})

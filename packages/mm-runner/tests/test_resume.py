@@ -191,7 +191,8 @@ class Refuse:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Refuse())
-import torch
+import torch, warnings
+warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
 checkpoint = torch.load(sys.argv[1], weights_only=True)
 print(sorted(checkpoint))
 print(sorted(checkpoint["state_dict"]))
@@ -200,6 +201,9 @@ assert not any(name.startswith("mm_") for name in sys.modules)
 """
 
 
+@pytest.mark.skipif(
+    not hasattr(torch, "compile"), reason="the safe loader of torch 1.13 knows no float"
+)
 def test_a_checkpoint_loads_safely_where_none_of_our_packages_is(make_runner, run_script):
     runner = make_runner(
         optim_wrapper={

@@ -161,7 +161,10 @@ def _sync_directory(directory: Path) -> None:
 
 def _load_safely(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # torch 2.0 says so of its own loader.
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated")
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         # torch 1.13 cannot read a float this way, so no learning rate either.
         if "Unsupported operand" not in str(error) or not _is_zip(path):

@@ -64,7 +64,7 @@ class BaseMetric(ABC):
             The metrics by name, equal on all ranks.
         """
         results = self.sample_results()
-        # A metric that keeps one entry per batch, as MMEngine's guide shows, has fewer than samples.
+        # A metric may keep one entry per batch, as MMEngine's guide shows: fewer than samples.
         total = sum(mm_dist.all_gather_object(len(results)))
         gathered = mm_dist.collect_results(
             results, min(size, total), self.collect_device, self.collect_dir
