@@ -114,7 +114,9 @@ def train(session: nox.Session) -> None:
     install_wheels(session, DEFAULT_TORCH)
     session.chdir(ROOT / "packages" / "mm-runner")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    script = ["examples/distributed_training.py", "--amp=bfloat16", "--compile"]
+    # Two processes on the CPU, whatever the machine has: one GPU cannot serve two.
+    script = ["examples/distributed_training.py", "--device=cpu", "--amp=bfloat16", "--compile"]
+    script.append("--at-least=97")
     # One OpenMP thread a process is torchrun's own default; said here, it need not warn.
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     session.run("python", *launch, *script, *session.posargs, env=threads)

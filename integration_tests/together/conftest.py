@@ -20,6 +20,9 @@ def script_environment(tmp_path_factory):
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
         "PYTHONPATH": "",
         "COLUMNS": "120",
+        # Two processes cannot share one GPU, and these tests need none.
+        "CUDA_VISIBLE_DEVICES": "",
+        "ASCEND_RT_VISIBLE_DEVICES": "",
     }
 
 

@@ -62,6 +62,12 @@ def test_without_a_compiler_it_says_so_in_one_line_and_trains(run_python, tmp_pa
     assert accuracy(done.stdout) > 50
 
 
+def test_low_accuracy_fails_when_more_was_asked_for(run_python, tmp_path):
+    done = run_python(SCRIPT, *options(tmp_path, "--at-least=101"), cwd=EXAMPLES, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("101.0 % was asked for.")
+
+
 def test_killed_run_resumes_where_it_stopped(run_python, script_environment, tmp_path):
     command = [sys.executable, SCRIPT, "--work-dir", str(tmp_path), "--epochs=4"]
     killed = subprocess.Popen(

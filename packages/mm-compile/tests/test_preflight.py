@@ -1,4 +1,3 @@
-import importlib.util
 import sysconfig
 
 import pytest
@@ -15,6 +14,7 @@ def _bare_machine(monkeypatch, tmp_path):
     """Leave no compiler on PATH, no Python.h and no triton."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
     monkeypatch.setattr(preflight, "find_spec", lambda _name: None)
 
@@ -43,11 +43,19 @@ def test_inductor_on_cpu_needs_headers(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("_bare_machine")
-def test_inductor_on_cuda_needs_triton(monkeypatch):
-    assert "on cuda needs Triton" in can_compile(device_type="cuda").reason
-    monkeypatch.setattr(preflight, "find_spec", importlib.util.find_spec)
-    known = importlib.util.find_spec("triton") is not None
-    assert can_compile(device_type="cuda").ok is known
+def test_inductor_on_cuda_needs_triton_a_c_compiler_and_headers(monkeypatch, tmp_path):
+    def reason():
+        return can_compile(device_type="cuda").reason
+
+    assert "on cuda needs Triton" in reason()
+    monkeypatch.setattr(preflight, "find_spec", lambda _name: object())  # stands in for Triton
+    assert "on cuda needs a C compiler for Triton" in reason()
+    compiler = tmp_path / "my-cc"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert "on cuda needs Python's headers" in reason()
+    (tmp_path / "Python.h").touch()
+    assert reason() is None
 
 
 def test_a_wrong_config_raises():

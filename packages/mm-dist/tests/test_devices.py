@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mm_dist import ConfigError, LaunchError, available_device_type, local_device
+from mm_dist import _process_group as process_group
 from mm_dist._device_choice import current_device, set_current_device
 
 CHIP = """
@@ -129,3 +130,12 @@ def test_broken_extension_means_that_the_device_is_absent(run_script, tmp_path):
     source = "import mm_dist\nprint(mm_dist.local_device(0, 'npu'))\n"
     result = run_script(source, PYTHONPATH=str(tmp_path))
     assert "LaunchError: Local rank 0 has no npu device" in result.stderr
+
+
+def test_a_group_with_a_backend_for_each_device_belongs_to_the_accelerator(
+    use_stand_in, monkeypatch
+):
+    monkeypatch.setattr(process_group.dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
+    assert process_group._device_of_group(1) == torch.device("cpu")
+    use_stand_in("cuda", 2)
+    assert process_group._device_of_group(1) == torch.device("cuda", 1)

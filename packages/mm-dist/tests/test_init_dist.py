@@ -112,6 +112,15 @@ def test_init_dist_says_that_torchruns_port_stays(torchrun_of_one):
     assert os.environ["MASTER_PORT"] == torchrun_of_one["MASTER_PORT"]
 
 
+@pytest.mark.usefixtures("torchrun_of_one")
+def test_init_dist_leaves_mps_for_the_cpu_where_there_is_a_group(monkeypatch):
+    stand_in = torch.device("mps", 0)
+    monkeypatch.setattr(process_group, "local_device", lambda *_: stand_in)
+    with pytest.warns(UserWarning, match="mps takes part in no process group"):
+        info = init_dist("pytorch")
+    assert (info.device, info.backend) == (torch.device("cpu"), "gloo")
+
+
 @pytest.mark.usefixtures("group_of_one")
 def test_init_dist_describes_a_group_of_others_and_leaves_it():
     info = init_dist()

@@ -107,12 +107,19 @@ def dataloader(split: str, batch_size: int) -> dict[str, object]:
     }
 
 
-def report(runner: Runner) -> None:
-    """Test the trained model, draw the curves, and say where everything is."""
-    metrics = runner.test()
+def report(runner: Runner, at_least: float = 0.0) -> None:
+    """Test the trained model, draw the curves, and say where everything is.
+
+    Args:
+        runner: After training.
+        at_least: Test accuracy, in percent, below which the program fails.
+    """
+    accuracy = 100 * runner.test()["accuracy"]
     if runner.rank == 0:
         curves = plot_curves(runner.work_dir, Path(runner.work_dir) / "curves.png")
         checkpoint = (runner.work_dir / "last_checkpoint").read_text(encoding="utf-8").strip()
-        print(f"test accuracy: {100 * metrics['accuracy']:.2f} %")
+        print(f"test accuracy: {accuracy:.2f} %")
         print(f"checkpoint:    {runner.work_dir / checkpoint}")
         print(f"curves:        {curves}")
+    if accuracy < at_least:
+        raise SystemExit(f"The test accuracy is {accuracy:.2f} %; {at_least} % was asked for.")

@@ -31,6 +31,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--amp", choices=["float16", "bfloat16", "auto"], help="mixed precision")
     parser.add_argument("--compile", action="store_true", help="compile the model")
+    parser.add_argument("--device", help="cpu, cuda, npu, ...; by default what is there")
+    parser.add_argument("--at-least", type=float, default=0, help="test accuracy that is a success")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     return parser.parse_args()
 
@@ -47,7 +49,7 @@ def main() -> None:
     """Train, test, and draw the curves."""
     arguments = parse_arguments()
     compiled = arguments.compile
-    support = can_compile(compiled, available_device_type())
+    support = can_compile(compiled, arguments.device or available_device_type())
     runner = Runner(
         model={"type": DigitsResNet},  # built after seeding
         work_dir=arguments.work_dir,
@@ -66,13 +68,14 @@ def main() -> None:
             "checkpoint": {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 2}
         },
         randomness={"seed": arguments.seed},
+        env_cfg={"dist_cfg": {"device_type": arguments.device}},
         resume=arguments.resume,
         cfg={"compile": compiled and support.ok},
     )
     if compiled and not support.ok and is_main_process():
         print(f"Not compiled, running eagerly: {support.reason}")
     runner.train()
-    report(runner)
+    report(runner, at_least=arguments.at_least)
 
 
 if __name__ == "__main__":

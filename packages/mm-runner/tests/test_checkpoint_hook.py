@@ -185,10 +185,12 @@ def test_a_failed_write_of_the_best_does_not_end_the_training(run, monkeypatch):
     ("options", "message"),
     [
         ({"by_epoch": False}, r"CheckpointHook\.by_epoch: False.*in epochs"),
+        ({"interval": "1"}, r"CheckpointHook\.interval: an integer is needed.*'1'"),
+        ({"save_best": "foo"}, r"CheckpointHook\.rule: .*'foo'.*rule='greater'"),
         ({"rule": "more"}, r"CheckpointHook\.rule: 'greater' or 'less' is needed, got 'more'"),
         ({"filename_tmpl": "last.pth"}, r"filename_tmpl: '\{\}' must stand.*got 'last\.pth'"),
     ],
-    ids=["by-iteration", "rule", "template"],
+    ids=["by-iteration", "text", "metric", "rule", "template"],
 )
 def test_wrong_arguments_say_what_is_needed(options, message):
     with pytest.raises(ConfigError, match=message):
@@ -197,9 +199,26 @@ def test_wrong_arguments_say_what_is_needed(options, message):
 
 def test_a_metric_that_is_not_reported_names_those_that_are(run):
     with pytest.raises(
-        ConfigError, match=r"save_best: 'acuracy' was asked for; the validation reported 'accuracy'"
+        ConfigError, match=r"save_best: 'top5' was asked for; the validation reported 'accuracy'"
     ):
-        run({"save_best": "acuracy"}, epochs=1)
+        run({"save_best": "top5"}, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("metric", "rule"),
+    [
+        ("accuracy", "greater"),
+        ("coco/bbox_mAP_50", "greater"),
+        ("mIoU", "greater"),
+        ("aAcc", "greater"),
+        ("mDice", "greater"),
+        ("PSNR", "greater"),
+        ("val_loss", "less"),
+        ("MAPE", "less"),
+    ],
+)
+def test_rule_is_told_from_the_name_of_the_metric(metric, rule):
+    assert CheckpointHook(save_best=metric).rule == rule
 
 
 def test_a_metric_whose_rule_cannot_be_guessed_asks_for_one(run):

@@ -2,7 +2,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SubsetRandomSampler,
+    default_collate,
+)
 from toy import Blobs, loader_cfg
 
 from mm_runner import ComponentNotFoundError, ConfigError
@@ -15,10 +22,9 @@ class Pair(NamedTuple):
     right: Any
 
 
-def build(cfg, *, shuffle=False, seed=0, rank=0):
-    return build_dataloader(
-        cfg, DataSettings(seed, rank), shuffle=shuffle, where="train_dataloader"
-    )
+def build(cfg, *, shuffle=False, seed=0, rank=0, world_size=1):
+    settings = DataSettings(seed, torch.Generator().manual_seed(seed), rank, world_size)
+    return build_dataloader(cfg, settings, shuffle=shuffle, where="train_dataloader")
 
 
 def labels(loader):
@@ -111,6 +117,44 @@ def test_collate_fn_may_be_a_name_a_config_or_a_function(monkeypatch, collate_fn
 def test_num_batch_per_epoch_shortens_the_epoch():
     assert labels(build(loader_cfg(batch_size=2, num_batch_per_epoch=2))) == [[0, 1], [2, 0]]
     assert len(build(loader_cfg(size=4, batch_size=2, num_batch_per_epoch=9))) == 2
+
+
+def test_num_batch_per_epoch_counts_the_batches_of_one_process():
+    loader = build(loader_cfg(size=20, batch_size=2, num_batch_per_epoch=2), world_size=3)
+    assert len(loader.dataset) == 2 * 2 * 3
+
+
+def test_collate_fn_none_is_torchs_own():
+    assert build(loader_cfg(collate_fn=None)).collate_fn is default_collate
+
+
+def test_a_worker_init_fn_that_is_none_is_named_by_its_path():
+    with pytest.raises(ConfigError, match=r"train_dataloader\.worker_init_fn: .*got 3"):
+        build(loader_cfg(worker_init_fn=3))
+
+
+def test_what_the_dataloader_refuses_is_named_by_its_path():
+    with pytest.raises(ConfigError, match="train_dataloader: DataLoader refused its arguments"):
+        build(loader_cfg(batch_size=-1))
+
+
+def test_a_ready_loader_is_dealt_out_as_it_stands():
+    dataset = loader_cfg(size=9)["dataset"]
+    ready = DataLoader(dataset, batch_size=2, shuffle=True, drop_last=True)
+    assert build(ready) is ready
+    dealt = build(ready, world_size=2)
+    assert isinstance(dealt.sampler, DefaultSampler)
+    assert (dealt.sampler.shuffle, dealt.batch_size, dealt.drop_last) == (True, 2, True)
+    assert dealt.collate_fn is ready.collate_fn
+
+
+def test_a_ready_loader_that_cannot_be_dealt_out_is_refused():
+    dataset = loader_cfg(size=9)["dataset"]
+    ready = DataLoader(dataset, sampler=SubsetRandomSampler([1, 2]))
+    with pytest.raises(ConfigError, match=r"train_dataloader: .*SubsetRandomSampler.*set_epoch"):
+        build(ready, world_size=2)
+    by_itself = DataLoader(dataset, sampler=DistributedSampler(dataset, 2, 0))
+    assert build(by_itself, world_size=2) is by_itself
 
 
 def test_num_batch_per_epoch_without_a_batch_size_says_what_is_missing():

@@ -173,17 +173,18 @@ def test_failures_of_the_main_process_reach_every_rank(run_ranks, tmp_path):
     run_ranks(_fail_together, 2, tmp_path)
 
 
-def test_a_ready_loader_that_deals_nothing_out_is_warned_of(run_ranks, tmp_path):
-    run_ranks(_warn_of_loader, 2, tmp_path)
+def test_a_ready_loader_is_dealt_out_to_the_ranks(run_ranks, tmp_path):
+    run_ranks(_deal_out, 2, tmp_path)
 
 
-def _warn_of_loader(_rank, work_dir):
+def _deal_out(_rank, work_dir):
     loader = torch.utils.data.DataLoader(loader_cfg()["dataset"], batch_size=4)
     runner = Runner(**runner_arguments(work_dir / "run", train_dataloader=loader))
     runner.train()
-    dist.barrier()
-    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
-    assert "train_dataloader: the DataLoader given has no sampler that deals samples out" in log
+    seen = list(runner.train_dataloader.sampler)
+    everybodys = {index for one in mm_dist.all_gather_object(seen) for index in one}
+    assert everybodys == set(range(len(loader.dataset)))
+    assert len(seen) == -(-len(loader.dataset) // 2)
 
 
 def test_wrappers_registry_knows_ours_by_name():

@@ -143,7 +143,7 @@ def test_custom_hooks_may_be_configs_with_a_priority():
             {"cheskpoint": None},
             None,
             ConfigError,
-            r"default_hooks\.cheskpoint: there is no such.*Did you mean 'checkpoint'.*custom_hooks",
+            r"default_hooks\.cheskpoint: there is no such.*Did you mean 'checkpoint'.*'type'",
         ),
         ({"logger": 3}, None, ConfigError, r"default_hooks\.logger: a Hook or a dict.*got 3"),
         (

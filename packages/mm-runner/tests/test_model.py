@@ -18,6 +18,7 @@ from mm_runner.model import (
     train_step_of,
     unwrap_model,
 )
+from mm_runner.registry import MODEL_WRAPPERS
 
 BATCH = {"inputs": torch.ones(2, 4), "labels": torch.tensor([0, 1])}
 
@@ -160,6 +161,18 @@ def test_unwrap_model_takes_every_wrapper_off(model):
     assert is_model_wrapper(wrapped)
     assert unwrap_model(wrapped) is model
     assert unwrap_model(model) is model
+
+
+def test_unwrap_model_takes_a_registered_wrapper_off(model, monkeypatch):
+    class Shell(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    assert unwrap_model(shell := Shell(model)) is shell
+    monkeypatch.setattr(MODEL_WRAPPERS, "_registered", {})
+    MODEL_WRAPPERS.register_module(module=Shell)
+    assert unwrap_model(shell) is model
 
 
 @pytest.mark.usefixtures("group_of_one")

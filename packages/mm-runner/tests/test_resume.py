@@ -244,3 +244,38 @@ def test_a_checkpoint_loads_safely_where_none_of_our_packages_is(make_runner, ru
         "mm-compile",
         "mm-npu",
     }
+
+
+class _StopBeforeValidation(Hook):
+    @override
+    def before_val(self, runner):
+        if runner.epoch == 2:
+            raise Killed
+
+
+def _validated_epochs(work_dir):
+    return [line["epoch"] for line in scalars_of(work_dir) if line["mode"] == "val"]
+
+
+def test_a_validation_that_the_stop_cut_off_is_run_once_and_first(make_runner, tmp_path):
+    short = {"train_cfg": {"max_epochs": 2}}
+    with pytest.raises(Killed):
+        make_runner(custom_hooks=[_StopBeforeValidation()], **short).train()
+    assert _validated_epochs(tmp_path / "run") == [1]
+    for _ in range(2):
+        make_runner(resume=True, **short).train()
+        assert _validated_epochs(tmp_path / "run") == [1, 2]
+
+
+def test_a_validation_draws_no_random_number_of_the_training(make_runner, tmp_path):
+    dataset = loader_cfg()["dataset"]
+    ready = torch.utils.data.DataLoader(dataset, batch_size=4)  # draws a seed for its workers
+    arguments = {"model": DROPOUT, "train_cfg": {"max_epochs": 3}, "val_dataloader": ready}
+    whole = make_runner(work_dir=tmp_path / "whole", **arguments)
+    whole.train()
+    with pytest.raises(Killed):
+        make_runner(custom_hooks=[StopBeforeEpoch(2)], **arguments).train()
+    resumed = make_runner(resume=True, **arguments)
+    resumed.train()
+    expected, got = whole.model.state_dict(), resumed.model.state_dict()
+    assert all(torch.equal(got[name], expected[name]) for name in expected)

@@ -37,7 +37,8 @@ def can_compile(
     """Say whether ``compile_model(model, cfg)`` has what it needs on this machine.
 
     Looks for torch >= 2.0, a Python that this torch compiles on and, for the inductor backend, the
-    C++ compiler and Python headers (CPU) or Triton (CUDA, XPU). Compiles nothing.
+    C++ compiler (CPU), or Triton and the C compiler it uses (CUDA, XPU), and Python's headers.
+    Compiles nothing.
 
     Args:
         cfg: What ``compile_model`` takes.
@@ -66,8 +67,13 @@ def can_compile(
 
 def _missing_for_inductor(device_type: str) -> str | None:
     if device_type in _TRITON_DEVICES:
-        return _missing_triton(device_type)
-    return _missing_cxx_compiler() or _missing_python_headers()
+        # Triton compiles, with a C compiler, what starts its kernels.
+        return (
+            _missing_triton(device_type)
+            or _missing_c_compiler(device_type)
+            or _missing_python_headers(device_type)
+        )
+    return _missing_cxx_compiler() or _missing_python_headers(device_type)
 
 
 def _missing_triton(device_type: str) -> str | None:
@@ -76,6 +82,16 @@ def _missing_triton(device_type: str) -> str | None:
     return (
         f"backend 'inductor' on {device_type} needs Triton, which is not installed: install the "
         "triton that belongs to this torch, or use backend 'aot_eager'."
+    )
+
+
+def _missing_c_compiler(device_type: str) -> str | None:
+    if any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
+        return None
+    return (
+        f"backend 'inductor' on {device_type} needs a C compiler for Triton, and there is no gcc "
+        "or clang on PATH: install one (Debian and Ubuntu: apt-get install gcc), set CC, or use "
+        "backend 'aot_eager'."
     )
 
 
@@ -91,11 +107,12 @@ def _missing_cxx_compiler() -> str | None:
     )
 
 
-def _missing_python_headers() -> str | None:
+def _missing_python_headers(device_type: str) -> str | None:
     folder = Path(sysconfig.get_path("include"))
     if (folder / "Python.h").exists():
         return None
     return (
-        f"backend 'inductor' on cpu needs Python's headers, and {folder} has no Python.h: install "
-        "them (Debian and Ubuntu: apt-get install python3-dev), or use backend 'aot_eager'."
+        f"backend 'inductor' on {device_type} needs Python's headers, and {folder} has no "
+        "Python.h: install them (Debian and Ubuntu: apt-get install python3-dev), or use backend "
+        "'aot_eager'."
     )

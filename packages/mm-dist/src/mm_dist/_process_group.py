@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from mm_dist._backends import choose_backend
 from mm_dist._device_choice import local_device, set_current_device
-from mm_dist._devices import find_accelerator_of
+from mm_dist._devices import accelerator_rows, count_devices, find_accelerator_of
 from mm_dist._dist_info import DistInfo
 from mm_dist._errors import ConfigError, LaunchError
 from mm_dist._launchers import LaunchEnvironment, detect_launcher, select_launcher
@@ -103,6 +104,15 @@ def init_dist(
     warn_of_unused_port(environment, port)
     device = local_device(environment.local_rank, device_type)
     is_single = environment.master_addr is None
+    if not is_single and device.type == "mps":
+        # No process group of torch carries its tensors.
+        if environment.local_rank == 0:
+            warnings.warn(
+                "Several processes were started; Apple's mps takes part in no process group, so "
+                "they use the CPU. Start one process to use mps.",
+                stacklevel=2,
+            )
+        device = torch.device("cpu")
     # One process per machine speaks: the answer is the same for the others.
     is_warning = not is_single and environment.local_rank == 0
     usable = choose_backend(backend, device.type, is_warning=is_warning)
@@ -149,7 +159,13 @@ def current_info() -> DistInfo:
 
 
 def _device_of_group(local_rank: int) -> torch.device:
-    owner = find_accelerator_of(str(dist.get_backend()))
+    text = str(dist.get_backend())
+    if ":" in text:
+        # One backend for each device, as cpu:gloo,cuda:nccl: the accelerator that is there counts.
+        names = {pair.partition(":")[0] for pair in text.split(",")}
+        found = [row.name for row in accelerator_rows() if row.name in names and count_devices(row)]
+        return local_device(local_rank, found[0] if found else "cpu")
+    owner = find_accelerator_of(text)
     return local_device(local_rank, owner.name if owner else "cpu")
 
 

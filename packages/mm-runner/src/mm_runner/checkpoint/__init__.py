@@ -8,9 +8,11 @@ from ._content import FORMAT_VERSION, clean_state_dict, load_weights, plain
 from ._file import (
     LAST_CHECKPOINT,
     find_latest_checkpoint,
+    is_validated,
     latest_readable,
     load_checkpoint_file,
     mark_latest,
+    mark_validated,
     save_checkpoint_file,
 )
 from ._rng import rng_state, set_rng_state
@@ -20,10 +22,12 @@ __all__ = [
     "LAST_CHECKPOINT",
     "clean_state_dict",
     "find_latest_checkpoint",
+    "is_validated",
     "latest_readable",
     "load_checkpoint_file",
     "load_weights",
     "mark_latest",
+    "mark_validated",
     "plain",
     "rng_state",
     "save_checkpoint_file",

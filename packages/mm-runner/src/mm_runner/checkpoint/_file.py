@@ -16,6 +16,7 @@ import torch
 from mm_runner.errors import CheckpointError, CheckpointWriteError
 
 from ._allow_list import ALLOW_LIST_PICKLE
+from ._content import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,14 +24,18 @@ if TYPE_CHECKING:
 __all__ = [
     "LAST_CHECKPOINT",
     "find_latest_checkpoint",
+    "is_validated",
     "latest_readable",
     "load_checkpoint_file",
     "mark_latest",
+    "mark_validated",
     "save_checkpoint_file",
 ]
 
 # Names the newest whole checkpoint, relative to the work directory.
 LAST_CHECKPOINT = "last_checkpoint"
+# Says which validation was the last to end: a stop may come between a checkpoint and its own.
+_LAST_VALIDATION = "last_validation"
 
 _NUMBERED = re.compile(r"^(?:epoch|iter)_(\d+)\.pth$")
 
@@ -52,6 +57,21 @@ def mark_latest(path: Path, work_dir: Path) -> None:
     """Let ``work_dir/last_checkpoint`` name ``path``."""
     name = os.path.relpath(path, work_dir)
     _write_atomically(work_dir / LAST_CHECKPOINT, lambda file: file.write(f"{name}\n".encode()))
+
+
+def mark_validated(work_dir: Path, epoch: int, seed: int) -> None:
+    """Note that the validation after ``epoch`` of the run with ``seed`` is done."""
+    text = f"epoch {epoch} seed {seed}\n".encode()
+    _write_atomically(work_dir / _LAST_VALIDATION, lambda file: file.write(text))
+
+
+def is_validated(work_dir: Path, epoch: int, seed: int) -> bool:
+    """Tell whether the newest validation in ``work_dir`` was that one."""
+    marker = work_dir / _LAST_VALIDATION
+    return marker.is_file() and marker.read_text(errors="replace").split() == [
+        *("epoch", str(epoch)),
+        *("seed", str(seed)),
+    ]
 
 
 def load_checkpoint_file(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -78,6 +98,7 @@ def load_checkpoint_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: {_first_line(error)}") from error
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path} holds a {type(checkpoint).__name__}, not a dict.")
+    _check_format(checkpoint, path)
     return checkpoint
 
 
@@ -157,6 +178,16 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _check_format(checkpoint: Mapping[str, Any], path: Path) -> None:
+    meta = checkpoint.get("meta")
+    version = meta.get("format_version", 0) if isinstance(meta, dict) else 0
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format {version}; this mm-runner reads formats up to {FORMAT_VERSION}. "
+            "Upgrade mm-runner."
+        )
 
 
 def _load_safely(path: Path) -> Any:

@@ -1,7 +1,8 @@
 """From dataloader configs to batches."""
 
 from ._collate import pseudo_collate
-from ._dataloader import DataSettings, build_dataloader, num_batches
+from ._dataloader import build_dataloader, num_batches
 from ._sampler import DefaultSampler
+from ._settings import DataSettings
 
 __all__ = ["DataSettings", "DefaultSampler", "build_dataloader", "num_batches", "pseudo_collate"]

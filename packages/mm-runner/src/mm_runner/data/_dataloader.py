@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
@@ -16,21 +16,13 @@ from mm_runner.registry import (
     DATASETS,
     FUNCTIONS,
     build_from_cfg,
-    check_arguments,
+    call_component,
 )
 
+from ._dealing import deal_out
+from ._settings import DataSettings
+
 __all__ = ["DataSettings", "build_dataloader", "num_batches"]
-
-
-class DataSettings(NamedTuple):
-    """What a loader needs to know of the run.
-
-    ``seed`` is that of the samplers and the workers, ``rank`` makes the workers of each process
-    draw different numbers.
-    """
-
-    seed: int
-    rank: int = 0
 
 
 def build_dataloader(
@@ -39,13 +31,15 @@ def build_dataloader(
     """Build a dataloader.
 
     Args:
-        cfg: A ready ``DataLoader``, returned as it is, or a dict with ``dataset`` (a config or an
-            object), optionally ``sampler``, ``batch_sampler``, ``collate_fn`` (a name, config or
-            function; ``pseudo_collate`` by default), ``num_batch_per_epoch``, ``worker_init_fn``,
-            and arguments of ``DataLoader``. ``batch_size`` is that of one process. Workers are
-            started, and so seeded, each epoch, as torch does by default; with
-            ``persistent_workers=True`` a resumed run draws other random numbers in them.
-        settings: Seed and rank.
+        cfg: A ready ``DataLoader``, returned as it is unless its samples have still to be dealt out
+            to the processes; or a dict with ``dataset`` (a config or an object), optionally
+            ``sampler``, ``batch_sampler``, ``collate_fn`` (a name, config or function;
+            ``pseudo_collate`` by default, torch's for ``None``), ``num_batch_per_epoch`` (batches
+            of one process), ``worker_init_fn``, and arguments of ``DataLoader``. ``batch_size`` is
+            that of one process. Workers are started, and so seeded, each epoch, as torch does by
+            default; with ``persistent_workers=True`` a resumed run draws other random numbers in
+            them.
+        settings: Of the run.
         shuffle: What the default sampler does when ``cfg`` names none.
         where: Path of ``cfg`` in the configuration, for messages.
 
@@ -53,7 +47,7 @@ def build_dataloader(
         ConfigError: If a key is missing, unknown or of the wrong type.
     """
     if isinstance(cfg, DataLoader):
-        return cfg
+        return deal_out(cfg, settings, where)
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: a DataLoader or a dict is needed, got {cfg!r}.")
     options = dict(cfg)
@@ -75,14 +69,16 @@ def build_dataloader(
                 f"{where}.num_batch_per_epoch={num_batches!r} was given without batch_size; it "
                 "counts batches of that size. Give both, or neither."
             )
-        dataset = Subset(dataset, range(min(len(dataset), num_batches * options["batch_size"])))  # type: ignore[arg-type]
+        num_samples = num_batches * options["batch_size"] * settings.world_size
+        dataset = Subset(dataset, range(min(len(dataset), num_samples)))  # type: ignore[arg-type]
     _add_sampling(options, dataset, settings, shuffle=shuffle, where=where)
-    options["collate_fn"] = _function(options.get("collate_fn", "pseudo_collate"), where)
+    collate_fn = options.get("collate_fn", "pseudo_collate")
+    if collate_fn is not None:
+        options["collate_fn"] = _function(collate_fn, f"{where}.collate_fn")
     options["worker_init_fn"] = _worker_init(options.get("worker_init_fn"), settings, where)
-    # A generator of its own: starting an epoch must not draw from the one that dropout uses.
-    options.setdefault("generator", torch.Generator().manual_seed(settings.seed))
-    check_arguments(DataLoader, {"dataset": dataset, **options}, where)
-    return DataLoader(dataset, **options)
+    # Not the global generator: starting an epoch must not draw from the one that dropout uses.
+    options.setdefault("generator", settings.generator)
+    return call_component(DataLoader, {"dataset": dataset, **options}, where)  # type: ignore[no-any-return]
 
 
 def num_batches(loader: DataLoader[Any], where: str) -> int:
@@ -151,13 +147,13 @@ def _function(function: Any, where: str) -> Callable[..., Any]:
     if isinstance(function, Mapping):
         kwargs = dict(function)
         if "type" not in kwargs:
-            raise ConfigError(f"{where}.collate_fn: the key 'type' is missing in {function!r}.")
+            raise ConfigError(f"{where}: the key 'type' is missing in {function!r}.")
         found = _function(kwargs.pop("type"), where)
         return functools.partial(found, **kwargs) if kwargs else found
     if not callable(function):
         raise ConfigError(
-            f"{where}.collate_fn: a name ({', '.join(FUNCTIONS.names())}), a dict with 'type' or a "
-            f"function is needed, got {function!r}."
+            f"{where}: a name ({', '.join(FUNCTIONS.names())}), a dict with 'type' or a function "
+            f"is needed, got {function!r}."
         )
     return function  # type: ignore[no-any-return]
 
@@ -165,7 +161,7 @@ def _function(function: Any, where: str) -> Callable[..., Any]:
 def _worker_init(function: Any, settings: DataSettings, where: str) -> Callable[..., Any]:
     if function is None:
         return functools.partial(_seed_worker, seed=settings.seed, rank=settings.rank)
-    return _function(function, where)
+    return _function(function, f"{where}.worker_init_fn")
 
 
 def _seed_worker(worker_id: int, seed: int, rank: int) -> None:

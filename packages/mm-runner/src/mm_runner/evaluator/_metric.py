@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import mm_dist
+from mm_runner._main_process import run_on_main
 
 __all__ = ["BaseMetric"]
 
@@ -70,9 +71,8 @@ class BaseMetric(ABC):
             results, min(size, total), self.collect_device, self.collect_dir
         )
         self.results = []
-        metrics = [self.compute_metrics(gathered) if gathered is not None else None]
-        mm_dist.broadcast_object_list(metrics)
-        return {self._full_name(name): value for name, value in (metrics[0] or {}).items()}
+        metrics = run_on_main(lambda: self.compute_metrics(gathered or []))
+        return {self._full_name(name): value for name, value in metrics.items()}
 
     def _full_name(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name

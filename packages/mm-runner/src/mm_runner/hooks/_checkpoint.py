@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,9 @@ from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.errors import CheckpointError, CheckpointWriteError, ConfigError
 
 from ._hook import Hook
+from ._metric_rule import rule_of
 
 __all__ = ["CheckpointHook"]
-
-_GREATER_IS_BETTER = ("acc", "top", "ap", "ar", "map", "iou", "f1", "recall", "precision", "auc")
-_LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "perplexity")
 
 
 class CheckpointHook(Hook):
@@ -62,8 +61,19 @@ class CheckpointHook(Hook):
                 "CheckpointHook.by_epoch: False was given; this version saves at the end of epochs "
                 "only. Leave it out, and choose the interval in epochs."
             )
+        for argument, value in (
+            ("interval", interval),
+            ("max_keep_ckpts", max_keep_ckpts),
+            ("save_begin", save_begin),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(
+                    f"CheckpointHook.{argument}: an integer is needed, got {value!r}."
+                )
         if rule not in (None, "greater", "less"):
             raise ConfigError(f"CheckpointHook.rule: 'greater' or 'less' is needed, got {rule!r}.")
+        if rule is None and save_best not in (None, "auto"):
+            rule = rule_of(save_best)  # now, and not at the end of the first epoch
         if "{}" not in filename_tmpl:
             raise ConfigError(
                 "CheckpointHook.filename_tmpl: '{}' must stand for the epoch, got "
@@ -122,7 +132,7 @@ class CheckpointHook(Hook):
                 f"{', '.join(map(repr, metrics))}."
             )
         score = metrics[name]
-        if self._best and not self._is_better(name, score, self._best["score"]):
+        if not self._is_best(name, score):
             return
         before, new = self._best, f"best_{name.replace('/', '_')}.pth"
         old = before.get("file")
@@ -179,16 +189,12 @@ class CheckpointHook(Hook):
     def _tell_failure(self, runner: Any, error: CheckpointWriteError) -> None:
         runner.logger.error(f"{error} Training goes on; the next interval saves again.")
 
-    def _is_better(self, name: str, score: float, best: float) -> bool:
+    def _is_best(self, name: str, score: float) -> bool:
         if self.rule is None:
-            words = name.lower().replace("/", "_").split("_")
-            if any(word.startswith(_LESS_IS_BETTER) for word in words):
-                self.rule = "less"
-            elif any(word.startswith(_GREATER_IS_BETTER) for word in words):
-                self.rule = "greater"
-            else:
-                raise ConfigError(
-                    f"CheckpointHook.rule: whether a greater or a less {name!r} is better cannot "
-                    "be told from its name; give rule='greater' or rule='less'."
-                )
-        return score > best if self.rule == "greater" else score < best
+            self.rule = rule_of(name)
+        best = self._best.get("score")
+        if math.isnan(score):
+            return False
+        if best is None or math.isnan(best):
+            return True
+        return bool(score > best if self.rule == "greater" else score < best)

@@ -64,19 +64,22 @@ def build_hooks(
 
     Args:
         default_hooks: By the default hook's name: a hook or config that replaces it, or ``None``,
-            which removes it. A config without ``type`` changes only the arguments that it names.
+            which removes it; hooks under other names are added. A config without ``type`` changes
+            only the arguments that it names.
         custom_hooks: Further hooks or configs.
 
     Raises:
         ConfigError: If a name or a hook is not one.
     """
     replaced = dict(default_hooks or {})
-    for name in replaced:
-        if name not in _DEFAULT_HOOKS:
+    for name, cfg in replaced.items():
+        # A name of the user's own is fine for something that says what it is.
+        says_what_it_is = "type" in cfg if isinstance(cfg, Mapping) else cfg is not None
+        if name not in _DEFAULT_HOOKS and not says_what_it_is:
             raise ConfigError(
                 f"default_hooks.{name}: there is no such default hook; there are "
-                f"{', '.join(_DEFAULT_HOOKS)}.{did_you_mean(name, _DEFAULT_HOOKS)} "
-                "Others go to custom_hooks."
+                f"{', '.join(_DEFAULT_HOOKS)}.{did_you_mean(name, _DEFAULT_HOOKS)} One of your own "
+                "needs a 'type', here or in custom_hooks."
             )
     hooks = HookList()
     for name, (kind, level) in _DEFAULT_HOOKS.items():
@@ -85,6 +88,9 @@ def build_hooks(
             cfg = {"type": kind, **_DEFAULT_ARGUMENTS.get(name, {}), **cfg}
         if cfg is not None:
             _add(hooks, cfg, {"priority": level}, f"default_hooks.{name}")
+    for name, cfg in replaced.items():
+        if name not in _DEFAULT_HOOKS and cfg is not None:
+            _add(hooks, cfg, {}, f"default_hooks.{name}")
     for index, cfg in enumerate(custom_hooks or ()):
         _add(hooks, cfg, {}, f"custom_hooks[{index}]")
     return hooks

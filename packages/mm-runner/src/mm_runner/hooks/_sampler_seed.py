@@ -21,9 +21,10 @@ class DistSamplerSeedHook(Hook):
     @override
     def before_train_epoch(self, runner: Any) -> None:
         loader = runner.train_dataloader
-        if loader.generator is not None:
-            loader.generator.manual_seed(runner.seed + runner.epoch)
-        for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        # Seeded whether or not this loader uses it: one that the user brought has its own.
+        runner.loader_generator.manual_seed(runner.seed + runner.epoch)
+        batch_sampler = loader.batch_sampler
+        for sampler in (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
             if sampler is not None and hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(runner.epoch)
                 return

@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
+from mm_runner._main_process import run_on_main
+from mm_runner.checkpoint import is_validated, mark_validated, rng_state, set_rng_state
 from mm_runner.data import num_batches
-from mm_runner.errors import ConfigError
+from mm_runner.errors import CheckpointWriteError, ConfigError
 from mm_runner.model import train_step_of
 
 if TYPE_CHECKING:
@@ -74,10 +76,14 @@ class EpochBasedTrainLoop:
         runner = self.runner
         runner.call_hook("before_train")
         step = train_step_of(runner.model)
+        if self.epoch > 0 and not run_on_main(
+            lambda: is_validated(runner.work_dir, self.epoch, runner.seed)
+        ):
+            # Checkpoints are written before the validation, which the stop then cut off.
+            self._validate_if_due()
         while self.epoch < self.max_epochs:
             self._run_epoch(step)
-            if runner.val_loop is not None and self._validation_is_due():
-                runner.val_loop.run()
+            self._validate_if_due()
         runner.call_hook("after_train")
 
     def _run_epoch(self, step: Any) -> None:
@@ -91,6 +97,19 @@ class EpochBasedTrainLoop:
             self.iter += 1
         runner.call_hook("after_train_epoch")
         self.epoch += 1
+
+    def _validate_if_due(self) -> None:
+        if self.runner.val_loop is None or not self._validation_is_due():
+            return
+        # Training draws the same random numbers with and without a validation in between.
+        runner = self.runner
+        state = rng_state(runner.device)
+        runner.val_loop.run()
+        set_rng_state(state, runner.device)
+        try:
+            run_on_main(lambda: mark_validated(runner.work_dir, self.epoch, runner.seed))
+        except CheckpointWriteError as error:
+            runner.logger.warning(f"{error} A run that resumes here validates once more.")
 
     def _validation_is_due(self) -> bool:
         if self.epoch == self.max_epochs:

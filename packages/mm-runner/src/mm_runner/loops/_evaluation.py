@@ -49,7 +49,7 @@ class ValLoop:
         """Return the metrics, equal on all ranks. The model is left as it was, training or not."""
         runner, phase = self.runner, self.phase
         step = eval_step_of(runner.model, f"{phase}_step")
-        was_training = runner.model.training
+        modes = [(module, module.training) for module in runner.model.modules()]
         runner.call_hook(f"before_{phase}")
         runner.call_hook(f"before_{phase}_epoch")
         runner.model.eval()
@@ -64,7 +64,8 @@ class ValLoop:
                 )
             metrics = self.evaluator.evaluate(len(self.dataloader.dataset))  # type: ignore[arg-type]
         finally:
-            runner.model.train(was_training)
+            for module, was_training in modes:  # a frozen part may be in evaluation mode
+                module.training = was_training
         runner.call_hook(f"after_{phase}_epoch", metrics=metrics)
         runner.call_hook(f"after_{phase}")
         return metrics

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import isclass
 from typing import Any
 
 from torch import nn
 
+from mm_dist import is_model_wrapper
 from mm_runner.errors import ConfigError
+from mm_runner.registry import MODEL_WRAPPERS
 
 __all__ = [
     "EvalStep",
@@ -24,10 +27,11 @@ EvalStep = Callable[[Any], Any]
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the user's module inside any nesting of wrappers."""
-    from mm_dist import is_model_wrapper  # noqa: PLC0415 - keeps model free of mm_dist on import
-
-    while is_model_wrapper(model) and isinstance(getattr(model, "module", None), nn.Module):
+    """Return the user's module inside any nesting of wrappers, torch's, ours or registered ones."""
+    registered = tuple(kind for kind in MODEL_WRAPPERS.module_dict.values() if isclass(kind))
+    while isinstance(getattr(model, "module", None), nn.Module) and (
+        is_model_wrapper(model) or isinstance(model, registered)
+    ):
         model = model.module  # type: ignore[assignment]
     return model
 

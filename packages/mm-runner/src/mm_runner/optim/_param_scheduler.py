@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from mm_runner.errors import ConfigError
+from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg, check_cfg
 
 __all__ = ["ParamScheduler", "build_param_schedulers"]
@@ -49,6 +49,11 @@ class ParamScheduler:
         self.begin = arguments.pop("begin", 0)
         end = arguments.pop("end", None)
         self.end = end if end is not None else num_epochs if self.by_epoch else num_iters
+        if not all(isinstance(edge, int) for edge in (self.begin, self.end)):
+            raise ConfigError(
+                f"{where}: begin={self.begin!r} and end={self.end!r} were given; integers are "
+                "needed, epochs or iterations."
+            )
         if not 0 <= self.begin < self.end:
             raise ConfigError(
                 f"{where}: begin={self.begin} and end={self.end} were given; "
@@ -89,6 +94,12 @@ class ParamScheduler:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Return to a position. The learning rates themselves are the optimizer's state."""
+        if not {"count", "scheduler"} <= state_dict.keys():
+            raise CheckpointError(
+                f"{self._where}: the checkpoint's state of this schedule has the keys "
+                f"{', '.join(map(str, state_dict)) or 'none'}; one that mm-runner wrote is needed. "
+                "Take the weights alone by load_from without resume."
+            )
         self._count = state_dict["count"]
         state = state_dict["scheduler"]
         if state is None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ConfigError, MMRunnerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["plot_curves", "read_scalars"]
 
@@ -25,9 +28,8 @@ def read_scalars(work_dir: str | Path) -> list[dict[str, Any]]:
         ConfigError: If there is no record.
     """
     history: list[dict[str, Any]] = []
-    for path in sorted(Path(work_dir).glob("*/scalars.jsonl")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines]
+    for path in sorted(Path(work_dir).glob("*/scalars.jsonl"), key=_start_of_run):
+        records = list(_records(path))
         trained = [record["step"] for record in records if record["mode"] == "train"]
         if trained:
             history = [record for record in history if record["step"] < trained[0]]
@@ -73,6 +75,19 @@ def plot_curves(work_dir: str | Path, picture: str | Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path
+
+
+def _start_of_run(path: Path) -> list[int]:
+    # date_time, or date_time_number for runs started within one second
+    return [int(part) for part in path.parent.name.split("_") if part.isdecimal()]
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:  # the last line of a run that was killed while writing it
+            continue
 
 
 def _draw(axes: Any, history: list[dict[str, Any]], phase: str, wanted: Any) -> None:

@@ -4,7 +4,7 @@ A name is resolved among the components registered in this process, then torch's
 entry points of installed distributions (:mod:`mm_runner.registry` lists their groups).
 """
 
-from ._build import build_from_cfg, check_arguments, check_cfg
+from ._build import build_from_cfg, call_component, check_arguments, check_cfg
 from ._registry import Registry
 from ._torch_components import torch_model_wrappers, torch_optimizers, torch_param_schedulers
 
@@ -24,6 +24,7 @@ __all__ = [
     "PARAM_SCHEDULERS",
     "Registry",
     "build_from_cfg",
+    "call_component",
     "check_arguments",
     "check_cfg",
 ]

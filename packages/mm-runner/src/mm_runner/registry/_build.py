@@ -11,7 +11,7 @@ from mm_runner.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from ._registry import Registry
 
-__all__ = ["build_from_cfg", "check_arguments", "check_cfg"]
+__all__ = ["build_from_cfg", "call_component", "check_arguments", "check_cfg"]
 
 
 def build_from_cfg(
@@ -37,7 +37,7 @@ def build_from_cfg(
         ConfigError: If ``cfg`` is no dict, has no ``type``, or its arguments do not fit.
     """
     component, arguments = check_cfg(cfg, registry, default_args, where=where)
-    return component(**arguments)
+    return _call(component, arguments, where or registry.name)
 
 
 def check_cfg(
@@ -69,6 +69,27 @@ def check_cfg(
         raise ConfigError(f"{where}.type: a name, a class or a function is needed, got {kind!r}.")
     check_arguments(component, arguments, where)
     return component, arguments
+
+
+def call_component(component: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
+    """Check ``arguments``, and call ``component`` with them.
+
+    Raises:
+        ConfigError: If they do not fit, or ``component`` refuses them with one of Python's own
+            errors, whose text says what but not where.
+    """
+    check_arguments(component, arguments, where)
+    return _call(component, arguments, where)
+
+
+def _call(component: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
+    try:
+        return component(**arguments)
+    except (TypeError, ValueError) as error:
+        if type(error) not in {TypeError, ValueError}:
+            raise  # an error of somebody's own says more than we could
+        name = getattr(component, "__name__", repr(component))
+        raise ConfigError(f"{where}: {name} refused its arguments: {error}") from error
 
 
 def check_arguments(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from mm_runner.errors import ConfigError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -29,8 +31,16 @@ def open_logger(
         console: Prints the lines, on the main process only.
         log_file: File of the lines, or ``None``.
         level: As in :mod:`logging`.
+
+    Raises:
+        ConfigError: If ``level`` is not one.
     """
-    logger = logging.Logger(f"mm_runner.run.{name}", level)  # noqa: LOG001 - see above
+    try:
+        logger = logging.Logger(f"mm_runner.run.{name}", level)  # noqa: LOG001 - see above
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"log_level: {level!r} was given; there are DEBUG, INFO, WARNING, ERROR and CRITICAL."
+        ) from error
     logger.propagate = False
     form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%m/%d %H:%M:%S")
     handlers: list[logging.Handler] = [_ConsoleHandler(console)]

@@ -20,21 +20,17 @@ __all__ = ["build_eval_loop", "build_train_loop"]
 _EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 
 
-def build_train_loop(
-    runner: Runner, train_dataloader: Any, train_cfg: Any, optim_wrapper: Any
-) -> Any:
+def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> Any:
     """Build the training loop and its dataloader.
 
     Args:
         runner: The run.
         train_dataloader: A dataloader or its config.
         train_cfg: ``by_epoch`` or ``type``, and the loop's arguments.
-        optim_wrapper: Not used here; the three arguments of a phase come together.
 
     Raises:
         ConfigError: If a config does not fit.
     """
-    del optim_wrapper
     arguments = _loop_arguments(train_cfg, "train_cfg")
     by_epoch = arguments.pop("by_epoch", None)
     if by_epoch is not None and "type" in arguments:
@@ -83,20 +79,8 @@ def build_eval_loop(runner: Runner, phase: str, **configs: Any) -> Any:
 
 
 def _build_loader(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> DataLoader[Any]:
-    settings = DataSettings(seed=runner.seed, rank=runner.rank)
-    loader = build_dataloader(cfg, settings, shuffle=shuffle, where=where)
-    if loader is cfg and runner.world_size > 1 and not _deals_out(loader):
-        runner.logger.warning(
-            f"{where}: the DataLoader given has no sampler that deals samples out to the "
-            f"{runner.world_size} processes, so each sees all of them. Give a dict instead, or a "
-            "DataLoader with a DistributedSampler."
-        )
-    return loader
-
-
-def _deals_out(loader: DataLoader[Any]) -> bool:
-    samplers = (loader.sampler, loader.batch_sampler)
-    return any(hasattr(sampler, "set_epoch") for sampler in samplers)
+    settings = DataSettings(runner.seed, runner.loader_generator, runner.rank, runner.world_size)
+    return build_dataloader(cfg, settings, shuffle=shuffle, where=where)
 
 
 def _loop_arguments(cfg: Any, where: str) -> dict[str, Any]:

@@ -19,6 +19,9 @@ _SLIP = 0.8
 # Keys of MMEngine that this version does not honour: an error, since silence would change a run.
 _UNSUPPORTED_CFG_KEYS = ("activation_checkpointing", "efficient_conv_bn_eval", "sync_bn")
 
+# Keys of MMEngine's family that are for other programs, and look like ours.
+_OTHERS_KEYS = ("tta_cfg", "tta_model", "tta_pipeline")
+
 
 def check_phase(**arguments: Any) -> dict[str, Any]:
     """Check that the arguments of one phase are given together.
@@ -65,7 +68,7 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
                 f"cfg.{key}: this version of mm-runner does not do that; remove the key to go on "
                 "without it."
             )
-        if key not in known:
+        if key not in known and key not in _OTHERS_KEYS:
             # Configs carry names of their own, such as data_root: only a slip counts.
             hint = did_you_mean(str(key), known, cutoff=_SLIP)
             if hint:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_dist
+from mm_runner.errors import ConfigError
 
 from ._checks import checked_mapping
 
@@ -29,7 +30,7 @@ def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
             :func:`mm_dist.init_dist`), ``resource_limit``.
 
     Raises:
-        ConfigError: If a key is unknown.
+        ConfigError: If a key is unknown, or a value cannot be used.
         mm_dist.LaunchError: If the launcher's variables are missing.
     """
     env = checked_mapping(
@@ -38,14 +39,23 @@ def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
     mp_cfg = checked_mapping(
         env.get("mp_cfg"), "env_cfg.mp_cfg", ("mp_start_method", "opencv_num_threads")
     )
+    start_method = mp_cfg.get("mp_start_method")
+    if start_method not in (None, *torch.multiprocessing.get_all_start_methods()):
+        raise ConfigError(
+            f"env_cfg.mp_cfg.mp_start_method: {start_method!r} was given; there are "
+            f"{', '.join(torch.multiprocessing.get_all_start_methods())}."
+        )
+    open_files = env.get("resource_limit", _DEFAULT_OPEN_FILES)
+    if not isinstance(open_files, int):
+        raise ConfigError(f"env_cfg.resource_limit: an integer is needed, got {open_files!r}.")
     if env.get("cudnn_benchmark"):
         torch.backends.cudnn.benchmark = True
-    if "mp_start_method" in mp_cfg:
-        torch.multiprocessing.set_start_method(mp_cfg["mp_start_method"], force=True)
+    if start_method is not None:
+        torch.multiprocessing.set_start_method(start_method, force=True)
     opencv = sys.modules.get("cv2")
     if "opencv_num_threads" in mp_cfg and opencv is not None:
         opencv.setNumThreads(mp_cfg["opencv_num_threads"])
-    raise_open_file_limit(env.get("resource_limit", _DEFAULT_OPEN_FILES))
+    raise_open_file_limit(open_files)
     dist_cfg = checked_mapping(
         env.get("dist_cfg"),
         "env_cfg.dist_cfg",

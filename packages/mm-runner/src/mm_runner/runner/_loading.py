@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mm_dist
+from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import latest_readable, load_checkpoint_file, load_weights
-from mm_runner.errors import CheckpointError
 from mm_runner.model import unwrap_model
 
 from ._snapshot import restore_training
@@ -37,23 +36,22 @@ def find_checkpoint(
     Raises:
         CheckpointError: On all processes, if none can be read.
     """
-    if load_from is not None:
-        return Path(load_from), load_checkpoint_file(load_from)
-    if not resume:
+    # The main process chooses, so that all resume from the same file, and keeps what it has read.
+    read: dict[Path, dict[str, Any]] = {}
+
+    def choose() -> Path | None:
+        if load_from is not None:
+            read[Path(load_from)] = load_checkpoint_file(load_from)
+        elif resume:
+            read.update(filter(None, [latest_readable(work_dir, logger.warning)]))
+        return next(iter(read), None)
+
+    path = run_on_main(choose)
+    if path is None:
+        if resume:
+            logger.info(f"resume: {work_dir} has no checkpoint; training from the start.")
         return None
-    # The main process chooses, so that all resume from the same file.
-    found: tuple[Path, dict[str, Any]] | None = None
-    chosen: list[str | None] = [None, None]
-    if mm_dist.is_main_process():
-        found, chosen = _choose(work_dir, logger)
-    mm_dist.broadcast_object_list(chosen)
-    name, failure = chosen
-    if failure is not None:
-        raise CheckpointError(failure)
-    if name is None:
-        logger.info(f"resume: {work_dir} has no checkpoint; training from the start.")
-        return None
-    return found or (Path(name), load_checkpoint_file(name))
+    return path, read.get(path) or load_checkpoint_file(path)
 
 
 def apply_checkpoint(runner: Runner, checkpoint: dict[str, Any]) -> None:
@@ -70,11 +68,3 @@ def apply_checkpoint(runner: Runner, checkpoint: dict[str, Any]) -> None:
     if runner.is_resuming:
         restore_training(runner, checkpoint)
         runner.logger.info(f"Going on after epoch {runner.epoch}, step {runner.iter}.")
-
-
-def _choose(work_dir: Path, logger: logging.Logger) -> tuple[Any, list[str | None]]:
-    try:
-        found = latest_readable(work_dir, logger.warning)
-    except CheckpointError as error:
-        return None, [None, str(error)]
-    return found, [str(found[0]) if found is not None else None, None]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader
 
 import mm_compile
@@ -173,6 +174,8 @@ class Runner:
         self.model = wrap_model(built, self.cfg, self.dist_info)
         self.compile_handle = mm_compile.compile_model(self.model, self.cfg.get("compile"))
 
+        # Of all loaders, and of nothing else; the sampler_seed hook sets it anew each epoch.
+        self.loader_generator = torch.Generator().manual_seed(self.seed)
         self.train_loop: Any = None
         self.val_loop: Any = None
         self.test_loop: Any = None
@@ -329,7 +332,9 @@ class Runner:
             )
         train_step_of(self.model)
         checkpoint = self._read_checkpoint(training=True)
-        self.train_loop = build_train_loop(self, **self._train)
+        self.train_loop = build_train_loop(
+            self, self._train["train_dataloader"], self._train["train_cfg"]
+        )
         self._build_val_loop()
         self.optim_wrapper = build_optim_wrapper(self.model, self._train["optim_wrapper"])
         self._scale_lr()
@@ -450,7 +455,7 @@ class Runner:
         return metrics
 
     def _scale_lr(self) -> None:
-        if not self._auto_scale_lr:
+        if not self._auto_scale_lr.get("enable", False):
             return
         accumulated = getattr(self.optim_wrapper, "accumulative_counts", 1)
         loader = self.train_dataloader

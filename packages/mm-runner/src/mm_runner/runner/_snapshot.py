@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import mm_dist
+from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import (
     FORMAT_VERSION,
     mark_latest,
@@ -18,7 +19,6 @@ from mm_runner.checkpoint import (
     save_checkpoint_file,
     set_rng_state,
 )
-from mm_runner.errors import CheckpointWriteError
 from mm_runner.model import unwrap_model
 
 if TYPE_CHECKING:
@@ -26,49 +26,9 @@ if TYPE_CHECKING:
 
     from mm_runner.runner import Runner
 
-__all__ = ["restore_training", "take_snapshot", "write_snapshot"]
+__all__ = ["restore_training", "write_snapshot"]
 
 _PACKAGES = ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu")
-
-
-def take_snapshot(
-    runner: Runner,
-    *,
-    meta: dict[str, Any],
-    save_optimizer: bool,
-    save_param_scheduler: bool,
-) -> dict[str, Any]:
-    """Return everything a checkpoint holds, as tensors on the CPU and primitives.
-
-    Every process must call this: each contributes the state of its random number generators.
-
-    Args:
-        runner: The run.
-        meta: At least ``epoch`` and ``iter``: how many of each are done.
-        save_optimizer: Include the optimizer and the loss scaler.
-        save_param_scheduler: Include the schedules' positions.
-    """
-    checkpoint: dict[str, Any] = {
-        "meta": {
-            "format_version": FORMAT_VERSION,
-            "seed": runner.seed,
-            "world_size": runner.world_size,
-            "experiment_name": runner.experiment_name,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "cfg": runner.config_text,
-            "versions": _versions(),
-            **meta,
-        },
-        "state_dict": _weights(runner.model),
-        "rng": mm_dist.all_gather_object(plain(rng_state(runner.device))),
-        "data": {"epoch": meta["epoch"], "batch": 0},
-    }
-    if save_optimizer and runner.optim_wrapper is not None:
-        checkpoint["optimizer"] = runner.optim_wrapper.state_dict()
-    if save_param_scheduler and runner.param_schedulers:
-        checkpoint["param_schedulers"] = [one.state_dict() for one in runner.param_schedulers]
-    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
-    return plain(checkpoint)  # type: ignore[no-any-return]
 
 
 def write_snapshot(
@@ -80,43 +40,59 @@ def write_snapshot(
     save_param_scheduler: bool,
     mark_as_latest: bool,
 ) -> None:
-    """Take a snapshot and let the main process write it. Every process must call this.
+    """Save the run. Every process must call this: each contributes its random numbers' state.
 
     Args:
         runner: The run.
         path: The file.
-        meta: As in :func:`take_snapshot`.
-        save_optimizer: As in :func:`take_snapshot`.
-        save_param_scheduler: As in :func:`take_snapshot`.
+        meta: At least ``epoch`` and ``iter``: how many of each are done.
+        save_optimizer: Include the optimizer and the loss scaler.
+        save_param_scheduler: Include the schedules' positions.
         mark_as_latest: Let ``last_checkpoint`` name the file.
 
     Raises:
-        CheckpointWriteError: On all processes, if it cannot be written.
+        CheckpointError: On all processes, if something cannot be saved or written.
     """
-    checkpoint = take_snapshot(
-        runner,
-        meta=meta,
-        save_optimizer=save_optimizer,
-        save_param_scheduler=save_param_scheduler,
-    )
-    failure: list[str | None] = [None]
-    if mm_dist.is_main_process():
-        try:
-            save_checkpoint_file(checkpoint, path)
-            if mark_as_latest:
-                mark_latest(path, runner.work_dir)
-        except CheckpointWriteError as error:
-            failure = [str(error)]
-    # The others learn of it now, and not by waiting for a process that has left.
-    mm_dist.broadcast_object_list(failure)
-    if failure[0] is not None:
-        raise CheckpointWriteError(failure[0])
+    rng = mm_dist.all_gather_object(plain(rng_state(runner.device)))
+    checkpoint = _content(runner, meta, rng)
+    if save_optimizer and runner.optim_wrapper is not None:
+        checkpoint["optimizer"] = runner.optim_wrapper.state_dict()
+    if save_param_scheduler and runner.param_schedulers:
+        checkpoint["param_schedulers"] = [one.state_dict() for one in runner.param_schedulers]
+    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
+
+    def write() -> None:
+        # Copied to the CPU here, so that the other processes of a machine do not hold copies too.
+        save_checkpoint_file(plain(checkpoint), path)
+        if mark_as_latest:
+            mark_latest(path, runner.work_dir)
+
+    run_on_main(write)
+
+
+def _content(runner: Runner, meta: dict[str, Any], rng: list[Any]) -> dict[str, Any]:
+    return {
+        "meta": {
+            "format_version": FORMAT_VERSION,
+            "seed": runner.seed,
+            "world_size": runner.world_size,
+            "experiment_name": runner.experiment_name,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "cfg": runner.config_text,
+            "versions": _versions(),
+            **meta,
+        },
+        "state_dict": _weights(runner.model),
+        "rng": rng,
+        # The position of the samplers: this version saves between epochs only.
+        "data": {"epoch": meta["epoch"], "batch": 0},
+    }
 
 
 def restore_training(runner: Runner, checkpoint: dict[str, Any]) -> None:
     """Set everything but the model's weights to where ``checkpoint`` left it."""
     meta = checkpoint.get("meta", {})
-    runner.train_loop.epoch = meta.get("epoch", 0)
+    runner.train_loop.epoch = checkpoint.get("data", meta).get("epoch", 0)
     runner.train_loop.iter = meta.get("iter", 0)
     if "optimizer" in checkpoint:
         runner.optim_wrapper.load_state_dict(checkpoint["optimizer"])

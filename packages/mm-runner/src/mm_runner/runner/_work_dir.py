@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import mm_dist
-from mm_runner.errors import WorkDirError
+from mm_runner._main_process import run_on_main
+from mm_runner.errors import ConfigError, WorkDirError
 
 __all__ = ["WorkDir", "open_work_dir"]
 
@@ -27,21 +27,22 @@ def open_work_dir(work_dir: str | Path) -> WorkDir:
     Only the main process touches the disk; what it found is what every process gets.
 
     Raises:
+        ConfigError: If ``work_dir`` is no path.
         WorkDirError: On all processes, if the directory cannot be written.
     """
-    found: list[Any] = [None, None]
-    if mm_dist.is_main_process():
-        try:
-            found[0] = _create(Path(work_dir).absolute())
-        except OSError as error:
-            found[1] = (
-                f"work_dir={str(work_dir)!r} was asked for; it cannot be written: {error}. "
-                "Give a directory that you may write to."
-            )
-    mm_dist.broadcast_object_list(found)
-    if found[1] is not None:
-        raise WorkDirError(found[1])
-    return WorkDir(*found[0])
+    if not isinstance(work_dir, (str, Path)):
+        raise ConfigError(f"work_dir: the path of a directory is needed, got {work_dir!r}.")
+    return run_on_main(lambda: _open(Path(work_dir)))
+
+
+def _open(work_dir: Path) -> WorkDir:
+    try:
+        return WorkDir(*_create(work_dir.absolute()))
+    except OSError as error:
+        raise WorkDirError(
+            f"work_dir={str(work_dir)!r} was asked for; it cannot be written: {error}. "
+            "Give a directory that you may write to."
+        ) from error
 
 
 def _create(path: Path) -> tuple[Path, Path, str]:
