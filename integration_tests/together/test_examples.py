@@ -11,6 +11,8 @@ import pytest
 import torch
 from conftest import EXAMPLES, TORCHRUN
 
+from mm_runner.checkpoint import load_checkpoint_file
+
 SCRIPT = "examples/distributed_training.py"
 
 
@@ -34,13 +36,14 @@ def accuracy(output):
     ],
     ids=["plain", "plain-none", "underscore", "dash", "torchrun", "launch-as-in-the-document"],
 )
+@pytest.mark.filterwarnings("ignore:.*a loader whose safety has known holes")  # torch < 2.6
 def test_script_runs_under(command, run_python, tmp_path):
     done = run_python(*command, *options(tmp_path), cwd=EXAMPLES)
     assert done.stdout.count("test accuracy:") == 1, "only the first process reports"
     assert accuracy(done.stdout) > 50, "two epochs are far better than chance"
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     world_size = 2 if "--nproc_per_node=2" in command else 1
-    checkpoint = torch.load(tmp_path / "epoch_2.pth", weights_only=True)
+    checkpoint = load_checkpoint_file(tmp_path / "epoch_2.pth")
     assert checkpoint["meta"]["world_size"] == world_size
 
 
@@ -57,7 +60,8 @@ def test_acceleration_switches_train(switches, run_python, tmp_path):
 def test_without_a_compiler_it_says_so_in_one_line_and_trains(run_python, tmp_path):
     done = run_python(SCRIPT, *options(tmp_path, "--compile"), cwd=EXAMPLES, CXX="no-such-compiler")
     (line,) = [line for line in done.stdout.splitlines() if "Not compiled" in line]
-    assert "'no-such-compiler' is not on PATH" in line
+    missing = "'no-such-compiler' is not on PATH" if hasattr(torch, "compile") else ">= 2.0.0"
+    assert missing in line
     assert "compile: off" in done.stdout
     assert accuracy(done.stdout) > 50
 
