@@ -63,7 +63,7 @@ each_torch = nox.parametrize(
 @nox.session(tags=["quick"])
 def lint(session: nox.Session) -> None:
     """Check style, formatting, workflows and changelogs."""
-    session.install("ruff==0.17.5", "check-jsonschema==0.39.0")
+    session.install("ruff==0.17.5", "check-jsonschema==0.38.2")
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
     workflows = [str(path) for path in sorted(ROOT.glob(".github/workflows/*.yml"))]
