@@ -7,12 +7,12 @@ from torch import nn
 from toy import needs_compile
 
 from mm_runner import CheckpointError
-from mm_runner.checkpoint import clean_state_dict, load_weights, plain
+from mm_runner.checkpoint import clean_name, load_weights, plain
 
 
-def test_clean_state_dict_takes_wrappers_off_the_front_only():
+def test_clean_name_takes_wrappers_off_the_front_only():
     names = ["module.a", "module._orig_mod.b", "_orig_mod.module.c", "d.module.e", "f._orig_mod.g"]
-    assert list(clean_state_dict(dict.fromkeys(names))) == ["a", "b", "c", "d.module.e", "f.g"]
+    assert [clean_name(name) for name in names] == ["a", "b", "c", "d.module.e", "f.g"]
 
 
 class Named(nn.Module):

@@ -4,7 +4,7 @@ A file holds tensors and Python primitives only, so that ``torch.load(weights_on
 without any package of ours.
 """
 
-from ._content import FORMAT_VERSION, clean_state_dict, load_weights, plain
+from ._content import FORMAT_VERSION, clean_name, load_weights, plain
 from ._file import (
     LAST_CHECKPOINT,
     find_latest_checkpoint,
@@ -20,7 +20,7 @@ from ._rng import rng_state, set_rng_state
 __all__ = [
     "FORMAT_VERSION",
     "LAST_CHECKPOINT",
-    "clean_state_dict",
+    "clean_name",
     "find_latest_checkpoint",
     "is_validated",
     "latest_readable",

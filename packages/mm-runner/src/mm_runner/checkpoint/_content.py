@@ -14,7 +14,7 @@ from mm_runner.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["FORMAT_VERSION", "clean_state_dict", "load_weights", "plain"]
+__all__ = ["FORMAT_VERSION", "clean_name", "load_weights", "plain"]
 
 # Raised when a file of one version could not be read by the other.
 FORMAT_VERSION = 1
@@ -26,23 +26,16 @@ _PRIMITIVES = (bool, int, float, str)
 _LEADING_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module)\.)+")
 
 
-def clean_state_dict(state_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Return ``state_dict`` with parameter names free of ``module.`` and ``_orig_mod.``.
+def clean_name(name: str) -> str:
+    """Return a parameter's name free of ``module.`` and ``_orig_mod.``.
 
     ``_orig_mod.`` is removed wherever it stands. ``module.`` only at the front: inside a name it
     may be the model's own attribute.
 
     Example:
-        >>> list(clean_state_dict({"module._orig_mod.a.weight": 1, "b._orig_mod.bias": 2}))
-        ['a.weight', 'b.bias']
+        >>> clean_name("module._orig_mod.a.weight"), clean_name("b._orig_mod.bias")
+        ('a.weight', 'b.bias')
     """
-    cleaned: OrderedDict[str, Any] = OrderedDict()
-    for name, value in state_dict.items():
-        cleaned[_clean_name(name)] = value
-    return cleaned
-
-
-def _clean_name(name: str) -> str:
     return _LEADING_WRAPPERS.sub("", name).replace("_orig_mod.", "")
 
 
@@ -62,9 +55,9 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
     """
     own = model.state_dict()
     # Compared without wrappers on both sides: the model's own attribute may be called "module".
-    names = {_clean_name(name): name for name in own}
+    names = {clean_name(name): name for name in own}
     cleaned = {
-        name if name in own else names.get(_clean_name(name), _clean_name(name)): value
+        name if name in own else names.get(clean_name(name), clean_name(name)): value
         for name, value in state_dict.items()
     }
     problems = [f"missing: {name}" for name in own if name not in cleaned]
