@@ -1,25 +1,15 @@
 """Data parallelism: every rank holds the whole model, gradients are averaged."""
 
 import inspect
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
 from mm_dist._process_group import is_distributed
 from mm_dist._wrappers._anomaly import GradientWatch
-
-
-class OptimWrapperProtocol(Protocol):
-    """What a training step needs of an optimizer wrapper, mm-amp's or anybody's."""
-
-    def optim_context(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return the context of the forward pass."""
-
-    def update_params(self, loss: Tensor) -> Any:
-        """Run backward and, when it is time, the optimizer."""
+from mm_dist._wrappers._steps import OptimWrapperProtocol, check_methods, run_train_step
 
 
 class MMDistributedDataParallel(DistributedDataParallel):
@@ -73,17 +63,12 @@ class MMDistributedDataParallel(DistributedDataParallel):
             ArgumentTypeError: If the module lacks a method that a step needs, or the batch is no
                 dict, list or tuple.
         """
-        self._check_methods("train_step", "data_preprocessor", "parse_losses")
         if self._gradient_watch is not None:
             self._gradient_watch.start()
-        with optim_wrapper.optim_context(self):
-            batch = self.module.data_preprocessor(data, True)  # noqa: FBT003 (MMEngine's order)
-            losses = self._run_forward(batch, mode="loss")
-        loss, log_vars = self.module.parse_losses(losses)
-        optim_wrapper.update_params(loss)
+        log_vars = run_train_step(self, data, optim_wrapper)
         if self._gradient_watch is not None:
             self._gradient_watch.report()
-        return dict(log_vars)
+        return log_vars
 
     def val_step(self, data: Any) -> Any:
         """Return the module's own ``val_step(data)``; nothing is synchronised.
@@ -91,7 +76,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
         Raises:
             ArgumentTypeError: If the module has none.
         """
-        self._check_methods("val_step", "val_step")
+        check_methods(self, "val_step", "val_step")
         return self.module.val_step(data)
 
     def test_step(self, data: Any) -> Any:
@@ -100,28 +85,8 @@ class MMDistributedDataParallel(DistributedDataParallel):
         Raises:
             ArgumentTypeError: If the module has none.
         """
-        self._check_methods("test_step", "test_step")
+        check_methods(self, "test_step", "test_step")
         return self.module.test_step(data)
-
-    def _run_forward(self, batch: Any, mode: str) -> Any:
-        # Through __call__, so through DDP.forward: gradients of self.module(...) stay local.
-        if isinstance(batch, dict):
-            return self(**batch, mode=mode)
-        if isinstance(batch, (list, tuple)):
-            return self(*batch, mode=mode)
-        raise ArgumentTypeError(
-            f"The data_preprocessor of {type(self.module).__name__} returned {type(batch)}; "
-            "return a dict (passed to forward by name) or a list or tuple (by position)."
-        )
-
-    def _check_methods(self, step: str, *names: str) -> None:
-        missing = [name for name in names if not callable(getattr(self.module, name, None))]
-        if missing:
-            raise ArgumentTypeError(
-                f"MMDistributedDataParallel.{step} calls {', '.join(names)} of the module; "
-                f"{type(self.module).__name__} lacks {', '.join(missing)}. Add it, or call the "
-                "wrapper and the optimizer yourself."
-            )
 
 
 def _check_module(module: nn.Module) -> None:

@@ -1,0 +1,75 @@
+"""The steps that a training loop calls, for every wrapper of ours."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from mm_dist._errors import ArgumentTypeError
+
+
+class OptimWrapperProtocol(Protocol):
+    """What a training step needs of an optimizer wrapper, mm-amp's or anybody's."""
+
+    def optim_context(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return the context of the forward pass."""
+
+    def update_params(self, loss: Tensor) -> Any:
+        """Run backward and, when it is time, the optimizer."""
+
+
+def run_train_step(wrapper: Any, data: Any, optim_wrapper: OptimWrapperProtocol) -> dict[str, Any]:
+    """Run forward, backward and the optimizer on one batch.
+
+    Args:
+        wrapper: A module with the model as ``module``; its own call synchronises or gathers.
+        data: One batch, as the model's ``data_preprocessor`` takes it.
+        optim_wrapper: Provides the context of the forward pass, and runs backward.
+
+    Returns:
+        The ``log_vars`` of the model's ``parse_losses``, on the device.
+
+    Raises:
+        ArgumentTypeError: If the model lacks a method that a step needs, or its preprocessor
+            returns no dict, list or tuple.
+    """
+    check_methods(wrapper, "train_step", "data_preprocessor", "parse_losses")
+    model: Any = wrapper.module
+    with optim_wrapper.optim_context(wrapper):
+        batch = model.data_preprocessor(data, True)  # noqa: FBT003 (MMEngine's order)
+        losses = call_with_batch(wrapper, batch, mode="loss")
+    loss, log_vars = model.parse_losses(losses)
+    optim_wrapper.update_params(loss)
+    return dict(log_vars)
+
+
+def call_with_batch(wrapper: Any, batch: Any, mode: str) -> Any:
+    """Call ``wrapper`` with a batch: a dict by name, a list or tuple by position.
+
+    Raises:
+        ArgumentTypeError: If it is none of these.
+    """
+    # Through __call__: what the wrapper does around the model's forward must not be bypassed.
+    if isinstance(batch, dict):
+        return wrapper(**batch, mode=mode)
+    if isinstance(batch, (list, tuple)):
+        return wrapper(*batch, mode=mode)
+    raise ArgumentTypeError(
+        f"The data_preprocessor of {type(wrapper.module).__name__} returned {type(batch)}; "
+        "return a dict (passed to forward by name) or a list or tuple (by position)."
+    )
+
+
+def check_methods(wrapper: Any, step: str, *names: str) -> None:
+    """Check that the wrapped model has what a step calls.
+
+    Raises:
+        ArgumentTypeError: If something is missing.
+    """
+    missing = [name for name in names if not callable(getattr(wrapper.module, name, None))]
+    if missing:
+        raise ArgumentTypeError(
+            f"{type(wrapper).__name__}.{step} calls {', '.join(names)} of the module; "
+            f"{type(wrapper.module).__name__} lacks {', '.join(missing)}. Add it, or call the "
+            "wrapper and the optimizer yourself."
+        )
