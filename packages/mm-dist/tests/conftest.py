@@ -1,6 +1,7 @@
 """Fixtures: real gloo ranks, real distributions, and a guard against leaks."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -66,6 +67,87 @@ def run_script(tmp_path):
             timeout=120,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def free_port():
+    """``free_port()`` returns a port that nobody uses."""
+
+    def find():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find
+
+
+@pytest.fixture
+def start_ranks(tmp_path, free_port):
+    """``start_ranks(source, world_size, *arguments, **env)`` starts ranks as torchrun would.
+
+    It returns the processes; what they print is read with ``communicate``.
+    """
+    started = []
+
+    def start(source, world_size, *arguments, **env):
+        script = tmp_path / f"ranks{len(started)}.py"
+        script.write_text(source)
+        place = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": 1}
+        processes = []
+        for rank in range(world_size):
+            own = {**place, "RANK": rank, "LOCAL_RANK": rank, **env}
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(script), *map(str, arguments)],
+                    env={**os.environ, **{name: str(value) for name, value in own.items()}},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        started.extend(processes)
+        return processes
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def start_command(tmp_path):
+    """``start_command(*arguments, **env)`` starts ``python -m mm_dist`` in ``tmp_path``."""
+    started = []
+
+    def start(*arguments, **env):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mm_dist", *map(str, arguments)],
+            env={**os.environ, **{name: str(value) for name, value in env.items()}},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def run_command(start_command):
+    """``run_command(*arguments, **env)`` waits for the command; a ``CompletedProcess``."""
+
+    def run(*arguments, **env):
+        process = start_command(*arguments, **env)
+        output, errors = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     return run
 

@@ -4,9 +4,35 @@ import pytest
 import torch
 
 from mm_dist import ConfigError, LaunchError, available_device_type, local_device
-from mm_dist import _process_group as process_group
+from mm_dist._backends import choose_backend
 from mm_dist._device_choice import current_device, set_current_device
+from mm_dist._devices import find_accelerator_of
+from mm_dist._process_group import _current as current_group
 
+# Everything but the question whether there is a device raises, as a call of CUDA may.
+NO_CUDA = """
+import torch
+
+class NoCuda:
+    def is_available(self):
+        print("asked")
+        return False
+
+    def __getattr__(self, name):
+        raise AssertionError(f"torch.cuda.{name} was called")
+
+torch.cuda = NoCuda()
+from mm_dist import available_device_type, init_dist, local_device
+from mm_dist._explanation import explain_environment
+
+assert local_device(3, "cpu") == torch.device("cpu")
+init_dist("none", device_type="cpu")
+explain_environment({}, device_type="cpu")
+print("now")
+assert available_device_type() == "cpu"
+assert init_dist("none").device == local_device(0) == torch.device("cpu")
+explain_environment({})
+"""
 CHIP = """
 import torch
 from types import SimpleNamespace
@@ -21,6 +47,10 @@ CHIP = dict(
     device_module="chip",
     visible_devices_variable="CHIP_VISIBLE",
     autocast_dtypes=["bfloat16"],
+    seed=print,
+    sync=print,
+    memory=None,
+    scaler="torch.chip.amp:GradScaler",
 )
 """
 
@@ -76,6 +106,10 @@ def test_local_device_prints_the_variables_when_there_are_too_few(use_stand_in, 
     message = r"Local rank 2 has no cuda device: .* sees 2 \(CUDA_VISIBLE_DEVICES=0,3,.*LOCALID=2"
     with pytest.raises(LaunchError, match=message):
         local_device(2)
+    given = {"ROCR_VISIBLE_DEVICES": "1,2", "MPI_LOCALRANKID": "5"}
+    message = r"CUDA_VISIBLE_DEVICES=not set, ROCR_VISIBLE_DEVICES=1,2, MPI_LOCALRANKID=5\); start"
+    with pytest.raises(LaunchError, match=message):
+        local_device(5, env=given)
     with pytest.raises(LaunchError, match=r"sees 0 .*use device_type='cpu'"):
         local_device(0, "xpu")
 
@@ -92,19 +126,63 @@ def test_set_current_device_reaches_the_device_module(use_stand_in):
     set_current_device(torch.device("cpu"))
 
 
+def test_nothing_but_availability_is_asked_of_cuda_on_a_machine_without_it(run_script):
+    result = run_script(NO_CUDA)
+    assert result.returncode == 0, result.stderr
+    # Not even that where the device type is given.
+    assert result.stdout.startswith("now\nasked\n")
+
+
 @pytest.mark.usefixtures("use_stand_in")
 def test_installed_device_is_used(install_plugin, monkeypatch):
     monkeypatch.setattr(torch, "chip", None, raising=False)
     install_plugin("chip-plugin", "[mm.devices]\nchip = chip_plugin:CHIP\n", CHIP)
     assert available_device_type() == "chip"
-    with pytest.raises(LaunchError, match=r"Local rank 2 has no chip device.*CHIP_VISIBLE=None"):
+    assert choose_backend(None, "chip") == "chipccl"
+    assert find_accelerator_of("chipccl").name == "chip"
+    with pytest.raises(LaunchError, match=r"Local rank 2 has no chip device.*CHIP_VISIBLE=not set"):
         local_device(2)
 
 
-def test_installed_device_needs_its_keys(install_plugin):
-    install_plugin("bad-chip", "[mm.devices]\nchip = bad_chip:CHIP\n", "CHIP = {'name': 'chip'}\n")
+@pytest.mark.parametrize(
+    "record", ["{'name': 'chip'}", "'chip'", "dict.fromkeys(KEYS)"], ids=["few", "text", "empty"]
+)
+def test_installed_device_needs_its_keys(install_plugin, record):
+    keys = "KEYS = ['name', 'process_group_backend', 'device_module']\n"
+    install_plugin("bad-chip", "[mm.devices]\nchip = bad_chip:CHIP\n", f"{keys}CHIP = {record}\n")
     with pytest.raises(ConfigError, match=r"keys name, process_group_backend, device_module"):
         local_device(0, "chip")
+
+
+@pytest.mark.usefixtures("use_stand_in")
+def test_a_device_plugin_that_cannot_be_loaded_is_absent(install_plugin):
+    source = "raise ImportError('libchip.so: cannot open')\n"
+    install_plugin("lost-chip", "[mm.devices]\nchip = lost_chip:CHIP\n", source)
+    # A built-in type asks no plugin.
+    assert local_device(0, "cpu") == torch.device("cpu")
+    message = r"Device 'chip' is not used: .*lost_chip:CHIP .*libchip\.so: cannot open"
+    with pytest.warns(UserWarning, match=message):
+        assert available_device_type() == "cpu"
+    with pytest.raises(ConfigError, match="device_type='chip' is not known"):
+        local_device(0, "chip")
+
+
+@pytest.mark.usefixtures("use_stand_in")
+def test_an_accelerator_that_torch_lacks_comes_with_its_extension(run_script, tmp_path):
+    # Stand-ins for intel_extension_for_pytorch and oneccl_bindings_for_pytorch.
+    device = "import torch\nfrom types import SimpleNamespace as S\n"
+    device += "torch.xpu = S(is_available=lambda: True, device_count=lambda: 2)\n"
+    (tmp_path / "intel_extension_for_pytorch.py").write_text(device)
+    backend = "import torch.distributed as dist\ndist.Backend.CCL = 'ccl'\n"
+    (tmp_path / "oneccl_bindings_for_pytorch.py").write_text(backend)
+    source = (
+        "import torch\ntorch.xpu = None\n"
+        "from mm_dist import available_device_type\n"
+        "from mm_dist._backends import choose_backend\n"
+        "print(available_device_type(), choose_backend('ccl', 'xpu'))\n"
+    )
+    result = run_script(source, PYTHONPATH=str(tmp_path))
+    assert result.stdout == "xpu ccl\n", result.stderr
 
 
 @pytest.mark.skipif(
@@ -135,7 +213,7 @@ def test_broken_extension_means_that_the_device_is_absent(run_script, tmp_path):
 def test_a_group_with_a_backend_for_each_device_belongs_to_the_accelerator(
     use_stand_in, monkeypatch
 ):
-    monkeypatch.setattr(process_group.dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
-    assert process_group._device_of_group(1) == torch.device("cpu")
+    monkeypatch.setattr(current_group.dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
+    assert current_group._device_of_group(1) == torch.device("cpu")
     use_stand_in("cuda", 2)
-    assert process_group._device_of_group(1) == torch.device("cuda", 1)
+    assert current_group._device_of_group(1) == torch.device("cuda", 1)

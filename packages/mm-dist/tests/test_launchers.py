@@ -61,7 +61,7 @@ MVAPICH = {
             (2, 0, 3, 1, 2),
             ("10.0.0.9", 1234),
         ),
-        (MPILauncher, OPEN_MPI, (1, 1, 2, 2, 1), ("127.0.0.1", 18529)),
+        (MPILauncher, OPEN_MPI, (1, 1, 2, 2, 1), ("127.0.0.1", 18201)),
         (MPILauncher, HYDRA, (1, 1, 2, 2, 1), ("127.0.0.1", 29500)),
         (MPILauncher, MVAPICH, (1, 1, 2, 2, 1), ("127.0.0.1", 29500)),
         (
@@ -161,7 +161,7 @@ def test_mpi_and_pytorch_detect_their_own_variables_only():
         (
             PyTorchLauncher,
             {},
-            r"not set: RANK, LOCAL_RANK, .*torchrun --nproc_per_node=N script\.py",
+            r"not set: RANK, LOCAL_RANK, .*torchrun --nproc_per_node=N script\.py, or: mm-dist",
         ),
         (PyTorchLauncher, {**TORCHRUN, "LOCAL_RANK": ""}, r"not set: LOCAL_RANK\."),
         (PyTorchLauncher, {**TORCHRUN, "RANK": "one"}, r"rank from RANK, whose value is 'one'"),
@@ -173,6 +173,16 @@ def test_mpi_and_pytorch_detect_their_own_variables_only():
             {**TORCHRUN, "LOCAL_RANK": "2"},
             r"local_rank 2 \(LOCAL_RANK\) but local_world_size 2 \(LOCAL_WORLD_SIZE\)",
         ),
+        (
+            PyTorchLauncher,
+            {**TORCHRUN, "LOCAL_WORLD_SIZE": "8"},
+            r"local_world_size 8 \(LOCAL_WORLD_SIZE\) but world_size 4 .* not be larger",
+        ),
+        (
+            PyTorchLauncher,
+            {**TORCHRUN, "GROUP_RANK": "2"},
+            r"node_rank 2 \(GROUP_RANK\) but num_nodes 2 \(GROUP_WORLD_SIZE\)",
+        ),
         (SlurmLauncher, {}, r"SLURM_STEP_NODELIST or .*srun --ntasks=N"),
         (
             SlurmLauncher,
@@ -182,7 +192,7 @@ def test_mpi_and_pytorch_detect_their_own_variables_only():
         (SlurmLauncher, {**SLURM_ONE_NODE, "SLURM_LOCALID": ""}, r"SLURM_LOCALID, which is not"),
         (SlurmLauncher, {**SLURM_ONE_NODE, "SLURM_JOB_ID": "x"}, r"SLURM_JOB_ID, whose .* 'x'"),
         (MPILauncher, {}, r"OMPI_COMM_WORLD_RANK or .*PMI_RANK"),
-        (MPILauncher, {"PMIX_RANK": "0"}, r"world_size from OMPI_COMM_WORLD_SIZE or "),
+        (MPILauncher, {"PMI_RANK": "0"}, r"world_size from OMPI_COMM_WORLD_SIZE or "),
         (
             MPILauncher,
             {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"},
@@ -197,6 +207,8 @@ def test_mpi_and_pytorch_detect_their_own_variables_only():
         "port",
         "rank-too-large",
         "local-rank-too-large",
+        "local-world-too-large",
+        "node-too-large",
         "slurm-nothing",
         "slurm-shell",
         "slurm-no-local-rank",

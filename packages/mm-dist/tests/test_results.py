@@ -33,7 +33,7 @@ def _expect_unshared_directory(rank, tmpdir):
     if rank == 1:
         # A stand-in for a second machine that does not see the first one's files.
         Path.is_dir = lambda _: False
-    with pytest.raises(ConfigError, match=r"is not shared: .* ranks \[1\] do not see"):
+    with pytest.raises(ConfigError, match=r"is not shared: .* which rank 1 cannot see"):
         collect_results([rank], 2, tmpdir=tmpdir)
 
 

@@ -20,9 +20,18 @@ def test_expand_node_list_matches_scontrol(text, nodes):
     assert expand_node_list(text) == nodes
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[]", "n[a-b]", "n[1]]", "n1,,n2", ","])
+@pytest.mark.parametrize(
+    "text",
+    ["n[1-", "n[1-]", "n[]", "n[a-b]", "n[3-1]", "n[1]]", "n1,,n2", ",", "(null)", "n 1", "[1-2"],
+)
 def test_expand_node_list_refuses_what_it_cannot_read(text):
     with pytest.raises(LaunchError, match="Slurm node list"):
+        expand_node_list(text)
+
+
+@pytest.mark.parametrize("text", ["n[1-70000]", "a[1-999]b[1-999]"])
+def test_expand_node_list_refuses_more_nodes_than_slurm_has(text):
+    with pytest.raises(LaunchError, match=r"nodes are more than the 65536"):
         expand_node_list(text)
 
 
@@ -34,3 +43,8 @@ def test_expand_tasks_per_node_repeats_counts():
 def test_expand_tasks_per_node_refuses_what_it_cannot_read():
     with pytest.raises(LaunchError, match=r"tasks per node '2\(y3\)'"):
         expand_tasks_per_node("2(y3)")
+
+
+def test_expand_tasks_per_node_refuses_more_nodes_than_slurm_has():
+    with pytest.raises(LaunchError, match="70000 nodes are more than the 65536"):
+        expand_tasks_per_node("2(x70000)")

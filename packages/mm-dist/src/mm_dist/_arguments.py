@@ -1,6 +1,7 @@
 """The command-line arguments that launchers and users pass to a training script."""
 
-from argparse import ArgumentParser
+import os
+from argparse import ArgumentParser, ArgumentTypeError
 
 from mm_dist._launchers import launcher_names
 
@@ -9,8 +10,9 @@ def add_launcher_arguments(parser: ArgumentParser) -> None:
     """Add ``--launcher`` and both spellings of ``--local_rank``.
 
     ``python -m torch.distributed.launch`` passes ``--local_rank=N`` or ``--local-rank=N``,
-    depending on torch's version; a script without both dies in argparse on the other one. The
-    value is only accepted: the rank itself is read from the environment.
+    depending on torch's version; a script without both dies in argparse on the other one. Where
+    the environment has ``LOCAL_RANK``, that is the value, whatever is passed. The functions of
+    this package read the environment alone.
 
     Args:
         parser: The script's parser; changed in place.
@@ -31,7 +33,16 @@ def add_launcher_arguments(parser: ArgumentParser) -> None:
         "--local_rank",
         "--local-rank",
         dest="local_rank",
-        type=int,
-        default=0,
+        type=_choose_local_rank,
+        default="0",
+        metavar="N",
         help="passed by torch.distributed.launch; need not be given by hand",
     )
+
+
+def _choose_local_rank(text: str) -> int:
+    # argparse passes the default through here as well.
+    chosen = os.environ.get("LOCAL_RANK") or text
+    if not chosen.isdecimal():
+        raise ArgumentTypeError(f"{chosen!r} is no whole number of at least 0")
+    return int(chosen)

@@ -1,5 +1,6 @@
 """Choose the process-group backend, and read back which one an existing group uses."""
 
+import sys
 import warnings
 from typing import Any
 
@@ -7,7 +8,14 @@ import torch
 import torch.distributed as dist
 
 from mm_dist._device_choice import current_device
-from mm_dist._devices import CPU, DeviceRow, accelerator_rows, find_accelerator_of, find_row
+from mm_dist._devices import (
+    CPU,
+    DeviceRow,
+    accelerator_rows,
+    find_accelerator_of,
+    find_row,
+    load_extension,
+)
 from mm_dist._errors import ConfigError, TorchVersionError
 from mm_dist._suggestion import suggest_name
 
@@ -64,7 +72,7 @@ def _choose_usable(backend: str, device_type: str) -> str:
 
 
 def _read_pairs(backend: str) -> dict[str, str]:
-    if not hasattr(dist.distributed_c10d, "BackendConfig"):
+    if not hasattr(getattr(dist, "distributed_c10d", None), "BackendConfig"):
         raise TorchVersionError(
             f"backend={backend!r} needs pairs of device and backend, which torch has since 2.0; "
             "this torch has not. Give one name, or upgrade torch."
@@ -83,10 +91,10 @@ def _read_pairs(backend: str) -> dict[str, str]:
 
 
 def _check_known(backend: str) -> None:
+    if backend in _GENERAL_BACKENDS or find_accelerator_of(backend) or _is_installed(backend):
+        return
     rows = accelerator_rows()
     known = {*_GENERAL_BACKENDS, *(name for row in rows for name in row.process_group_backends)}
-    if backend in known or _is_installed(backend):
-        return
     raise ConfigError(
         f"backend={backend!r} is not known; there are: {', '.join(sorted(known))}."
         f"{suggest_name(backend, known)}"
@@ -109,9 +117,18 @@ def _is_installed(backend: str) -> bool:
     )
 
 
-def _own_backend(row: DeviceRow) -> str:
-    preferred = row.process_group_backends
-    return next((name for name in preferred if _is_installed(name)), preferred[0])
+def _own_backend(row: DeviceRow, platform: str = sys.platform) -> str:
+    installed = _find_installed(row)
+    if installed is None and load_extension(row.backend_extension):
+        installed = _find_installed(row)
+    if installed is None and platform == "win32":
+        # torch has no other backend there, whatever the device.
+        return CPU.process_group_backends[0]
+    return installed or row.process_group_backends[0]
+
+
+def _find_installed(row: DeviceRow) -> str | None:
+    return next((name for name in row.process_group_backends if _is_installed(name)), None)
 
 
 def backends_by_device_type(group: Any = None) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Choose the device of this process."""
 
 import os
+from collections.abc import Mapping
 
 import torch
 
@@ -14,7 +15,14 @@ from mm_dist._devices import (
 )
 from mm_dist._errors import LaunchError
 
-_LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+_LOCAL_RANK_VARIABLES = (
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "SLURM_STEP_GPUS",
+)
 
 
 def available_device_type() -> str:
@@ -29,7 +37,9 @@ def available_device_type() -> str:
     return next((row.name for row in accelerator_rows() if count_devices(row) > 0), CPU.name)
 
 
-def local_device(local_rank: int, device_type: str | None = None) -> torch.device:
+def local_device(
+    local_rank: int, device_type: str | None = None, *, env: Mapping[str, str] | None = None
+) -> torch.device:
     """Return the device that belongs to a local rank.
 
     Where a process sees one device only, that is its device: the scheduler has bound it already.
@@ -37,6 +47,7 @@ def local_device(local_rank: int, device_type: str | None = None) -> torch.devic
     Args:
         local_rank: Number of the process on its machine, from 0.
         device_type: ``"cuda"``, ``"npu"`` and so on. Defaults to ``available_device_type()``.
+        env: The variables that an error prints. Defaults to those of this process.
 
     Raises:
         ConfigError: If the device type is not known.
@@ -54,27 +65,36 @@ def local_device(local_rank: int, device_type: str | None = None) -> torch.devic
         return torch.device(row.name, 0)
     if local_rank < count:
         return torch.device(row.name, local_rank)
-    raise LaunchError(_describe_shortage(row, local_rank, count))
+    variables = os.environ if env is None else env
+    raise LaunchError(_describe_shortage(row, local_rank, count, variables))
 
 
-def _describe_shortage(row: DeviceRow, local_rank: int, count: int) -> str:
-    names = [row.visible_devices_variable, *_LOCAL_RANK_VARIABLES]
-    variables = ", ".join(f"{name}={os.environ.get(name)}" for name in names if name)
-    remedy = (
-        "use device_type='cpu' or install a driver and a torch for it"
-        if count == 0
-        else f"start at most {count} processes per machine"
-    )
+def _describe_shortage(row: DeviceRow, local_rank: int, count: int, env: Mapping[str, str]) -> str:
+    variables = describe_visibility(row, env)
+    if count == 0:
+        remedy = "use device_type='cpu', or install a driver and a torch for it"
+    else:
+        remedy = f"start at most {count} processes per machine, or bind one device to each"
     return (
         f"Local rank {local_rank} has no {row.name} device: this process sees {count} ({variables})"
         f"; {remedy}."
     )
 
 
+def describe_visibility(row: DeviceRow, env: Mapping[str, str]) -> str:
+    """Return the variables that decide which devices a process sees and which one it takes."""
+    own = row.visible_devices_variable
+    always = [f"{own}={env.get(own, 'not set')}"] if own else []
+    names = (*row.other_variables, *_LOCAL_RANK_VARIABLES)
+    return ", ".join([*always, *(f"{name}={env[name]}" for name in names if name in env)])
+
+
 def set_current_device(device: torch.device) -> None:
-    """Make ``device`` the current one of its type; the CPU has no current device."""
+    """Make ``device`` the current one of its type; the CPU and mps have no current device."""
+    if device.type == "cpu":
+        return
     set_device = getattr(device_module(find_row(device.type)), "set_device", None)
-    if device.type != "cpu" and set_device is not None:
+    if set_device is not None:
         set_device(device.index)
 
 

@@ -1,10 +1,13 @@
 """The table of device types: what torch calls them and how their ranks talk to each other."""
 
 import importlib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,6 +30,8 @@ class DeviceRow:
         device_module: Attribute of ``torch`` with its functions, as in ``torch.cuda``.
         visible_devices_variable: Environment variable that hides devices, if there is one.
         extension: Module that adds ``device_module`` to torch, if torch itself lacks it.
+        backend_extension: Module that registers a backend with torch, if torch itself lacks it.
+        other_variables: Further variables that hide devices from a process.
     """
 
     name: str
@@ -34,23 +39,39 @@ class DeviceRow:
     device_module: str
     visible_devices_variable: str | None = None
     extension: str | None = None
+    backend_extension: str | None = None
+    other_variables: tuple[str, ...] = ()
 
 
 CPU = DeviceRow("cpu", ("gloo",), "cpu")
+# ROCm's torch calls its devices cuda too.
+_ROCM_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 # In the order in which they are probed: torch_npu can stand beside a CUDA build of torch.
 _ACCELERATORS = (
-    DeviceRow("npu", ("hccl",), "npu", "ASCEND_RT_VISIBLE_DEVICES", "torch_npu"),
-    DeviceRow("cuda", ("nccl",), "cuda", "CUDA_VISIBLE_DEVICES"),
-    DeviceRow("xpu", ("xccl", "ccl"), "xpu", "ZE_AFFINITY_MASK"),
-    DeviceRow("mlu", ("cncl",), "mlu", "MLU_VISIBLE_DEVICES", "torch_mlu"),
-    DeviceRow("musa", ("mccl",), "musa", "MUSA_VISIBLE_DEVICES", "torch_musa"),
+    DeviceRow("npu", ("hccl",), "npu", "ASCEND_RT_VISIBLE_DEVICES", extension="torch_npu"),
+    DeviceRow("cuda", ("nccl",), "cuda", "CUDA_VISIBLE_DEVICES", other_variables=_ROCM_VARIABLES),
+    DeviceRow(
+        "xpu",
+        ("xccl", "ccl"),
+        "xpu",
+        "ZE_AFFINITY_MASK",
+        extension="intel_extension_for_pytorch",
+        backend_extension="oneccl_bindings_for_pytorch",
+        other_variables=("ONEAPI_DEVICE_SELECTOR",),
+    ),
+    DeviceRow("mlu", ("cncl",), "mlu", "MLU_VISIBLE_DEVICES", extension="torch_mlu"),
+    DeviceRow("musa", ("mccl",), "musa", "MUSA_VISIBLE_DEVICES", extension="torch_musa"),
     DeviceRow("mps", ("gloo",), "backends.mps"),
 )
 
 
-def accelerator_rows() -> tuple[DeviceRow, ...]:
-    """Return the built-in accelerators, then those that installed distributions add."""
-    return (*_ACCELERATORS, *plugin_rows())
+def accelerator_rows() -> Iterator[DeviceRow]:
+    """Yield the built-in accelerators, then those that installed distributions add.
+
+    Lazily: a plugin is loaded only where no built-in row answers the question.
+    """
+    yield from _ACCELERATORS
+    yield from plugin_rows()
 
 
 def find_row(device_type: str) -> DeviceRow:
@@ -59,12 +80,14 @@ def find_row(device_type: str) -> DeviceRow:
     Raises:
         ConfigError: If there is none.
     """
-    rows = {row.name: row for row in (CPU, *accelerator_rows())}
-    if device_type in rows:
-        return rows[device_type]
+    names: list[str] = []
+    for row in chain([CPU], accelerator_rows()):
+        if row.name == device_type:
+            return row
+        names.append(row.name)
     raise ConfigError(
-        f"device_type={device_type!r} is not known; there are: {', '.join(rows)}."
-        f"{suggest_name(str(device_type), rows)} Another one is added by a distribution that "
+        f"device_type={device_type!r} is not known; there are: {', '.join(names)}."
+        f"{suggest_name(str(device_type), names)} Another one is added by a distribution that "
         f"advertises it in the entry-point group {GROUP!r}."
     )
 
@@ -82,14 +105,21 @@ def device_module(row: DeviceRow) -> Any | None:
     Loads the extension that provides it, if one is installed and was not loaded yet.
     """
     module = _find_attribute(row.device_module)
-    if module is None and row.extension is not None and find_spec(row.extension) is not None:
-        try:
-            importlib.import_module(row.extension)
-        except (ImportError, OSError, RuntimeError):
-            # Its driver libraries are missing: the extension is installed, the device is not.
-            return None
+    if module is None and load_extension(row.extension):
         module = _find_attribute(row.device_module)
     return module
+
+
+def load_extension(name: str | None) -> bool:
+    """Import a module that extends torch; return whether it is installed and could be loaded."""
+    if name is None or find_spec(name) is None:
+        return False
+    try:
+        importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError):
+        # Its driver libraries are missing: the extension is installed, the device is not.
+        return False
+    return True
 
 
 def _find_attribute(path: str) -> Any | None:
@@ -100,7 +130,10 @@ def _find_attribute(path: str) -> Any | None:
 
 
 def count_devices(row: DeviceRow) -> int:
-    """Return how many devices of a type this process can use; 0 without hardware or driver."""
+    """Return how many devices of a type this process can use; 0 without hardware or driver.
+
+    Where the type is not available, nothing else of its module is called.
+    """
     module = device_module(row)
     if module is None or not module.is_available():
         return 0
@@ -117,18 +150,42 @@ def plugin_rows() -> tuple[DeviceRow, ...]:
     """
     built_in = {"cpu", *(row.name for row in _ACCELERATORS)}
     plugins = find_plugins(GROUP)
-    return tuple(_read_row(n, plugins[n].load()) for n in sorted(plugins) if n not in built_in)
+    rows = [_load_row(plugins[name]) for name in sorted(plugins) if name not in built_in]
+    return tuple(row for row in rows if row is not None)
+
+
+def _load_row(entry: EntryPoint) -> DeviceRow | None:
+    try:
+        mapping = entry.load()
+    except (ImportError, OSError, RuntimeError) as error:
+        # As for torch_npu on a machine without its driver: the plugin is there, the device not.
+        warnings.warn(
+            f"Device {entry.name!r} is not used: its plugin {entry.value} cannot be loaded here "
+            f"({type(error).__name__}: {error}). Repair or uninstall its distribution.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return None
+    return _read_row(entry.name, mapping)
 
 
 def _read_row(entry_name: str, mapping: object) -> DeviceRow:
-    if not isinstance(mapping, Mapping) or any(key not in mapping for key in _REQUIRED_KEYS):
+    """Read the keys that mm-dist knows; others are for other packages, and left to them."""
+    if not isinstance(mapping, Mapping) or any(
+        not isinstance(mapping.get(key), str) for key in _REQUIRED_KEYS
+    ):
         raise ConfigError(
             f"Entry point {entry_name!r} of {GROUP} holds {mapping!r}; it must be a mapping with "
-            f"the keys {', '.join(_REQUIRED_KEYS)}. Repair or uninstall its distribution."
+            f"the keys {', '.join(_REQUIRED_KEYS)}, each a string. Repair or uninstall its "
+            "distribution."
         )
+    other_variables: Sequence[str] = mapping.get("other_variables", ())
     return DeviceRow(
         name=mapping["name"],
         process_group_backends=(mapping["process_group_backend"],),
         device_module=mapping["device_module"],
         visible_devices_variable=mapping.get("visible_devices_variable"),
+        extension=mapping.get("extension"),
+        backend_extension=mapping.get("backend_extension"),
+        other_variables=tuple(other_variables),
     )

@@ -1,6 +1,7 @@
 """What a process knows about itself and the others."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 
@@ -17,6 +18,8 @@ class DistInfo:
         launcher: Name of the launcher that started them.
         backend: Backend of the process group; ``None`` without a group.
         device: The device that this process computes on.
+        timeout: How long a collective may take, as read back from the group; ``None`` without a
+            group, and where its backend does not tell.
     """
 
     rank: int
@@ -26,3 +29,4 @@ class DistInfo:
     launcher: str
     backend: str | None
     device: torch.device
+    timeout: timedelta | None = None

@@ -19,3 +19,20 @@ class LaunchError(MMDistError, RuntimeError):
 
 class TorchVersionError(MMDistError, RuntimeError):
     """The installed torch lacks a feature that was asked for."""
+
+
+class CollectiveError(MMDistError, RuntimeError):
+    """A collective failed on a rank, or the ranks called it differently; raised on all of them."""
+
+
+class GradientSyncError(MMDistError, RuntimeError):
+    """Gradients were not, or would not be, averaged over the ranks.
+
+    Args:
+        message: What happened, and what to do.
+        parameter_names: The parameters concerned.
+    """
+
+    def __init__(self, message: str, parameter_names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.parameter_names = parameter_names

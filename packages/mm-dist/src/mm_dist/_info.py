@@ -7,10 +7,12 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from mm_dist._backends import communication_device
+from mm_dist._backends import backends_by_device_type
+from mm_dist._device_choice import current_device
 from mm_dist._errors import LaunchError
 from mm_dist._launchers import detect_launcher
 from mm_dist._process_group import current_info, is_distributed
+from mm_dist._process_group._state import state
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -23,7 +25,9 @@ def get_rank(group: Any = None) -> int:
         >>> get_rank()
         0
     """
-    return int(dist.get_rank(group)) if is_distributed() else 0
+    if is_distributed():
+        return int(dist.get_rank(group))
+    return 0 if state.failed is None else state.failed.rank
 
 
 def get_world_size(group: Any = None) -> int:
@@ -33,7 +37,9 @@ def get_world_size(group: Any = None) -> int:
         >>> get_world_size()
         1
     """
-    return int(dist.get_world_size(group)) if is_distributed() else 1
+    if is_distributed():
+        return int(dist.get_world_size(group))
+    return 1 if state.failed is None else state.failed.world_size
 
 
 def get_local_rank() -> int:
@@ -45,7 +51,9 @@ def get_local_rank() -> int:
         >>> get_local_rank()
         0
     """
-    return current_info().local_rank if is_distributed() else 0
+    if is_distributed():
+        return current_info().local_rank
+    return 0 if state.failed is None else state.failed.local_rank
 
 
 def get_local_size() -> int:
@@ -59,7 +67,7 @@ def get_local_size() -> int:
         1
     """
     if not is_distributed():
-        return 1
+        return 1 if state.failed is None else state.failed.local_world_size or 1
     info = current_info()
     if info.local_world_size is None:
         raise LaunchError(
@@ -115,16 +123,18 @@ def master_only(function: Callable[_Arguments, _Result]) -> Callable[_Arguments,
 
 
 def barrier(group: Any = None) -> None:
-    """Wait until every process of ``group`` has come here; returns at once in a single process.
+    """Wait until every process of ``group`` has come here.
+
+    Returns at once in a single process, and in one that does not belong to the group.
 
     Example:
         >>> barrier()
     """
-    if not is_distributed():
+    if not is_distributed() or get_rank(group) < 0:
         return
-    if get_backend(group) == "nccl":
+    if "nccl" in backends_by_device_type(group).values():
         # NCCL needs a device for its barrier, and would guess one from the rank.
-        dist.barrier(group, device_ids=[communication_device(group=group).index])
+        dist.barrier(group, device_ids=[current_device("cuda").index])
     else:
         dist.barrier(group)
 

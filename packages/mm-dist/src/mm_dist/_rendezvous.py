@@ -20,12 +20,12 @@ def check_port(port: int | None) -> None:
         raise ConfigError(f"port={port!r} is no port; it must be an int between 1 and 65535.")
 
 
-def overlay_port(launcher: str, port: int | None) -> Mapping[str, str]:
+def overlay_port(env: Mapping[str, str], launcher: str, port: int | None) -> Mapping[str, str]:
     """Return the environment that a launcher shall read when ``port`` was asked for."""
     # torchrun has opened its port already, for the processes to find each other.
     if port is None or launcher == "pytorch":
-        return os.environ
-    return {**os.environ, "MASTER_PORT": str(port)}
+        return env
+    return {**env, "MASTER_PORT": str(port)}
 
 
 def warn_of_unused_port(environment: LaunchEnvironment, port: int | None) -> None:
@@ -41,9 +41,15 @@ def warn_of_unused_port(environment: LaunchEnvironment, port: int | None) -> Non
     )
 
 
-def set_variables(environment: LaunchEnvironment) -> dict[str, str | None]:
-    """Set what torch's ``env://`` rendezvous reads; return the former values of what changed."""
+def set_variables(environment: LaunchEnvironment, more: Mapping[str, str]) -> dict[str, str | None]:
+    """Set what torch's ``env://`` rendezvous reads; return the former values of what changed.
+
+    Args:
+        environment: This process's place.
+        more: Further variables to set.
+    """
     wanted = {
+        **more,
         "MASTER_ADDR": str(environment.master_addr),
         "MASTER_PORT": str(environment.master_port),
         "RANK": str(environment.rank),

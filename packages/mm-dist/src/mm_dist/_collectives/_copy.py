@@ -6,75 +6,132 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mm_dist._collectives._wire import pack_for_copy, place_on_wire, unpack_copy, write_back
-from mm_dist._info import get_world_size
+from mm_dist._collectives._check import check_call
+from mm_dist._collectives._nested import flatten
+from mm_dist._collectives._nested_copy import broadcast_nested, gather_nested
+from mm_dist._collectives._state import GroupState, check_member, group_state
+from mm_dist._collectives._wire import (
+    pack_for_copy,
+    place_on_wire,
+    unpack_copy,
+    write_back,
+)
 from mm_dist._process_group import is_distributed
 
 
-def all_gather(data: Tensor, group: Any = None) -> list[Tensor]:
-    """Collect every rank's tensor on all ranks.
+def all_gather(data: Any, group: Any = None, *, uneven: bool = False) -> list[Any]:
+    """Collect every rank's tensor on all ranks; gradients do not flow through it.
 
     Args:
-        data: Of the same shape and dtype on all ranks.
-        group: Ranks that take part. Defaults to all.
+        data: A tensor of any dtype and device, or nested dicts, lists and tuples of tensors,
+            which travel together. Structure and dtypes agree on all ranks.
+        group: Ranks that take part, of which this one must be a member. Defaults to all.
+        uneven: Whether the shapes may differ between ranks, as those of a last batch do; a rank
+            can have no element at all. Costs an exchange of the shapes, as nested data does.
 
     Returns:
-        One tensor per rank, in rank order, on ``data.device``, without gradient. Without a
-        process group ``[data]``.
+        One tensor per rank, or one structure of tensors, in rank order, on the device of
+        ``data``. Without a process group ``[data]``.
+
+    Raises:
+        ArgumentTypeError: If ``data`` holds something else than dense tensors.
+        CollectiveError: If ranks differ in what they must agree on, as far as that is compared:
+            with ``uneven``, for nested data, and with ``MM_DIST_DEBUG=1``. Raised on all ranks.
+        ConfigError: If this rank is not in the group.
 
     Example:
         >>> all_gather(torch.ones(1))
         [tensor([1.])]
     """
+    flatten(data, "all_gather")
     if not is_distributed():
         return [data]
-    packed = pack_for_copy(place_on_wire(data, group))
-    received = [torch.empty_like(packed) for _ in range(get_world_size(group))]
+    state = group_state(group)
+    if uneven or not isinstance(data, Tensor):
+        return gather_nested("all_gather()", data, None, group, uneven=uneven)
+    if state.is_checked:
+        check_call("all_gather()", data, group)
+    packed, received = _make_room(data, group, state, state.world_size)
     if packed.numel() > 0:  # Without elements on any rank; gloo of older torch crashes.
         dist.all_gather(received, packed, group=group)
     return [unpack_copy(tensor, data) for tensor in received]
 
 
-def gather(data: Tensor, dst: int = 0, group: Any = None) -> list[Tensor]:
-    """Collect every rank's tensor on one rank.
+def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = False) -> list[Any]:
+    """Collect every rank's tensor on one rank; gradients do not flow through it.
 
     Args:
-        data: Of the same shape and dtype on all ranks.
+        data: As for ``all_gather``.
         dst: The rank that receives, counted among all ranks and not within ``group``.
-        group: Ranks that take part. Defaults to all.
+        group: Ranks that take part, of which this one must be a member. Defaults to all.
+        uneven: As for ``all_gather``.
 
     Returns:
         On ``dst`` as ``all_gather``; elsewhere an empty list.
+
+    Raises:
+        ArgumentTypeError: If ``data`` holds something else than dense tensors.
+        CollectiveError: As for ``all_gather``.
+        ConfigError: If this rank or ``dst`` is not in the group.
 
     Example:
         >>> gather(torch.ones(1))
         [tensor([1.])]
     """
+    flatten(data, "gather")
     if not is_distributed():
         return [data]
-    packed = pack_for_copy(place_on_wire(data, group))
-    is_receiver = dist.get_rank() == dst
-    num_received = get_world_size(group) if is_receiver else 0
-    received = [torch.empty_like(packed) for _ in range(num_received)]
+    state = group_state(group)
+    receiver = check_member("dst", dst, state)
+    if uneven or not isinstance(data, Tensor):
+        return gather_nested(f"gather(dst={dst})", data, receiver, group, uneven=uneven)
+    if state.is_checked:
+        check_call(f"gather(dst={dst})", data, group)
+    is_receiver = state.index == receiver
+    packed, received = _make_room(data, group, state, state.world_size if is_receiver else 0)
     if packed.numel() > 0:
         dist.gather(packed, received if is_receiver else None, dst=dst, group=group)
     return [unpack_copy(tensor, data) for tensor in received]
 
 
-def broadcast(data: Tensor, src: int = 0, group: Any = None) -> None:
+def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
     """Copy one rank's tensor into that of every other rank, in place.
 
     Args:
-        data: Of the same shape and dtype on all ranks.
+        data: A tensor of the same shape and dtype on all ranks, or nested dicts, lists and tuples
+            of such tensors, which travel together.
         src: The rank that sends, counted among all ranks and not within ``group``.
-        group: Ranks that take part. Defaults to all.
+        group: Ranks that take part, of which this one must be a member. Defaults to all.
+
+    Raises:
+        ArgumentTypeError: If ``data`` holds something else than dense tensors.
+        CollectiveError: If ranks differ in what they must agree on, as far as that is compared:
+            for nested data, and with ``MM_DIST_DEBUG=1``. Raised on all ranks.
+        ConfigError: If this rank or ``src`` is not in the group.
 
     Example:
         >>> broadcast(torch.ones(1))
     """
+    flatten(data, "broadcast")
     if not is_distributed():
         return
-    packed = pack_for_copy(place_on_wire(data, group))
+    state = group_state(group)
+    check_member("src", src, state)
+    if not isinstance(data, Tensor):
+        broadcast_nested(data, src, group)
+        return
+    if state.is_checked:
+        check_call(f"broadcast(src={src})", data, group)
+    packed = pack_for_copy(place_on_wire(data, group, state))
     if packed.numel() > 0:
         dist.broadcast(packed, src=src, group=group)
-    write_back(data, unpack_copy(packed, data))
+    if dist.get_rank() != src:
+        write_back(data, unpack_copy(packed, data))
+
+
+def _make_room(
+    data: Tensor, group: Any, state: GroupState, count: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the tensor as it travels, and as many empty ones as will arrive."""
+    packed = pack_for_copy(place_on_wire(data, group, state))
+    return packed, [torch.empty_like(packed) for _ in range(count)]

@@ -1,13 +1,14 @@
 """Exchange picklable objects; only among ranks that trust each other, as pickle runs code."""
 
-import ctypes
 import pickle
 from typing import Any
 
-import torch
-from torch import Tensor
+import torch.distributed as dist
 
-from mm_dist._collectives._copy import all_gather, broadcast, gather
+from mm_dist._collectives._exchange import Exchange
+from mm_dist._collectives._pickling import TensorPickler
+from mm_dist._collectives._state import check_member, group_state
+from mm_dist._collectives._stream import Outbox
 from mm_dist._errors import ArgumentTypeError
 from mm_dist._process_group import is_distributed
 
@@ -15,12 +16,21 @@ from mm_dist._process_group import is_distributed
 def all_gather_object(data: Any, group: Any = None) -> list[Any]:
     """Collect every rank's object on all ranks.
 
+    Large objects travel in chunks of 32 MiB, so that beside the results a rank needs memory for
+    one chunk only. A tensor arrives with its own elements and no more of its storage, on the
+    receiving rank's current device of the same type.
+
     Args:
         data: Anything that can be pickled; ranks may hold different kinds.
         group: Ranks that take part. Defaults to all.
 
     Returns:
-        One object per rank, in rank order. Without a process group ``[data]``.
+        One object per rank, in rank order; this rank's own is ``data`` itself. Without a process
+        group ``[data]``.
+
+    Raises:
+        CollectiveError: If an object cannot be pickled or restored; raised on all ranks.
+        ConfigError: If this rank is not in the group.
 
     Example:
         >>> all_gather_object("loss")
@@ -28,20 +38,27 @@ def all_gather_object(data: Any, group: Any = None) -> list[Any]:
     """
     if not is_distributed():
         return [data]
-    padded, sizes = _pad_to_longest(_pickle_to_tensor(data), group)
-    return _unpickle_all(all_gather(padded, group), sizes)
+    state = group_state(group)
+    exchange = Exchange("all_gather_object()", _load, group=group)
+    loaded = exchange.run(lambda file: _dump(data, file))
+    loaded[state.index] = data
+    return [loaded[index] for index in range(state.world_size)]
 
 
 def gather_object(data: Any, dst: int = 0, group: Any = None) -> list[Any] | None:
     """Collect every rank's object on one rank.
 
     Args:
-        data: Anything that can be pickled; ranks may hold different kinds.
+        data: As for ``all_gather_object``.
         dst: The rank that receives, counted among all ranks and not within ``group``.
         group: Ranks that take part. Defaults to all.
 
     Returns:
         On ``dst`` as ``all_gather_object``; elsewhere ``None``.
+
+    Raises:
+        CollectiveError: If an object cannot be pickled or restored; raised on all ranks.
+        ConfigError: If this rank or ``dst`` is not in the group.
 
     Example:
         >>> gather_object("loss")
@@ -49,9 +66,15 @@ def gather_object(data: Any, dst: int = 0, group: Any = None) -> list[Any] | Non
     """
     if not is_distributed():
         return [data]
-    padded, sizes = _pad_to_longest(_pickle_to_tensor(data), group)
-    received = gather(padded, dst, group)
-    return _unpickle_all(received, sizes) if received else None
+    state = group_state(group)
+    receiver = check_member("dst", dst, state)
+    exchange = Exchange(f"gather_object(dst={dst})", _load, receiver, group)
+    is_receiver = state.index == receiver
+    loaded = exchange.run(None if is_receiver else lambda file: _dump(data, file))
+    if not is_receiver:
+        return None
+    loaded[receiver] = data
+    return [loaded[index] for index in range(state.world_size)]
 
 
 def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> None:
@@ -64,6 +87,8 @@ def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> N
 
     Raises:
         ArgumentTypeError: If ``data`` is no list.
+        CollectiveError: If an item cannot be pickled or restored; raised on all ranks.
+        ConfigError: If this rank or ``src`` is not in the group.
 
     Example:
         >>> broadcast_object_list(["loss"])
@@ -72,34 +97,17 @@ def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> N
         raise ArgumentTypeError(f"broadcast_object_list takes a list, got {type(data)}.")
     if not is_distributed():
         return
-    is_source = torch.distributed.get_rank() == src
-    pickled = _pickle_to_tensor(data) if is_source else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor(pickled.numel())
-    broadcast(size, src, group)
+    source = check_member("src", src, group_state(group))
+    is_source = dist.get_rank() == src
+    exchange = Exchange(f"broadcast_object_list(src={src})", _load, group=group)
+    loaded = exchange.run((lambda file: _dump(data, file)) if is_source else None)
     if not is_source:
-        pickled = torch.empty(int(size), dtype=torch.uint8)
-    broadcast(pickled, src, group)
-    if not is_source:
-        data[:] = _unpickle(pickled, int(size))
+        data[:] = loaded[source]
 
 
-def _pickle_to_tensor(data: Any) -> Tensor:
-    # A bytearray, because torch warns of memory that cannot be written to.
-    pickled = bytearray(pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL))
-    return torch.frombuffer(pickled, dtype=torch.uint8)
+def _dump(data: Any, file: Outbox) -> None:
+    TensorPickler(file).dump(data)
 
 
-def _unpickle(pickled: Tensor, size: int) -> Any:
-    # Tensor.numpy() would need NumPy, and Tensor.tolist() makes an int of each byte.
-    return pickle.loads(ctypes.string_at(pickled.data_ptr(), size))  # noqa: S301 (own ranks)
-
-
-def _unpickle_all(received: list[Tensor], sizes: list[int]) -> list[Any]:
-    return [_unpickle(pickled, size) for pickled, size in zip(received, sizes, strict=True)]
-
-
-def _pad_to_longest(pickled: Tensor, group: Any) -> tuple[Tensor, list[int]]:
-    """Return the tensor at the length of the longest rank's, and every rank's true length."""
-    sizes = [int(size) for size in all_gather(torch.tensor(pickled.numel()), group)]
-    padding = pickled.new_zeros(max(sizes) - pickled.numel())
-    return torch.cat([pickled, padding]), sizes
+def _load(file: Any) -> Any:
+    return pickle.Unpickler(file).load()  # noqa: S301 (own ranks)

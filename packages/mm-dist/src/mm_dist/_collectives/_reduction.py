@@ -6,35 +6,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mm_dist._collectives._wire import place_on_wire, write_back
-from mm_dist._errors import ArgumentTypeError, ConfigError
-from mm_dist._info import get_world_size
+from mm_dist._collectives._check import check_call
+from mm_dist._collectives._operations import BITWISE, form_on_wire, read_operation
+from mm_dist._collectives._state import GroupState, group_state, latest_state
+from mm_dist._collectives._wire import check_tensor, place_on_wire, write_back
 from mm_dist._process_group import is_distributed
-from mm_dist._suggestion import suggest_name
 
-_OPERATIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "mean")
-# A bool is reduced as 0 or 1, where gloo of every torch can: 'or' is max, 'and' is min.
-_BOOL_OPERATIONS = {
-    "sum": "max",
-    "max": "max",
-    "bor": "max",
-    "product": "min",
-    "min": "min",
-    "band": "min",
-}
+_DICT_HINT = " all_reduce_dict takes dicts, lists and tuples of tensors."
 
 
 def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
-    """Reduce a tensor over all ranks, in place.
+    """Reduce a tensor over all ranks, in place; gradients do not flow through it.
+
+    Integers wrap around as in any arithmetic of their dtype, but for the mean, which is right
+    whenever the sum fits in 64 bits. ``bfloat16`` is added in ``float32`` where the backend is
+    slow or unable to do it itself, and rounded once.
 
     Args:
-        data: Of the same shape and dtype on all ranks. In ``bool``, a sum means *or*.
+        data: Of the same shape and dtype on all ranks, on any device. In ``bool``, a sum means
+            *or*, a product *and*, and ``bxor`` an odd number.
         op: ``sum``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor`` or ``mean``, in
-            any case. The mean of integers is rounded toward zero.
-        group: Ranks that take part. Defaults to all.
+            any case. The mean of integers is rounded toward zero. Complex numbers have a sum
+            and a mean.
+        group: Ranks that take part, of which this one must be a member. Defaults to all.
 
     Raises:
-        ConfigError: If the operation is not known, or has no meaning for the dtype.
+        ArgumentTypeError: If ``data`` is no dense tensor.
+        ConfigError: If the operation is not known, or has no meaning for the dtype, or if this
+            rank is not in the group.
 
     Example:
         >>> data = torch.ones(2)
@@ -42,78 +41,63 @@ def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
         >>> data
         tensor([1., 1.])
     """
+    state = latest_state(group)
+    if state is not None and isinstance(data, Tensor):
+        # The usual case has to cost little beyond torch's own call: a tensor of a kind that was
+        # seen to go to the backend as it is.
+        direct = state.direct.get((op, data.dtype, data.device))
+        is_plain = data.is_contiguous() and not data.requires_grad and not data.is_neg()
+        if direct is not None and is_plain and data.numel() > 0:
+            dist.all_reduce(data, direct, group=group)
+            return
+    _check_and_reduce(data, op, group)
+
+
+def _check_and_reduce(data: Tensor, op: str, group: Any) -> None:
+    check_tensor(data, "all_reduce", _DICT_HINT)
     operation = read_operation(op, data.dtype)
     if not is_distributed():
         return
-    placed = place_on_wire(data, group)
-    write_back(data, _reduce(placed, operation, group))
+    state = group_state(group)
+    if state.is_checked:
+        check_call(f"all_reduce(op={operation!r})", data, group)
+    reduced = reduce_placed(place_on_wire(data, group, state), operation, group, state)
+    write_back(data, reduced)
+    if reduced is data and operation != "mean" and data.numel() > 0 and not state.is_checked:
+        state.direct[op, data.dtype, data.device] = getattr(dist.ReduceOp, operation.upper())
 
 
-def all_reduce_dict(data: dict[str, Tensor], op: str = "sum", group: Any = None) -> None:
-    """Reduce every tensor of a dict over all ranks, in place, with one collective per dtype.
+def reduce_placed(placed: Tensor, operation: str, group: Any, state: GroupState) -> Tensor:
+    """Reduce a tensor that is on the wire already, in place where the dtype allows it.
 
-    Args:
-        data: Name to tensor. Names, shapes and dtypes agree on all ranks; the order need not.
-        op: As in ``all_reduce``.
-        group: Ranks that take part. Defaults to all.
-
-    Raises:
-        ArgumentTypeError: If ``data`` is no dict.
-        ConfigError: If the operation is not known, or has no meaning for a dtype.
-
-    Example:
-        >>> all_reduce_dict({"loss": torch.tensor(2.0)}, "mean")
+    Returns:
+        The result, of the same shape; its dtype is ``placed.dtype``, or a wider one.
     """
-    if not isinstance(data, dict):
-        raise ArgumentTypeError(f"all_reduce_dict takes a dict of tensors, got {type(data)}.")
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for name in sorted(data):
-        by_dtype.setdefault(data[name].dtype, []).append(data[name])
-    for dtype in sorted(by_dtype, key=str):
-        _reduce_together(by_dtype[dtype], op, group)
-
-
-def _reduce_together(tensors: list[Tensor], op: str, group: Any) -> None:
-    operation = read_operation(op, tensors[0].dtype)
-    if not is_distributed():
-        return
-    placed = torch.cat([place_on_wire(tensor, group).reshape(-1) for tensor in tensors])
-    reduced = _reduce(placed, operation, group)
-    pieces = torch.split(reduced, [tensor.numel() for tensor in tensors])
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        write_back(tensor, piece.reshape(tensor.shape))
-
-
-def read_operation(op: str, dtype: torch.dtype) -> str:
-    """Return the operation in lower case.
-
-    Raises:
-        ConfigError: If it is not known, or has no meaning for the dtype.
-    """
-    operation = op.lower() if isinstance(op, str) else op
-    if operation not in _OPERATIONS:
-        raise ConfigError(
-            f"op={op!r} is not known; there are: {', '.join(_OPERATIONS)}."
-            f"{suggest_name(str(op), _OPERATIONS)}"
-        )
-    if dtype == torch.bool and operation not in _BOOL_OPERATIONS:
-        raise ConfigError(f"op={op!r} has no meaning for torch.bool; convert the tensor first.")
-    return operation
-
-
-def _reduce(placed: Tensor, operation: str, group: Any) -> Tensor:
-    """Reduce a tensor that is on the wire already, in place where the dtype allows it."""
     if placed.numel() == 0:  # On all ranks; gloo of older torch crashes.
         return placed
-    if placed.dtype == torch.bool:
-        return _reduce(placed.to(torch.uint8), _BOOL_OPERATIONS[operation], group) != 0
-    if placed.dtype == torch.bfloat16 and placed.device.type == "cpu":
-        # gloo of older torch lacks bfloat16; in float32 all versions round once, at the end.
-        return _reduce(placed.float(), operation, group)
-    torch_name = "SUM" if operation == "mean" else operation.upper()
-    dist.all_reduce(placed, getattr(dist.ReduceOp, torch_name), group=group)
+    if placed.is_complex():
+        reduced = reduce_placed(torch.view_as_real(placed), operation, group, state)
+        return torch.view_as_complex(reduced)
+    on_wire, dtype = form_on_wire(operation, placed.dtype, placed.device)
+    wide = placed if placed.dtype == dtype else placed.to(dtype)
+    if on_wire in BITWISE and not placed.is_cpu:
+        wide = _reduce_bits(wide, on_wire, group)
+    else:
+        dist.all_reduce(wide, getattr(dist.ReduceOp, on_wire.upper()), group=group)
     if operation == "mean":
-        is_exact = placed.is_floating_point() or placed.is_complex()
-        rounding = None if is_exact else "trunc"
-        return torch.div(placed, get_world_size(group), rounding_mode=rounding)
-    return placed
+        return _divide(wide, state.world_size)
+    return wide != 0 if placed.dtype == torch.bool else wide
+
+
+def _divide(total: Tensor, count: int) -> Tensor:
+    return total.div_(count, rounding_mode=None if total.is_floating_point() else "trunc")
+
+
+def _reduce_bits(placed: Tensor, operation: str, group: Any) -> Tensor:
+    """Reduce integers bit by bit: the backends of accelerators know no bitwise operation."""
+    positions = torch.arange(torch.iinfo(placed.dtype).bits, device=placed.device)
+    bits = ((placed.long().unsqueeze(-1) >> positions) & 1).int()
+    on_wire = {"band": "MIN", "bor": "MAX", "bxor": "SUM"}[operation]
+    dist.all_reduce(bits, getattr(dist.ReduceOp, on_wire), group=group)
+    # Each bit has a place of its own, so that their sum is their union.
+    return ((bits.long() & 1) << positions).sum(-1).to(placed.dtype)

@@ -1,15 +1,14 @@
 """Collect the results of an evaluation in the order of its data set."""
 
-import pickle
-import shutil
-import tempfile
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Any
 
-from mm_dist._collectives._objects import all_gather_object, broadcast_object_list, gather_object
-from mm_dist._errors import ArgumentTypeError, ConfigError
-from mm_dist._info import barrier, get_rank, get_world_size, is_main_process
+from mm_dist._collectives._exchange import Exchange
+from mm_dist._collectives._failure import raise_failure
+from mm_dist._collectives._object_wire import ObjectWire
+from mm_dist._collectives._result_files import pass_through_files
+from mm_dist._collectives._result_stream import dump_results, load_results
+from mm_dist._errors import ArgumentTypeError, CollectiveError, ConfigError
 from mm_dist._process_group import is_distributed
 
 _DEVICES = ("cpu", "gpu", "npu")
@@ -23,7 +22,12 @@ def collect_results(
 
     The ranks' results are interleaved, as the usual samplers deal the data: rank 0 has items 0,
     N, 2N, ... of N ranks. What such a sampler added at the end to give all ranks the same number
-    is cut off.
+    is cut off. A result can be anything that can be pickled, ``None`` too, which is kept.
+
+    Results travel to rank 0 only, one rank after the other, in chunks of 32 MiB: beside all the
+    results, rank 0 needs memory for one chunk, and the others for one of their own. Tensors arrive
+    as in ``all_gather_object``; what lies on an accelerator should be moved to the CPU before, or
+    rank 0 needs room for all of it on its own accelerator.
 
     Args:
         results: This rank's results; ranks may have different numbers, or none.
@@ -37,6 +41,8 @@ def collect_results(
 
     Raises:
         ArgumentTypeError: If ``results`` is no list.
+        CollectiveError: If writing or reading results failed on a rank, or the ranks passed
+            different arguments; raised on all ranks.
         ConfigError: If the ranks together have fewer than ``size`` results (raised on all of
             them), if the device is not known, or if ``tmpdir`` is not shared by all ranks.
 
@@ -44,67 +50,116 @@ def collect_results(
         >>> collect_results([0.5, 0.7, 0.5], size=2)
         [0.5, 0.7]
     """
-    _check_arguments(results, device, tmpdir)
-    # Every rank learns the total: one that raised alone would leave the others waiting.
-    total = sum(all_gather_object(len(results)))
-    if total < size:
-        raise ConfigError(
-            f"collect_results was asked for {size} results, but all {get_world_size()} ranks "
-            f"together have {total}; pass the data set's length, and evaluate all of it."
-        )
-    use_files = tmpdir is not None and is_distributed()
-    parts = _pass_through_files(results, str(tmpdir)) if use_files else gather_object(results)
+    if not is_distributed():
+        _check_arguments(results, size, device, tmpdir)
+        _check_total([len(results)], size)
+        return results[:size]
+    wire = ObjectWire()
+    counts = _agree_on_call(wire, results, size, device, tmpdir)
+    _check_total(counts, size)
+    if tmpdir is not None:
+        parts = pass_through_files(wire, results, tmpdir)
+    else:
+        parts = _pass_through_group(wire, results)
     return None if parts is None else _interleave(parts)[:size]
 
 
-def _check_arguments(results: object, device: str, tmpdir: str | None) -> None:
+def collect_results_cpu(
+    result_part: list[Any], size: int, tmpdir: str | None = None
+) -> list[Any] | None:
+    """Collect every rank's results on rank 0; ``collect_results`` under another name.
+
+    Args:
+        result_part: This rank's results.
+        size: Length of the data set.
+        tmpdir: A directory that all ranks share, to pass the results through files.
+
+    Returns:
+        On rank 0 exactly ``size`` results; elsewhere ``None``.
+
+    Raises:
+        MMDistError: As ``collect_results``.
+
+    Example:
+        >>> collect_results_cpu([0.5, 0.7, 0.5], size=2)
+        [0.5, 0.7]
+    """
+    return collect_results(result_part, size, "cpu", tmpdir)
+
+
+def collect_results_gpu(result_part: list[Any], size: int) -> list[Any] | None:
+    """Collect every rank's results on rank 0; ``collect_results`` under another name.
+
+    Args:
+        result_part: This rank's results.
+        size: Length of the data set.
+
+    Returns:
+        On rank 0 exactly ``size`` results; elsewhere ``None``.
+
+    Raises:
+        MMDistError: As ``collect_results``.
+
+    Example:
+        >>> collect_results_gpu([0.5, 0.7, 0.5], size=2)
+        [0.5, 0.7]
+    """
+    return collect_results(result_part, size, "gpu")
+
+
+def _check_arguments(results: object, size: object, device: str, tmpdir: str | None) -> None:
     if not isinstance(results, list):
         raise ArgumentTypeError(f"collect_results takes a list, got {type(results)}.")
+    if not isinstance(size, int) or size < 0:
+        raise ConfigError(f"size={size!r} is no length; pass that of the data set.")
     if device not in _DEVICES:
         raise ConfigError(f"device={device!r} is not known; there are: {', '.join(_DEVICES)}.")
     if tmpdir is not None and device != "cpu":
         raise ConfigError(f"tmpdir={tmpdir!r} goes with device='cpu' only, got {device!r}.")
 
 
+def _agree_on_call(
+    wire: ObjectWire, results: list[Any], size: int, device: str, tmpdir: str | None
+) -> list[int]:
+    """Return how many results each rank has, if all of them can go on; else all raise."""
+    error: Exception | None = None
+    own = [1, 0, 0, 0]
+    try:
+        _check_arguments(results, size, device, tmpdir)
+        own = [0, len(results), size, int(tmpdir is not None)]
+    except (ArgumentTypeError, ConfigError) as caught:
+        error = caught
+    have_failed, counts, sizes, use_files = zip(*wire.gather_numbers(own), strict=True)
+    if all(have_failed) and error is not None:
+        raise error
+    if any(have_failed):
+        raise_failure(wire, "collect_results", have_failed.index(1), error)
+    if len(set(sizes)) > 1 or len(set(use_files)) > 1:
+        raise CollectiveError(
+            f"collect_results was called with size={list(sizes)} and with a tmpdir on "
+            f"{sum(use_files)} of {len(use_files)} ranks; pass the same on all of them."
+        )
+    return list(counts)
+
+
+def _check_total(counts: list[int], size: int) -> None:
+    total = sum(counts)
+    if total < size:
+        raise ConfigError(
+            f"collect_results was asked for {size} results, but all {len(counts)} ranks together "
+            f"have {total}; pass the data set's length, and evaluate all of it."
+        )
+
+
+def _pass_through_group(wire: ObjectWire, results: list[Any]) -> list[list[Any]] | None:
+    is_receiver = wire.index == 0
+    exchange = Exchange("collect_results", load_results, receiver=0)
+    loaded = exchange.run(None if is_receiver else lambda file: dump_results(results, file))
+    if not is_receiver:
+        return None
+    return [results, *(loaded[index] for index in range(1, len(wire.ranks)))]
+
+
 def _interleave(parts: list[list[Any]]) -> list[Any]:
     rounds = chain.from_iterable(zip_longest(*parts, fillvalue=_NOTHING))
     return [result for result in rounds if result is not _NOTHING]
-
-
-def _pass_through_files(results: list[Any], tmpdir: str) -> list[list[Any]] | None:
-    folder = _make_shared_folder(tmpdir)
-    (folder / f"{get_rank()}.pkl").write_bytes(pickle.dumps(results))
-    barrier()
-    if not is_main_process():
-        return None
-    files = [folder / f"{rank}.pkl" for rank in range(get_world_size())]
-    parts = [pickle.loads(file.read_bytes()) for file in files]  # noqa: S301 (own ranks)
-    shutil.rmtree(folder)
-    return parts
-
-
-def _make_shared_folder(tmpdir: str) -> Path:
-    """Make a new folder on rank 0, and check that every rank sees it."""
-    answer: list[Any] = [None]
-    if is_main_process():
-        answer = [_make_folder(tmpdir)]
-    broadcast_object_list(answer)
-    if isinstance(answer[0], OSError):
-        raise ConfigError(f"tmpdir={tmpdir!r} cannot be used by rank 0: {answer[0]}.")
-    folder = Path(answer[0])
-    blind = [rank for rank, sees in enumerate(all_gather_object(folder.is_dir())) if not sees]
-    if blind:
-        raise ConfigError(
-            f"tmpdir={tmpdir!r} is not shared: rank 0 made {folder}, which ranks {blind} do not "
-            "see. Use a directory of a shared file system, or leave tmpdir out."
-        )
-    return folder
-
-
-def _make_folder(tmpdir: str) -> str | OSError:
-    # The error is returned, not raised: the other ranks are waiting for an answer.
-    try:
-        Path(tmpdir).mkdir(parents=True, exist_ok=True)
-        return tempfile.mkdtemp(prefix="results-", dir=Path(tmpdir).resolve())
-    except OSError as error:
-        return error

@@ -6,28 +6,55 @@ import torch
 from torch import Tensor
 
 from mm_dist._backends import communication_device
+from mm_dist._collectives._operations import COPIED_AS_THEY_ARE
+from mm_dist._collectives._state import GroupState
+from mm_dist._errors import ArgumentTypeError
 
-# gloo of older torch knows neither; their bytes travel as well as they do.
-_BYTEWISE = (torch.bool, torch.bfloat16)
+
+def check_tensor(data: object, function: str, hint: str = "") -> None:
+    """Refuse what is no dense tensor.
+
+    Raises:
+        ArgumentTypeError: If it is none.
+    """
+    if not isinstance(data, Tensor):
+        raise ArgumentTypeError(f"{function} takes a tensor, got {type(data)}.{hint}")
+    if data.layout is not torch.strided:
+        raise ArgumentTypeError(
+            f"{function} takes dense tensors, got one of layout {data.layout}; call to_dense()."
+        )
 
 
-def place_on_wire(data: Tensor, group: Any) -> Tensor:
+def place_on_wire(data: Tensor, group: Any, state: GroupState) -> Tensor:
     """Return ``data`` without gradient, contiguous, on the device that the group serves.
 
     The result shares memory with ``data`` where nothing had to change.
     """
-    return data.detach().to(communication_device(data.device, group)).contiguous()
+    placed = data.detach() if data.requires_grad else data
+    # Asking the group takes as long as a small collective, so the answer is kept; but not that it
+    # is the current device of an accelerator, which can change.
+    if data.device not in state.served:
+        device = communication_device(data.device, group)
+        if device == data.device:
+            state.served.add(device)
+        placed = placed.to(device)
+    if placed.is_complex() or placed.is_neg():
+        placed = placed.resolve_conj().resolve_neg()
+    return placed.contiguous()
 
 
 def write_back(data: Tensor, received: Tensor) -> None:
     """Copy a result into ``data``, into its dtype and device, unless it shares its memory."""
-    if received.data_ptr() != data.data_ptr() or received.dtype != data.dtype:
+    if received is data or received.numel() == 0:
+        return
+    is_same_memory = received.data_ptr() == data.data_ptr() and received.device == data.device
+    if not is_same_memory or received.dtype != data.dtype:
         data.detach().copy_(received)
 
 
 def pack_for_copy(data: Tensor) -> Tensor:
     """Return a tensor that every backend can copy: bytes, for dtypes that some do not know."""
-    return data.reshape(-1).view(torch.uint8) if data.dtype in _BYTEWISE else data
+    return data if data.dtype in COPIED_AS_THEY_ARE else as_bytes(data)
 
 
 def unpack_copy(packed: Tensor, like: Tensor) -> Tensor:
@@ -35,3 +62,8 @@ def unpack_copy(packed: Tensor, like: Tensor) -> Tensor:
     if packed.dtype != like.dtype:
         packed = packed.view(like.dtype)
     return packed.reshape(like.shape).to(like.device)
+
+
+def as_bytes(data: Tensor) -> Tensor:
+    """Return a contiguous tensor's memory as ``uint8``, one-dimensional."""
+    return data.reshape(-1).view(torch.uint8)

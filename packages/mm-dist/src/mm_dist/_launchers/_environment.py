@@ -21,6 +21,11 @@ class LaunchEnvironment:
         master_addr: Where rank 0 listens; ``None`` for a single process.
         master_port: The port it listens on; ``None`` for a single process.
         sources: Where each value came from: the name of a variable, or a phrase.
+        node_rank: Number of this machine among all, from 0; ``None`` if the launcher is silent.
+
+    Example:
+        >>> LaunchEnvironment("none", 0, 0, 1, 1, 1, None, None, {}).world_size
+        1
     """
 
     launcher: str
@@ -32,21 +37,25 @@ class LaunchEnvironment:
     master_addr: str | None
     master_port: int | None
     sources: Mapping[str, str]
+    node_rank: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that contradict each other: a hang later names no cause."""
-        self._check_number("rank", self.rank, "world_size", self.world_size)
-        self._check_number("local_rank", self.local_rank, "world_size", self.world_size)
-        if self.local_world_size is not None:
-            pair = ("local_world_size", self.local_world_size)
-            self._check_number("local_rank", self.local_rank, *pair)
+        self._check_below("rank", "world_size")
+        self._check_below("local_rank", "world_size")
+        self._check_below("local_rank", "local_world_size")
+        self._check_below("node_rank", "num_nodes")
+        self._check_below("local_world_size", "world_size", is_equal_right=True)
+        self._check_below("num_nodes", "world_size", is_equal_right=True)
 
-    def _check_number(self, name: str, value: int, size_name: str, size: int) -> None:
-        if value < size:
+    def _check_below(self, name: str, limit_name: str, *, is_equal_right: bool = False) -> None:
+        value, limit = getattr(self, name), getattr(self, limit_name)
+        if value is None or limit is None or value < limit or (is_equal_right and value == limit):
             return
         raise LaunchError(
             f"Launcher {self.launcher!r} gives {name} {value} ({self.sources.get(name)}) but "
-            f"{size_name} {size} ({self.sources.get(size_name)}); {name} must be smaller. "
+            f"{limit_name} {limit} ({self.sources.get(limit_name)}); {name} must "
+            f"{'not be larger' if is_equal_right else 'be smaller'}. "
             "Unset the variable that another launcher left behind."
         )
 

@@ -1,21 +1,33 @@
 """Processes started by ``mpirun`` or ``mpiexec``; MPI itself is not used."""
 
-import zlib
 from collections.abc import Mapping
 from typing import ClassVar
 
 from mm_dist._errors import LaunchError
 from mm_dist._launchers._environment import LaunchEnvironment
+from mm_dist._launchers._mpi_job import compute_mpi_port
 from mm_dist._launchers._reader import VariableReader
 
-# Open MPI, MVAPICH, and the hydra of MPICH and Intel MPI, in this order.
-_RANK = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+# Open MPI, MVAPICH, the hydra of MPICH and Intel MPI, hydra with -pmi-port, and plain PMIx; each
+# row is asked in this order. Cray's PALS and Flux name their ranks as hydra does.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMI_ID", "PMIX_RANK")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
-_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-_DEFAULT_PORT = 29500
-# Below Linux's ephemeral ports, and apart from those that the Slurm launcher computes.
-_FIRST_PORT, _NUM_PORTS = 10000, 9973
+# Only the process managers of MPI set these: srun, which can act as one, has names of its own.
+_MPIRUN_LOCAL_RANK = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+)
+_LOCAL_RANK = (*_MPIRUN_LOCAL_RANK, "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID")
+_LOCAL_SIZE = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "PMI_LOCAL_SIZE",
+    "PALS_LOCAL_SIZE",
+)
+_NUM_NODES = ("MV2_NUM_NODES_IN_JOB", "FLUX_JOB_NNODES")
+_NODE_RANK = ("MV2_NODE_ID", "PALS_NODEID")
 
 
 def is_started_by_mpirun(env: Mapping[str, str]) -> bool:
@@ -23,7 +35,13 @@ def is_started_by_mpirun(env: Mapping[str, str]) -> bool:
 
     Only the process managers count ranks per machine; ``srun`` sets ``PMI_RANK`` but not these.
     """
-    return any(env.get(name) for name in _LOCAL_RANK)
+    return any(env.get(name) for name in _MPIRUN_LOCAL_RANK)
+
+
+def find_mpi_place(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return ``(rank, world_size)`` if the variables of MPI give both."""
+    texts = [next((env[n] for n in names if env.get(n)), "") for names in (RANK_VARIABLES, _SIZE)]
+    return (int(texts[0]), int(texts[1])) if all(t.isdecimal() for t in texts) else None
 
 
 class MPILauncher:
@@ -37,8 +55,8 @@ class MPILauncher:
     name: ClassVar[str] = "mpi"
 
     def detect(self, env: Mapping[str, str]) -> bool:
-        """Return whether a variable with the MPI rank is set."""
-        return any(env.get(name) for name in _RANK)
+        """Return whether a variable with the MPI rank, or the rank on this machine, is set."""
+        return is_started_by_mpirun(env) or any(env.get(name) for name in RANK_VARIABLES)
 
     def read(self, env: Mapping[str, str]) -> LaunchEnvironment:
         """Read the process manager's variables.
@@ -48,51 +66,71 @@ class MPILauncher:
                 machines and ``MASTER_ADDR`` does not say where rank 0 is.
         """
         reader = VariableReader(env, self.name)
-        rank = reader.read_integer("rank", *_RANK)
-        world_size = reader.read_integer("world_size", *_SIZE)
+        rank = reader.read_integer("rank", *RANK_VARIABLES)
+        world_size = _read_world_size(env, reader)
         local_world_size = reader.find_integer("local_world_size", *_LOCAL_SIZE)
-        is_one_node = world_size in (1, local_world_size)
+        num_nodes = reader.find_integer("num_nodes", *_NUM_NODES)
+        is_one_node = world_size in (1, local_world_size) or num_nodes == 1
         if is_one_node:
-            local_rank = reader.find_integer("local_rank", *_LOCAL_RANK)
-            local_rank = rank if local_rank is None else local_rank
-        else:
-            local_rank = reader.read_integer("local_rank", *_LOCAL_RANK)
+            local_world_size, num_nodes = world_size, 1
+            reader.sources.setdefault("local_world_size", "all ranks are on one machine")
+            reader.sources.setdefault("num_nodes", "all ranks are on one machine")
         return LaunchEnvironment(
             launcher=self.name,
             rank=rank,
-            local_rank=local_rank,
+            local_rank=_read_local_rank(reader, rank, is_one_node=is_one_node),
             world_size=world_size,
             local_world_size=local_world_size,
-            num_nodes=1 if is_one_node else None,
-            master_addr=_read_master_addr(reader, is_one_node=is_one_node),
-            master_port=_read_master_port(reader),
+            num_nodes=num_nodes,
+            master_addr=_read_master_addr(env, reader, is_one_node=is_one_node),
+            master_port=_read_master_port(env, reader, is_one_node=is_one_node),
             sources=reader.sources,
+            node_rank=reader.find_integer("node_rank", *_NODE_RANK),
         )
 
 
-def _read_master_addr(reader: VariableReader, *, is_one_node: bool) -> str:
+def _read_world_size(env: Mapping[str, str], reader: VariableReader) -> int:
+    if not any(env.get(name) for name in _SIZE) and reader.sources["rank"] in (
+        "PMIX_RANK",
+        "PMI_ID",
+    ):
+        raise LaunchError(
+            f"launcher='mpi' found {reader.sources['rank']}, but no variable says how many ranks "
+            f"there are: {', '.join(_SIZE)} are not set. Start the script with mpirun of Open MPI, "
+            "with prterun --personality ompi, or with mpiexec without -pmi-port."
+        )
+    return reader.read_integer("world_size", *_SIZE)
+
+
+def _read_local_rank(reader: VariableReader, rank: int, *, is_one_node: bool) -> int:
+    if not is_one_node:
+        return reader.read_integer("local_rank", *_LOCAL_RANK)
+    local_rank = reader.find_integer("local_rank", *_LOCAL_RANK)
+    if local_rank is None:
+        reader.note("local_rank", "the rank: all ranks are on one machine")
+    return rank if local_rank is None else local_rank
+
+
+def _read_master_addr(env: Mapping[str, str], reader: VariableReader, *, is_one_node: bool) -> str:
     given = reader.find_text("master_addr", "MASTER_ADDR")
     if given:
         return given
-    if not is_one_node:
-        raise LaunchError(
-            "launcher='mpi' found ranks on several machines, and MPI does not say where rank 0 "
-            "is. Set MASTER_ADDR to its address on all ranks, as in: "
-            "mpirun -x MASTER_ADDR=HOST -np N python script.py"
-            " (with MPICH or Intel MPI: mpiexec -genv MASTER_ADDR HOST ...)."
-        )
-    reader.note("master_addr", "all ranks are on one machine")
-    return "127.0.0.1"
+    if is_one_node:
+        reader.note("master_addr", "all ranks are on one machine")
+        return "127.0.0.1"
+    slurm = " In a job of Slurm, srun needs no address." if env.get("SLURM_JOB_ID") else ""
+    raise LaunchError(
+        "launcher='mpi' found ranks on several machines, and MPI does not say where rank 0 "
+        "is. Set MASTER_ADDR to its address on all ranks, as in: "
+        "mpirun -x MASTER_ADDR=HOST -np N python script.py"
+        f" (with MPICH or Intel MPI: mpiexec -genv MASTER_ADDR HOST ...).{slurm}"
+    )
 
 
-def _read_master_port(reader: VariableReader) -> int:
-    given = reader.find_port()
+def _read_master_port(env: Mapping[str, str], reader: VariableReader, *, is_one_node: bool) -> int:
+    given = reader.find_port("MASTER_PORT")
     if given is not None:
         return given
-    # Open MPI gives each job a name that its ranks share: two jobs on a machine do not collide.
-    job = reader.find_text("job", "PMIX_NAMESPACE")
-    if job is None:
-        reader.note("master_port", "default")
-        return _DEFAULT_PORT
-    reader.note("master_port", "computed from PMIX_NAMESPACE")
-    return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
+    port, source = compute_mpi_port(env, is_one_node=is_one_node)
+    reader.note("master_port", source)
+    return port

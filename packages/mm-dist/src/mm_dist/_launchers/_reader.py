@@ -58,16 +58,28 @@ class VariableReader:
             )
         return value
 
-    def find_port(self) -> int | None:
-        """Return ``MASTER_PORT`` when it is set.
+    def find_port(self, *variables: str) -> int | None:
+        """Return the first variable that is set, as a port, else ``None``.
 
         Raises:
             LaunchError: If it is no port number.
         """
-        port = self.find_integer("master_port", "MASTER_PORT")
-        if port is not None and not 0 < port < 2**16:
-            raise LaunchError(f"MASTER_PORT is {port}; a port lies between 1 and 65535.")
-        return port
+        port = self.find_integer("master_port", *variables)
+        return None if port is None else self._check_port(port)
+
+    def read_port(self, *variables: str) -> int:
+        """Return ``find_port`` of variables of which one has to be set.
+
+        Raises:
+            LaunchError: If none is set, or the value is no port number.
+        """
+        return self._check_port(self.read_integer("master_port", *variables))
+
+    def _check_port(self, port: int) -> int:
+        if 0 < port < 2**16:
+            return port
+        name = self.sources["master_port"]
+        raise LaunchError(f"{name} is {port}; a port lies between 1 and 65535.")
 
     def note(self, field: str, source: str) -> None:
         """Record where a computed value came from."""

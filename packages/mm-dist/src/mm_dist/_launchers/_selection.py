@@ -1,9 +1,10 @@
 """Find the launcher that was asked for, or the one that started this process."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
 
 from mm_dist._errors import ConfigError
+from mm_dist._launchers._enclosing import check_agreement
 from mm_dist._launchers._environment import Launcher
 from mm_dist._plugins import find_plugins
 from mm_dist._suggestion import suggest_name
@@ -24,8 +25,10 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
 
     Raises:
         ConfigError: If no installed distribution provides a launcher of that name.
+        LaunchError: If ``'auto'`` finds variables of torch that contradict srun or mpirun.
     """
     if name == "auto":
+        check_agreement(env)
         return detect_launcher(env)
     found = find_plugins(GROUP)
     if name not in found:
@@ -40,14 +43,15 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
 
 def detect_launcher(env: Mapping[str, str]) -> Launcher:
     """Return the first launcher that recognises ``env``."""
+    return next(launcher for launcher in list_launchers() if launcher.detect(env))
+
+
+def list_launchers() -> Iterator[Launcher]:
+    """Yield the launchers in the order in which ``'auto'`` asks them; ``none`` says yes, last."""
     found = find_plugins(GROUP)
-    for name in launcher_names()[1:]:
-        if name == "none" or name not in found:
-            continue
-        launcher = _load_launcher(found[name])
-        if launcher.detect(env):
-            return launcher
-    return _load_launcher(found["none"])
+    for name in (*launcher_names()[2:], "none"):
+        if name in found:
+            yield _load_launcher(found[name])
 
 
 def _load_launcher(entry: EntryPoint) -> Launcher:

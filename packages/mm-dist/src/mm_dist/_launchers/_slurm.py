@@ -17,8 +17,34 @@ _HOW_TO_START = (
     "Start the script with: srun --ntasks=N python script.py"
     " (or use launcher='none' for one process)."
 )
-# Below Linux's ephemeral ports. The count is prime, so that jobs near each other never meet.
-_FIRST_PORT, _NUM_PORTS = 20000, 9973
+# Below torch's own 29400 and 29500, and Linux's ephemeral ports. The count is prime, so that jobs
+# near each other never meet.
+_FIRST_PORT, _NUM_PORTS = 20000, 9397
+_NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+
+
+def is_slurm_task(env: Mapping[str, str]) -> bool:
+    """Return whether ``srun`` started this process.
+
+    The shell of ``salloc`` and the script of ``sbatch`` are no tasks of a step, and a rank that
+    ``mpirun`` started inside a step belongs to ``mpirun``.
+    """
+    is_numbered = bool(env.get("SLURM_PROCID")) and any(env.get(name) for name in _NUM_TASKS)
+    return is_numbered and is_in_step(env) and not is_started_by_mpirun(env)
+
+
+def find_slurm_place(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return ``(rank, world_size)`` of a task of ``srun``, ``None`` for other processes."""
+    rank = env.get("SLURM_PROCID", "")
+    world_size = next((env[name] for name in _NUM_TASKS if env.get(name)), "")
+    is_readable = rank.isdecimal() and world_size.isdecimal()
+    return (int(rank), int(world_size)) if is_readable and is_slurm_task(env) else None
+
+
+def is_in_step(env: Mapping[str, str]) -> bool:
+    """Return whether this process is inside a step of ``srun``, not the shell of a job."""
+    step = env.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
 
 
 class SlurmLauncher:
@@ -32,13 +58,8 @@ class SlurmLauncher:
     name: ClassVar[str] = "slurm"
 
     def detect(self, env: Mapping[str, str]) -> bool:
-        """Return whether ``srun`` started this process.
-
-        The shell of ``salloc`` and the script of ``sbatch`` are no tasks of a step, and a rank
-        that ``mpirun`` started inside a step belongs to ``mpirun``.
-        """
-        is_task = bool(env.get("SLURM_PROCID")) and bool(env.get("SLURM_NTASKS"))
-        return is_task and _is_in_step(env) and not is_started_by_mpirun(env)
+        """Return whether ``srun`` started this process as the task of a step."""
+        return is_slurm_task(env)
 
     def read(self, env: Mapping[str, str]) -> LaunchEnvironment:
         """Read Slurm's variables.
@@ -53,8 +74,8 @@ class SlurmLauncher:
         """
         reader = VariableReader(env, self.name)
         nodes = _read_nodes(reader)
-        world_size = reader.read_integer("world_size", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-        if world_size > 1 and not _is_in_step(env):
+        world_size = reader.read_integer("world_size", *_NUM_TASKS)
+        if world_size > 1 and not is_in_step(env):
             raise LaunchError(
                 f"launcher='slurm' found {world_size} tasks ({reader.sources['world_size']}) but "
                 f"no job step: this is the shell of salloc or sbatch, where one process runs. "
@@ -67,15 +88,11 @@ class SlurmLauncher:
             world_size=world_size,
             local_world_size=_read_local_world_size(reader),
             num_nodes=len(nodes),
-            master_addr=_read_master_addr(reader, nodes),
+            master_addr=_read_master_addr(env, reader, nodes),
             master_port=_read_master_port(reader),
             sources=reader.sources,
+            node_rank=reader.find_integer("node_rank", "SLURM_NODEID"),
         )
-
-
-def _is_in_step(env: Mapping[str, str]) -> bool:
-    step = env.get("SLURM_STEP_ID", "")
-    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
 
 
 def _read_nodes(reader: VariableReader) -> list[str]:
@@ -90,12 +107,12 @@ def _read_nodes(reader: VariableReader) -> list[str]:
 
 def _read_local_world_size(reader: VariableReader) -> int | None:
     text = reader.find_text("local_world_size", *_TASKS_PER_NODE)
-    node = reader.find_integer("node", "SLURM_NODEID")
+    node = reader.find_integer("node_rank", "SLURM_NODEID")
     counts = expand_tasks_per_node(text) if text else []
     return counts[node] if node is not None and node < len(counts) else None
 
 
-def _read_master_addr(reader: VariableReader, nodes: list[str]) -> str:
+def _read_master_addr(env: Mapping[str, str], reader: VariableReader, nodes: list[str]) -> str:
     given = reader.find_text("master_addr", "MASTER_ADDR")
     if given:
         return given
@@ -103,12 +120,19 @@ def _read_master_addr(reader: VariableReader, nodes: list[str]) -> str:
         # A node's name need not resolve on the node itself.
         reader.note("master_addr", "the only node is this one")
         return "127.0.0.1"
+    if env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+        # The node list is sorted, and task 0 runs where the user's own list begins.
+        raise LaunchError(
+            "launcher='slurm' cannot tell which node has rank 0: the tasks are laid out by "
+            f"SLURM_HOSTFILE={env.get('SLURM_HOSTFILE')} (SLURM_DISTRIBUTION=arbitrary). Set "
+            "MASTER_ADDR to the first host in that file, before srun."
+        )
     reader.note("master_addr", f"first of {reader.sources['num_nodes']}")
     return nodes[0]
 
 
 def _read_master_port(reader: VariableReader) -> int:
-    given = reader.find_port()
+    given = reader.find_port("MASTER_PORT")
     if given is not None:
         return given
     job = reader.read_integer("job", "SLURM_JOB_ID", "SLURM_JOBID")

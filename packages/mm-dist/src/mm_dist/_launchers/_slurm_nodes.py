@@ -2,11 +2,15 @@
 
 import re
 from itertools import product
+from math import prod
 
 from mm_dist._errors import LaunchError
 
-_ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+# Names hold no blanks and no round brackets: '(null)' is what Slurm writes for none.
+_ITEM = re.compile(r"(?:[^,\[\]()\s]|\[[^\[\]]*\])+")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+# More nodes than Slurm can number; a list of so many is a mistake, and would fill the memory.
+_MAX_NODES = 65536
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -34,6 +38,7 @@ def _expand_item(item: str) -> list[str]:
         _expand_ranges(part) if is_bracketed else [part]
         for part, is_bracketed in zip(parts, [False, True] * len(parts), strict=False)
     ]
+    _check_number_of_nodes(item, prod(len(choice) for choice in choices))
     return ["".join(choice) for choice in product(*choices)]
 
 
@@ -41,11 +46,20 @@ def _expand_ranges(text: str) -> list[str]:
     numbers: list[str] = []
     for piece in text.split(","):
         match = _RANGE.fullmatch(piece)
-        if match is None:
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if int(first) > int(last):
             raise LaunchError(f"Cannot read {piece!r} in a Slurm node list; expected 3 or 3-7.")
-        first, last = match[1], match[2] or match[1]
+        _check_number_of_nodes(piece, int(last) - int(first) + 1)
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return numbers
+
+
+def _check_number_of_nodes(text: str, count: int) -> None:
+    if count > _MAX_NODES:
+        raise LaunchError(
+            f"Cannot read {text!r} in a list of Slurm: {count} nodes are more than the "
+            f"{_MAX_NODES} that Slurm knows."
+        )
 
 
 def expand_tasks_per_node(text: str) -> list[int]:
@@ -65,5 +79,6 @@ def expand_tasks_per_node(text: str) -> list[int]:
             raise LaunchError(
                 f"Cannot read the Slurm tasks per node {text!r}; expected a list like 2(x3),1."
             )
+        _check_number_of_nodes(piece, int(match[2] or 1))
         counts += [int(match[1])] * int(match[2] or 1)
     return counts

@@ -5,11 +5,12 @@ import sys
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-# Where torch has kept the classes of sharded modules, by version.
+# Where torch has kept the classes of sharded modules, by version, and where ours is.
 _SHARDED = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("torch.distributed.fsdp", "FSDPModule"),
     ("torch.distributed._composable.fsdp", "FSDPModule"),
+    ("mm_dist._wrappers.fsdp", "MMFullyShardedDataParallel"),
 )
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from mm_dist._errors import ArgumentTypeError
+from mm_dist._progress import advance_iteration
 
 
 class OptimWrapperProtocol(Protocol):
@@ -33,12 +34,20 @@ def run_train_step(wrapper: Any, data: Any, optim_wrapper: OptimWrapperProtocol)
         ArgumentTypeError: If the model lacks a method that a step needs, or its preprocessor
             returns no dict, list or tuple.
     """
-    check_methods(wrapper, "train_step", "data_preprocessor", "parse_losses")
+    advance_iteration()
     model: Any = wrapper.module
+    # A lookup costs as much as some of the calls: one each, and the check only where one fails.
+    preprocess = getattr(model, "data_preprocessor", None)
+    parse_losses = getattr(model, "parse_losses", None)
+    if not (callable(preprocess) and callable(parse_losses)):
+        check_methods(wrapper, "train_step", "data_preprocessor", "parse_losses")
     with optim_wrapper.optim_context(wrapper):
-        batch = model.data_preprocessor(data, True)  # noqa: FBT003 (MMEngine's order)
-        losses = call_with_batch(wrapper, batch, mode="loss")
-    loss, log_vars = model.parse_losses(losses)
+        batch = preprocess(data, True)  # type: ignore[misc] # noqa: FBT003 (MMEngine's order)
+        if isinstance(batch, dict):
+            losses = wrapper(**batch, mode="loss")
+        else:
+            losses = call_with_batch(wrapper, batch, mode="loss")
+    loss, log_vars = parse_losses(losses)  # type: ignore[misc]
     optim_wrapper.update_params(loss)
     return dict(log_vars)
 

@@ -1,0 +1,84 @@
+"""The operations of a reduction: what they mean for a dtype, and how a backend computes them."""
+
+from functools import lru_cache
+
+import torch
+
+from mm_dist._errors import ConfigError
+from mm_dist._suggestion import suggest_name
+
+OPERATIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "mean")
+BITWISE = ("band", "bor", "bxor")
+# A bool travels as 0 or 1, which every backend can reduce: 'or' is max, 'and' is min.
+_OF_BOOLS = {
+    "sum": "max",
+    "max": "max",
+    "bor": "max",
+    "product": "min",
+    "min": "min",
+    "band": "min",
+    "bxor": "bxor",
+}
+_INTEGERS_OF_BACKENDS = (torch.int8, torch.int32, torch.int64)
+_FLOATS_OF_BACKENDS = (torch.float32, torch.float64)
+_HALVES = (torch.float16, torch.bfloat16)
+_UINT64 = getattr(torch, "uint64", None)
+# Others are not known to the backends of older torch, or to any; their bytes travel as well.
+COPIED_AS_THEY_ARE = (*_INTEGERS_OF_BACKENDS, *_FLOATS_OF_BACKENDS, torch.uint8, torch.float16)
+
+
+@lru_cache(maxsize=512)
+def read_operation(op: str, dtype: torch.dtype) -> str:
+    """Return the operation in lower case.
+
+    Raises:
+        ConfigError: If it is not known, or has no meaning for the dtype.
+    """
+    operation = op.lower() if isinstance(op, str) else op
+    if operation not in OPERATIONS:
+        raise ConfigError(
+            f"op={op!r} is not known; there are: {', '.join(OPERATIONS)}."
+            f"{suggest_name(str(op), OPERATIONS)}"
+        )
+    if not _has_meaning(operation, dtype):
+        raise ConfigError(f"op={op!r} has no meaning for {dtype}; convert the tensor first.")
+    return operation
+
+
+def _has_meaning(operation: str, dtype: torch.dtype) -> bool:
+    if dtype == torch.bool:
+        return operation in _OF_BOOLS
+    if dtype.is_complex:
+        return operation in ("sum", "mean")
+    if dtype == _UINT64 and operation in ("min", "max", "mean"):
+        return False  # It travels as int64, whose order is another.
+    return not (dtype.is_floating_point and operation in BITWISE)
+
+
+@lru_cache(maxsize=512)
+def form_on_wire(
+    operation: str, dtype: torch.dtype, device: torch.device
+) -> tuple[str, torch.dtype]:
+    """Return the operation and the dtype in which a backend reduces a real dtype exactly.
+
+    What is wider than needed is narrowed by the caller afterwards: integers wrap around as if
+    they had been reduced in their own dtype, low-precision floats are rounded once, at the end.
+
+    Args:
+        operation: As from ``read_operation``; ``mean`` becomes ``sum``.
+        dtype: Of the tensor; not complex.
+        device: That the backend communicates on.
+    """
+    if dtype == torch.bool:
+        return _OF_BOOLS[operation], torch.int32
+    is_mean = operation == "mean"
+    on_wire = "sum" if is_mean else operation
+    if dtype.is_floating_point:
+        # A sum in float16 can overflow although the mean does not.
+        is_enough = dtype in _HALVES and device.type != "cpu" and not is_mean
+        return on_wire, dtype if is_enough or dtype in _FLOATS_OF_BACKENDS else torch.float32
+    if is_mean:
+        return on_wire, torch.int64
+    if dtype in _INTEGERS_OF_BACKENDS or (dtype == torch.uint8 and device.type in ("cpu", "cuda")):
+        return on_wire, dtype
+    return on_wire, torch.int32 if torch.iinfo(dtype).bits < 32 else torch.int64

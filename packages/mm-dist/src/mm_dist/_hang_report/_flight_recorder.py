@@ -1,0 +1,122 @@
+"""Read torch's flight recorder, where this torch has one, and switch NCCL's on."""
+
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mm_dist._hang_report._stack import Frame, locate
+
+# gloo's and, under its own name, NCCL's. Both return the same layout.
+_DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
+# The newer name, and the one that torch before 2.9 knows.
+_BUFFER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_BUFFER_SIZE = 2000
+_NUM_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective that this rank has begun.
+
+    Attributes:
+        group: Name of its process group.
+        backend: ``gloo``, ``nccl``, ...
+        number: Its number among the collectives of that group; sends are not counted.
+        operation: What it is, as ``all_reduce``.
+        place: Where it was called, in the user's terms.
+        sizes: Sizes and dtypes of the input, as text.
+        is_pending: Whether it has not completed.
+    """
+
+    group: str
+    backend: str
+    number: int
+    operation: str
+    place: str
+    sizes: str
+    is_pending: bool
+
+
+def read_operations() -> list[Operation]:
+    """Return what each group has begun last, oldest first; empty where nothing records it.
+
+    What is pending longest is among it, however far NCCL's host has run ahead of the device.
+    """
+    of_group: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for dump in _find_dumps():
+        for entry in _read_entries(dump):
+            key = str(entry["process_group"][0]), _backend_of(entry)
+            of_group.setdefault(key, []).append(entry)
+    return [operation for entries in of_group.values() for operation in _describe(entries)]
+
+
+def _find_dumps() -> Iterator[Callable[..., bytes]]:
+    for name in _DUMPS:
+        dump = getattr(_bindings(), name, None)
+        if dump is not None:
+            yield dump
+
+
+def _bindings() -> Any:
+    return getattr(torch._C, "_distributed_c10d", None)  # noqa: SLF001 (torch's debugging handle)
+
+
+def _read_entries(dump: Callable[..., bytes]) -> list[Mapping[str, Any]]:
+    # For the stacks torch imports its compiler's front end, which takes seconds; so they are read
+    # only where it is there already, as it is wherever DistributedDataParallel is used.
+    is_stack_cheap = "torch._dynamo" in sys.modules
+    try:
+        written = dump(includeStackTraces=is_stack_cheap)
+        entries = pickle.loads(written).get("entries", [])  # noqa: S301 (torch wrote it just now)
+    except (RuntimeError, TypeError, ValueError, pickle.UnpicklingError):
+        return []
+    return [entry for entry in entries if not entry.get("is_p2p")]
+
+
+def _backend_of(entry: Mapping[str, Any]) -> str:
+    return str(entry["profiling_name"]).rpartition(":")[0]
+
+
+def _is_pending(entry: Mapping[str, Any]) -> bool:
+    # gloo's entries stay 'scheduled' for ever; both backends retire what has completed.
+    return entry.get("state") != "completed" and not entry.get("retired")
+
+
+def _describe(entries: list[Mapping[str, Any]]) -> list[Operation]:
+    # Where nothing is ever retired, as on gloo in some versions, nobody knows what is pending.
+    is_end_noted = any(not _is_pending(entry) for entry in entries)
+    older = [entry for entry in entries[:-_NUM_KEPT] if is_end_noted and _is_pending(entry)]
+    kept = older[:_NUM_KEPT] + entries[-_NUM_KEPT:]
+    return [_read(entry, is_pending=is_end_noted and _is_pending(entry)) for entry in kept]
+
+
+def _read(entry: Mapping[str, Any], *, is_pending: bool) -> Operation:
+    frames = [Frame(f["filename"], f["line"], f["name"]) for f in entry.get("frames", [])]
+    return Operation(
+        group=str(entry["process_group"][0]),
+        backend=_backend_of(entry),
+        number=int(entry.get("collective_seq_id", entry.get("seq_id", 0))),
+        operation=str(entry["profiling_name"]).rpartition(":")[2].lstrip("_").lower(),
+        place=locate(frames) if frames else "",
+        sizes=f"{entry.get('input_sizes')} {entry.get('input_dtypes')}",
+        is_pending=is_pending,
+    )
+
+
+def recorder_variables(backend: str | None, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that make NCCL keep a record; none the user has chosen.
+
+    They have to be set before the process group is created. torch has them on by default in some
+    versions only. NCCL's watchdog then writes the record to a file as well when it gives up.
+    """
+    if backend is None or "nccl" not in backend:
+        return {}
+    wanted = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    if not any(name in env for name in _BUFFER_VARIABLES):
+        has_new_name = hasattr(_bindings(), _DUMPS[0])
+        wanted[_BUFFER_VARIABLES[0 if has_new_name else 1]] = str(_BUFFER_SIZE)
+    return {name: value for name, value in wanted.items() if name not in env}

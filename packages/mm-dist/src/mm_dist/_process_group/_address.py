@@ -1,0 +1,148 @@
+"""Find the first rank: its name, and whether somebody listens there."""
+
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+from mm_dist._errors import LaunchError
+
+_logger = logging.getLogger(__name__)
+# A wrong name is told within 10 s; one that appears a little late, as in Kubernetes, is found.
+RESOLUTION_BUDGET_S = 8.0
+_RETRY_S = 0.5
+_CONNECTION_S = 5.0
+_PATIENCE_S = 30.0
+_LONGEST_PAUSE_S = 1.0
+
+Address = tuple[str, int]
+
+
+def resolve(host: str, port: int, budget_s: float = RESOLUTION_BUDGET_S) -> list[Address]:
+    """Return the numeric addresses of a machine.
+
+    A given address is returned as it is; nothing is looked up backwards. A name is asked for
+    again until the budget is spent.
+
+    Args:
+        host: Name or address.
+        port: Goes into the result unchanged.
+        budget_s: The longest time that this may take, even if the resolver itself hangs.
+
+    Raises:
+        LaunchError: If the name has no address by then; the message names it.
+
+    Example:
+        >>> resolve("127.0.0.1", 29500)
+        [('127.0.0.1', 29500)]
+    """
+    if _is_numeric(host):
+        return [(host, port)]
+    end = time.monotonic() + budget_s
+    while True:
+        found, reason = _ask_resolver(host, end - time.monotonic())
+        if found:
+            return [(text, port) for text in found]
+        if time.monotonic() + _RETRY_S >= end:
+            raise LaunchError(
+                f"The name {host!r} of rank 0's machine is not known on {socket.gethostname()}: "
+                f"{reason}; asked for {budget_s:g} s. Check the name, or set MASTER_ADDR to the "
+                "machine's address on all ranks."
+            )
+        time.sleep(_RETRY_S)
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _ask_resolver(host: str, limit_s: float) -> tuple[list[str], str]:
+    """Return addresses, or the reason why there are none.
+
+    In a thread: a resolver that waits for a silent name server cannot be told when to stop.
+    """
+    found: list[str] = []
+    reasons: list[str] = []
+
+    def ask() -> None:
+        try:
+            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            reasons.append(str(error))
+        else:
+            found.extend(dict.fromkeys(str(answer[4][0]) for answer in answers))
+
+    thread = threading.Thread(target=ask, name="mm_dist-resolver", daemon=True)
+    thread.start()
+    thread.join(max(limit_s, 0))
+    return found, reasons[0] if reasons else "the resolver did not answer"
+
+
+def is_listening(addresses: list[Address], limit_s: float = _CONNECTION_S) -> bool:
+    """Return whether somebody accepts connections at one of the addresses."""
+    return any(_try_to_connect(address, limit_s) is None for address in addresses)
+
+
+def wait_for_listener(host: str, port: int, limit_s: float, rank: int) -> None:
+    """Wait until somebody accepts connections there; rank 0 may start late.
+
+    Raises:
+        LaunchError: If the name is not known, or nobody listens in time. The message says which
+            addresses were tried and what each answered.
+    """
+    start = time.monotonic()
+    addresses = resolve(host, port)
+    pause_s, is_quiet = 0.01, True
+    while True:
+        left_s = start + limit_s - time.monotonic()
+        answers = {a: _try_to_connect(a, min(_CONNECTION_S, max(left_s, 0.1))) for a in addresses}
+        if None in answers.values():
+            return
+        if left_s <= pause_s:
+            raise LaunchError(
+                f"Rank {rank} cannot reach rank 0 at {host}:{port} within {limit_s:g} s; tried "
+                f"{_describe_answers(host, answers)}. Check that rank 0 was started on that "
+                "machine, that MASTER_ADDR and MASTER_PORT are the same on all ranks, and that no "
+                "firewall is between."
+            )
+        if is_quiet and time.monotonic() - start > _PATIENCE_S:
+            is_quiet = False
+            _logger.warning(
+                "rank %d still waits for rank 0: %s", rank, _describe_answers(host, answers)
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        addresses = _refresh(host, port, addresses) if pause_s == _LONGEST_PAUSE_S else addresses
+
+
+def _try_to_connect(address: Address, limit_s: float) -> str | None:
+    """Return ``None`` if the connection was accepted, else the reason."""
+    try:
+        socket.create_connection(address, timeout=limit_s).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _refresh(host: str, port: int, addresses: list[Address]) -> list[Address]:
+    # A container that starts anew comes back with another address.
+    if _is_numeric(host):
+        return addresses
+    found, _ = _ask_resolver(host, _RETRY_S)
+    return [(text, port) for text in found] or addresses
+
+
+def _describe_answers(host: str, answers: Mapping[Address, str | None]) -> str:
+    tried = ", ".join(f"{_show(address)} ({answer})" for address, answer in answers.items())
+    return tried if _is_numeric(host) else f"{host} -> {tried}"
+
+
+def _show(address: Address) -> str:
+    text, port = address
+    return f"[{text}]:{port}" if ":" in text else f"{text}:{port}"

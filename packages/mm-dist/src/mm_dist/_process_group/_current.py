@@ -1,0 +1,61 @@
+"""Describe the group that exists, whoever created it."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from mm_dist._device_choice import local_device
+from mm_dist._devices import accelerator_rows, count_devices, find_accelerator_of
+from mm_dist._dist_info import DistInfo
+from mm_dist._launchers import LaunchEnvironment, detect_launcher, observe_job
+from mm_dist._process_group._group_timeouts import read_group_timeout
+from mm_dist._process_group._state import find_own_group
+
+
+def current_info() -> DistInfo:
+    """Describe the group that exists; it need not have been created by ``init_dist``.
+
+    Where nothing says otherwise, all processes are taken to be on one machine.
+    """
+    own = find_own_group()
+    if own is not None:
+        return own.info
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    environment = _read_agreeing_environment()
+    local_rank = rank if environment is None else environment.local_rank
+    return DistInfo(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=world_size if environment is None else environment.local_world_size,
+        launcher=detect_launcher(os.environ).name,
+        backend=str(dist.get_backend()),
+        device=_device_of_group(local_rank),
+        timeout=read_group_timeout(dist.group.WORLD),
+    )
+
+
+def current_node_rank() -> int | None:
+    """Return the launcher's number of this machine, ``None`` if it does not tell."""
+    own = find_own_group()
+    environment = own.environment if own is not None else _read_agreeing_environment()
+    return None if environment is None else environment.node_rank
+
+
+def _read_agreeing_environment() -> LaunchEnvironment | None:
+    """Return what the launcher says, unless the group has other ranks than it started."""
+    environment = detect_launcher(os.environ).read(observe_job(os.environ))
+    place = (dist.get_rank(), dist.get_world_size())
+    return environment if (environment.rank, environment.world_size) == place else None
+
+
+def _device_of_group(local_rank: int) -> torch.device:
+    text = str(dist.get_backend())
+    if ":" in text:
+        # One backend for each device, as cpu:gloo,cuda:nccl: the accelerator that is there counts.
+        names = {pair.partition(":")[0] for pair in text.split(",")}
+        found = [row.name for row in accelerator_rows() if row.name in names and count_devices(row)]
+        return local_device(local_rank, found[0] if found else "cpu")
+    owner = find_accelerator_of(text)
+    return local_device(local_rank, owner.name if owner else "cpu")

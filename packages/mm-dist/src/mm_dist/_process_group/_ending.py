@@ -1,0 +1,95 @@
+"""End the group, at a clean exit or when asked to."""
+
+import atexit
+import gc
+import os
+import sys
+import time
+
+import torch.distributed as dist
+
+from mm_dist._process_group._failure import abort_groups, limit_teardown
+from mm_dist._process_group._failure_record import FailureBoard
+from mm_dist._process_group._peer_watch import needs_watch
+from mm_dist._process_group._state import OwnGroup, find_own_group, state
+from mm_dist._process_group._steady import steady_switch, synchronize_device
+from mm_dist._process_group._store import is_kept_by_launcher
+from mm_dist._rendezvous import restore_variables
+
+_THREAD_GRACE_S = 0.05
+# How long a rank waits at the end for the others: to part together, and to keep the store.
+_PARTING_LIMIT_S, _STORE_GRACE_S = 10.0, 3.0
+
+
+def destroy_dist() -> None:
+    """Destroy the process group that ``init_dist`` created; calling it again does nothing.
+
+    A group that something else created is left alone, and so is the parent's in a forked child.
+    Environment variables and the exception hook that ``init_dist`` replaced come back.
+
+    Example:
+        >>> destroy_dist()
+    """
+    own = state.own
+    if own is None or own.pid != os.getpid():
+        return
+    atexit.unregister(end_at_exit)
+    # First: it looks at the group, and uses the store.
+    for thread in (own.hang_report, own.peer_watch):
+        if thread is not None:
+            thread.stop()
+    if find_own_group() is not None:
+        _leave(own)
+    state.own = state.local_group = None
+    steady_switch.arm(None)
+    if own.restore_hook is not None:
+        own.restore_hook()
+    restore_variables(own.replaced)
+
+
+def end_at_exit() -> None:
+    """Destroy the group when the interpreter ends, unless an exception ended the program."""
+    own = state.own
+    if own is None or own.pid != os.getpid():
+        return
+    if state.failed is None and getattr(sys, "last_value", None) is None:
+        destroy_dist()
+        return
+    # The other ranks may be inside a collective: what waits for them could wait for long.
+    time.sleep(_THREAD_GRACE_S)
+    limit_teardown()
+
+
+def _leave(own: OwnGroup) -> None:
+    board = FailureBoard(own.address, own.info)
+    is_shared = own.info.world_size > 1 and own.address is not None
+    _release_threads(own.info.backend)
+    # Where peers do not notice that one is gone, destroying waits until they all do the same.
+    if is_shared and needs_watch(str(own.info.backend)):
+        if not board.leave(_PARTING_LIMIT_S):
+            # The others go on without this rank: what it has begun is finished, no more.
+            synchronize_device(own.info.device)
+            abort_groups()
+    elif is_shared:
+        board.leave(0)
+    if find_own_group() is not None:
+        dist.destroy_process_group()
+    if is_shared:
+        is_host = own.info.rank == 0 and not is_kept_by_launcher()
+        # If the store went first, torch's threads on the other ranks would complain.
+        board.say_gone(_STORE_GRACE_S if is_host else 0)
+
+
+def _release_threads(backend: str | None) -> None:
+    """Let gloo's threads finish, as far as they can.
+
+    After a collective they release objects of Python, for which they need the interpreter. While
+    torch 2.6 destroys the group, it waits for them and holds the interpreter: a deadlock. Once the
+    interpreter is gone, torch aborts the process. Both happen seldom, and after all the work is
+    done; an idle moment before the end prevents them.
+    """
+    if backend is None or "gloo" not in backend:
+        return
+    # A wrapper that lies in a reference cycle keeps the group; its end joins the threads.
+    gc.collect()
+    time.sleep(_THREAD_GRACE_S)

@@ -1,0 +1,194 @@
+"""What a rank does when an uncaught exception ends it: say why, and let nobody wait for it."""
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from mm_dist._dist_info import DistInfo
+from mm_dist._process_group._consequence import is_lost_peer, is_timeout
+from mm_dist._process_group._error_file import write_error_file
+from mm_dist._process_group._failure_record import (
+    Answer,
+    FailureBoard,
+    FailureRecord,
+    describe_error,
+)
+from mm_dist._process_group._state import find_own_group, state
+
+_logger = logging.getLogger(__name__)
+_ABORT_LIMIT_S = 5.0
+# The launcher ends all ranks as soon as it sees one end: it shall see the first failure first.
+_CONSEQUENCE_PAUSE_S = 1.0
+_TEARDOWN_LIMIT_S = 10.0
+# A variable's, and that of the call which counts.
+_OWN_REFERENCES = 2
+
+
+def install_failure_hook(
+    info: DistInfo, board: FailureBoard, *, former: Any, is_host: bool
+) -> Callable[[], None]:
+    """Chain ``sys.excepthook``, so that an uncaught exception is reported and ends the waiting.
+
+    Args:
+        info: This process's place.
+        board: Where failures are recorded for all ranks.
+        former: The hook to go back to: torch chains one of its own while it joins a group.
+        is_host: Whether the store ends with this process.
+
+    Returns:
+        A function that gives the interpreter its former hook back.
+    """
+    previous, pid = sys.excepthook, os.getpid()
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != pid or find_own_group() is None:
+            # A forked child is no rank; and without the group there is nobody to tell.
+            previous(kind, error, trace)
+            return
+        line = _record(info, board, error, _explain_wait(error))
+        previous(kind, error, trace)
+        _print_last(line)
+        _release(board, info, is_host=is_host)
+
+    sys.excepthook = report
+
+    def restore() -> None:
+        if sys.excepthook is report:
+            sys.excepthook = former
+
+    return restore
+
+
+def _record(info: DistInfo, board: FailureBoard, error: BaseException, wait: str) -> str:
+    """Tell the other ranks and the launcher; return the line that is to be printed last.
+
+    Args:
+        info: This process's place.
+        board: Where failures are recorded for all ranks.
+        error: What ends this rank.
+        wait: What the hang report knows about it; empty if nothing.
+    """
+    own = FailureRecord(info.rank, info.world_size, describe_error(error))
+    is_lost = is_lost_peer(error)
+    answer = board.exchange(own, is_consequence=is_lost)
+    is_consequence = is_lost or (answer.first is not None and is_timeout(error))
+    line = f"mm-dist: {_explain(own, answer, is_consequence=is_consequence)}"
+    if wait:
+        line = f"{line} - {wait}"
+    facts = {
+        "is_consequence": is_consequence,
+        "rank": own.rank,
+        "host": own.host,
+        "first_failure": None if answer.first is None else asdict(answer.first),
+    }
+    if isinstance(error, Exception):
+        # A report that fails must not hide what it reports.
+        with suppress(Exception):
+            write_error_file(error, facts, line)
+    if is_consequence:
+        time.sleep(_CONSEQUENCE_PAUSE_S)
+    return line
+
+
+def _explain(own: FailureRecord, answer: Answer, *, is_consequence: bool) -> str:
+    if not is_consequence:
+        after = "" if answer.first is None else f" (after {answer.first.describe()})"
+        return f"{own.describe()}{after}"
+    if answer.first is not None:
+        return f"{own.who()} stopped because {answer.first.describe()}"
+    if not answer.is_store_there and own.rank != 0:
+        return f"{own.who()} stopped because rank 0 had ended, see its output; {own.error}"
+    return (
+        f"{own.who()} stopped because it lost another rank, which left no word: killed, perhaps, "
+        f"by the scheduler or for want of memory; {own.error}"
+    )
+
+
+def _explain_wait(error: BaseException) -> str:
+    """Return what the hang report knows about an error, if it is on; it tells the others, too."""
+    own = find_own_group()
+    if own is None or own.hang_report is None:
+        return ""
+    # A report that fails must not hide what it reports.
+    with suppress(Exception):
+        return own.hang_report.explain(error) or ""
+    return ""
+
+
+def _print_last(*parts: str) -> None:
+    with suppress(Exception):
+        sys.stdout.flush()
+        # One write, so that lines of several ranks do not mix.
+        sys.stderr.write("".join(f"{part.rstrip()}\n" for part in parts if part))
+        sys.stderr.flush()
+
+
+def _release(board: FailureBoard, info: DistInfo, *, is_host: bool) -> None:
+    """Let the other ranks go on, or fail, at once: threads and exit handlers may take long."""
+    own, state.failed = state.own, info
+    if own is None:
+        return
+    if own.peer_watch is not None:
+        own.peer_watch.stop()
+    limit_teardown()
+    is_aborted = abort_groups()
+    # gloo's connections break when the last reference goes.
+    group, own.group = own.group, None
+    is_last_reference = sys.getrefcount(group) == _OWN_REFERENCES
+    del group
+    faulthandler.cancel_dump_traceback_later()
+    if is_host and is_aborted and (is_last_reference or own.peer_watch is not None):
+        board.wait_for_readers()
+
+
+def abort_groups() -> bool:
+    """Break all connections of this process's groups; return whether torch could do it.
+
+    Older torch can do so only with NCCL, and yet older not at all; there the connections break
+    when the process ends.
+    """
+    if not _can_abort():
+        return False
+    abort = dist.distributed_c10d._abort_process_group  # noqa: SLF001 (torch has no public one)
+    thread = threading.Thread(target=_call_quietly, args=(abort,), daemon=True)
+    thread.start()
+    # A device that does not answer must not keep this process.
+    thread.join(_ABORT_LIMIT_S)
+    return not thread.is_alive()
+
+
+def _can_abort() -> bool:
+    if not hasattr(dist.distributed_c10d, "_abort_process_group"):
+        return False
+    # Once all backends can, the group itself has the method.
+    return hasattr(dist.ProcessGroup, "abort") or dist.get_backend() == "nccl"
+
+
+def _call_quietly(function: Callable[[], Any]) -> None:
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 (the process is ending because of another one)
+        _logger.debug("the groups could not be aborted: %r", error)
+
+
+def limit_teardown() -> None:
+    """End this process with status 1 if the interpreter does not manage to end by itself.
+
+    Objects of torch wait for their threads when they go, and those wait for other ranks. The
+    timer is C's own: it needs no lock that such a wait may hold.
+    """
+    # Kept open on purpose: the timer writes where it stood, which nobody needs.
+    silence = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    faulthandler.dump_traceback_later(_TEARDOWN_LIMIT_S, exit=True, file=silence)

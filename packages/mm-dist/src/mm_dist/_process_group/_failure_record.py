@@ -1,0 +1,188 @@
+"""Which rank failed first: one record for all ranks, kept in the store."""
+
+import json
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from mm_dist._dist_info import DistInfo
+from mm_dist._process_group._store import StoreAddress
+
+# Not in a prefix store: those of older torch crash in compare_set.
+FAILED_KEY = "mm_dist/first_failure"
+LEFT_KEY = "mm_dist/first_to_leave"
+_READ_KEY = "mm_dist/num_readers"
+_LEAVING_KEY = "mm_dist/num_leaving"
+_GONE_KEY = "mm_dist/num_gone"
+_ABSENT = "absent"
+_MOST_CHARACTERS = 300
+_READ_GRACE_S, _PAUSE_S = 2.0, 0.02
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """How a rank's part in the group ended.
+
+    Attributes:
+        rank: Its number.
+        world_size: How many ranks there are.
+        error: Type and message of its exception, in one line; empty if it left without one.
+        host: Its machine.
+        time: When, in seconds since 1970, by that machine's clock.
+    """
+
+    rank: int
+    world_size: int
+    error: str
+    host: str = field(default_factory=socket.gethostname)
+    time: float = field(default_factory=time.time)
+
+    def describe(self) -> str:
+        """Return who and what, as in ``rank 1 of 4 on host n2 failed: ValueError: boom``."""
+        what = f"failed: {self.error}" if self.error else "had left the group without an error"
+        return f"{self.who()} {what}"
+
+    def who(self) -> str:
+        """Return who, as in ``rank 1 of 4 on host n2``."""
+        return f"rank {self.rank} of {self.world_size} on host {self.host}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return type and message of an exception in one line.
+
+    Example:
+        >>> describe_error(ValueError("boom"))
+        'ValueError: boom'
+    """
+    lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+    # A syntax error begins with the place, and ends with what is wrong.
+    line = lines[-1] if isinstance(error, SyntaxError) else lines[0]
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the store said.
+
+    Attributes:
+        first: The record of another rank, if there is one.
+        is_store_there: Whether there was an answer at all.
+    """
+
+    first: FailureRecord | None
+    is_store_there: bool
+
+
+class FailureBoard:
+    """The records of a job, reached by a short connection of its own.
+
+    Not by the connection of the group: another thread may be waiting in it.
+
+    Args:
+        address: Where the store is; ``None`` where the ranks met without one.
+        info: This process's place.
+    """
+
+    def __init__(self, address: StoreAddress | None, info: DistInfo) -> None:
+        self._address = address
+        self._info = info
+
+    def exchange(self, own: FailureRecord, *, is_consequence: bool) -> Answer:
+        """Leave this rank's record, unless it only follows from another's; return the first.
+
+        A record of a rank that left without an error is returned only to a rank that lost it.
+        """
+
+        def ask(store: Any) -> Answer:
+            if is_consequence:
+                first = _look(store, FAILED_KEY) or _look(store, LEFT_KEY)
+            else:
+                first = _read(store.compare_set(FAILED_KEY, "", json.dumps(asdict(own))))
+            store.add(_READ_KEY, 1)
+            is_other = first is not None and first.rank != own.rank
+            return Answer(first if is_other else None, is_store_there=True)
+
+        return self._visit(ask) or Answer(None, is_store_there=False)
+
+    def leave(self, limit_s: float) -> bool:
+        """Note that this rank leaves without an error; return whether all do within the limit."""
+        own = FailureRecord(self._info.rank, self._info.world_size, "")
+
+        def note(store: Any) -> bool:
+            store.compare_set(LEFT_KEY, "", json.dumps(asdict(own)))
+            store.add(_LEAVING_KEY, 1)
+            return self._wait_for(store, _LEAVING_KEY, limit_s)
+
+        return self._visit(note) is True
+
+    def say_gone(self, limit_s: float) -> None:
+        """Note that this rank has left; wait until all have, or the limit is over."""
+
+        def note(store: Any) -> bool:
+            store.add(_GONE_KEY, 1)
+            return self._wait_for(store, _GONE_KEY, limit_s)
+
+        self._visit(note)
+
+    def follow(self, is_over: Callable[[], bool]) -> Iterator[FailureRecord]:
+        """Yield the first failure when there is one; ``is_over`` waits a while between looks."""
+        store = None if self._address is None else self._address.connect()
+        while store is not None and not is_over():
+            try:
+                first = _look(store, FAILED_KEY)
+                if first is None:
+                    continue
+                store.add(_READ_KEY, 1)
+            except RuntimeError:
+                # The store has ended, and with it rank 0; whether it failed, nobody can tell.
+                return
+            yield first
+            return
+
+    def clear(self) -> None:
+        """Forget what ranks of a former attempt left in a store that outlives them."""
+
+        def forget(store: Any) -> bool:
+            for key in (FAILED_KEY, LEFT_KEY, _READ_KEY, _LEAVING_KEY, _GONE_KEY):
+                store.delete_key(key)
+            return True
+
+        self._visit(forget)
+
+    def wait_for_readers(self) -> None:
+        """Wait a moment, so that the other ranks can read what happened, before the store ends."""
+        self._visit(lambda store: self._wait_for(store, _READ_KEY, _READ_GRACE_S))
+
+    def _wait_for(self, store: Any, key: str, limit_s: float) -> bool:
+        """Wait until all ranks have counted; one that failed will not."""
+        end = time.monotonic() + limit_s
+        while store.add(key, 0) < self._info.world_size:
+            is_failed = _look(store, FAILED_KEY) is not None
+            if time.monotonic() >= end or (is_failed and key != _READ_KEY):
+                return False
+            time.sleep(_PAUSE_S)
+        return True
+
+    def _visit(self, action: Callable[[Any], _Result]) -> _Result | None:
+        store = None if self._address is None else self._address.connect()
+        if store is None:
+            return None
+        try:
+            return action(store)
+        except (RuntimeError, ValueError, TypeError):
+            # It ended in between, or another program answers.
+            return None
+
+
+def _read(value: bytes) -> FailureRecord | None:
+    text = value.decode()
+    return None if text in ("", _ABSENT) else FailureRecord(**json.loads(text))
+
+
+def _look(store: Any, key: str) -> FailureRecord | None:
+    # The one question that does not block where there is no such key, in all versions of torch.
+    return _read(store.compare_set(key, _ABSENT, _ABSENT))

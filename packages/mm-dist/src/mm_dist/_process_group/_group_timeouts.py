@@ -1,0 +1,79 @@
+"""Read and change how long the collectives of a group may take; torch has no one way for it."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mm_dist._backends import backends_by_device_type
+from mm_dist._errors import TorchVersionError
+
+
+def default_timeout(backend: str) -> timedelta:
+    """Return the timeout that torch gives to groups of a backend; of pairs, the shortest.
+
+    Example:
+        >>> default_timeout("gloo")
+        datetime.timedelta(seconds=1800)
+    """
+    read = getattr(dist.distributed_c10d, "_get_default_timeout", None)
+    if read is None:
+        return timedelta(seconds=dist.distributed_c10d.default_pg_timeout.total_seconds())
+    return min(timedelta(seconds=read(name).total_seconds()) for name in _names(backend))
+
+
+def read_group_timeout(group: Any) -> timedelta | None:
+    """Return how long a collective of this group may take, as torch has it.
+
+    Of a group with one backend per device, the shortest; ``None`` where no backend tells.
+    """
+    options: list[Any] = [getattr(backend, "options", None) for backend in _backends_of(group)]
+    found = [each._timeout for each in options if hasattr(each, "_timeout")]  # noqa: SLF001
+    return min(found) if found else None
+
+
+def change_group_timeout(group: Any, timeout: timedelta) -> None:
+    """Give a group another timeout; collectives that have begun keep theirs."""
+    for backend in _backends_of(group):
+        change = getattr(backend, "_set_default_timeout", None) or backend.set_timeout
+        change(timeout)
+
+
+def check_timeout_can_change(backend: str) -> None:
+    """Check that torch lets the timeout of a running group change, with effect.
+
+    Raises:
+        TorchVersionError: If it does not for one of the backends.
+    """
+    for name in _names(backend):
+        if _can_change(name):
+            continue
+        needed = "2.4" if name == "nccl" else "2.9"
+        raise TorchVersionError(
+            f"steady_timeout changes the timeout of a running {name!r} group, which needs torch "
+            f"{needed} or newer; this is torch {torch.__version__}. Leave steady_timeout out, or "
+            "upgrade torch."
+        )
+
+
+def _can_change(backend: str) -> bool:
+    if backend == "nccl":
+        return hasattr(dist.distributed_c10d, "_set_pg_timeout")
+    # Not the method that gloo has for longer: there it takes the new value, gives it back when
+    # asked, and goes on with the old one. Other vendors' backends inherit the newer method.
+    return hasattr(getattr(dist, "ProcessGroupGloo", None), "set_timeout")
+
+
+def _names(backend: str) -> list[str]:
+    return [pair.rpartition(":")[2] for pair in backend.split(",")]
+
+
+def _backends_of(group: Any) -> list[Any]:
+    find = getattr(group, "_get_backend", None)
+    if find is None:
+        # torch 1.x: the group is its backend.
+        return [group]
+    found = [find(torch.device(name)) for name in backends_by_device_type(group)]
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checker around the backend.
+    return [getattr(each, "wrapped_pg", each) for each in found]

@@ -1,0 +1,182 @@
+"""``init_dist``: from what the launcher says to a group of all ranks."""
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+
+from mm_dist._backends import choose_backend
+from mm_dist._device_choice import local_device
+from mm_dist._device_sharing import describe_shared_device
+from mm_dist._dist_info import DistInfo
+from mm_dist._errors import ConfigError
+from mm_dist._launchers import (
+    LaunchEnvironment,
+    describe_misuse,
+    libuv_variables,
+    observe_job,
+    select_launcher,
+)
+from mm_dist._process_group._current import current_info
+from mm_dist._process_group._group_timeouts import check_timeout_can_change
+from mm_dist._process_group._joining import join_group
+from mm_dist._process_group._state import OwnGroup, is_distributed
+from mm_dist._process_group._steady import steady_switch
+from mm_dist._rendezvous import check_port, overlay_port, warn_of_unused_port
+from mm_dist._timeout import check_steady_timeout, read_timeout
+
+_HANG_REPORT_VARIABLE = "MM_DIST_HANG_REPORT"
+_MPS_MESSAGE = (
+    "Several processes were started; Apple's mps takes part in no process group, so they use the "
+    "CPU. Start one process to use mps."
+)
+
+
+def init_dist(
+    launcher: str = "auto",
+    backend: str | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+    steady_timeout: float | timedelta | None = None,
+    port: int | None = None,
+    init_backend: str = "torch",
+    device_type: str | None = None,
+    hang_report: bool | None = None,
+) -> DistInfo:
+    """Join the process group of all the processes that a launcher started.
+
+    Under ``launcher='none'``, or ``'auto'`` without a launcher, no group is created and the
+    result describes a single process. If a group exists already, it is described and left as it
+    is. The group is destroyed at a clean exit of the interpreter, or by ``destroy_dist``.
+
+    While the group lives, an uncaught exception is told to the other ranks and to the launcher
+    (as torch's ``record`` does), its last line names this rank, and nobody goes on waiting for it.
+
+    Args:
+        launcher: ``auto``, ``none``, ``pytorch``, ``slurm``, ``mpi``, or the name of an installed
+            launcher. ``auto`` finds out from the environment.
+        backend: ``nccl``, ``gloo``, ..., or pairs as ``cpu:gloo,cuda:nccl``. Defaults to that of
+            the device. One that cannot run here is replaced by that default, with a warning.
+        timeout: Longest time that a collective may take, in seconds or as ``timedelta``; also how
+            long ranks wait for each other here. Defaults to torch's. ``DistInfo.timeout`` is what
+            torch says that it is.
+        steady_timeout: A shorter one that ``enter_steady_state`` sets, after the first step.
+            Needs torch 2.9 with gloo, 2.4 with NCCL.
+        port: Port on which rank 0 listens. Defaults to ``MASTER_PORT``, then to the launcher's.
+        init_backend: Only ``torch``.
+        device_type: ``cuda``, ``npu``, ``cpu``, ... Defaults to the accelerator that is there.
+        hang_report: Whether to say which rank the others wait for, before a collective times
+            out. ``None`` means yes, unless ``MM_DIST_HANG_REPORT=0`` is set.
+
+    Returns:
+        Ranks, sizes, backend, device and timeout of this process.
+
+    Raises:
+        ConfigError: If an argument cannot be used.
+        LaunchError: If the environment does not fit the launcher, or the group does not come up.
+        TorchVersionError: If this torch lacks what an argument needs.
+
+    Example:
+        >>> init_dist("none", device_type="cpu").world_size
+        1
+    """
+    _check_init_backend(init_backend)
+    check_port(port)
+    limit, steady_limit = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
+    check_steady_timeout(steady_limit, limit)
+    env = observe_job(os.environ)
+    chosen = select_launcher(launcher, env)
+    if is_distributed():
+        existing = current_info()
+        _warn(_describe_unused_timeout(limit, existing))
+        return existing
+    environment = chosen.read(overlay_port(env, chosen.name, port))
+    warn_of_unused_port(environment, port)
+    speaks = environment.local_rank == 0
+    _warn(describe_misuse(launcher, environment, env) if speaks else None)
+    device = local_device(environment.local_rank, device_type)
+    is_single = environment.master_addr is None
+    if device.type == "mps" and not is_single:
+        # No process group of torch carries its tensors.
+        _warn(_MPS_MESSAGE if speaks else None)
+        device = torch.device("cpu")
+    # One process per machine speaks: the answer is the same for the others.
+    usable = choose_backend(backend, device.type, is_warning=speaks and not is_single)
+    info = _describe(environment, None if is_single else usable, device)
+    if is_single:
+        return info
+    _warn(describe_shared_device(environment, device, usable, env))
+    if steady_limit is not None:
+        check_timeout_can_change(usable)
+    is_watched = _is_hang_report_wanted(hang_report, env)
+    variables = _variables_for_torch(usable, env, is_watched=is_watched)
+    own = join_group(info, environment, limit, variables)
+    steady_switch.arm(steady_limit)
+    if is_watched:
+        _start_hang_report(own)
+    return own.info
+
+
+def _check_init_backend(init_backend: str) -> None:
+    if init_backend != "torch":
+        raise ConfigError(
+            f"init_backend={init_backend!r} is not supported; only 'torch' is. Let the other "
+            "library create its group first: init_dist then uses that."
+        )
+
+
+def _describe_unused_timeout(timeout: timedelta | None, existing: DistInfo) -> str | None:
+    if timeout in (None, existing.timeout):
+        return None
+    return (
+        f"timeout={timeout} is not used: there is a process group already, and its timeout is "
+        f"{existing.timeout}. Give it to what creates the group."
+    )
+
+
+def _describe(
+    environment: LaunchEnvironment, backend: str | None, device: torch.device
+) -> DistInfo:
+    return DistInfo(
+        rank=environment.rank,
+        world_size=environment.world_size,
+        local_rank=environment.local_rank,
+        local_world_size=environment.local_world_size,
+        launcher=environment.launcher,
+        backend=backend,
+        device=device,
+    )
+
+
+def _warn(message: str | None) -> None:
+    """Warn the caller of ``init_dist``, which calls this, if there is something to say."""
+    if message is not None:
+        warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def _is_hang_report_wanted(asked: bool | None, env: Mapping[str, str]) -> bool:  # noqa: FBT001
+    return env.get(_HANG_REPORT_VARIABLE) != "0" if asked is None else asked
+
+
+def _variables_for_torch(
+    backend: str, env: Mapping[str, str], *, is_watched: bool
+) -> dict[str, str]:
+    variables = libuv_variables(sys.platform, env)
+    if "nccl" in backend and torch.__version__.startswith("1."):
+        # Without it torch 1.x keeps to no timeout; torchrun sets it, srun and mpirun do not.
+        variables["NCCL_ASYNC_ERROR_HANDLING"] = env.get("NCCL_ASYNC_ERROR_HANDLING", "1")
+    if is_watched:
+        from mm_dist._hang_report import recorder_variables  # noqa: PLC0415 (only where it is on)
+
+        variables.update(recorder_variables(backend, env))
+    return variables
+
+
+def _start_hang_report(own: OwnGroup) -> None:
+    from mm_dist._hang_report import start_hang_report  # noqa: PLC0415 (only where it is on)
+
+    if own.info.timeout is not None:
+        own.hang_report = start_hang_report(own.info, own.info.timeout)

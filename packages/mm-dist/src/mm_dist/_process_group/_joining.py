@@ -1,0 +1,148 @@
+"""Join the group of all ranks: meet, then let torch connect them."""
+
+import atexit
+import inspect
+import logging
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from mm_dist._device_choice import set_current_device
+from mm_dist._devices import find_accelerator_of
+from mm_dist._dist_info import DistInfo
+from mm_dist._errors import LaunchError
+from mm_dist._launchers import LaunchEnvironment
+from mm_dist._process_group._ending import end_at_exit
+from mm_dist._process_group._error_file import write_error_file
+from mm_dist._process_group._failure import install_failure_hook
+from mm_dist._process_group._failure_record import FailureBoard, FailureRecord
+from mm_dist._process_group._group_timeouts import default_timeout, read_group_timeout
+from mm_dist._process_group._meeting import meet
+from mm_dist._process_group._peer_watch import PeerWatch, needs_watch
+from mm_dist._process_group._state import OwnGroup, state
+from mm_dist._process_group._steady import steady_switch
+from mm_dist._process_group._store import StoreAddress, is_kept_by_launcher, open_store
+from mm_dist._rendezvous import restore_variables, set_variables
+
+# torch's type information does not list all of its names.
+_DIST: Any = dist
+_logger = logging.getLogger(__name__)
+
+
+def join_group(
+    info: DistInfo,
+    environment: LaunchEnvironment,
+    timeout: timedelta | None,
+    variables: Mapping[str, str],
+) -> OwnGroup:
+    """Create the default group, and remember it in the state of this process.
+
+    Args:
+        info: What was chosen for this process.
+        environment: Where the ranks meet.
+        timeout: How long a collective may take, and how long ranks wait for each other here.
+        variables: To be set in the environment until the group ends.
+
+    Raises:
+        LaunchError: If the group does not come up.
+    """
+    _logger.debug("joining %s, read from %s", info, dict(environment.sources))
+    if not dist.is_available():
+        raise LaunchError(
+            f"launcher={info.launcher!r} needs torch.distributed, which this torch was built "
+            "without; install another build, or use launcher='none'."
+        )
+    set_current_device(info.device)
+    former_hook, replaced = sys.excepthook, set_variables(environment, variables)
+    try:
+        own = _join(info, environment, timeout, replaced)
+    except (RuntimeError, ValueError, OSError) as error:
+        restore_variables(replaced)
+        failure = _describe_failure(error, info, environment)
+        _record(failure, error)
+        if failure is error:
+            raise
+        raise failure from error
+    is_host = info.rank == 0 and not is_kept_by_launcher()
+    board = FailureBoard(own.address, own.info)
+    own.restore_hook = install_failure_hook(own.info, board, former=former_hook, is_host=is_host)
+    if own.address is not None and info.world_size > 1 and needs_watch(str(info.backend)):
+        own.peer_watch = PeerWatch(board, FailureRecord(info.rank, info.world_size, ""))
+    state.own, state.failed, state.local_group = own, None, None
+    steady_switch.arm(None)
+    atexit.register(end_at_exit)
+    _logger.debug("joined with a timeout of %s", own.info.timeout)
+    return own
+
+
+def _join(
+    info: DistInfo,
+    environment: LaunchEnvironment,
+    timeout: timedelta | None,
+    replaced: Mapping[str, str | None],
+) -> OwnGroup:
+    store, address = None, None
+    if info.backend != "mpi":
+        # MPI connects its ranks by itself.
+        address = StoreAddress(str(environment.master_addr), int(environment.master_port or 0))
+        store = _meet_in_store(info, environment, timeout, address)
+    dist.init_process_group(**_group_arguments(info, timeout, store))
+    joined = replace(info, timeout=read_group_timeout(dist.group.WORLD) or timeout)
+    return OwnGroup(dist.group.WORLD, joined, replaced, environment, store, address)
+
+
+def _meet_in_store(
+    info: DistInfo,
+    environment: LaunchEnvironment,
+    timeout: timedelta | None,
+    address: StoreAddress,
+) -> Any:
+    state.num_joined += 1
+    limit = timeout or default_timeout(str(info.backend))
+    store = open_store(environment, limit.total_seconds())
+    if info.rank == 0:
+        FailureBoard(address, info).clear()
+    meet(store, environment, state.num_joined, limit.total_seconds())
+    store.set_timeout(limit)
+    return store
+
+
+def _group_arguments(info: DistInfo, timeout: timedelta | None, store: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"backend": info.backend}
+    if store is not None:
+        # The prefix that torch itself takes where it opens the store.
+        arguments["store"] = _DIST.PrefixStore("default_pg", store)
+        arguments.update(rank=info.rank, world_size=info.world_size)
+    if timeout is not None:
+        arguments["timeout"] = timeout
+    is_own_backend = info.backend is not None and find_accelerator_of(info.backend) is not None
+    if is_own_backend and "device_id" in inspect.signature(dist.init_process_group).parameters:
+        # Without it NCCL guesses the device of barriers, and warns.
+        arguments["device_id"] = info.device
+    return arguments
+
+
+def _describe_failure(
+    error: Exception, info: DistInfo, environment: LaunchEnvironment
+) -> LaunchError:
+    if isinstance(error, LaunchError):
+        return error
+    return LaunchError(
+        f"Rank {info.rank} of {info.world_size} could not join the process group at "
+        f"{environment.master_addr}:{environment.master_port} with backend {info.backend!r}: "
+        f"{error} - check that rank 0 runs there, that the port is free on its machine "
+        "(choose another one with port= or MASTER_PORT), and that all ranks were started."
+    )
+
+
+def _record(failure: LaunchError, error: Exception) -> None:
+    """Tell the launcher at once: there is no group yet whose hook would do it."""
+    if failure is not error:
+        failure.__cause__ = error
+    with suppress(Exception):
+        write_error_file(failure, {"is_consequence": False}, f"mm-dist: {failure}")

@@ -1,0 +1,123 @@
+"""Let the ranks of one job meet in the store, and name those that do not come."""
+
+import hashlib
+import os
+import socket
+import time
+from typing import Any
+
+from mm_dist._errors import LaunchError
+from mm_dist._launchers import LaunchEnvironment
+from mm_dist._process_group._store import is_kept_by_launcher, stranger_error
+
+# What the ranks of a job share and other jobs do not have.
+_JOB_VARIABLES = {
+    "pytorch": ("TORCHELASTIC_RUN_ID",),
+    "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "mpi": ("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID"),
+}
+# Rank 0 signs its store at once; a store that stays unsigned for so long is not rank 0's.
+_SIGNATURE_S = 20.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+_MOST_NAMED = 20
+
+
+def meet(store: Any, environment: LaunchEnvironment, number: int, limit_s: float) -> None:
+    """Wait until all ranks are there.
+
+    Everything is asked by counting up by 0: that does not block, is quiet, and right in every
+    version of torch, unlike a wait that ran out.
+
+    Args:
+        store: The store of this job, or what was found in its place.
+        environment: This process's place.
+        number: How many groups this process has joined before; the same on all ranks.
+        limit_s: How long to wait for the others, in seconds.
+
+    Raises:
+        LaunchError: If some ranks do not come in time (rank 0 names them), if another process
+            has the same rank, or if the store belongs to another job.
+    """
+    start = time.monotonic()
+    keys = _Keys(f"mm_dist/{number}")
+    if not is_kept_by_launcher():
+        _check_host(store, keys, environment)
+        _check_place(store, keys, environment)
+    else:
+        store.add(keys.rank(environment.rank), 1)
+    if store.add(keys.count, 1) == environment.world_size:
+        store.add(keys.complete, 1)
+    if _wait_for(store, keys.complete, start + limit_s):
+        return
+    raise _absence_error(store, keys, environment, limit_s)
+
+
+class _Keys:
+    """The names that a meeting uses in the store."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.count = f"{prefix}/count"
+        self.complete = f"{prefix}/complete"
+
+    def host(self, signature: str) -> str:
+        return f"{self._prefix}/host/{signature}"
+
+    def rank(self, rank: int) -> str:
+        return f"{self._prefix}/rank/{rank}"
+
+
+def _check_host(store: Any, keys: _Keys, environment: LaunchEnvironment) -> None:
+    key = keys.host(_sign(environment))
+    if environment.rank == 0:
+        store.add(key, 1)
+    elif not _wait_for(store, key, time.monotonic() + _SIGNATURE_S):
+        host, port = str(environment.master_addr), int(environment.master_port or 0)
+        raise stranger_error(environment.rank, host, port, "it is the store of another job")
+
+
+def _check_place(store: Any, keys: _Keys, environment: LaunchEnvironment) -> None:
+    if store.add(keys.rank(environment.rank), 1) == 1:
+        return
+    raise LaunchError(
+        f"Rank {environment.rank} of {environment.world_size} is on {socket.gethostname()}, but "
+        f"another process has joined at {environment.master_addr}:{environment.master_port} as "
+        "the same rank. Either two jobs use one port (choose another one with MASTER_PORT or "
+        f"port=), or RANK is wrong on a machine (read from {environment.sources.get('rank')})."
+    )
+
+
+def _sign(environment: LaunchEnvironment) -> str:
+    names = _JOB_VARIABLES.get(environment.launcher, ())
+    facts = [environment.launcher, str(environment.world_size)]
+    facts += [os.environ.get(name, "") for name in names]
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+
+
+def _wait_for(store: Any, key: str, end: float) -> bool:
+    pause_s = _FIRST_PAUSE_S
+    while store.add(key, 0) == 0:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(pause_s)
+        # Thousands of ranks may wait for one that is late.
+        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+    return True
+
+
+def _absence_error(
+    store: Any, keys: _Keys, environment: LaunchEnvironment, limit_s: float
+) -> LaunchError:
+    size = environment.world_size
+    there = int(store.add(keys.count, 0))
+    who = ""
+    if environment.rank == 0:
+        absent = [rank for rank in range(size) if store.add(keys.rank(rank), 0) == 0]
+        more = ", ..." if len(absent) > _MOST_NAMED else ""
+        who = f"; missing: rank {', '.join(map(str, absent[:_MOST_NAMED]))}{more}"
+    return LaunchError(
+        f"Rank {environment.rank} of {size}: {there} of {size} ranks came to "
+        f"{environment.master_addr}:{environment.master_port} within {limit_s:g} s{who}. Check "
+        "that all were started with the same number of processes, and that none has failed; "
+        "raise timeout= if some start late."
+    )

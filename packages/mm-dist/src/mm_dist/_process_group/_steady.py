@@ -1,0 +1,93 @@
+"""From the long timeout of the first step to the shorter one of all others."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mm_dist._backends import backends_by_device_type
+from mm_dist._devices import device_module, find_row
+from mm_dist._process_group._group_timeouts import (
+    change_group_timeout,
+    default_timeout,
+    read_group_timeout,
+)
+from mm_dist._process_group._state import find_own_group
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SteadySwitch:
+    """Whether the shorter timeout still has to be set.
+
+    Attributes:
+        timeout: The shorter one; ``None`` where none was asked for, or it is set already.
+        is_due: The one thing that is looked at in each step.
+    """
+
+    timeout: timedelta | None = None
+    is_due: bool = False
+
+    def arm(self, timeout: timedelta | None) -> None:
+        """Say what ``enter_steady_state`` shall set; ``None`` for nothing."""
+        self.timeout, self.is_due = timeout, timeout is not None
+
+
+steady_switch = SteadySwitch()
+
+
+def enter_steady_state() -> None:
+    """Set the ``steady_timeout`` of ``init_dist``; all ranks have to call it, at the same point.
+
+    Call it once the slow part of the start is over: data loaded, kernels compiled, first step
+    done. The ``train_step`` of our wrappers does so after the first step. It waits for all ranks,
+    then shortens the timeouts of all groups; those that somebody gave a timeout of their own keep
+    it. Without ``steady_timeout``, and from the second call on, nothing happens.
+
+    Example:
+        >>> enter_steady_state()
+    """
+    timeout = steady_switch.timeout
+    steady_switch.arm(None)
+    own = find_own_group()
+    if timeout is None or own is None:
+        return
+    # First all ranks arrive: the fast ones must not time out waiting for those that still compile.
+    wait_for_all(own.info.device)
+    former = own.info.timeout
+    for group in _groups_to_change(former):
+        change_group_timeout(group, timeout)
+    own.info = replace(own.info, timeout=read_group_timeout(own.group))
+    if own.hang_report is not None:
+        own.hang_report.set_timeout(timeout)
+    _logger.debug("timeout %s from now on, it was %s", own.info.timeout, former)
+
+
+def wait_for_all(device: torch.device) -> None:
+    """Wait until all ranks are here and their devices have done what they were given."""
+    is_nccl = "nccl" in backends_by_device_type().values()
+    # NCCL needs a device for its barrier, and would guess one from the rank.
+    dist.barrier(device_ids=[device.index] if is_nccl else None)
+    synchronize_device(device)
+
+
+def synchronize_device(device: torch.device) -> None:
+    """Wait until a device has done what it was given; the CPU has."""
+    if device.type == "cpu":
+        return
+    synchronize = getattr(device_module(find_row(device.type)), "synchronize", None)
+    if synchronize is not None:
+        synchronize()
+
+
+def _groups_to_change(former: timedelta | None) -> Iterator[Any]:
+    for group, (backend, _) in list(dist.distributed_c10d._pg_map.items()):  # noqa: SLF001
+        # torch gives subgroups its own default, and not the default group's timeout.
+        usual = (former, default_timeout(str(backend)))
+        if group is dist.group.WORLD or read_group_timeout(group) in usual:
+            yield group

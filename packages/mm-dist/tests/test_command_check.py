@@ -1,0 +1,171 @@
+"""``mm-dist check`` with real ranks, and its parts with real sockets and stores."""
+
+import json
+import socket
+from contextlib import ExitStack, closing
+
+import pytest
+
+from mm_dist._command._check_board import Board
+from mm_dist._command._check_facts import Problem, find_differences, read_facts
+from mm_dist._command._check_reach import Doorbell, find_unreachable, ring_others
+from mm_dist._command._check_report import Report, find_notes, format_ranks
+from mm_dist._command._check_speed import bandwidths, summarize_speed
+
+
+def find_free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def variables(rank, world_size, port):
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world_size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+
+
+def test_healthy_ranks_are_measured(run_command, tmp_path):
+    (tmp_path / "config").write_text("lr: 1")
+    options = ["--config", "config", "--max-size", 1024, "--json", "report.json"]
+    result = run_command("run", "--nproc-per-node=2", "-m", "mm_dist", "check", *options)
+    assert result.returncode == 0, result.stderr
+    assert "2 of 2 ranks, launcher pytorch" in result.stdout
+    assert result.stdout.count("all is well") == 1, "only rank 0 reports"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["status"], report["backend"], report["problems"]) == (0, "gloo", [])
+    assert [row["bytes"] for row in report["all_reduce"]] == [8, 1024]
+    assert all(row["seconds"] > 0 for row in report["all_reduce"])
+    assert report["ranks"]["0"]["config"] == report["ranks"]["1"]["config"]
+
+
+def test_rank_with_another_config_is_named_by_text_and_status(start_command, tmp_path):
+    # As under mpirun: no launcher keeps a store.
+    port = find_free_port()
+    for rank in (0, 1):
+        (tmp_path / f"config{rank}").write_text(f"lr: {rank}")
+    jobs = [
+        start_command("check", "--config", f"config{rank}", **variables(rank, 2, port))
+        for rank in (0, 1)
+    ]
+    outputs = [job.communicate(timeout=60) for job in jobs]
+    assert [job.returncode for job in jobs] == [11, 11]
+    assert "problem: rank 1 on" in outputs[0][0]
+    assert "its config is sha256:" in outputs[0][0]
+    assert not outputs[1][0], "only rank 0 reports"
+
+
+def test_absent_ranks_are_named_in_time(start_command):
+    # Of two jobs, one lacks its second rank, and the other one its first.
+    port = find_free_port()
+    lonely = start_command("check", "--timeout=1", **variables(0, 3, port))
+    orphan = start_command("check", "--timeout=1", **variables(1, 2, find_free_port()))
+    output, _ = lonely.communicate(timeout=30)
+    assert lonely.returncode == 11
+    for rank in (1, 2):
+        assert f"problem: rank {rank} of 3 did not come within 1 s" in output
+    _, errors = orphan.communicate(timeout=30)
+    assert orphan.returncode == 10
+    assert "Rank 1 cannot reach rank 0 at 127.0.0.1:" in errors
+
+
+def test_one_process_is_fine_by_itself(run_command):
+    result = run_command("check", "--json", "--config", "missing")
+    report = json.loads(result.stdout)
+    assert (result.returncode, report["launcher"], report["world_size"]) == (10, "none", 1)
+    assert "cannot be read: No such file" in report["problems"][0]["text"]
+
+
+def test_board_never_blocks():
+    board = Board()
+    assert board.find("note") is None
+    assert board.wait("note", 0) is None
+    board.post("note", {"a": 1})
+    board.post("say/1", False)  # noqa: FBT003
+    assert board.wait("note", 0) == {"a": 1}
+    assert board.collect("say", range(3), 0) == {1: False}
+
+
+def test_pair_that_cannot_connect_is_named_with_its_addresses():
+    closed_port = find_free_port()
+    with ExitStack() as stack:
+        bells = [stack.enter_context(closing(Doorbell())) for _ in range(3)]
+        doors = {
+            rank: {"addresses": ["127.0.0.1"], "port": bell.port, "word": bell.word}
+            for rank, bell in enumerate(bells)
+        }
+        assert ring_others(0, doors, 5) == []
+        doors[2] |= {"addresses": ["127.0.0.1", "::1"], "port": closed_port}
+        reports = {0: ring_others(0, doors, 5), 1: ring_others(1, doors, 5), 2: []}
+        doors[1]["port"] = bells[0].port
+        (impostor,) = ring_others(2, {1: doors[1], 2: doors[2]}, 5)
+    assert impostor["tried"] == [f"127.0.0.1:{bells[0].port} is another program or machine"]
+    problems = find_unreachable(reports, dict(enumerate("abc")))
+    assert [problem.rank for problem in problems] == [2, 2]
+    assert problems[0].text.startswith(
+        f"rank 0 on a cannot reach rank 2 on c: 127.0.0.1:{closed_port} "
+    )
+    assert f"; ::1:{closed_port} " in problems[0].text
+
+
+def facts(host="h", addresses=("10.0.0.1",), name_address="10.0.0.1", **compared):
+    return {
+        "host": host,
+        "compared": {"torch": "2.13.0", "device count": "8", **compared},
+        "addresses": list(addresses),
+        "name_address": name_address,
+        "interface": None,
+    }
+
+
+def test_differences_are_those_from_most_ranks():
+    table = {0: facts(torch="2.6.0"), 1: facts(), 2: facts(), 3: facts(**{"mm-amp": "0.1.0"})}
+    problems = find_differences(table)
+    assert [(problem.rank, problem.kind) for problem in problems] == [
+        (0, "difference"),
+        (3, "difference"),
+    ]
+    assert "its torch is 2.6.0, that of the others is 2.13.0" in problems[0].text
+    assert "its mm-amp is 0.1.0, that of the others is not installed" in problems[1].text
+    assert find_differences({0: facts(), 1: facts()}) == []
+
+
+def test_config_that_only_some_can_read(tmp_path):
+    path = tmp_path / "config"
+    lacking = read_facts("cpu", str(path))
+    path.write_text("lr: 1")
+    having = read_facts("cpu", str(path))
+    problems = find_differences({0: lacking, 1: lacking, 2: having})
+    assert [problem.rank for problem in problems] == [0, 1]
+    assert having["compared"]["config"].startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "status"), [([], 0), ([None], 1), ([None, 3, 2], 12), ([64], 74), ([999], 74)]
+)
+def test_status_names_the_lowest_rank(ranks, status):
+    problems = [Problem("difference", rank, "text") for rank in ranks]
+    report = Report("slurm", 1000, {}, problems)
+    assert report.status == status
+    assert report.as_json()["status"] == status
+
+
+def test_report_joins_equal_ranks_and_warns_of_loopback_names():
+    table = {rank: facts() for rank in range(8)} | {8: facts("i", ["10.0.0.2"], "127.0.1.1")}
+    text = Report("mpi", 9, table).as_text()
+    assert "0-7    h     10.0.0.1  2.13.0  8" in text
+    (note,) = find_notes(table)
+    assert note.startswith("on rank 8 the machine's own name means its loopback address")
+    assert find_notes({0: facts(name_address="127.0.0.1")}) == []
+    assert format_ranks([7, 0, 1, 2, 9, 8]) == "0-2,7-9"
+
+
+def test_bus_bandwidth_does_not_depend_on_the_number_of_ranks():
+    # A ring sends 2 * (n - 1) / n of the tensor over each link.
+    assert bandwidths(8 * 10**9, 1.0, 8) == (8.0, 14.0)
+    (row,) = summarize_speed({0: {"8": 0.5}, 1: {"8": 1.0}})
+    assert (row["seconds"], row["slowest_rank"], row["bus_gb_per_s"]) == (1.0, 1, 8e-9)

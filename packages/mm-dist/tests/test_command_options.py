@@ -1,0 +1,182 @@
+"""What ``mm-dist run`` makes of its options; nothing is started."""
+
+import socket
+from importlib.metadata import entry_points, version
+
+import pytest
+import torch
+from torch.distributed.launcher.api import LaunchConfig
+
+from mm_dist import ConfigError, LaunchError
+from mm_dist._command import _run_processes, main
+from mm_dist._command._resolution import resolve_host
+from mm_dist._command._run_arguments import read_run_arguments
+from mm_dist._command._run_nodes import can_host, own_address_towards, plan_rendezvous
+
+
+def plan(*arguments):
+    options = read_run_arguments([*arguments, "script.py", "--its-own"])
+    plan_rendezvous(options)
+    return options
+
+
+@pytest.fixture
+def taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("given", [[], ["--standalone"], ["--rdzv-backend=c10d"]])
+def test_one_machine_meets_at_a_free_port(given):
+    options, other = plan(*given), plan(*given)
+    assert (options.rdzv_backend, options.rdzv_endpoint) == ("c10d", "localhost:0")
+    assert options.rdzv_id != other.rdzv_id
+    assert not options.standalone
+    assert options.training_script_args == ["--its-own"]
+
+
+def test_a_given_port_wins():
+    options = plan("--master-port=2345")
+    assert (options.rdzv_backend, options.master_addr) == ("static", "127.0.0.1")
+    assert options.master_port == 2345
+    assert plan("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1").rdzv_endpoint == "localhost:1"
+
+
+def test_kubernetes_variables_are_defaults(monkeypatch):
+    for name, value in {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": "2345",
+        "PET_MAX_RESTARTS": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    options = plan("--master_port=2346")
+    assert (options.nnodes, options.node_rank, options.master_port) == ("2", 1, 2346)
+
+
+def test_first_of_two_machines_is_found_out(taken_port):
+    # On one machine the first launcher is the one that finds the port free.
+    two = ("--nnodes=2", "--master-addr=127.0.0.1")
+    assert plan(*two).node_rank == 0
+    assert plan(*two, f"--master-port={taken_port}").node_rank == 1
+    with pytest.raises(ConfigError, match="needs --node-rank on all machines but the first"):
+        plan("--nnodes=3", "--master-addr=127.0.0.1", f"--master-port={taken_port}")
+
+
+@pytest.mark.parametrize(
+    ("given", "is_host"),
+    [
+        (["--node-rank=0"], 1),
+        (["--node-rank=1"], 0),
+        (["--rdzv-conf=is_host=0,join_timeout=9", "--node-rank=0"], 0),
+        ([], 1),
+    ],
+)
+def test_c10d_over_machines_is_told_its_host_and_address(given, is_host):
+    options = plan("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1", *given)
+    assert f"is_host={is_host}" in options.rdzv_conf
+    assert options.local_addr == "127.0.0.1"
+    assert options.node_rank == 0, "torch would warn that c10d does not use it"
+
+
+def test_hosting_follows_from_the_address(taken_port):
+    assert can_host("127.0.0.1", 0)
+    assert not can_host("127.0.0.1", taken_port)
+    assert not can_host("192.0.2.1", 0), "an address of no machine at all"
+    assert own_address_towards("127.0.0.1") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nnodes=0"], "--nnodes=0 is no number of machines"),
+        (["--nnodes=2"], "--nnodes=2 needs --master-addr"),
+        (["--nnodes=2", "--standalone"], "--standalone is for one machine"),
+        (["--nnodes=1:2", "--master-addr=a"], "needs --rdzv-backend=c10d"),
+        (["--nnodes=2", "--rdzv-backend=c10d"], "needs --rdzv-endpoint=HOST:PORT"),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=a:b"], "is not HOST:PORT"),
+        (["--nnodes=2", "--node-rank=2", "--master-addr=a"], "--node-rank=2 is too large"),
+        (["--nproc-per-node=some"], "device_type='some' is not known"),
+        (["--nproc-per-node=0"], "--nproc-per-node=0 is not known"),
+        (["--no-python", "-m"], "exclude each other"),
+        ([], "There is no script 'script.py'"),
+        (["--tee=9", "--run-path"], "torch's launcher refuses the options"),
+    ],
+)
+def test_bad_usage_is_explained(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
+    assert main(["run", *arguments, "script.py"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["run"], 2, "required: training_script"),
+        (["run", "--max_restarts=x", "s.py"], 2, "invalid int value: 'x'"),
+        (["walk"], 2, "invalid choice: 'walk'"),
+        ([], 2, "required: COMMAND"),
+        (["--version"], 0, f"mm-dist {version('mm-dist')}"),
+        (["run", "--help"], 0, "usage: mm-dist run"),
+    ],
+)
+def test_argparse_answers(arguments, status, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == status
+    captured = capsys.readouterr()
+    assert message in captured.out + captured.err
+
+
+def test_old_torch_names_what_local_addr_needs(capsys):
+    # The attribute is what torch 1.13 lacks.
+    expected = 2 if hasattr(LaunchConfig, "local_addr") else 1
+    assert main(["run", "--local-addr=127.0.0.1", "none.py"]) == expected
+    assert ("torch 2.0 or newer" in capsys.readouterr().err) == (expected == 1)
+
+
+def test_occupied_port_is_named(taken_port, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
+    (tmp_path / "script.py").touch()
+    assert main(["run", f"--master-port={taken_port}", "script.py"]) == 1
+    assert f"could not meet at 127.0.0.1:{taken_port}" in capsys.readouterr().err
+
+
+def test_machine_that_nobody_knows_is_named():
+    with pytest.raises(LaunchError, match=r"'no\.such\.invalid' cannot be found within 0\.3 s"):
+        resolve_host("no.such.invalid", 0.3)
+
+
+def test_processes_default_to_one_without_an_accelerator(monkeypatch):
+    # Here a table of one device type stands in for an accelerator.
+    if not torch.cuda.is_available():
+        assert _run_processes.count_processes(None) == 1
+    assert _run_processes.count_processes("cpu") == _run_processes.count_cores()
+    monkeypatch.setattr(_run_processes, "available_device_type", lambda: "npu")
+    monkeypatch.setattr(_run_processes, "count_devices", lambda row: 8 if row.name == "npu" else 0)
+    assert _run_processes.count_processes(None) == 8
+    assert _run_processes.count_processes("auto") == 8
+    assert _run_processes.count_processes("npu") == 8
+    with pytest.raises(ConfigError, match="one rank per xpu device, and this machine shows none"):
+        _run_processes.count_processes("xpu")
+
+
+def test_container_limit_counts(monkeypatch, tmp_path):
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(_run_processes, "_CGROUP_LIMIT", limit)
+    unlimited = _run_processes.count_cores()
+    limit.write_text("max 100000\n")
+    assert _run_processes.count_cores() == unlimited
+    limit.write_text("100000 100000\n")
+    assert _run_processes.count_cores() == 1
+    assert _run_processes.choose_threads(4) == 1
+
+
+def test_command_is_installed():
+    (entry,) = entry_points(group="console_scripts", name="mm-dist")
+    assert entry.load() is main

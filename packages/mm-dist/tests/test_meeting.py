@@ -1,0 +1,142 @@
+"""How ranks find each other, and what they say if they do not."""
+
+import logging
+import socket
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from mm_dist import LaunchEnvironment, LaunchError, init_dist
+from mm_dist._process_group import _address, _meeting, _store
+from mm_dist._process_group._meeting import meet
+from mm_dist._process_group._store import open_store
+
+PLACE = LaunchEnvironment("pytorch", 0, 0, 2, 2, 1, "127.0.0.1", 29500, {"rank": "RANK"})
+
+
+def rank_one(listener, **changes):
+    return replace(PLACE, rank=1, local_rank=1, master_port=listener.getsockname()[1], **changes)
+
+
+@pytest.fixture
+def listener():
+    """A program that accepts connections and never answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening
+
+
+@pytest.fixture
+def unused_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield probe.getsockname()[1]  # taken, and nobody listens
+
+
+def test_unresolvable_master_is_named(monkeypatch):
+    assert _address.RESOLUTION_BUDGET_S < 10
+    monkeypatch.setattr(_address.resolve, "__defaults__", (1.0,))
+    place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    for name, value in {**place, "MASTER_ADDR": "no-such-machine.invalid"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=r"'no-such-machine\.invalid' .* Check the name, or set"):
+        init_dist(device_type="cpu")
+
+
+def test_resolve_waits_for_a_name_that_appears_late(monkeypatch):
+    answers = iter([socket.gaierror("not yet"), socket.gaierror("not yet")])
+    known = socket.getaddrinfo("127.0.0.1", None, type=socket.SOCK_STREAM)
+
+    def ask(*_args, **_options):
+        # A stand-in for a name server that learns of a container.
+        failure = next(answers, None)
+        if failure is not None:
+            raise failure
+        return known
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    assert _address.resolve("worker-0", 80) == [("127.0.0.1", 80)]
+
+
+def test_resolve_does_not_wait_for_a_resolver_that_hangs(monkeypatch):
+    is_over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(60) and [])
+    with pytest.raises(LaunchError, match=r"'worker-0' .*the resolver did not answer"):
+        _address.resolve("worker-0", 80, 0.2)
+    is_over.set()
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "::1", "fe80::1%lo"])
+def test_resolve_takes_an_address_as_it_is(monkeypatch, address):
+    monkeypatch.setattr(socket, "getaddrinfo", None)  # calling it would fail
+    assert _address.resolve(address, 80) == [(address, 80)]
+
+
+def test_rank_that_finds_nobody_tells_what_it_tried(unused_port, monkeypatch, caplog):
+    monkeypatch.setattr(_address, "_PATIENCE_S", 0.0)
+    numeric = rf"at 127\.0\.0\.1:{unused_port} within 0.3 s; tried 127\.0\.0\.1:{unused_port} \("
+    with pytest.raises(LaunchError, match=numeric), caplog.at_level(logging.WARNING):
+        _address.wait_for_listener("127.0.0.1", unused_port, 0.3, rank=3)
+    assert "rank 3 still waits for rank 0" in caplog.text
+    named = rf"localhost -> .*127\.0\.0\.1:{unused_port} \(Connection refused\)"
+    with pytest.raises(LaunchError, match=named):
+        _address.wait_for_listener("localhost", unused_port, 0.1, rank=3)
+
+
+def test_rank_waits_for_rank_zero_that_starts_late():
+    late = socket.socket()
+    late.bind(("127.0.0.1", 0))
+    waiting = threading.Thread(
+        target=_address.wait_for_listener, args=(*late.getsockname(), 60.0, 1)
+    )
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    late.listen()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    late.close()
+
+
+def test_rank_does_not_wait_for_a_program_that_is_no_store(listener, monkeypatch):
+    monkeypatch.setattr(_store, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(_meeting, "_SIGNATURE_S", 0.5)
+    place = rank_one(listener)
+    with pytest.raises((LaunchError, RuntimeError), match=r"another program|Socket Timeout"):
+        # Stores before torch 2.1 say nothing at first, so that only the first question fails.
+        meet(open_store(place, 60), place, 0, 60)
+
+
+def test_rank_refuses_the_store_of_another_job(monkeypatch, unused_port):
+    monkeypatch.setattr(_meeting, "_SIGNATURE_S", 0.2)
+    store = dist.HashStore()
+    other, late = replace(PLACE, world_size=3), replace(PLACE, rank=1, master_port=unused_port)
+    with pytest.raises(LaunchError, match=r"1 of 3 ranks came .*missing: rank 1, 2"):
+        meet(store, other, 0, 0.1)
+    with pytest.raises(LaunchError, match=rf"127\.0\.0\.1:{unused_port}: .*store of another job"):
+        meet(store, late, 0, 60)
+
+
+def test_two_processes_of_one_rank_are_told(monkeypatch):
+    store = dist.HashStore()
+    first = threading.Thread(target=meet, args=(store, PLACE, 0, 60))
+    first.start()
+    meet(store, replace(PLACE, rank=1), 0, 60)
+    first.join(60)
+    with pytest.raises(LaunchError, match=r"Rank 1 of 2 .* the same rank.*read from RANK"):
+        meet(store, replace(PLACE, rank=1), 0, 60)
+    # A store that the launcher keeps may hold what an earlier attempt left there.
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    meet(store, replace(PLACE, rank=1), 0, 60)
+
+
+def test_missing_ranks_are_named_by_rank_zero(monkeypatch, free_port):
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**place, "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=r"1 of 3 ranks came .* within 0.5 s; missing: rank 1, 2"):
+        init_dist(device_type="cpu", timeout=timedelta(seconds=0.5))

@@ -1,0 +1,54 @@
+import observed
+import pytest
+
+from mm_dist._launchers import describe_misuse, select_launcher
+
+
+def find_misuse(env, launcher="auto"):
+    return describe_misuse(launcher, select_launcher(launcher, env).read(env), env)
+
+
+@pytest.mark.parametrize(
+    ("env", "part"),
+    [
+        (observed.SLURM_SHELL, "job 9 was granted 3 tasks (SLURM_NTASKS), but srun did not start"),
+        (observed.SLURM_BATCH, "granted 2 tasks"),
+        (
+            observed.SLURM_IDLE_GPU,
+            "granted this node 2 GPUs (SLURM_GPUS_ON_NODE) and 1 task, which",
+        ),
+    ],
+    ids=["shell-of-salloc", "script-of-sbatch", "ntasks-forgotten"],
+)
+def test_misuse_of_slurm_is_described(env, part):
+    assert part in find_misuse(env)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        observed.SLURM,
+        *observed.SLURM_GPU_PER_TASK,
+        {**observed.SLURM_SHELL, "SLURM_NTASKS": "1"},
+        {**observed.SLURM_IDLE_GPU, **observed.TORCHRUN},
+        {**observed.SLURM_SHELL, **observed.TORCHRUN},
+        {**observed.SLURM_SHELL, **observed.OPEN_MPI_5},
+    ],
+    ids=[
+        "no-slurm",
+        "srun",
+        "gpu-of-task-0",
+        "gpu-of-task-1",
+        "one-task",
+        "torchrun-in-a-task",
+        "torchrun-in-a-shell",
+        "mpirun-in-a-shell",
+    ],
+)
+def test_right_use_is_not_complained_about(env):
+    assert find_misuse(env) is None
+
+
+def test_who_asks_for_one_process_is_not_warned():
+    assert find_misuse(observed.SLURM_SHELL, launcher="none") is None
