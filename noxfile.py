@@ -123,6 +123,21 @@ def train(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Measure what our code costs; names after ``--`` choose the benchmarks, all by default."""
+    install_wheels(session, DEFAULT_TORCH)
+    folder = ROOT / "integration_tests" / "benchmarks"
+    available = {path.stem: path for path in sorted(folder.glob("*.py"))}
+    unknown = set(session.posargs) - set(available)
+    if unknown:
+        session.error(f"No benchmark {sorted(unknown)}; there are: {', '.join(available)}.")
+    results = ROOT / ".nox" / "bench"
+    results.mkdir(exist_ok=True)
+    for name in session.posargs or available:
+        session.run("python", str(available[name]), f"--json={results / name}.json")
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Build the wheel and the sdist of every package into ``dist/``, and check them."""
     session.install("build", "twine")

@@ -7,11 +7,18 @@ Starts two gloo ranks by itself, and lets four wrappers of equal models take tur
 * ``B``: MMDistributedDataParallel; ``B-``: the same with ``check_forward=False``.
 
 Once forward and backward alone, once a whole training step: ``train_step`` of ours against the
-same calls written by hand around torch's. Per round, each takes a number of steps; the median of
-these is one sample, and the table shows the median over rounds of the difference to ``A``'s, with
-the quartiles. Times of the thread's processor (``cpu``) leave out the waiting for the other rank.
+same calls written by hand around torch's.
 
-Run: ``python ddp_step_cost.py [--rounds 60] [--steps 50] [--json FILE]``. It prints, and asserts
+The four take turns, in an order that is drawn anew for each turn: what else the machine does, and
+who ran before, meets them alike. In its turn one takes some steps in a row, as a training loop
+does; the first of them, which find the caches as another left them, do not count, of the others the
+median does. Each round builds the four anew, in an order that is drawn, too: where in memory they
+lie counts for microseconds. A sample is the median over the turns of a round of the difference to
+``A`` in the same turn; the table shows the median over rounds, with the quartiles. Times of the
+thread's processor (``cpu``) leave out the waiting for the other rank; of these a further line
+compares the first deciles: turns that nothing has disturbed.
+
+Run: ``python ddp_step_cost.py [--rounds 30] [--turns 20] [--json FILE]``. It prints, and asserts
 nothing.
 """
 
@@ -21,7 +28,9 @@ import argparse
 import contextlib
 import gc
 import json
+import os
 import platform
+import random
 import statistics
 import tempfile
 import time
@@ -37,7 +46,11 @@ from torch.nn.parallel import DistributedDataParallel
 import mm_dist
 from mm_dist import MMDistributedDataParallel
 
-_WARM_UP_STEPS = 60  # past the first steps, in which buckets are rebuilt and all is watched
+_NAMES = ("A", "A'", "B", "B-")
+_WARM_UP_TURNS = 1  # past the first steps, in which buckets are rebuilt
+_STEPS_PER_TURN = 15
+_COLD_STEPS = 5
+_MODEL = "MLP 32-64-64-64-10, batch 16"
 
 
 class Model(nn.Module):
@@ -94,58 +107,77 @@ def own_step(wrapper, data, optim):
     return wrapper.train_step(data, optim)
 
 
-def time_steps(step, wrapper, data, optim, num_steps):
-    """Return the median time of a step in microseconds, by the clock and of the processor."""
+def time_turn(step, wrapper, data, optim):
+    """Return the time of one step in microseconds, by the clock and of the processor."""
     clock, processor = [], []
-    for _ in range(num_steps):
+    for _ in range(_STEPS_PER_TURN):
         begin, begin_cpu = time.perf_counter(), time.thread_time()
         step(wrapper, data, optim)
         end_cpu, end = time.thread_time(), time.perf_counter()
         clock.append((end - begin) * 1e6)
         processor.append((end_cpu - begin_cpu) * 1e6)
-    return statistics.median(clock), statistics.median(processor)
+    return tuple(statistics.median(times[_COLD_STEPS:]) for times in (clock, processor))
 
 
-def build_candidates():
-    torch.manual_seed(0)
-    wrappers = {
-        "A": DistributedDataParallel(Model()),
-        "A'": DistributedDataParallel(Model()),
-        "B": MMDistributedDataParallel(Model()),
-        "B-": MMDistributedDataParallel(Model(), check_forward=False),
-    }
-    return {name: (wrapper, Optim(wrapper)) for name, wrapper in wrappers.items()}
-
-
-def measure(candidates, data, is_whole_step, rounds, num_steps):
-    names = list(candidates)
-    samples = {name: [] for name in names}
-    steps = {name: own_step if name.startswith("B") else step_by_hand for name in names}
-    if not is_whole_step:
-        steps = dict.fromkeys(names, forward_backward)
+def build_candidates(names):
+    built = {}
     for name in names:
-        time_steps(steps[name], *_in_order(candidates[name], data), _WARM_UP_STEPS)
-    for index in range(rounds):
-        # Another one begins in each round: none always runs first, or after the same one.
-        for name in names[index % 4 :] + names[: index % 4]:
-            order = _in_order(candidates[name], data)
-            samples[name].append(time_steps(steps[name], *order, num_steps))
-    return samples
+        torch.manual_seed(0)
+        if name.startswith("A"):
+            wrapper = DistributedDataParallel(Model())
+        else:
+            wrapper = MMDistributedDataParallel(Model(), check_forward=name == "B")
+        built[name] = wrapper, Optim(wrapper)
+    return built
 
 
-def _in_order(candidate, data):
-    wrapper, optim = candidate
-    return wrapper, data, optim
+def choose_steps(*, is_whole_step):
+    if not is_whole_step:
+        return dict.fromkeys(_NAMES, forward_backward)
+    return {name: own_step if name.startswith("B") else step_by_hand for name in _NAMES}
 
 
-def compare(samples, column):
-    base = [sample[column] for sample in samples["A"]]
-    found = {"A": {"median": statistics.median(base)}}
-    for name in ("A'", "B", "B-"):
-        added = [own[column] - other for own, other in zip(samples[name], base, strict=True)]
+def measure_round(steps, data, num_turns, shuffle):
+    """Return for each turn the times of one step of every candidate."""
+    names = list(_NAMES)
+    shuffle(names)
+    candidates = build_candidates(names)
+    turns = []
+    for _ in range(_WARM_UP_TURNS + num_turns):
+        times = {}
+        shuffle(names)
+        for name in names:
+            wrapper, optim = candidates[name]
+            times[name] = time_turn(steps[name], wrapper, data, optim)
+        turns.append(times)
+    del candidates, wrapper, optim
+    gc.collect()
+    return turns[_WARM_UP_TURNS:]
+
+
+def compare(rounds, column):
+    """Return microseconds per step of ``A``, and what the others add to it."""
+    base = statistics.median(turn["A"][column] for turns in rounds for turn in turns)
+    found = {"A": {"median": base}}
+    for name in _NAMES[1:]:
+        added = [
+            statistics.median(turn[name][column] - turn["A"][column] for turn in turns)
+            for turns in rounds
+        ]
         low, middle, high = statistics.quantiles(added, n=4)
-        found[name] = {"added": middle, "quartiles": [low, high]}
+        found[name] = {"added": middle, "quartiles": [low, high], "ratio": 1 + middle / base}
     return found
+
+
+def compare_undisturbed(rounds, column):
+    """Return the first decile of ``A``'s steps, and what it is more for the others."""
+    deciles = {
+        name: statistics.quantiles((t[name][column] for turns in rounds for t in turns), n=10)[0]
+        for name in _NAMES
+    }
+    base = deciles.pop("A")
+    rows = {n: {"added": value - base, "ratio": value / base} for n, value in deciles.items()}
+    return {"A": {"decile": base}, **rows}
 
 
 def run_rank(rank, store, arguments):
@@ -162,13 +194,17 @@ def run_rank(rank, store, arguments):
         "inputs": torch.randn(16, 32, generator=generator),
         "targets": torch.randint(10, (16,), generator=generator),
     }
-    candidates = build_candidates()
     gc.collect()
     gc.disable()
+    shuffle = random.Random(0).shuffle  # noqa: S311 (the same on both ranks)
     report = {}
     for title, is_whole_step in (("forward and backward", False), ("training step", True)):
-        samples = measure(candidates, data, is_whole_step, arguments.rounds, arguments.steps)
+        steps = choose_steps(is_whole_step=is_whole_step)
+        samples = [
+            measure_round(steps, data, arguments.turns, shuffle) for _ in range(arguments.rounds)
+        ]
         report[title] = {"clock": compare(samples, 0), "cpu": compare(samples, 1)}
+        report[title]["decile"] = compare_undisturbed(samples, 1)
     if rank == 0:
         show(report, arguments)
     dist.barrier()
@@ -177,35 +213,51 @@ def run_rank(rank, store, arguments):
 
 
 def show(report, arguments) -> None:
+    machine = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "mm-dist": mm_dist.__version__,
+        "processor": f"{read_processor_name()}, {os.cpu_count()} cores",
+        "load average": round(os.getloadavg()[0], 1),
+    }
+    print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, mm-dist "
-        f"{mm_dist.__version__}; 2 gloo ranks, 1 thread each; {arguments.rounds} rounds of "
-        f"{arguments.steps} steps; microseconds per step"
+        f"{_MODEL}; 2 gloo ranks, 1 thread each; {arguments.rounds} rounds of {arguments.turns} "
+        f"turns of {_STEPS_PER_TURN} steps; microseconds per step: median over rounds "
+        "[quartiles], and ratio"
     )
-    print(f"{'':22} {'':6} {'A':>8}   {'A-prime - A':>24} {'B - A':>24} {'B- - A':>24}")
+    print(f"{'':20} {'':6} {'A':>8} {'A-prime - A':>30} {'B - A':>30} {'B- - A':>30}")
     for title, columns in report.items():
         for column, found in columns.items():
-            cells = [f"{found['A']['median']:8.1f}  "]
-            for name in ("A'", "B", "B-"):
-                low, high = found[name]["quartiles"]
-                cells.append(f"{found[name]['added']:+8.1f} [{low:+6.1f}, {high:+6.1f}]")
-            print(f"{title:22} {column:6} " + " ".join(cells))
+            base = found["A"]
+            cells = [f"{base.get('median', base.get('decile')):8.1f}"]
+            cells += [describe(found[name]) for name in _NAMES[1:]]
+            print(f"{title:20} {column:6} " + " ".join(cells))
     if arguments.json:
-        settings = {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "model": "MLP 32-64-64-64-10, batch 16",
-            "rounds": arguments.rounds,
-            "steps": arguments.steps,
-            "unit": "microseconds per step",
-        }
-        arguments.json.write_text(json.dumps({**settings, "results": report}, indent=2) + "\n")
+        settings = {"model": _MODEL, "rounds": arguments.rounds, "turns": arguments.turns}
+        content = {**machine, **settings, "unit": "microseconds per step", "results": report}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def describe(row):
+    low, high = row.get("quartiles", (None, None))
+    spread = "" if low is None else f"[{low:+6.1f}, {high:+6.1f}]"
+    return f"{row['added']:+7.1f} {spread:16} x{row['ratio']:.4f}"
+
+
+def read_processor_name():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=60, help="rounds of all candidates")
-    parser.add_argument("--steps", type=int, default=50, help="steps of one candidate in a round")
+    parser.add_argument("--rounds", type=int, default=30, help="rounds, a sample each")
+    parser.add_argument("--turns", type=int, default=20, help="turns in a round")
     parser.add_argument("--json", type=Path, help="write the numbers there too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

@@ -13,6 +13,10 @@ import torch.multiprocessing as mp
 
 from mm_dist._devices import plugin_rows
 
+# torch's store looks up the name of whoever connects, and serves nobody meanwhile. A lost message
+# to the name server costs 5 s or more otherwise; the tests need no name that is not local.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 
 def _enter_rank(rank, world_size, store, function, args):
     dist.init_process_group(

@@ -8,7 +8,7 @@ from torch import nn
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 needs_fully_shard = pytest.mark.skipif(
-    TORCH < (2, 7), reason="fully_shard works on the CPU since torch 2.7"
+    TORCH < (2, 8), reason="fully_shard is right on the CPU since torch 2.8"
 )
 
 
@@ -77,3 +77,13 @@ class Optim:
 
 def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def group_names(model):
+    """Return the names of the modules that are gathered by themselves."""
+    return [name for name, part in model.named_modules() if hasattr(part, "unshard")]
+
+
+def init_mesh(*shape, names=None):
+    make = torch.distributed.device_mesh.init_device_mesh
+    return make("cpu", shape, mesh_dim_names=names)

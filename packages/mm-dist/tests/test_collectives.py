@@ -1,7 +1,9 @@
+import pytest
 import torch
 import torch.distributed as dist
 
 import mm_dist
+from mm_dist._collectives import _dict_reduction, _state
 
 OPERATIONS = {
     "sum": ([5, 9], torch.int64),
@@ -62,6 +64,66 @@ def _expect_dict_reductions(rank):
         mm_dist.all_reduce_dict(data, "sum")
     assert len(calls) == 1, "one collective for all dtypes"
     assert (loss.item(), count.tolist(), grid.tolist()) == (3, [1, 2], [[1, 1], [1, 1]])
+    flag, leaf = torch.tensor(rank == 1), torch.full((2,), rank + 1.0, requires_grad=True)
+    nested = {"heads": [{"flag": flag}, (leaf, torch.tensor(2**60 + rank))], "none": {}}
+    with _counted(dist, "all_reduce") as calls:
+        mm_dist.all_reduce_dict(nested)
+        mm_dist.all_reduce_dict({})
+        mm_dist.all_reduce_dict({"map": torch.zeros(50, 50), "count": torch.tensor(3)}, "max")
+        mm_dist.all_reduce_dict({"map": torch.zeros(50, 50), "count": torch.tensor(3)}, "max")
+    assert len(calls) == 5, "one each, and one more for a large dict that is new"
+    assert flag.item()
+    assert (leaf.tolist(), leaf.grad_fn) == ([3, 3], None)
+    assert nested["heads"][1][1].item() == 2**61 + 1
+
+
+def _expect_frames_to_be_kept():
+    # On an accelerator each new one would be waited for.
+    data = {"loss": torch.ones(1), "accuracy": torch.ones(1)}
+    with _counted(_dict_reduction, "make_tag") as calls:
+        for _ in range(3):
+            mm_dist.all_reduce_dict(data, "mean")
+    assert len(calls) == 1
+    with _counted(_dict_reduction, "make_tag") as calls:
+        for number in range(2 * _dict_reduction._MAX_FRAMES):
+            mm_dist.all_reduce_dict({number: data["loss"]}, "mean")
+    assert len(calls) == 2 * _dict_reduction._MAX_FRAMES
+    assert len(_state.group_state().frames) <= _dict_reduction._MAX_FRAMES
+
+
+def _expect_backward_to_notice(rank):
+    """What a backward pass needs must not be overwritten behind its back."""
+    calls = [
+        mm_dist.all_reduce,
+        mm_dist.all_reduce,  # the second takes the shortest way
+        lambda data: mm_dist.all_reduce(data.detach()),
+        lambda data: mm_dist.all_reduce(data, "mean"),
+        lambda data: mm_dist.all_reduce_params([data]),
+        lambda data: mm_dist.broadcast(data, src=1),
+        lambda data: mm_dist.broadcast([data], src=1),
+    ]
+    for number, call in enumerate(calls):
+        weight = torch.ones(2, requires_grad=True)
+        needed = weight.exp()
+        call(needed)
+        if number >= len(calls) - 2 and rank == 1:
+            needed.sum().backward()  # the sender's data is as it was
+            continue
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            needed.sum().backward()
+    loss = torch.zeros(2, requires_grad=True)
+    needed = loss.exp()
+    logged = {"heads": [(needed, torch.ones(1))], "loss": needed, "leaf": loss}
+    mm_dist.all_reduce_dict(logged)
+    assert [each.tolist() for each in logged["heads"][0]] == [[2, 2], [2]]
+    assert (logged["loss"].tolist(), logged["loss"].requires_grad) == ([2, 2], False)
+    assert logged["leaf"] is loss
+    needed.sum().backward()
+    assert loss.grad.tolist() == needed.tolist() == [1, 1]
+    with torch.inference_mode():
+        data = torch.ones(2)
+    mm_dist.all_reduce(data)
+    assert data.tolist() == [2, 2]
 
 
 class _counted:  # noqa: N801 (reads as a function)
@@ -80,10 +142,6 @@ class _counted:  # noqa: N801 (reads as a function)
 
     def __exit__(self, *_):
         setattr(self.owner, self.name, self.real)
-
-
-def test_all_reduce_knows_every_operation(run_ranks):
-    run_ranks(_expect_reductions, 2)
 
 
 def _expect_copies(rank):
@@ -106,8 +164,20 @@ def _expect_copies(rank):
     assert len(set(mm_dist.all_gather_object(mm_dist.sync_random_seed()))) == 1
 
 
-def test_tensors_are_copied_in_rank_order(run_ranks):
-    run_ranks(_expect_copies, 2)
+def _expect_nested_copies(rank):
+    own = {"scores": torch.full((rank, 2), 0.5), "ids": [torch.tensor([rank], dtype=torch.int16)]}
+    with _counted(dist, "all_gather") as calls:
+        gathered = mm_dist.all_gather(own)
+    # Two exchange the shapes.
+    assert len(calls) <= 3, "all of it travels together"
+    assert [len(each["scores"]) for each in gathered] == [0, 1]
+    assert [each["ids"][0].item() for each in gathered] == [0, 1]
+    assert gathered[1]["ids"][0].dtype == torch.int16
+    collected = mm_dist.gather(torch.ones(2 - rank, 3), dst=1)
+    assert [tuple(each.shape) for each in collected] == ([(2, 3), (1, 3)] if rank else [])
+    state = {"weight": torch.full((2,), float(rank)), "step": torch.tensor(rank)}
+    mm_dist.broadcast(state, src=1)
+    assert (state["weight"].tolist(), state["step"].item()) == ([1, 1], 1)
 
 
 def _expect_objects(rank):
@@ -129,30 +199,77 @@ def _expect_objects(rank):
     assert mm_dist.is_main_process() == (rank == 0)
     assert mm_dist.master_only(lambda: "ran")() == ("ran" if rank == 0 else None)
     mm_dist.barrier()
+    # Of the batch that a sample is a view of, no more than the sample travels.
+    sample = torch.arange(1_000_000.0).reshape(1000, 1000)[rank]
+    with _counted(dist, "all_gather") as calls:
+        samples = mm_dist.all_gather_object({"sample": sample})
+    assert sum(tensor.numel() for tensor in calls[1][0]) < 2 * 5000
+    assert [each["sample"][0].item() for each in samples] == [0, 1000]
+    received = samples[1 - rank]["sample"]
+    storage = getattr(received, "untyped_storage", received.storage)()  # torch < 2.0
+    assert storage.nbytes() == 4000
 
 
-def test_objects_are_copied_in_rank_order(run_ranks):
-    run_ranks(_expect_objects, 2)
+def _expect_params(rank):
+    params = [torch.full((2,), rank + 1.0), torch.tensor([rank]), torch.full((3,), float(rank))]
+    params += [torch.nn.Parameter(torch.full((2**18,), float(rank))) for _ in range(3)]
+    for options, num_calls in (
+        ({}, 2),
+        ({"bucket_size_mb": 1}, 5),
+        ({"coalesce": False}, 6),
+        ({"bucket_size_mb": 2}, 3),
+    ):
+        own = [param.detach().clone() for param in params]
+        with _counted(dist, "all_reduce") as calls:
+            mm_dist.all_reduce_params(iter([*own, own[0]]), op="sum", **options)
+        assert len(calls) == num_calls, options
+        assert [tensor.reshape(-1)[0].item() for tensor in own] == [3, 1, 1, 1, 1, 1]
+    mm_dist.all_reduce_params(params, op="max")
+    assert params[-1].detach().unique().tolist() == [1]
+
+
+def _expect_all(rank):
+    _expect_reductions(rank)
+    _expect_copies(rank)
+    _expect_nested_copies(rank)
+    _expect_objects(rank)
+    _expect_params(rank)
+    _expect_frames_to_be_kept()
+    _expect_backward_to_notice(rank)
+
+
+def test_collectives_of_two_ranks(run_ranks):
+    run_ranks(_expect_all, 2)
 
 
 def _expect_subgroup(rank):
-    group = dist.new_group([1])
-    if rank == 0:
+    group = dist.new_group([1, 3])
+    if rank not in (1, 3):
         return
     data = torch.tensor([float(rank)])
     mm_dist.all_reduce(data, "mean", group)
-    mm_dist.broadcast(data, src=1, group=group)
-    assert data.item() == 1
-    assert mm_dist.get_dist_info(group) == (0, 1)
-    assert mm_dist.is_main_process(group)
-    assert mm_dist.all_gather_object(rank, group) == [1]
-    assert mm_dist.gather_object(rank, dst=1, group=group) == [1]
-    assert 0 <= mm_dist.sync_random_seed(group) < 2**31
+    assert data.item() == 2
+    # Sources and receivers are counted among all ranks.
+    mm_dist.broadcast(data.fill_(rank), src=3, group=group)
+    assert data.item() == 3
+    assert mm_dist.get_dist_info(group) == (rank // 3, 2)
+    assert mm_dist.is_main_process(group) == (rank == 1)
+    assert mm_dist.all_gather_object(rank, group) == [1, 3]
+    assert mm_dist.gather_object(rank, dst=3, group=group) == ([1, 3] if rank == 3 else None)
+    gathered = mm_dist.gather(torch.tensor(rank), dst=3, group=group)
+    assert [tensor.item() for tensor in gathered] == ([1, 3] if rank == 3 else [])
+    objects = [rank]
+    mm_dist.broadcast_object_list(objects, src=3, group=group)
+    assert objects == [3]
+    total = {"rank": torch.tensor(rank)}
+    mm_dist.all_reduce_dict(total, "sum", group)
+    assert total["rank"].item() == 4
+    assert len(set(mm_dist.all_gather_object(mm_dist.sync_random_seed(group), group))) == 1
     mm_dist.barrier(group)
 
 
 def test_collectives_keep_to_a_group(run_ranks):
-    run_ranks(_expect_subgroup, 2)
+    run_ranks(_expect_subgroup, 4)
 
 
 def test_object_collectives_need_no_numpy(run_script, tmp_path):
@@ -167,3 +284,18 @@ def test_object_collectives_need_no_numpy(run_script, tmp_path):
         "dist.destroy_process_group()\n"
     )
     assert result.stdout == "[{'a': 1}] [1]\n", result.stderr
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_tensors_that_are_sharded_over_a_mesh_are_refused():
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    mesh = pytest.importorskip("torch.distributed.device_mesh").init_device_mesh("cpu", (1,))
+    sharded = tensor.DTensor.from_local(torch.ones(2), mesh, [tensor.Shard(0)])
+    for call, data in (
+        (mm_dist.all_reduce, sharded),
+        (mm_dist.all_reduce_dict, {"norm": sharded}),
+        (mm_dist.all_reduce_params, [torch.nn.Parameter(sharded)]),
+        (mm_dist.all_gather, sharded),
+    ):
+        with pytest.raises(mm_dist.ArgumentTypeError, match=r"device mesh; call full_tensor\(\)"):
+            call(data)

@@ -49,14 +49,28 @@ def test_rank_with_another_config_is_named_by_text_and_status(start_command, tmp
     for rank in (0, 1):
         (tmp_path / f"config{rank}").write_text(f"lr: {rank}")
     jobs = [
-        start_command("check", "--config", f"config{rank}", **variables(rank, 2, port))
+        start_command(
+            "check",
+            "--config",
+            f"config{rank}",
+            **variables(rank, 2, port),
+            TORCHELASTIC_ERROR_FILE=tmp_path / f"error{rank}",
+        )
         for rank in (0, 1)
     ]
-    outputs = [job.communicate(timeout=60) for job in jobs]
+    outputs = [job.communicate(timeout=120) for job in jobs]
     assert [job.returncode for job in jobs] == [11, 11]
     assert "problem: rank 1 on" in outputs[0][0]
     assert "its config is sha256:" in outputs[0][0]
     assert not outputs[1][0], "only rank 0 reports"
+    # Launchers show the earliest record: that of the rank which differs.
+    seen, named = (json.loads((tmp_path / f"error{rank}").read_text()) for rank in (0, 1))
+    seen, named = seen["message"], named["message"]
+    assert seen["message"] == "mm-dist check: see rank 1"
+    assert named["message"].startswith("mm-dist check: rank 1 on")
+    assert named["extraInfo"]["py_callstack"] in named["message"]
+    assert int(seen["extraInfo"]["timestamp"]) > int(named["extraInfo"]["timestamp"])
+    assert seen["errorCode"] == named["errorCode"] == 11
 
 
 def test_absent_ranks_are_named_in_time(start_command):
@@ -64,11 +78,11 @@ def test_absent_ranks_are_named_in_time(start_command):
     port = find_free_port()
     lonely = start_command("check", "--timeout=1", **variables(0, 3, port))
     orphan = start_command("check", "--timeout=1", **variables(1, 2, find_free_port()))
-    output, _ = lonely.communicate(timeout=30)
+    output, _ = lonely.communicate(timeout=120)
     assert lonely.returncode == 11
     for rank in (1, 2):
         assert f"problem: rank {rank} of 3 did not come within 1 s" in output
-    _, errors = orphan.communicate(timeout=30)
+    _, errors = orphan.communicate(timeout=120)
     assert orphan.returncode == 10
     assert "Rank 1 cannot reach rank 0 at 127.0.0.1:" in errors
 
@@ -152,6 +166,22 @@ def test_status_names_the_lowest_rank(ranks, status):
     report = Report("slurm", 1000, {}, problems)
     assert report.status == status
     assert report.as_json()["status"] == status
+    assert report.verdict["status"] == status
+
+
+def test_reason_is_told_by_the_rank_to_look_at_unless_it_is_absent():
+    table = {rank: facts() for rank in (0, 1, 2)}
+    late, early, absent = (
+        Problem("difference", 2, "two"),
+        Problem("difference", 1, "one"),
+        Problem("absent", 3, "three"),
+    )
+    verdict = Report("mpi", 4, table, [absent, late, early]).verdict
+    assert verdict == {"status": 11, "speaker": 1, "reason": "one"}
+    verdict = Report("mpi", 4, table, [absent]).verdict
+    assert verdict == {"status": 13, "speaker": 0, "reason": "three"}
+    verdict = Report("mpi", 4, table, [Problem("group", None, "no group")]).verdict
+    assert verdict == {"status": 1, "speaker": 0, "reason": "no group"}
 
 
 def test_report_joins_equal_ranks_and_warns_of_loopback_names():

@@ -1,6 +1,8 @@
 import json
 
+import pytest
 import torch
+from test_selection import CLOUD, PLUGIN
 
 from mm_dist._command import main
 
@@ -34,6 +36,22 @@ def test_env_says_why_an_environment_cannot_be_used(capsys, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert main(["env", "--launcher=pytorch"]) == 1
     assert "cannot be used: launcher='pytorch' needs" in capsys.readouterr().out
-    assert main(["env", "--launcher=torch", "--json"]) == 1
-    (error,) = json.loads(capsys.readouterr().out)["errors"]
-    assert "launcher='torch' is not known" in error
+
+
+def test_env_takes_the_launchers_that_there_are(capsys, install_plugin):
+    install_plugin("cloud-plugin", CLOUD, PLUGIN)
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["env", "--launcher=torch"])
+    error = capsys.readouterr().err.replace("'", "")
+    assert "torch" in error
+    assert error.endswith("(choose from auto, none, pytorch, slurm, mpi, cloud)\n")
+    assert main(["env", "--launcher=cloud"]) == 1
+    assert "cannot be used: KeyError: 'CLOUD_RANK'" in capsys.readouterr().out
+
+
+def test_env_ends_silently_when_nobody_reads_it(start_command):
+    command = start_command("env")
+    # As head does.
+    command.stdout.close()
+    assert command.stderr.read() == ""
+    assert command.wait(60) == 141

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.distributed.launcher.api import LaunchConfig
 
-from mm_dist import ConfigError, LaunchError
+from mm_dist import ConfigError
 from mm_dist._command import _run_processes, main
-from mm_dist._command._resolution import resolve_host
 from mm_dist._command._run_arguments import read_run_arguments
 from mm_dist._command._run_nodes import can_host, own_address_towards, plan_rendezvous
 
@@ -144,12 +143,8 @@ def test_occupied_port_is_named(taken_port, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
     (tmp_path / "script.py").touch()
     assert main(["run", f"--master-port={taken_port}", "script.py"]) == 1
-    assert f"could not meet at 127.0.0.1:{taken_port}" in capsys.readouterr().err
-
-
-def test_machine_that_nobody_knows_is_named():
-    with pytest.raises(LaunchError, match=r"'no\.such\.invalid' cannot be found within 0\.3 s"):
-        resolve_host("no.such.invalid", 0.3)
+    said = f"cannot listen at 127.0.0.1:{taken_port}: another program uses that port"
+    assert said in capsys.readouterr().err
 
 
 def test_processes_default_to_one_without_an_accelerator(monkeypatch):

@@ -4,9 +4,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
+from mm_dist._command import _worker
 from mm_dist._command._run_processes import count_cores
 
 ALL_REDUCE = """
@@ -157,6 +160,37 @@ def test_kubernetes_variables_module_and_program(run_command, write_script, tmp_
     program.chmod(0o755)
     result = run_command("run", "--nproc-per-node=2", "--no_python", program, "d")
     assert sorted(result.stdout.splitlines()) == ["program 0 d", "program 1 d"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "first_line"),
+    [
+        ("x = (\n", "SyntaxError: '(' was never closed (script.py, line 1)", '  File "script.py"'),
+        ("import nowhere_else", "ModuleNotFoundError: No module named 'nowhere_else'", "Traceback"),
+        ("raise OSError('a\\nb')", "OSError: a\nb", "Traceback"),
+        ("raise SystemExit('no data')", "SystemExit: no data", "no data"),
+    ],
+    ids=["syntax", "import", "raise", "exit"],
+)
+def test_worker_shows_and_records_the_scripts_error_as_python_does(
+    write_script, tmp_path, source, message, first_line
+):
+    write_script(source)
+    result = subprocess.run(
+        [sys.executable, _worker.__file__, "", "script", "script.py"],
+        env={**os.environ, _worker.ERROR_FILE_VARIABLE: "error.json"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(first_line)
+    assert "importlib" not in result.stderr
+    assert "_worker.py" not in result.stderr
+    record = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert record["message"] == message
+    assert record["extraInfo"]["py_callstack"] in ("", result.stderr)
 
 
 def test_max_restarts_starts_all_ranks_again(run_command, write_script, tmp_path):

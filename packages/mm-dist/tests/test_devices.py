@@ -161,8 +161,9 @@ def test_a_device_plugin_that_cannot_be_loaded_is_absent(install_plugin):
     # A built-in type asks no plugin.
     assert local_device(0, "cpu") == torch.device("cpu")
     message = r"Device 'chip' is not used: .*lost_chip:CHIP .*libchip\.so: cannot open"
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(UserWarning, match=message) as caught:
         assert available_device_type() == "cpu"
+    assert caught[0].filename == __file__
     with pytest.raises(ConfigError, match="device_type='chip' is not known"):
         local_device(0, "chip")
 

@@ -2,6 +2,7 @@
 
 import observed
 import pytest
+from test_selection import CLOUD, PLUGIN
 
 from mm_dist import _device_choice as device_choice
 from mm_dist import _device_sharing as device_sharing
@@ -108,6 +109,13 @@ def test_an_error_of_a_plugin_is_a_row(install_plugin):
     rows = explain({})
     assert rows["error"] == ("ZeroDivisionError: division by zero", "a plugin")
     assert rows["backend"][0] == "gloo"
+
+
+def test_numbers_that_a_plugin_does_not_explain_are_said_to_be_its_own(install_plugin):
+    install_plugin("cloud-plugin", CLOUD, PLUGIN)
+    rows = explain({"CLOUD_RANK": "1"})
+    assert rows["rank"] == ("1", "CLOUD_RANK=1")
+    assert rows["world_size"] == ("2", "launcher 'cloud' says so")
 
 
 def test_misuse_is_a_warning():

@@ -59,17 +59,36 @@ def test_torchruns_last_lines_name_the_first_failure(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(RAISE)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    result = subprocess.run(
-        [sys.executable, *launch, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, *launch, str(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 1
     summary = result.stderr[result.stderr.rindex("Root Cause (first observed failure)") :]
     assert "rank      : 1 (local_rank: 1)" in summary
     assert summary.count("ValueError: boom") == 2, "the traceback, and the line of mm-dist"
+
+
+# Each question to the store takes rank 1 longer than rank 0 needs to end, and the store with it.
+PART = (
+    JOIN
+    + """
+import time
+import torch.distributed as dist
+mm_dist.barrier()
+add = dist.TCPStore.add
+def add_late(*arguments):
+    time.sleep(0.5)
+    return add(*arguments)
+if info.rank == 1:
+    dist.TCPStore.add = add_late
+mm_dist.destroy_dist()
+"""
+)
+
+
+def test_ranks_that_part_ask_nothing_of_a_store_that_may_be_gone(start_ranks):
+    ranks = start_ranks(PART, 2)
+    assert finish(ranks) == [("", ""), ("", "")]
+    assert [rank.returncode for rank in ranks] == [0, 0]
 
 
 LEAVE = (

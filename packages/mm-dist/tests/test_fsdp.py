@@ -1,6 +1,7 @@
 """Sharded training on gloo ranks equals that of one process on all the data."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +37,18 @@ def _expect_equal(wrapper, reference):
         torch.testing.assert_close(whole(own[name]), expected, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def _expect_shares(wrapper, optim, num_shards):
+    """Each rank holds its part of parameters and of optimizer state, and nothing beside it."""
+    for name, parameter in wrapper.module.named_parameters():
+        chunk = -(-len(parameter) // num_shards)
+        local = parameter.to_local()
+        assert len(local) <= chunk, name
+        assert local.untyped_storage().nbytes() <= 4 * chunk * parameter[:1].numel(), name
+        moments = [v for v in optim.state.get(parameter, {}).values() if v.ndim]
+        assert len(moments) == 2 * parameter.requires_grad
+        assert all(moment.to_local().shape == local.shape for moment in moments), name
+
+
 def _expect_training(rank, world_size, arguments):
     batches = _batches(world_size)
     net = Net()
@@ -50,6 +63,8 @@ def _expect_training(rank, world_size, arguments):
         assert not isinstance(log_vars["loss"], float)
     reference = _train_reference(batches)
     _expect_equal(wrapper, reference)
+    mesh = wrapper.device_mesh
+    _expect_shares(wrapper, optim.optimizer, mesh.size(mesh.ndim - 1))
     return wrapper, sum(isinstance(module, fsdp.FSDPModule) for module in net.modules())
 
 
@@ -70,7 +85,7 @@ def _expect_strategies(rank):
     assert wrapper.module.stem.weight.to_local().shape == (5, 4)
 
     wrapper, _ = _expect_training(rank, 2, {**blocks, "cpu_offload": True})
-    assert not wrapper.module.stem.weight.is_pinned()
+    assert not wrapper.module.stem.weight.to_local().is_pinned()
     group = torch.distributed.new_group([0, 1])
     wrapper, _ = _expect_training(rank, 2, {"process_group": group})
     assert wrapper.device_mesh.get_group() is not torch.distributed.group.WORLD
@@ -81,11 +96,26 @@ def test_training_on_shards_equals_training_on_all_data(run_ranks):
     run_ranks(_expect_strategies, 2)
 
 
+def _expect_loading(rank, wrapper):
+    """The first rank's state reaches all copies and all shards."""
+    full = {name: tensor + 1 for name, tensor in wrapper.full_state_dict().items()}
+    assert bool(full) == (rank == 0)
+    expected = {name: whole(tensor) + 1 for name, tensor in wrapper.state_dict().items()}
+    wrapper.load_full_state_dict(full)
+    for name, tensor in wrapper.state_dict().items():
+        assert torch.equal(whole(tensor), expected[name]), name
+
+
 def _expect_hybrid(rank):
     _expect_training(rank, 4, {"auto_wrap_policy": ["Block"]})
     wrapper, _ = _expect_training(rank, 4, {"auto_wrap_policy": ["Block"], "device_mesh": (2, 2)})
     assert wrapper.sharding_strategy == "hybrid"
     assert wrapper.module.stem.weight.to_local().shape == ((3, 4), (2, 4))[rank % 2]
+    members = [
+        torch.distributed.get_process_group_ranks(wrapper.device_mesh.get_group(i)) for i in (0, 1)
+    ]
+    assert members == [[rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]]
+    _expect_loading(rank, wrapper)
 
     # As torchrun sets them for two machines with two ranks each.
     os.environ.update(
@@ -141,6 +171,9 @@ def _expect_accumulation(rank):
     # A stale optimizer would leave the model as it is.
     with pytest.raises(ConfigError, match="holds parameters from before the model was sharded"):
         wrapper.train_step({"inputs": batches[0][rank]}, Optim(Net()))
+    several = SimpleNamespace(param_groups={"generator": Optim(Net()).param_groups})
+    with pytest.raises(ConfigError, match="before the model was sharded"):
+        wrapper.train_step({"inputs": batches[0][rank]}, several)
     _expect_evaluation(wrapper, batches[0][rank])
 
 

@@ -1,125 +1,18 @@
 """What the arguments of MMFullyShardedDataParallel may say, and the errors where they may not."""
 
 import warnings
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fsdp_models import TORCH, Block, Net, needs_fully_shard
+from fsdp_models import Net, Optim, group_names, init_mesh, needs_fully_shard
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mm_dist import (
-    ArgumentTypeError,
-    ConfigError,
-    LaunchError,
-    MMFullyShardedDataParallel,
-    TorchVersionError,
-    is_model_wrapper,
-)
-from mm_dist._wrappers._sharding_mesh import choose_device_type, mesh_device
+from mm_dist import ArgumentTypeError, ConfigError, MMFullyShardedDataParallel
 from mm_dist._wrappers._sharding_strategy import read_strategy
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
-wrap = pytest.importorskip("torch.distributed.fsdp.wrap")
-
-
-def _groups(model):
-    return [name for name, part in model.named_modules() if hasattr(part, "unshard")]
-
-
-BLOCKS = ["", "blocks.0", "blocks.1", "blocks.2"]
-LINEAR = [f"blocks.{i}.{part}" for i in range(3) for part in ("up", "down")]
-
-
-def _is_of_first_kind(module, recurse, nonwrapped_numel):
-    """Take what has 100 parameters, as torch's first policies were asked."""
-    return recurse or (nonwrapped_numel >= 100 and isinstance(module, Block))
-
-
-@needs_fully_shard
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (None, [""]),
-        ("Block", BLOCKS),
-        (["Block", nn.Linear], sorted([*BLOCKS, *LINEAR, "stem", "head"])),
-        ({Block}, BLOCKS),
-        ("fsdp_models.Block", BLOCKS),
-        ("blocks.[01]", BLOCKS[:3]),
-        (("blocks.*.up", "head"), ["", "blocks.0.up", "blocks.1.up", "blocks.2.up", "head"]),
-        ({"min_num_params": 100}, BLOCKS),
-        ({"type": "size_based_auto_wrap_policy", "min_num_params": 1e9}, [""]),
-        ({"type": "transformer", "transformer_layer_cls": ["Block"]}, BLOCKS),
-        ({"type": "transformer_auto_wrap_policy", "transformer_layer_cls": {Block}}, BLOCKS),
-        (
-            {
-                "type": "module_wrap_policy",
-                "module_classes": Block,
-            },
-            BLOCKS,
-        ),
-        ({"type": "lambda_auto_wrap_policy", "lambda_fn": lambda m: isinstance(m, Block)}, BLOCKS),
-        ({"type": "always_wrap_policy"}, sorted([*BLOCKS, *LINEAR, "stem", "head"])),
-        ({"type": _is_of_first_kind}, BLOCKS),
-        (lambda module: isinstance(module, nn.ModuleList | Block), BLOCKS),
-        (_is_of_first_kind, BLOCKS),
-        (partial(_is_of_first_kind), BLOCKS),
-    ],
-)
-@pytest.mark.usefixtures("group_of_one")
-def test_policy_makes_groups_of(policy, expected):
-    model = Net()
-    MMFullyShardedDataParallel(model, auto_wrap_policy=policy)
-    assert sorted(_groups(model)) == expected
-
-
-@needs_fully_shard
-@pytest.mark.usefixtures("group_of_one")
-def test_policies_of_torch_make_the_groups_that_torch_makes():
-    for policy in (
-        wrap.ModuleWrapPolicy({Block}),
-        partial(wrap.transformer_auto_wrap_policy, transformer_layer_cls={Block}),
-        partial(wrap.size_based_auto_wrap_policy, min_num_params=100),
-        {"type": wrap.ModuleWrapPolicy, "module_classes": {Block}},
-    ):
-        model = Net()
-        MMFullyShardedDataParallel(model, auto_wrap_policy=policy)
-        assert _groups(model) == BLOCKS
-
-
-@needs_fully_shard
-@pytest.mark.usefixtures("group_of_one")
-def test_what_is_not_called_heads_no_group():
-    # Attention reads the weights of its output layer without calling it.
-    model = nn.TransformerEncoderLayer(4, 2, 8)
-    MMFullyShardedDataParallel(model, auto_wrap_policy=lambda module: True)  # noqa: ARG005
-    assert _groups(model) == ["", "self_attn", "linear1", "linear2", "norm1", "norm2"]
-
-
-@needs_fully_shard
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        ("Blok", r"'Blok' matches no module; classes found: Block, Linear, ModuleList\. Did you"),
-        (nn.Conv2d, "'torch.nn.modules.conv.Conv2d'> matches no module"),
-        (["Block", "bloks.*"], r"'bloks\.\*' matches no module"),
-        ("blocks", r"names 'blocks', a ModuleList, which has no forward.*'blocks\.\*'"),
-        (["Block", 3], "holds 3; give classes"),
-        ([], "holds 'nothing'"),
-        (3.5, r"auto_wrap_policy=3\.5 cannot be used"),
-        ({"min_num_params": 0}, "takes min_num_params, a positive number; got"),
-        ({"min_num_params": 1, "leaves": 2}, "takes min_num_params"),
-        ({"type": "transfomer"}, "has type 'transfomer'.* Did you mean 'transformer'"),
-        ({"type": "transformer", "classes": []}, "takes transformer_layer_cls, got classes"),
-        ({"classes": []}, "has type None"),
-    ],
-)
-@pytest.mark.usefixtures("group_of_one")
-def test_policy_errors_say_what_there_is(policy, message):
-    with pytest.raises(ConfigError, match=message):
-        MMFullyShardedDataParallel(Net(), auto_wrap_policy=policy)
 
 
 @pytest.mark.parametrize(
@@ -161,19 +54,14 @@ def test_strategy_errors(strategy, reshard, message):
         read_strategy(strategy, reshard)
 
 
-def _mesh(*shape, names=None):
-    make = torch.distributed.device_mesh.init_device_mesh
-    return make("cpu", shape, mesh_dim_names=names)
-
-
 @needs_fully_shard
 @pytest.mark.usefixtures("group_of_one")
 def test_ranks_are_taken_from_a_mesh():
-    named = _mesh(1, 1, names=("a", "b"))
+    named = init_mesh(1, 1, names=("a", "b"))
     wrapper = MMFullyShardedDataParallel(Net(), device_mesh=named)
     assert wrapper.device_mesh is named
     assert wrapper.sharding_strategy == "hybrid"
-    assert MMFullyShardedDataParallel(Net(), device_mesh=_mesh(1)).sharding_strategy == "full"
+    assert MMFullyShardedDataParallel(Net(), device_mesh=init_mesh(1)).sharding_strategy == "full"
     assert MMFullyShardedDataParallel(Net(), device_mesh=1).device_mesh.ndim == 1
     wrapper = MMFullyShardedDataParallel(Net(), sharding_strategy="hybrid", device_mesh=[1, 1])
     assert wrapper.device_mesh.mesh_dim_names == ("replicate", "shard")
@@ -185,7 +73,7 @@ def test_ranks_are_taken_from_a_mesh():
     [
         ({"device_mesh": (2, 3)}, r"device_mesh=\(2, 3\) does not fit 1 ranks"),
         ({"device_mesh": ("a",)}, r"device_mesh=\('a',\) does not fit"),
-        ({"device_mesh": lambda: _mesh(1, 1)}, "has 2 dimensions named None"),
+        ({"device_mesh": lambda: init_mesh(1, 1)}, "has 2 dimensions named None"),
         ({"device_mesh": (1,), "sharding_strategy": "hybrid"}, "needs a device_mesh of 2"),
         ({"device_mesh": (1, 1), "sharding_strategy": "full"}, "needs a device_mesh of 1"),
         ({"device_mesh": (1,), "process_group": "g"}, "both say which ranks"),
@@ -272,6 +160,27 @@ def test_ignored_parameters_stay_whole():
     assert whole == [*parts, "blocks.0.down.weight", "blocks.0.down.bias", "head.bias"]
 
 
+@needs_fully_shard
+@pytest.mark.usefixtures("group_of_one")
+def test_optimizer_from_before_is_told_by_the_sharded_parameters():
+    model, batch = Net(), {"inputs": torch.ones(1, 4)}
+    stale = Optim(model)
+    with pytest.warns(UserWarning, match="an optimizer of their own"):
+        wrapper = MMFullyShardedDataParallel(model, ignored_modules=["stem"])
+    # What stays whole is in it rightly; the rest is not in the model any more.
+    with pytest.raises(ConfigError, match="holds parameters from before the model was sharded"):
+        wrapper.train_step(batch, stale)
+
+    model = Net().requires_grad_(False)  # noqa: FBT003
+    model.stem.requires_grad_(True)  # noqa: FBT003
+    adapter = Optim(model)
+    before = model.stem.weight.clone()
+    with pytest.warns(UserWarning, match="nothing averages"):
+        wrapper = MMFullyShardedDataParallel(model, ignored_modules=["stem"])
+    wrapper.train_step(batch, adapter)
+    assert not torch.equal(model.stem.weight, before)
+
+
 class Preprocessing(nn.Module):
     def __init__(self):
         super().__init__()
@@ -290,7 +199,7 @@ def test_parameters_of_the_preprocessor_stay_whole():
         MMFullyShardedDataParallel(model)
     model.data_preprocessor.requires_grad_(False)  # noqa: FBT003
     MMFullyShardedDataParallel(model, auto_wrap_policy="*")
-    assert _groups(model) == ["", "body", "body.0", "head"]
+    assert group_names(model) == ["", "body", "body.0", "head"]
     assert not hasattr(model.data_preprocessor[0].weight, "placements")
     # It works where the model's own parameters are not gathered.
     assert model.data_preprocessor(torch.ones(1, 4)).shape == (1, 4)
@@ -313,44 +222,3 @@ def test_modules_that_cannot_be_sharded_are_refused():
     with pytest.raises(ConfigError, match=r"sharded: temperature\. Give them the shape \(1,\)"):
         MMFullyShardedDataParallel(model)
     MMFullyShardedDataParallel(Net(), ignored_parameters=["head.bias"])
-
-
-@pytest.mark.skipif(TORCH < (2, 6), reason="older torch is refused before")
-def test_wrapper_needs_a_process_group():
-    with pytest.raises(LaunchError, match=r"call mm_dist\.init_dist first"):
-        MMFullyShardedDataParallel(nn.Linear(2, 1))
-
-
-@pytest.mark.skipif(TORCH >= (2, 6), reason="this torch has fully_shard")
-def test_old_torch_is_refused_at_construction():
-    message = rf"fully_shard, which torch has since 2\.6; this is {torch.__version__[:3]}"
-    with pytest.raises(TorchVersionError, match=message):
-        MMFullyShardedDataParallel(nn.Linear(2, 1))
-    assert not is_model_wrapper(nn.Linear(2, 1))
-
-
-@pytest.mark.skipif(TORCH != (2, 6), reason="only torch 2.6 shards on accelerators alone")
-@pytest.mark.usefixtures("group_of_one")
-def test_torch_2_6_is_refused_on_the_cpu():
-    with pytest.raises(TorchVersionError, match=r"on the CPU needs torch 2\.7 or newer"):
-        MMFullyShardedDataParallel(nn.Linear(2, 1))
-    frozen = nn.Linear(2, 1).requires_grad_(False)  # noqa: FBT003
-    with pytest.raises(TorchVersionError, match=r"not sharded .* need torch 2\.7 or newer"):
-        MMFullyShardedDataParallel(frozen, ignored_parameters=["bias"])
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_module_goes_to_the_device_of_the_process(monkeypatch):
-    # Stand-ins for parameters and for a device: there is none here.
-    def on(*types):
-        parameters = [SimpleNamespace(device=SimpleNamespace(type=kind)) for kind in types]
-        return SimpleNamespace(parameters=lambda: parameters)
-
-    assert choose_device_type(on("cpu", "meta"), None) == "cpu"
-    assert choose_device_type(on("npu", "cpu"), None) == "npu"
-    assert choose_device_type(on("cpu"), SimpleNamespace(device_type="cuda")) == "cuda"
-    with pytest.raises(ConfigError, match="has parameters on cuda, npu; move it to one device"):
-        choose_device_type(on("npu", "cuda"), None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    assert mesh_device(SimpleNamespace(device_type="cuda")) == torch.device("cuda", 3)
-    assert mesh_device(SimpleNamespace(device_type="cpu")) == torch.device("cpu")

@@ -57,6 +57,7 @@ def _expect_round_trips(rank, folder):
         dcp.save(state, checkpoint_id=folder / name)
         if rank == 0:
             torch.save([full, full_optim], folder / f"{name}.pth")
+    _expect_partial_optimizers(rank)
     _expect_errors(rank)
     _expect_names(wrapper)
 
@@ -67,6 +68,50 @@ def _expect_snapshot(wrapper, state):
     scale.add_(1)
     assert state["scale"] == scale - 1
     scale.sub_(1)
+
+
+def _momentum_for_blocks(arguments):
+    wrapper = MMFullyShardedDataParallel(Net(), **arguments)
+    stem, blocks = wrapper.module.stem.parameters(), wrapper.module.blocks.parameters()
+    groups = [{"params": [*stem], "lr": 0.5}, {"params": [*blocks], "momentum": 0.9}]
+    return wrapper, torch.optim.SGD(groups, lr=0.01)
+
+
+def _expect_partial_optimizers(rank):
+    """Not every parameter has optimizer state, and there may be gradients already."""
+    wrapper, optim = _momentum_for_blocks(CONFIGS["full"])
+    wrapper(INPUTS + rank)["loss"].backward()
+    optim.step()
+    full = wrapper.full_state_dict()
+    full_optim = wrapper.optimizer_state_dict(optim)
+    assert not any(name.startswith("stem") for name in full_optim.get("state", ()))
+    other, other_optim = _momentum_for_blocks(CONFIGS["full"])
+    other.load_full_state_dict(full)
+    # The same gradients, before the state is loaded.
+    for one in (wrapper, other):
+        one.zero_grad()
+        one(INPUTS - rank)["loss"].backward()
+    other_optim.param_groups[0]["lr"] = 7
+    other.load_optimizer_state_dict(other_optim, full_optim)
+    assert [group["lr"] for group in other_optim.param_groups] == [0.5, 0.01]
+    assert len(other_optim.state) == len(optim.state) == 12
+    for one in (optim, other_optim):
+        one.step()
+    _expect_same(wrapper, other)
+
+    # Looking at an optimizer that has not stepped changes nothing, and what it gives fits.
+    wrapper, optim = _trained(CONFIGS["full"], steps=0)
+    wrapper(INPUTS)["loss"].backward()
+    sharded = wrapper.optimizer_state_dict(optim.optimizer, kind="sharded")
+    assert wrapper.optimizer_state_dict(optim.optimizer).get("state", {}) == {}
+    assert not optim.optimizer.state
+    assert wrapper.module.stem.weight.grad is not None
+    wrapper.zero_grad()
+    other, other_optim = _trained(CONFIGS["full"], steps=0)
+    other.load_optimizer_state_dict(other_optim.optimizer, sharded, kind="sharded")
+    for one, its_optim in ((wrapper, optim), (other, other_optim)):
+        one.train_step({"inputs": INPUTS}, its_optim)
+    _expect_same(wrapper, other)
 
 
 def _expect_errors(rank):

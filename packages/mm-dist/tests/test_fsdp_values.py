@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from fsdp_models import Block, Net, Optim, needs_fully_shard, whole
+from fsdp_models import TORCH, Block, Net, Optim, needs_fully_shard, whole
 from torch import nn
 
 from mm_dist import ConfigError, MMFullyShardedDataParallel
@@ -66,6 +66,7 @@ class Convolutional(nn.Module):
         torch.manual_seed(0)
         self.convolution = nn.Conv2d(3, 4, 3)
         self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
         self.block = Block(4)
         self.seen = {}
         for name in ("convolution", "norm", "block"):
@@ -81,7 +82,7 @@ class Convolutional(nn.Module):
 
     def forward(self, images):
         self.seen["input"] = images.dtype
-        features = self.norm(self.convolution(images)).mean((2, 3))
+        features = self.second(self.norm(self.convolution(images))).mean((2, 3))
         self.seen["features"] = features.dtype
         return self.block(features)
 
@@ -127,10 +128,29 @@ def _expect_precision(rank):
         assert whole(layer.weight.grad).item() == expected
 
 
+def _expect_one_group_at_a_time():
+    """A model on the meta device is never there as a whole: beside shards, one group is."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+    size = sum(parameter.numel() for parameter in model.parameters())
+    held = []
+
+    def fill(layer):
+        layer.reset_parameters()
+        own = [p.to_local() if hasattr(p, "placements") else p for p in model.parameters()]
+        held.append(sum(p.untyped_storage().nbytes() // 4 for p in own if not p.is_meta))
+
+    wrapper = MMFullyShardedDataParallel(model, auto_wrap_policy="Linear", param_init_fn=fill)
+    assert held == [size // 8 + done * size // 16 for done in range(8)]
+    wrapper(torch.ones(1, 64))
+
+
 def _expect_values(rank):
     for is_meta in (False, True):
         _expect_tied_training(rank, is_meta=is_meta)
     _expect_precision(rank)
+
+    _expect_one_group_at_a_time()
 
     # Replicas agree though every rank draws its own numbers; batch normalisation has buffers.
     torch.manual_seed(rank)
@@ -155,6 +175,21 @@ def _expect_values(rank):
 
 def test_values_are_right_on_all_ranks(run_ranks):
     run_ranks(_expect_values, 2)
+
+
+@pytest.mark.parametrize("is_joint", [True, False], ids=["one-group", "a-group-each"])
+@pytest.mark.usefixtures("group_of_one")
+def test_batch_normalisation_is_in_groups_of_its_own(is_joint, monkeypatch):
+    if is_joint and TORCH < (2, 13):
+        pytest.skip("older torch casts for the last module of a group only")
+    monkeypatch.setattr("mm_dist._wrappers._sharding.has_joint_casts", lambda: is_joint)
+    model = Convolutional()
+    wrapper = MMFullyShardedDataParallel(model, mixed_precision={"param_dtype": "bfloat16"})
+    wrapper(torch.randn(2, 3, 5, 5)).float().sum().backward()
+    assert model.seen["norm"] == (torch.float32,) * 3
+    assert model.seen["features"] == torch.bfloat16
+    states = {id(layer._get_fsdp_state()) for layer in (model.norm, model.second[1])}
+    assert len(states) == (1 if is_joint else 2)
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -135,6 +135,31 @@ def test_init_dist_describes_a_group_of_others_and_leaves_it():
     assert is_distributed()
 
 
+MPI_OF_ONE = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(
+    ("env", "launcher", "local_world_size"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "pytorch", 1),
+        ({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "pytorch", 1),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}, "pytorch", 1),
+        ({**MPI_OF_ONE, "RANK": "3", "WORLD_SIZE": "1"}, "pytorch", 1),
+        # What can be read is read: this launcher does not tell the number of local ranks.
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "x"}, "pytorch", None),
+    ],
+    ids=["incomplete", "malformed", "of-another-job", "contradicting", "bad-port"],
+)
+def test_a_group_that_exists_wins_over_variables(monkeypatch, env, launcher, local_world_size):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    info = init_dist()
+    assert (info.rank, info.world_size, info.local_rank) == (0, 1, 0)
+    assert (info.launcher, info.local_world_size) == (launcher, local_world_size)
+    assert get_local_rank() == 0
+
+
 @pytest.mark.usefixtures("torchrun_of_one")
 def test_init_dist_can_be_called_again_after_the_group_was_destroyed(monkeypatch):
     first = init_dist(device_type="cpu")
@@ -198,4 +223,23 @@ mm_dist.init_dist(device_type="cpu")
 
 def test_clean_exit_destroys_the_group(run_script):
     result = run_script(SCRIPT, **one_process(LOCAL_WORLD_SIZE="1"))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "destroyed\n", "")
+
+
+FORK = """
+from mm_dist._process_group._ending import end_at_exit
+if os.fork() == 0:
+    mm_dist.destroy_dist()
+    end_at_exit()
+    os._exit(7 if dist.is_initialized() else 1)  # torch may hang where Python ends by itself
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+mm_dist.barrier()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_forked_child_leaves_the_group_to_its_parent(run_script):
+    quiet = ("-W", "ignore::DeprecationWarning")  # Python's own, of forks beside threads
+    source = "import os" + SCRIPT + FORK
+    result = run_script(source, *quiet, **one_process(LOCAL_WORLD_SIZE="1"))
     assert (result.returncode, result.stdout, result.stderr) == (0, "destroyed\n", "")

@@ -83,6 +83,9 @@ def test_public_names_are_curated():
     assert issubclass(mm_dist.ArgumentTypeError, TypeError)
 
 
+_NEED_GROUP = ("mm_dist._wrappers.ddp", "mm_dist._wrappers.separate_ddp")
+
+
 def _module_names():
     return [m.name for m in pkgutil.walk_packages(mm_dist.__path__, "mm_dist.")]
 
@@ -99,5 +102,5 @@ def test_examples_in_docstrings_run(name):
 
 @pytest.fixture
 def group_of_one_if_wrapper(request):
-    if request.node.callspec.params["name"] == "mm_dist._wrappers.ddp":
+    if request.node.callspec.params["name"] in _NEED_GROUP:
         request.getfixturevalue("group_of_one")

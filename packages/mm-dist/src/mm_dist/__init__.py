@@ -61,9 +61,11 @@ from mm_dist._process_group import (
     init_local_group,
     is_distributed,
 )
+from mm_dist._progress import mark_iteration
 from mm_dist._wrappers import (
     MMDistributedDataParallel,
     MMFullyShardedDataParallel,
+    MMSeparateDistributedDataParallel,
     convert_sync_batchnorm,
     is_model_wrapper,
     revert_sync_batchnorm,
@@ -81,6 +83,7 @@ __all__ = [
     "MMDistError",
     "MMDistributedDataParallel",
     "MMFullyShardedDataParallel",
+    "MMSeparateDistributedDataParallel",
     "MPILauncher",
     "NoLauncher",
     "PyTorchLauncher",
@@ -122,6 +125,7 @@ __all__ = [
     "is_main_process",
     "is_model_wrapper",
     "local_device",
+    "mark_iteration",
     "master_only",
     "revert_sync_batchnorm",
     "sync_random_seed",

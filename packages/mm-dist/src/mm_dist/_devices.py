@@ -1,7 +1,6 @@
 """The table of device types: what torch calls them and how their ranks talk to each other."""
 
 import importlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ import torch
 from mm_dist._errors import ConfigError
 from mm_dist._plugins import find_plugins
 from mm_dist._suggestion import suggest_name
+from mm_dist._warning import warn_caller
 
 GROUP = "mm.devices"
 _REQUIRED_KEYS = ("name", "process_group_backend", "device_module")
@@ -159,11 +159,9 @@ def _load_row(entry: EntryPoint) -> DeviceRow | None:
         mapping = entry.load()
     except (ImportError, OSError, RuntimeError) as error:
         # As for torch_npu on a machine without its driver: the plugin is there, the device not.
-        warnings.warn(
+        warn_caller(
             f"Device {entry.name!r} is not used: its plugin {entry.value} cannot be loaded here "
-            f"({type(error).__name__}: {error}). Repair or uninstall its distribution.",
-            UserWarning,
-            stacklevel=2,
+            f"({type(error).__name__}: {error}). Repair or uninstall its distribution."
         )
         return None
     return _read_row(entry.name, mapping)

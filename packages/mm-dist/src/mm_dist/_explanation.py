@@ -110,11 +110,18 @@ def _explain_numbers(
     is_single = read.master_addr is None
     for field in _NUMBERS:
         value = getattr(read, field)
-        source = read.sources.get(field, "one process" if is_single else "no variable says so")
+        source = read.sources.get(field) or _tell_source(read, value)
         if source in env:
             source = f"{source}={env[source]}"
         text = ("not needed" if is_single else "unknown") if value is None else str(value)
         rows.append(EnvironmentRow(field, text, source))
+
+
+def _tell_source(read: LaunchEnvironment, value: object) -> str:
+    """Say where a number comes from that its launcher says nothing about."""
+    if read.master_addr is None:
+        return "one process"
+    return "no variable says so" if value is None else f"launcher {read.launcher!r} says so"
 
 
 def _explain_device(

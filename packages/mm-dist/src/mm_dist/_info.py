@@ -107,7 +107,7 @@ def is_main_process(group: Any = None) -> bool:
     return get_rank(group) == 0
 
 
-def master_only(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
+def master_only(func: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
     """Make a function run on rank 0 only; elsewhere it returns ``None``.
 
     Example:
@@ -115,9 +115,9 @@ def master_only(function: Callable[_Arguments, _Result]) -> Callable[_Arguments,
         once
     """
 
-    @wraps(function)
+    @wraps(func)
     def run_on_master(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result | None:
-        return function(*args, **kwargs) if is_main_process() else None
+        return func(*args, **kwargs) if is_main_process() else None
 
     return run_on_master
 

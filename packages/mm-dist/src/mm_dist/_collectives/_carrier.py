@@ -14,6 +14,9 @@ from torch import Tensor
 
 from mm_dist._collectives._float_order import floats_of_order, order_of_floats
 
+# Of complements, the one is the other. So nearly all reductions leave the tag of a rank that
+# differs in the buffer, and those of ranks that ask for different ones fit together.
+_BY_COMPLEMENT = {"min": "max", "band": "bor"}
 _HALF_BITS = 32
 _LOW_HALF = 2**_HALF_BITS - 1
 _WIDE_INTEGERS = tuple(getattr(torch, name) for name in ("int64", "uint64") if hasattr(torch, name))
@@ -35,8 +38,9 @@ class Carrier:
     @property
     def operation_on_wire(self) -> str:
         """What the ranks reduce by."""
-        is_divided_later = self.operation == "mean" and self.dtype is not None
-        return "sum" if is_divided_later else self.operation
+        if self.dtype is None:
+            return self.operation
+        return {"mean": "sum", **_BY_COMPLEMENT}.get(self.operation, self.operation)
 
     def count(self, dtype: torch.dtype, numel: int) -> int:
         """Return how many elements of the carrier so many of the dtype take."""
@@ -54,26 +58,28 @@ class Carrier:
             whole = flat.to(torch.int64)
             return torch.cat([whole >> _HALF_BITS, whole & _LOW_HALF]).to(self.dtype)
         if flat.is_floating_point() and self.dtype == torch.int64:
-            return order_of_floats(flat, self.operation)
-        return flat.to(self.dtype)
+            flat = order_of_floats(flat, self.operation)
+        carried = flat.to(self.dtype)
+        return ~carried if self.operation in _BY_COMPLEMENT else carried
 
-    def unpack(self, reduced: Tensor, like: Tensor, world_size: int) -> Tensor:
-        """Return the result for a tensor that was packed, in its dtype and shape."""
+    def unpack(self, reduced: Tensor, dtype: torch.dtype, world_size: int) -> Tensor:
+        """Return the result for a tensor of this dtype that was packed, one-dimensional."""
         divisor = world_size if self.operation == "mean" else 1
+        if self.operation in _BY_COMPLEMENT and self.dtype is not None:
+            reduced = ~reduced
         if self.dtype is None:
             values = reduced
-        elif like.dtype == torch.bool:
+        elif dtype == torch.bool:
             values = reduced != 0
-        elif like.is_complex():
-            parts = (reduced / divisor).to(torch.view_as_real(like).dtype)
-            values = torch.view_as_complex(parts.reshape(-1, 2))
-        elif not like.is_floating_point():
-            values = self._whole_numbers(reduced, like.dtype).div(divisor, rounding_mode="trunc")
+        elif dtype.is_complex:
+            values = torch.view_as_complex((reduced / divisor).reshape(-1, 2))
+        elif not dtype.is_floating_point:
+            values = self._whole_numbers(reduced, dtype).div(divisor, rounding_mode="trunc")
         elif self.dtype == torch.int64:
-            values = floats_of_order(reduced, like.dtype, self.operation)
+            values = floats_of_order(reduced, dtype, self.operation)
         else:
             values = reduced / divisor
-        return values.to(like.dtype).reshape(like.shape)
+        return values.to(dtype)
 
     def _is_halved(self, dtype: torch.dtype) -> bool:
         return self.dtype == torch.float64 and dtype in _WIDE_INTEGERS

@@ -1,16 +1,19 @@
 """Copy tensors from rank to rank."""
 
+from hashlib import blake2b
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mm_dist._collectives._check import check_call
+from mm_dist._collectives._check import check_call, compare_calls, describe_tensor
 from mm_dist._collectives._nested import flatten
 from mm_dist._collectives._nested_copy import broadcast_nested, gather_nested
+from mm_dist._collectives._object_wire import ObjectWire
 from mm_dist._collectives._state import GroupState, check_member, group_state
 from mm_dist._collectives._wire import (
+    note_change,
     pack_for_copy,
     place_on_wire,
     unpack_copy,
@@ -19,7 +22,7 @@ from mm_dist._collectives._wire import (
 from mm_dist._process_group import is_distributed
 
 
-def all_gather(data: Any, group: Any = None, *, uneven: bool = False) -> list[Any]:
+def all_gather(data: Any, group: Any = None, *, uneven: bool = True) -> list[Any]:
     """Collect every rank's tensor on all ranks; gradients do not flow through it.
 
     Args:
@@ -27,7 +30,8 @@ def all_gather(data: Any, group: Any = None, *, uneven: bool = False) -> list[An
             which travel together. Structure and dtypes agree on all ranks.
         group: Ranks that take part, of which this one must be a member. Defaults to all.
         uneven: Whether the shapes may differ between ranks, as those of a last batch do; a rank
-            can have no element at all. Costs an exchange of the shapes, as nested data does.
+            can have no element at all. To find out costs one tiny collective. ``False`` saves it
+            for a tensor, and is a promise: some backends end the process where it is broken.
 
     Returns:
         One tensor per rank, or one structure of tensors, in rank order, on the device of
@@ -35,8 +39,8 @@ def all_gather(data: Any, group: Any = None, *, uneven: bool = False) -> list[An
 
     Raises:
         ArgumentTypeError: If ``data`` holds something else than dense tensors.
-        CollectiveError: If ranks differ in what they must agree on, as far as that is compared:
-            with ``uneven``, for nested data, and with ``MM_DIST_DEBUG=1``. Raised on all ranks.
+        CollectiveError: If ranks differ in what they must agree on; raised on all of them. Not
+            compared for a tensor with ``uneven=False``, unless ``MM_DIST_DEBUG=1``.
         ConfigError: If this rank is not in the group.
 
     Example:
@@ -47,17 +51,16 @@ def all_gather(data: Any, group: Any = None, *, uneven: bool = False) -> list[An
     if not is_distributed():
         return [data]
     state = group_state(group)
-    if uneven or not isinstance(data, Tensor):
-        return gather_nested("all_gather()", data, None, group, uneven=uneven)
-    if state.is_checked:
-        check_call("all_gather()", data, group)
+    call = "all_gather()"
+    if not _are_same(call, data, group, state, uneven=uneven):
+        return gather_nested(call, data, None, group, uneven=uneven)
     packed, received = _make_room(data, group, state, state.world_size)
     if packed.numel() > 0:  # Without elements on any rank; gloo of older torch crashes.
         dist.all_gather(received, packed, group=group)
     return [unpack_copy(tensor, data) for tensor in received]
 
 
-def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = False) -> list[Any]:
+def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = True) -> list[Any]:
     """Collect every rank's tensor on one rank; gradients do not flow through it.
 
     Args:
@@ -83,10 +86,9 @@ def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = False) 
         return [data]
     state = group_state(group)
     receiver = check_member("dst", dst, state)
-    if uneven or not isinstance(data, Tensor):
-        return gather_nested(f"gather(dst={dst})", data, receiver, group, uneven=uneven)
-    if state.is_checked:
-        check_call(f"gather(dst={dst})", data, group)
+    call = f"gather(dst={dst})"
+    if not _are_same(call, data, group, state, uneven=uneven):
+        return gather_nested(call, data, receiver, group, uneven=uneven)
     is_receiver = state.index == receiver
     packed, received = _make_room(data, group, state, state.world_size if is_receiver else 0)
     if packed.numel() > 0:
@@ -127,6 +129,21 @@ def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
         dist.broadcast(packed, src=src, group=group)
     if dist.get_rank() != src:
         write_back(data, unpack_copy(packed, data))
+        note_change(data)
+
+
+def _are_same(call: str, data: Any, group: Any, state: GroupState, *, uneven: bool) -> bool:
+    """Return whether all ranks have a tensor of one shape, as far as this is to be found out."""
+    is_tensor = isinstance(data, Tensor)
+    if state.is_checked:
+        compared = f"{call} of {describe_tensor(data)}" if is_tensor and not uneven else call
+        compare_calls(ObjectWire(group), compared)
+    if not uneven:
+        return is_tensor
+    kind = describe_tensor(data) if is_tensor else "nested"
+    number = int.from_bytes(blake2b(kind.encode(), digest_size=7).digest(), "big")
+    greatest, least = ObjectWire(group).gather_maxima([number, -number])
+    return is_tensor and greatest == -least
 
 
 def _make_room(

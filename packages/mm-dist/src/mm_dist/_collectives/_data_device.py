@@ -1,12 +1,13 @@
 """Find out where data is, and move it, as deep as it is nested."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mm_dist._backends import communication_device
+from mm_dist._collectives._nested import fill_like
 from mm_dist._errors import ArgumentTypeError, ConfigError
 from mm_dist._process_group import is_distributed
 
@@ -83,13 +84,14 @@ def cast_data_device(data: Any, device: torch.device | str, out: Any = None) -> 
     if isinstance(data, Mapping):
         _check_items(data)
         targets = dict.fromkeys(data) if out is None else out
-        return _like(data, {k: cast_data_device(v, device, targets[k]) for k, v in data.items()})
+        cast = {k: cast_data_device(value, device, targets[k]) for k, value in data.items()}
+        return fill_like(data, cast)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         items = list(data)
         _check_items(items)
         outs = [None] * len(items) if out is None else list(out)
         pairs = zip(items, outs, strict=True)
-        return _like(data, [cast_data_device(item, device, target) for item, target in pairs])
+        return fill_like(data, [cast_data_device(item, device, target) for item, target in pairs])
     raise ArgumentTypeError(f"cast_data_device takes {_KINDS}; {type(data)} is in it.")
 
 
@@ -112,26 +114,22 @@ def _check_items(data: Any) -> None:
 
 
 def _check_out(data: Any, out: Any) -> None:
+    if isinstance(data, Tensor) and isinstance(out, Tensor):
+        return
     if type(data) is not type(out):
         raise ArgumentTypeError(f"out is of {type(out)}, but data of {type(data)}; use the same.")
     if isinstance(out, (set, frozenset)):
         raise ArgumentTypeError("out cannot be or hold a set, whose order is not fixed.")
-    if isinstance(data, Tensor):
-        return
+    if not isinstance(data, Collection):
+        raise ArgumentTypeError(
+            f"out needs data of known length, got {type(data)}; make it a list."
+        )
     if len(data) != len(out):
         raise ConfigError(f"out has {len(out)} items, but data has {len(data)}; use as many.")
     if isinstance(data, Mapping) and set(data) != set(out):
-        raise ConfigError(f"out has the keys {sorted(out)}, but data {sorted(data)}; use the same.")
+        raise ConfigError(f"out has the keys {list(out)}, but data {list(data)}; use the same.")
 
 
 def _fill(out: Tensor, moved: Tensor) -> Tensor:
     out.detach().copy_(moved)
     return moved
-
-
-def _like(data: Any, items: Any) -> Any:
-    """Return a container of the kind of ``data``."""
-    if hasattr(data, "_fields"):
-        return type(data)(*items)
-    kind = type(data) if isinstance(data, (dict, list, tuple, set, frozenset)) else type(items)
-    return kind(items)

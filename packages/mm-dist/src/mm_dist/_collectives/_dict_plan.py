@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from zlib import crc32
 
 import torch
@@ -18,16 +19,28 @@ BUFFER_LENGTH = 512
 _MAX_TAGGED = BUFFER_LENGTH - TAG_LENGTH
 # Beyond it a second collective costs less than a wider dtype.
 _MAX_WIDENED = 2**20
-# Their tensors are never float64, or are not reduced in it.
+_DEVICES_WITH_FLOAT64 = ("cpu", "cuda")
+# Their tensors are never float64, or are not reduced in it. Of others it depends on the model.
 _DEVICES_WITHOUT_FLOAT64 = ("mps", "npu", "mlu")
+_WIDE_FLOATS = (torch.float64, torch.complex128)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What travels in one collective: the tensors of these indices."""
+    """What travels in one collective.
+
+    Attributes:
+        carrier: How.
+        runs: Indices of the tensors, those of one dtype together.
+    """
 
     carrier: Carrier
-    indices: tuple[int, ...]
+    runs: tuple[tuple[int, ...], ...]
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """All indices, in the order in which the tensors travel."""
+        return tuple(chain.from_iterable(self.runs))
 
 
 @dataclass(frozen=True)
@@ -76,17 +89,18 @@ def _make_parts(
     operation: str, signature: Signature, device_type: str, *, is_small: bool
 ) -> list[Part]:
     dtypes = [dtype for _, dtype, _ in signature]
+    runs = _indices_by(dtypes)
     if not is_small and len(set(dtypes)) == 1:
         return _group(Carrier(operation), dtypes)
     common = _find_carrier(operation, dtypes, device_type, is_small=is_small)
     if common is not None:
-        return [Part(common, tuple(range(len(dtypes))))]
-    kinds = ["float" if _is_float(dtype) else "integer" for dtype in dtypes]
+        return [Part(common, tuple(runs))]
     parts = []
-    for indices in _indices_by(kinds):
-        of_kind = [dtypes[index] for index in indices]
-        carrier = _find_carrier(operation, of_kind, device_type, is_small=is_small)
-        parts.append(Part(carrier or Carrier(operation), indices))
+    for is_float in (False, True):
+        of_kind = tuple(run for run in runs if _is_float(dtypes[run[0]]) == is_float)
+        found = {dtypes[run[0]] for run in of_kind}
+        carrier = _find_carrier(operation, found, device_type, is_small=is_small)
+        parts.append(Part(carrier or Carrier(operation), of_kind))
     return parts
 
 
@@ -96,7 +110,7 @@ def _find_carrier(
     """Return what carries all these dtypes exactly, ``None`` if nothing does."""
     if operation in ("min", "max", "band", "bor", "bxor"):
         return Carrier(operation, torch.int64)
-    has_float64 = device_type not in _DEVICES_WITHOUT_FLOAT64
+    has_float64 = _has_float64(device_type, dtypes)
     has_only_integers = not any(_is_float(dtype) for dtype in dtypes)
     is_sum = operation != "product"
     # Small dicts travel in one dtype whatever they hold, to fit together where they differ.
@@ -108,8 +122,14 @@ def _find_carrier(
     return None
 
 
+def _has_float64(device_type: str, dtypes: Collection[torch.dtype]) -> bool:
+    if device_type in _DEVICES_WITH_FLOAT64 + _DEVICES_WITHOUT_FLOAT64:
+        return device_type in _DEVICES_WITH_FLOAT64
+    return any(dtype in _WIDE_FLOATS for dtype in dtypes)
+
+
 def _group(carrier: Carrier, dtypes: Collection[torch.dtype]) -> list[Part]:
-    return [Part(carrier, indices) for indices in _indices_by([str(dtype) for dtype in dtypes])]
+    return [Part(carrier, (run,)) for run in _indices_by(dtypes)]
 
 
 def _indices_by(keys: Collection[Hashable]) -> list[tuple[int, ...]]:

@@ -1,14 +1,15 @@
 """Reduce the tensors of a dict together."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mm_dist._backends import communication_device
+from mm_dist._backends import CPU_DEVICE, communication_device
 from mm_dist._collectives._check import compare_calls
 from mm_dist._collectives._dict_plan import BUFFER_LENGTH, Part, Plan, make_plan
-from mm_dist._collectives._nested import flatten
+from mm_dist._collectives._nested import flatten, rebuild
 from mm_dist._collectives._object_wire import ObjectWire
 from mm_dist._collectives._objects import all_gather_object
 from mm_dist._collectives._operations import read_operation
@@ -16,15 +17,19 @@ from mm_dist._collectives._reduction import reduce_placed
 from mm_dist._collectives._signature import Signature, raise_difference, read_signature
 from mm_dist._collectives._state import GroupState, group_state
 from mm_dist._collectives._tag import TAG_LENGTH, make_tag, read_tag
-from mm_dist._collectives._wire import place_on_wire, write_back
+from mm_dist._collectives._wire import place_on_wire
 from mm_dist._errors import ArgumentTypeError, CollectiveError, ConfigError
 from mm_dist._process_group import is_distributed
 
 _MAX_VERIFIED = 4096
+_MAX_FRAMES = 256
 
 
 def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) -> None:
     """Reduce every tensor of a dict over all ranks, in place, in one collective.
+
+    A tensor that was computed with gradients, as a loss, is replaced in the dict instead: what a
+    backward pass needs stays as it is.
 
     Tensors of different dtypes travel in one that carries all of them exactly, mostly
     ``float64``: sums of floats are rounded once, at the end, those of integers are exact. Where no
@@ -57,7 +62,16 @@ def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) ->
     tensors = flatten(data, "all_reduce_dict")
     operation = _read_common_operation(op, tensors)
     if is_distributed():
+        if any(tensor.grad_fn is not None for tensor in tensors.values()):
+            _replace_results(data, tensors)
+            tensors = flatten(data, "all_reduce_dict")
         _DictReduction(operation, tensors, group).run()
+
+
+def _replace_results(data: dict[Any, Any], tensors: dict[str, Tensor]) -> None:
+    """Put copies in the place of tensors that a backward pass may still need, as a loss."""
+    own = (t if t.grad_fn is None else t.detach().clone() for t in tensors.values())
+    data.update(rebuild(data, own))
 
 
 def _read_common_operation(op: str, tensors: dict[str, Tensor]) -> str:
@@ -79,60 +93,84 @@ class _DictReduction:
         self._signature: Signature = read_signature(tensors)
         self._group = group
         self._state: GroupState = group_state(group)
-        self._device = _find_device(self._tensors, group)
+        self._device = _find_device(self._tensors, group, self._state)
         self._plan: Plan = make_plan(operation, self._signature, self._device.type)
 
     def run(self) -> None:
         """Compare the ranks' dicts as far as that is due, and reduce them."""
-        plan, is_new = self._plan, self._plan.fingerprint not in self._state.verified
+        plan = self._plan
         if self._state.is_checked:
             self._compare()
-        if not plan.is_tagged and is_new:
-            self._reduce_tagged(torch.empty(0, dtype=plan.tag_dtype), "max")
-        is_looking = is_new or self._device.type == "cpu"
+        if not plan.is_tagged and self._is_new():
+            # By what leaves the same traces as the reductions of ranks that send a tag along.
+            operation = "product" if self._operation == "product" else "max"
+            self._reduce_tagged(torch.empty(0, dtype=plan.tag_dtype), operation, is_looking=True)
         for number, part in enumerate(plan.parts):
             packed, operation = self._pack(part), part.carrier.operation_on_wire
             if number == 0 and plan.is_tagged:
+                is_looking = self._device.type == "cpu" or self._is_new()
                 reduced = self._reduce_tagged(packed, operation, is_looking=is_looking)
             else:
                 reduced = reduce_placed(packed, operation, self._group, self._state)
             self._unpack(part, reduced)
 
+    def _is_new(self) -> bool:
+        return self._plan.fingerprint not in self._state.verified
+
     def _pack(self, part: Part) -> Tensor:
-        pieces = [torch.empty(0, dtype=part.carrier.dtype, device=self._device)]
-        for index in part.indices:
-            placed = place_on_wire(self._tensors[index], self._group, self._state)
-            pieces.append(part.carrier.pack(placed.to(self._device)))
-        return torch.cat(pieces if part.indices == () else pieces[1:])
+        packed = [part.carrier.pack(self._join(run)) for run in part.runs]
+        if not packed:
+            return torch.empty(0, dtype=part.carrier.dtype, device=self._device)
+        return packed[0] if len(packed) == 1 else torch.cat(packed)
+
+    def _join(self, run: Sequence[int]) -> Tensor:
+        """Return a copy of the elements of tensors of one dtype, where they travel."""
+        placed = [place_on_wire(self._tensors[index], self._group, self._state) for index in run]
+        return torch.cat([tensor.reshape(-1).to(self._device) for tensor in placed])
 
     def _unpack(self, part: Part, reduced: Tensor) -> None:
         """Write the results of a part back."""
-        for index in part.indices:
-            tensor = self._tensors[index]
-            size = part.carrier.count(tensor.dtype, tensor.numel())
-            result = part.carrier.unpack(reduced[:size], tensor, self._state.world_size)
-            write_back(tensor, result)
-            reduced = reduced[size:]
+        for run in part.runs:
+            tensors = [self._tensors[index] for index in run]
+            sizes = [tensor.numel() for tensor in tensors]
+            dtype = tensors[0].dtype
+            count = part.carrier.count(dtype, sum(sizes))
+            result = part.carrier.unpack(reduced[:count], dtype, self._state.world_size)
+            for tensor, values in zip(tensors, torch.split(result, sizes), strict=True):
+                tensor.detach().copy_(values.view(tensor.shape))
+            reduced = reduced[count:]
 
-    def _reduce_tagged(self, packed: Tensor, operation: str, *, is_looking: bool = True) -> Tensor:
+    def _reduce_tagged(self, packed: Tensor, operation: str, *, is_looking: bool) -> Tensor:
         """Reduce in a buffer of fixed size, with a tag in front that says what is in it."""
-        tag = make_tag(self._plan.fingerprint, self._plan.tag_dtype, is_looking=is_looking)
-        room = torch.zeros(BUFFER_LENGTH - TAG_LENGTH - packed.numel(), dtype=tag.dtype)
-        pieces = [tag.to(self._device), packed.to(self._device), room.to(self._device)]
-        reduced = reduce_placed(torch.cat(pieces), operation, self._group, self._state)
+        tag, room = self._make_frame(packed.numel(), is_looking=is_looking)
+        whole = torch.cat([tag, packed.to(self._device), room])
+        reduced = reduce_placed(whole, operation, self._group, self._state)
         if is_looking:
             self._look(reduced[:TAG_LENGTH])
         return reduced[TAG_LENGTH:]
+
+    def _make_frame(self, length: int, *, is_looking: bool) -> tuple[Tensor, Tensor]:
+        """Return the tag, and the room behind what it is the tag of."""
+        dtype, frames = self._plan.tag_dtype, self._state.frames
+        # Kept, because it would wait for the accelerator to copy a tag to it.
+        key = (self._plan.fingerprint, dtype, self._device, length, is_looking)
+        if key not in frames:
+            if len(frames) >= _MAX_FRAMES:
+                frames.clear()
+            tag = make_tag(self._plan.fingerprint, dtype, is_looking=is_looking)
+            room = torch.zeros(BUFFER_LENGTH - TAG_LENGTH - length, dtype=dtype)
+            frames[key] = tag.to(self._device), room.to(self._device)
+        return frames[key]
 
     def _look(self, tag: Tensor) -> None:
         is_same, all_look = read_tag(tag)
         if not is_same:
             if all_look:
                 self._compare()
+            names = ", ".join(path for path, _, _ in self._signature) or "nothing"
             raise CollectiveError(
-                f"{self._call} was called with a dict that other ranks do not have; this rank's "
-                f"has {', '.join(path for path, _, _ in self._signature)}. Give the same names, "
-                "shapes and dtypes on every rank."
+                f"{self._call} was called with a dict that other ranks do not have: this rank's "
+                f"holds {names}. Give the same names, shapes and dtypes on every rank."
             )
         if len(self._state.verified) >= _MAX_VERIFIED:
             self._state.verified.clear()  # on all ranks at once, as they add together
@@ -150,7 +188,8 @@ class _DictReduction:
         return f"all_reduce_dict(op={self._operation!r})"
 
 
-def _find_device(tensors: list[Tensor], group: Any) -> torch.device:
+def _find_device(tensors: list[Tensor], group: Any, state: GroupState) -> torch.device:
     """Return where the tensors travel: with one on an accelerator, all follow it."""
-    on_accelerators = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
-    return communication_device(next(on_accelerators, torch.device("cpu")), group)
+    on_accelerators = (tensor.device for tensor in tensors if not tensor.is_cpu)
+    device = next(on_accelerators, CPU_DEVICE)
+    return device if device in state.served else communication_device(device, group)

@@ -32,14 +32,18 @@ def rebuild(data: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(data, Tensor):
         return next(tensors)
     items = {key: rebuild(value, tensors) for key, value in _items(data)}
+    return fill_like(data, items if isinstance(data, Mapping) else items.values())
+
+
+def fill_like(data: Any, items: Any) -> Any:
+    """Return a container of the kind of ``data``, if that is a common one, with other items."""
+    if hasattr(data, "_fields"):
+        return type(data)(*items)
     if isinstance(data, MutableMapping):
         copied = copy.copy(data)  # as it may need more than its items, as a defaultdict does
         copied.update(items)
         return copied
-    if isinstance(data, Mapping):
-        return items
-    is_named = hasattr(data, "_fields")
-    return type(data)(*items.values()) if is_named else type(data)(items.values())
+    return type(data)(items) if isinstance(data, (list, tuple, set, frozenset)) else items
 
 
 def _items(data: Any, function: str = "", path: str = "") -> list[tuple[Any, Any]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mm_dist._collectives._side_group import objects_group
 from mm_dist._collectives._state import group_state
-from mm_dist._collectives._wire import place_on_wire
+from mm_dist._collectives._wire import place_on_wire, write_back
 
 _TEXT_BYTES = 2048
 # Of our own, so that a user's pending receive from the same rank does not take the message.
@@ -50,13 +50,15 @@ class ObjectWire:
 
     def gather_equal(self, data: bytearray) -> list[bytearray]:
         """Return every rank's bytes, of which all ranks give equally many, on all ranks."""
-        own = self._place(_share_memory(data))
+        view = _share_memory(data)
+        own = self._place(view)
         rows = [bytearray(len(data)) for _ in self.ranks]
         views = [_share_memory(row) for row in rows]
-        received = [torch.empty_like(own) if own.device != v.device else v for v in views]
+        is_moved = own.data_ptr() != view.data_ptr()
+        received = [torch.empty_like(own) for _ in rows] if is_moved else views
         dist.all_gather(received, own, group=self._group)
-        for view, tensor in zip(views, received, strict=True):
-            _copy_if_moved(tensor, view)
+        for row_view, tensor in zip(views, received, strict=True):
+            write_back(row_view, tensor)
         return rows
 
     def broadcast(self, data: bytearray, source: int) -> None:
@@ -64,7 +66,7 @@ class ObjectWire:
         view = _share_memory(data)
         placed = self._place(view)
         dist.broadcast(placed, src=self.ranks[source], group=self._group)
-        _copy_if_moved(placed, view)
+        write_back(view, placed)
 
     def send(self, data: bytearray, receiver: int) -> None:
         """Send bytes to one rank, which receives them."""
@@ -77,7 +79,7 @@ class ObjectWire:
         view = _share_memory(data)
         placed = self._place(view)
         dist.recv(placed, src=self.ranks[source], group=self._group, tag=_TAG)
-        _copy_if_moved(placed, view)
+        write_back(view, placed)
         return data
 
     def _place(self, data: Tensor) -> Tensor:
@@ -86,8 +88,3 @@ class ObjectWire:
 
 def _share_memory(data: bytearray) -> Tensor:
     return torch.frombuffer(data, dtype=torch.uint8)
-
-
-def _copy_if_moved(placed: Tensor, view: Tensor) -> None:
-    if placed.device != view.device:
-        view.copy_(placed)

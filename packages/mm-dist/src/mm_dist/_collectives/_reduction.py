@@ -9,7 +9,7 @@ from torch import Tensor
 from mm_dist._collectives._check import check_call
 from mm_dist._collectives._operations import BITWISE, form_on_wire, read_operation
 from mm_dist._collectives._state import GroupState, group_state, latest_state
-from mm_dist._collectives._wire import check_tensor, place_on_wire, write_back
+from mm_dist._collectives._wire import check_tensor, note_change, place_on_wire, write_back
 from mm_dist._process_group import is_distributed
 
 _DICT_HINT = " all_reduce_dict takes dicts, lists and tuples of tensors."
@@ -49,6 +49,7 @@ def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
         is_plain = data.is_contiguous() and not data.requires_grad and not data.is_neg()
         if direct is not None and is_plain and data.numel() > 0:
             dist.all_reduce(data, direct, group=group)
+            note_change(data)
             return
     _check_and_reduce(data, op, group)
 
@@ -63,6 +64,7 @@ def _check_and_reduce(data: Tensor, op: str, group: Any) -> None:
         check_call(f"all_reduce(op={operation!r})", data, group)
     reduced = reduce_placed(place_on_wire(data, group, state), operation, group, state)
     write_back(data, reduced)
+    note_change(data)
     if reduced is data and operation != "mean" and data.numel() > 0 and not state.is_checked:
         state.direct[op, data.dtype, data.device] = getattr(dist.ReduceOp, operation.upper())
 

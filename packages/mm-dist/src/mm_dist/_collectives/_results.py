@@ -1,5 +1,6 @@
 """Collect the results of an evaluation in the order of its data set."""
 
+import operator
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -107,10 +108,10 @@ def collect_results_gpu(result_part: list[Any], size: int) -> list[Any] | None:
     return collect_results(result_part, size, "gpu")
 
 
-def _check_arguments(results: object, size: object, device: str, tmpdir: str | None) -> None:
+def _check_arguments(results: object, size: Any, device: str, tmpdir: str | None) -> None:
     if not isinstance(results, list):
         raise ArgumentTypeError(f"collect_results takes a list, got {type(results)}.")
-    if not isinstance(size, int) or size < 0:
+    if not hasattr(size, "__index__") or operator.index(size) < 0:
         raise ConfigError(f"size={size!r} is no length; pass that of the data set.")
     if device not in _DEVICES:
         raise ConfigError(f"device={device!r} is not known; there are: {', '.join(_DEVICES)}.")
@@ -126,7 +127,7 @@ def _agree_on_call(
     own = [1, 0, 0, 0]
     try:
         _check_arguments(results, size, device, tmpdir)
-        own = [0, len(results), size, int(tmpdir is not None)]
+        own = [0, len(results), operator.index(size), int(tmpdir is not None)]
     except (ArgumentTypeError, ConfigError) as caught:
         error = caught
     have_failed, counts, sizes, use_files = zip(*wire.gather_numbers(own), strict=True)

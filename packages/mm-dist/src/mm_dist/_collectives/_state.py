@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from mm_dist._errors import ConfigError
 
 _CHECK_VARIABLE = "MM_DIST_DEBUG"
+_MAX_SHOWN = 16
 
 
 @dataclass
@@ -25,15 +26,17 @@ class GroupState:
         served: Devices whose tensors the group's backend takes as they are.
         direct: Reductions that the backend does in place; see ``all_reduce``.
         verified: Fingerprints of dicts that all ranks were seen to share.
+        frames: What travels around those dicts, where it has been made already.
         find_side_group: Returns the gloo group beside this one, while there is one.
     """
 
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     index: int
     is_checked: bool
     served: set[torch.device] = field(default_factory=set)
     direct: dict[tuple[str, torch.dtype, torch.device], Any] = field(default_factory=dict)
     verified: set[int] = field(default_factory=set)
+    frames: dict[Any, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     find_side_group: Callable[[], Any] = lambda: None
 
     @property
@@ -89,9 +92,16 @@ def _read_state(group: Any) -> GroupState:
             f"Rank {dist.get_rank()} is not in the group that it passed to a collective; let "
             "only the members of a group call it."
         )
-    ranks = tuple(dist.get_process_group_ranks(group))
+    ranks = _shorten(dist.get_process_group_ranks(group))
     state = _states[group] = GroupState(ranks, index, is_checked=_is_check_on())
     return state
+
+
+def _shorten(ranks: Sequence[int]) -> Sequence[int]:
+    """Return evenly spaced ranks as a range: what is kept must not grow with the job."""
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    even = range(ranks[0], ranks[0] + step * len(ranks), step)
+    return even if list(even) == list(ranks) else tuple(ranks)
 
 
 def _is_check_on() -> bool:
@@ -110,7 +120,13 @@ def check_member(name: str, rank: int, state: GroupState) -> int:
     """
     if rank not in state.ranks:
         raise ConfigError(
-            f"{name}={rank!r} is not in the group, whose ranks are {list(state.ranks)}; ranks "
+            f"{name}={rank!r} is not in the group, whose ranks are {_describe(state.ranks)}; ranks "
             "are counted among all processes, not within the group."
         )
     return state.ranks.index(rank)
+
+
+def _describe(ranks: Sequence[int]) -> str:
+    if len(ranks) <= _MAX_SHOWN:
+        return str(list(ranks))
+    return f"{ranks[0]} to {ranks[-1]}, {len(ranks)} in all"

@@ -1,8 +1,8 @@
 """Send a fingerprint along with a reduction, and see from the result whether all sent the same.
 
 Each bit of it travels as two numbers, the bit and its complement. Where all ranks agree, exactly
-one of the two is 0 afterwards. Where they differ, a sum or maximum leaves none of them 0, and a
-minimum or product both. This holds in every dtype and for any number of ranks, and all see it.
+one of the two is 0 afterwards. Where they differ, a sum, a maximum or a bitwise *or* leaves none
+of them 0, and a product both. This holds in every dtype, for any number of ranks, and all see it.
 """
 
 import torch
@@ -28,7 +28,7 @@ def read_tag(reduced: Tensor) -> tuple[bool, bool]:
     """Look at what came back: a synchronisation, if it is on an accelerator.
 
     Args:
-        reduced: The tags after any operation but ``bxor``, shape ``(TAG_LENGTH,)``.
+        reduced: The tags after any of those operations, shape ``(TAG_LENGTH,)``.
 
     Returns:
         Whether all ranks sent the same fingerprint, and whether all ranks are looking.

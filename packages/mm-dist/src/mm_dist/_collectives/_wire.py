@@ -10,6 +10,8 @@ from mm_dist._collectives._operations import COPIED_AS_THEY_ARE
 from mm_dist._collectives._state import GroupState
 from mm_dist._errors import ArgumentTypeError
 
+_increment_version = getattr(torch.autograd.graph, "increment_version", None)  # torch >= 2.1
+
 
 def check_tensor(data: object, function: str, hint: str = "") -> None:
     """Refuse what is no dense tensor.
@@ -19,6 +21,11 @@ def check_tensor(data: object, function: str, hint: str = "") -> None:
     """
     if not isinstance(data, Tensor):
         raise ArgumentTypeError(f"{function} takes a tensor, got {type(data)}.{hint}")
+    if hasattr(data, "full_tensor"):  # torch's DTensor, which is expensive to import
+        raise ArgumentTypeError(
+            f"{function} takes tensors that a rank has for itself, got one that is sharded over a "
+            "device mesh; call full_tensor() for all of it, or to_local() for this rank's part."
+        )
     if data.layout is not torch.strided:
         raise ArgumentTypeError(
             f"{function} takes dense tensors, got one of layout {data.layout}; call to_dense()."
@@ -50,6 +57,19 @@ def write_back(data: Tensor, received: Tensor) -> None:
     is_same_memory = received.data_ptr() == data.data_ptr() and received.device == data.device
     if not is_same_memory or received.dtype != data.dtype:
         data.detach().copy_(received)
+
+
+def note_change(data: Tensor) -> None:
+    """Tell autograd that a backend has written to a tensor's memory, which it does not see.
+
+    A backward pass that needs the former values then fails, instead of using the new ones.
+    """
+    if data.is_inference():  # nobody keeps it for a backward pass
+        return
+    if _increment_version is not None:
+        _increment_version(data)
+    else:
+        data.detach().reshape(-1)[:0].zero_()
 
 
 def pack_for_copy(data: Tensor) -> Tensor:

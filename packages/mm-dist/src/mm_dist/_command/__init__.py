@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from mm_dist._command._output import write_error
+from mm_dist._command._output import flush_output, write_error
 from mm_dist._errors import ArgumentTypeError, ConfigError, MMDistError
+from mm_dist._launchers import launcher_names
 
 _USAGE_STATUS, _FAILURE_STATUS = 2, 1
 
@@ -24,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 2 for bad usage, and what each subcommand documents.
 
     Raises:
-        SystemExit: Of argparse, after ``--help``, ``--version`` or bad usage.
+        SystemExit: Of argparse, after ``--help``, ``--version`` or bad usage; with status 141
+            where nobody reads any more what is written.
 
     Example:
         >>> main(["env", "--launcher", "none", "--json"])  # doctest: +SKIP
@@ -42,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_error(f"mm-dist: {error}")
         is_usage = isinstance(error, (ConfigError, ArgumentTypeError))
         return _USAGE_STATUS if is_usage else _FAILURE_STATUS
+    finally:
+        # argparse leaves its help to the interpreter's end, which complains if nobody reads it.
+        flush_output()
 
 
 def _run_subcommand(options: argparse.Namespace) -> int:
@@ -143,8 +148,13 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_launcher(parser: argparse.ArgumentParser) -> None:
+    names = launcher_names()
     parser.add_argument(
-        "--launcher", default="auto", help="auto, none, pytorch, slurm, mpi, ... (default: auto)"
+        "--launcher",
+        choices=names,
+        default="auto",
+        metavar="NAME",
+        help=f"{', '.join(names)} (default: auto)",
     )
 
 

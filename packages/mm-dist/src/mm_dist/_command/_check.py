@@ -11,13 +11,13 @@ from contextlib import closing
 from typing import Any
 
 from mm_dist._command._addresses import name_address, own_addresses
-from mm_dist._command._check_board import Board, is_kept_by_launcher, open_board
+from mm_dist._command._check_board import Board, meeting_at_store, open_board
 from mm_dist._command._check_facts import Problem, find_differences, read_facts
 from mm_dist._command._check_reach import Doorbell, find_unreachable, ring_others
 from mm_dist._command._check_report import FIRST_RANK_STATUS, Report, find_notes
-from mm_dist._command._check_speed import measure_all_reduce, meeting_at_board, summarize_speed
+from mm_dist._command._check_speed import measure_all_reduce, summarize_speed
 from mm_dist._command._output import write_error, write_json, write_line
-from mm_dist._command._resolution import resolve_host
+from mm_dist._command._run_nodes import first_address
 from mm_dist._command._worker import record_failure
 from mm_dist._errors import LaunchError, MMDistError
 from mm_dist._launchers import (
@@ -102,7 +102,7 @@ class _Check:
     def _describe_door(self, door: Doorbell) -> dict[str, Any]:
         towards = self._environment.master_addr
         return {
-            "addresses": own_addresses(resolve_host(towards) if towards else "127.0.0.1"),
+            "addresses": own_addresses(first_address(towards) if towards else "127.0.0.1"),
             "port": door.port,
             "word": door.word,
             "name_address": name_address(),
@@ -152,7 +152,7 @@ class _Check:
     def _measure(self) -> dict[str, Any]:
         options = self._options
         try:
-            with meeting_at_board(is_kept_by_launcher()):
+            with meeting_at_store():
                 info = init_dist(
                     options.launcher,
                     options.backend,
@@ -171,19 +171,26 @@ class _Check:
             if is_measured:
                 self._judge_speed()
             self._write_report()
-            reason = self._report.problems[0].text if self._report.problems else ""
-            self._board.post("verdict", {"status": self._report.status, "reason": reason})
+            self._board.post("verdict", self._report.verdict)
         verdict = self._board.wait("verdict", 3 * self._limit_s + _SLACK_S)
         if verdict is None:
             return None
         if verdict["status"]:
-            # So that the launcher says it too, as the last thing.
-            record_failure(f"mm-dist check: {verdict['reason']}", status=verdict["status"])
+            self._tell_launcher(**verdict)
         self._board.post(f"gone/{self._rank}", "")
         if self._rank == 0:
             # The store may end with this process.
             self._board.collect("gone", self._report.facts, _FAREWELL_S)
         return int(verdict["status"])
+
+    def _tell_launcher(self, status: int, speaker: int, reason: str) -> None:
+        """Let the launcher say it too, as the last thing; it shows the rank that is first."""
+        if self._rank == speaker:
+            record_failure(f"mm-dist check: {reason}", reason, status=status)
+            return
+        self._board.wait(f"gone/{speaker}", _FAREWELL_S / 2)
+        text = f"mm-dist check: see rank {speaker}"
+        record_failure(text, text, status=status, is_first=False)
 
     def _judge_speed(self) -> None:
         outcomes = self._board.collect("speed", range(self._count), 2 * self._limit_s + _SLACK_S)

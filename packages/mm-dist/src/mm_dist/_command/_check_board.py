@@ -2,17 +2,16 @@
 
 import json
 import os
-import socket
 import time
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
-from mm_dist._command._resolution import resolve_host
-from mm_dist._errors import LaunchError
 from mm_dist._launchers import LaunchEnvironment
+from mm_dist._process_group._store import is_kept_by_launcher, open_store
+from mm_dist._rendezvous import restore_variables
 
 _PAUSE_S = 0.05
 # torch names its stores here, and does not say so to type checkers.
@@ -74,47 +73,20 @@ def open_board(environment: LaunchEnvironment, limit_s: float) -> Board:
     Raises:
         LaunchError: If it cannot be opened; the message names the address.
     """
-    host, port = str(environment.master_addr), int(environment.master_port or 0)
-    is_host = environment.rank == 0 and not is_kept_by_launcher()
-    if not is_host:
-        _await_host(environment.rank, resolve_host(host, min(limit_s, 10.0)), port, limit_s)
+    return Board(_stores.PrefixStore("mm_dist_check", open_store(environment, limit_s)))
+
+
+@contextmanager
+def meeting_at_store() -> Iterator[None]:
+    """Let ``init_dist`` meet in the store that rank 0 keeps already, as if a launcher did.
+
+    What the launchers of torch tell their ranks says so.
+    """
+    added = {"TORCHELASTIC_USE_AGENT_STORE": str(True), "TORCHELASTIC_RESTART_COUNT": "0"}
+    missing = {} if is_kept_by_launcher() else added
+    former = {name: os.environ.get(name) for name in missing}
+    os.environ.update(missing)
     try:
-        store = _stores.TCPStore(
-            host,
-            port,
-            environment.world_size,
-            is_host,
-            timeout=timedelta(seconds=limit_s),
-            wait_for_workers=False,
-        )
-    except (RuntimeError, ValueError) as error:
-        what = "cannot listen on" if is_host else "cannot use rank 0's store at"
-        raise LaunchError(
-            f"Rank {environment.rank} {what} {host}:{port}: {error} - check that the port is free "
-            "for rank 0, or choose another one with MASTER_PORT."
-        ) from error
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Board(_stores.PrefixStore(f"mm_dist_check/{attempt}", store))
-
-
-def _await_host(rank: int, address: str, port: int, limit_s: float) -> None:
-    """Wait until somebody listens; torch would, too, and fill the console while it does."""
-    end = time.monotonic() + limit_s
-    while True:
-        try:
-            left = max(end - time.monotonic(), _PAUSE_S)
-            socket.create_connection((address, port), timeout=left).close()
-        except OSError as error:
-            if time.monotonic() < end:
-                time.sleep(_PAUSE_S)
-                continue
-            raise LaunchError(
-                f"Rank {rank} cannot reach rank 0 at {address}:{port} within {limit_s:g} s: "
-                f"{error} - check that rank 0 was started there, and that no firewall is between."
-            ) from error
-        return
-
-
-def is_kept_by_launcher() -> bool:
-    """Return whether torch's launcher keeps a store for the ranks."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+        yield
+    finally:
+        restore_variables(former)

@@ -44,6 +44,15 @@ class Report:
             return FIRST_RANK_STATUS + min(*ranks, _LAST_NAMED_RANK)
         return _FAILURE_STATUS if self.problems else 0
 
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """What all ranks are told: status, and which of them tells the launcher the reason."""
+        named = [(each.rank, each.text) for each in self.problems if each.rank is not None]
+        rank, reason = min(named) if named else (0, self.problems[0].text if self.problems else "")
+        # An absent rank tells nothing.
+        speaker = rank if rank in self.facts else 0
+        return {"status": self.status, "speaker": speaker, "reason": reason}
+
     def as_json(self) -> dict[str, Any]:
         """Return it as a mapping."""
         return {

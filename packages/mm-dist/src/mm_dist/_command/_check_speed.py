@@ -1,10 +1,8 @@
 """How long an all-reduce takes, by size."""
 
-import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,23 +14,6 @@ from mm_dist._devices import device_module, find_row
 _SIZES = (8, 1024, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28)
 _WARM_UP = 2
 _ELEMENT_BYTES = 4
-
-
-@contextmanager
-def meeting_at_board(is_kept_by_launcher: bool) -> Iterator[None]:  # noqa: FBT001
-    """Let torch's ``env://`` rendezvous use the store that rank 0 keeps already.
-
-    torch knows this from its own launcher, which keeps one for the ranks.
-    """
-    if is_kept_by_launcher:
-        yield
-        return
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
-    os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")
-    try:
-        yield
-    finally:
-        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
 
 
 def measure_all_reduce(device: torch.device, max_size: int) -> dict[int, float]:

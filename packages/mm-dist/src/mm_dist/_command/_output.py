@@ -1,23 +1,52 @@
 """Write what the commands have to say: results to stdout, complaints to stderr."""
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+# As a shell tells that a program wrote to a pipe that nobody reads any more.
+_UNREAD_STATUS = 141
 
 
 def write_line(text: str = "") -> None:
     """Write a line to stdout, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    with _ending_unread(sys.stdout):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+def flush_output() -> None:
+    """Write what stdout still holds.
+
+    Raises:
+        SystemExit: If nobody reads it any more, as after ``| head``; silently.
+    """
+    with _ending_unread(sys.stdout):
+        sys.stdout.flush()
+
+
+@contextmanager
+def _ending_unread(stream: TextIO) -> Iterator[None]:
+    """End this process without a word if what is written here has no reader any more."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Else the interpreter complains at its end about what it could not write.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        raise SystemExit(_UNREAD_STATUS) from None
 
 
 def write_error(text: str) -> None:
     """Write a line to stderr, after everything that stdout still holds."""
-    sys.stdout.flush()
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    flush_output()
+    with _ending_unread(sys.stderr):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def write_json(value: Any, target: str) -> None:

@@ -20,6 +20,7 @@ from mm_dist._command._run_nodes import plan_rendezvous, read_nodes
 from mm_dist._command._run_processes import choose_threads, count_processes
 from mm_dist._errors import ConfigError, LaunchError
 from mm_dist._launchers import libuv_variables
+from mm_dist._process_group._store import PORT_IS_TAKEN
 
 _FIRST_SIGNAL_STATUS = 128
 
@@ -146,6 +147,12 @@ def _end_by_signal(number: int, attempt: Path | None) -> int:
 def _describe_meeting(options: argparse.Namespace, error: Exception) -> str:
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
     cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+    if any(words in f"{error}{cause}".lower() for words in PORT_IS_TAKEN):
+        return (
+            f"The launcher cannot listen at {where}: another program uses that port. Give another "
+            "one, the same on all machines; on one machine leave the port out, and a free one is "
+            "chosen."
+        )
     return (
         f"The launchers could not meet at {where} ({options.rdzv_backend}): "
         f"{type(error).__name__}: {error}{cause} - check that the first machine's launcher runs "

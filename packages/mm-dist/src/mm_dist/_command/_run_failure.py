@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import textwrap
@@ -10,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mm_dist._process_group._consequence import is_lost_peer
 
 PREEMPTED_STATUS = 75
 _TAIL_LINES, _MOST_CHARACTERS = 30, 400
@@ -21,13 +22,6 @@ _SIGNAL_MEANINGS = {
     "SIGABRT": "aborted by native code, whose message is in its output",
     "SIGBUS": "often a full /dev/shm; give the container more shared memory",
 }
-# What the survivors of a dead rank report, in the words of gloo, NCCL and torch's store.
-_OTHERS_DEATH = re.compile(
-    r"connection (was )?(closed|reset|refused) by|connection reset|broken pipe|socket closed"
-    r"|remote process exited|ncclRemoteError|ncclCommAbort|recvValue failed|recv, 0 bytes"
-    r"|DistNetworkError|DistStoreError",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -39,9 +33,11 @@ class RankFailure:
         local_rank: Its number on this machine.
         exit_code: Its exit status, or the negative signal.
         message: Type and message of its exception; empty where none was recorded.
+        wait: Whom it waited for in vain, in one sentence; empty if that is not what ended it.
         callstack: Its traceback, message included; empty where none was recorded.
         when_ns: When it was recorded, in nanoseconds; when it ended if nothing was recorded.
         is_consequence: Whether it only noticed that another rank was gone.
+        elsewhere: What it was told about the rank that failed first; empty if nothing.
         folder: Where torch elastic kept what belongs to this rank.
     """
 
@@ -49,9 +45,11 @@ class RankFailure:
     local_rank: int
     exit_code: int
     message: str
+    wait: str
     callstack: str
     when_ns: int
     is_consequence: bool
+    elsewhere: str
     folder: Path
 
     @property
@@ -106,9 +104,11 @@ def _read_failure(
         local_rank=local_rank,
         exit_code=exit_code,
         message=message,
+        wait=str(extra.get("wait") or ""),
         callstack=str(extra.get("py_callstack") or ""),
         when_ns=record.stat().st_mtime_ns if message else _end_ns(failure),
         is_consequence=_is_consequence(message, extra),
+        elsewhere=_describe_elsewhere(extra),
         folder=folder,
     )
 
@@ -129,7 +129,17 @@ def _read_record(record: Path) -> Mapping[str, Any]:
 
 def _is_consequence(message: str, extra: Mapping[str, Any]) -> bool:
     said = extra.get("is_consequence")
-    return bool(_OTHERS_DEATH.search(message)) if said is None else bool(said)
+    # A script that does not use init_dist leaves no such word.
+    return is_lost_peer(RuntimeError(message)) if said is None else bool(said)
+
+
+def _describe_elsewhere(extra: Mapping[str, Any]) -> str:
+    first = extra.get("first_failure")
+    if not first:
+        return ""
+    what = first["error"] or "it left without an error"
+    wait = f" - {first['wait']}" if first.get("wait") else ""
+    return f"rank {first['rank']} on {first['host']} failed first: {what}{wait}"
 
 
 def find_preempted(attempt: Path | None) -> bool:
@@ -148,7 +158,11 @@ def describe_failures(failures: Sequence[RankFailure]) -> str:
         endings.setdefault(_explain(other), []).append(str(other.rank))
     lines += [f"then rank {', '.join(ranks)}: {ending}" for ending, ranks in endings.items()]
     where = f"local rank {first.local_rank} on {socket.gethostname()}"
-    lines.append(f"rank {first.rank} ({where}) failed first: {_explain(first)}")
+    if first.is_consequence and first.elsewhere:
+        lines.append(f"then rank {first.rank} ({where}): {_explain(first)}")
+        lines.append(f"{first.elsewhere} (on another machine: see its launcher's output)")
+    else:
+        lines.append(f"rank {first.rank} ({where}) failed first: {_explain(first)}")
     return "\n".join(lines)
 
 
@@ -158,7 +172,8 @@ def _explain(failure: RankFailure) -> str:
     after = " (it only noticed that another rank was gone)" if failure.is_consequence else ""
     if failure.message:
         brief = textwrap.shorten(failure.message.strip().splitlines()[0], _MOST_CHARACTERS)
-        return f"exit status {failure.status}{_meaning(failure)}{after}: {brief}"
+        wait = f" - {failure.wait}" if failure.wait else ""
+        return f"exit status {failure.status}{_meaning(failure)}{after}: {brief}{wait}"
     return f"{_meaning_of_code(failure)}; it left no exception"
 
 

@@ -11,8 +11,8 @@ import socket
 import uuid
 
 from mm_dist._command._output import write_error
-from mm_dist._command._resolution import resolve_host
 from mm_dist._errors import ConfigError, LaunchError, TorchVersionError
+from mm_dist._process_group._address import resolve
 
 DEFAULT_PORT = 29500
 _DEFAULT_RENDEZVOUS_PORT = 29400
@@ -113,12 +113,12 @@ def _plan_static(options: argparse.Namespace, minimum: int, maximum: int) -> Non
             "machines count from 0."
         )
     if options.node_rank:
-        resolve_host(options.master_addr)
+        first_address(options.master_addr)
 
 
 def _find_node_rank(options: argparse.Namespace, maximum: int) -> int:
     port = options.master_port or DEFAULT_PORT
-    if can_host(resolve_host(options.master_addr), port):
+    if can_host(first_address(options.master_addr), port):
         return 0
     if maximum == 2:
         return 1
@@ -137,7 +137,7 @@ def _plan_endpoint(options: argparse.Namespace) -> None:
     if options.rdzv_backend == "static":
         return
     host, port = split_endpoint(options.rdzv_endpoint)
-    address = resolve_host(host)
+    address = first_address(host)
     conf = options.rdzv_conf
     if "is_host" not in conf:
         is_host = can_host(address, port) if options.node_rank is None else options.node_rank == 0
@@ -166,6 +166,19 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     except ValueError as error:
         raise ConfigError(f"--rdzv-endpoint={endpoint} is not HOST:PORT: {error}") from error
     return str(host), int(port)
+
+
+def first_address(host: str) -> str:
+    """Return the first address of a machine.
+
+    Raises:
+        LaunchError: If the name is not known within some seconds.
+
+    Example:
+        >>> first_address("127.0.0.1")
+        '127.0.0.1'
+    """
+    return resolve(host, 0)[0][0]
 
 
 def can_host(address: str, port: int) -> bool:

@@ -18,9 +18,17 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
-MODES = ("script", "module", "program")
+_DELAY_S = 10
 # What runpy has to run itself; everything else is source code.
 _ARCHIVES = (".zip", ".pyz", ".pyc")
+# Whose frames are not the program's.
+_OWN_FILES = (
+    __file__,
+    runpy.__file__,
+    "<frozen runpy>",
+    "<frozen importlib._bootstrap>",
+    "<frozen importlib._bootstrap_external>",
+)
 
 
 def main() -> None:
@@ -96,32 +104,41 @@ def _fail(error: Exception) -> None:
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, own_trace
     sys.excepthook(type(error), error, own_trace)
     text = "".join(traceback.format_exception(type(error), error, own_trace))
-    record_failure("".join(traceback.format_exception_only(type(error), error)).strip(), text)
+    record_failure(_describe(error), text)
     sys.exit(1)
 
 
+def _describe(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        # Python's own words begin with the place; these end with it.
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
 def _leave_out_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    own_files = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>")
-    while trace is not None and trace.tb_next is not None:
-        if trace.tb_frame.f_code.co_filename not in own_files:
-            break
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
         trace = trace.tb_next
     return trace
 
 
-def record_failure(message: str, callstack: str = "", *, status: int = 1) -> None:
+def record_failure(
+    message: str, callstack: str = "", *, status: int = 1, is_first: bool = True
+) -> None:
     """Write the file that torch elastic reads about a rank that failed, unless there is one.
 
     Args:
         message: Type and message of the exception.
         callstack: Its traceback.
         status: The exit status that this process is about to end with.
+        is_first: Whether launchers may take it for the first failure: they go by the time.
     """
     path = os.environ.get(ERROR_FILE_VARIABLE)
     # What init_dist has recorded says more: it knows whether another rank ended first.
     if not path or Path(path).exists():
         return
-    extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+    # Times are whole seconds.
+    when = int(time.time()) + (0 if is_first else _DELAY_S)
+    extra = {"py_callstack": callstack, "timestamp": str(when)}
     content = json.dumps({"message": {"message": message, "extraInfo": extra, "errorCode": status}})
     unfinished = Path(f"{path}.unfinished")
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """Find out which collective stands still, and who did not come."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mm_dist._hang_report._sample import Sample, Standing
@@ -15,19 +15,16 @@ class Standstill:
     Attributes:
         key: The group, as ``read_counts`` names it.
         numbers: How far each of its ranks has come; those that never spoke are missing.
-        waiting: The ranks that have come furthest.
+        front: The number of the newest collective of any of them.
+        waiting: The ranks that are in it.
         behind: The others, and those of which nothing is known.
     """
 
     key: str
     numbers: Mapping[int, int]
+    front: int
     waiting: Sequence[int]
     behind: Sequence[int]
-
-    @property
-    def front(self) -> int:
-        """The number of the collective that the waiting ranks are in."""
-        return self.numbers[self.waiting[0]]
 
 
 def find_standstills(survey: Survey, min_age_s: float) -> list[Standstill]:
@@ -55,12 +52,31 @@ def is_overdue(survey: Survey, standstill: Standstill) -> bool:
 def _compare(survey: Survey, key: str) -> Standstill | None:
     numbers = survey.numbers[key]
     front = max(numbers.values())
-    in_front = [rank for rank, number in numbers.items() if number == front]
-    waiting = [rank for rank in in_front if survey.peers[rank].is_running]
-    if len(in_front) == len(numbers) or not waiting:
+    there = {rank for rank, number in numbers.items() if number == front}
+    if len(there) == len(numbers):
         return None
-    behind = [rank for rank in survey.ranks_of(key) if numbers.get(rank, front - 1) < front]
-    return Standstill(key, numbers, waiting, behind)
+    if not _is_comparable(survey.standings[key].values()):
+        there |= _ranks_beside(survey, numbers, there)
+    waiting = [rank for rank in numbers if rank in there and survey.peers[rank].is_running]
+    behind = [rank for rank in survey.ranks_of(key) if rank not in there]
+    return Standstill(key, numbers, front, waiting, behind) if waiting and behind else None
+
+
+def _is_comparable(standings: Collection[Standing]) -> bool:
+    is_recorded = all(standing.recorded is not None for standing in standings)
+    return is_recorded or all(standing.is_exact for standing in standings)
+
+
+def _ranks_beside(survey: Survey, ranks: Iterable[int], there: Collection[int]) -> set[int]:
+    """Return the ranks that are in the same call as those in front, whatever torch has counted."""
+    places = {_find_call(survey.peers[rank]) for rank in there} - {None}
+    return {rank for rank in ranks if _find_call(survey.peers[rank]) in places}
+
+
+def _find_call(peer: Peer) -> tuple[str, str] | None:
+    if not peer.is_running or peer.sample is None or not peer.sample.activity.is_collective:
+        return None
+    return peer.sample.activity.operation, peer.sample.place
 
 
 def _ages(survey: Survey, standstill: Standstill) -> Iterator[tuple[float, float]]:

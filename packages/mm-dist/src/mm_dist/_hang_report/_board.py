@@ -1,14 +1,17 @@
 """The keys in the job's store through which the ranks' watchers talk."""
 
+import socket
 from typing import Any, NamedTuple
 
-from mm_dist._process_group._address import is_listening, resolve
+from mm_dist._process_group._address import resolve
 from mm_dist._process_group._store import StoreAddress
 
 REQUESTS = "requests"
 REPORTS = "reports"
 _LEFT_WITHOUT_ITERATION = -1
-_RESOLVE_S = 3.0
+# torch's store looks up the name of whoever connects, and answers nobody meanwhile: a resolver that
+# loses a message takes 5 s or 10 s.
+_CONNECT_S = 12.0
 
 
 class Note(NamedTuple):
@@ -43,9 +46,10 @@ class Board:
     """
 
     def __init__(self, address: StoreAddress, prefix: str) -> None:
-        self._addresses = resolve(address.host, address.port, _RESOLVE_S)
-        store = address.connect()
+        self._line = _call(address)
+        store = address.connect(_CONNECT_S)
         if store is None:
+            self._line.close()
             raise ConnectionError(f"no store answers at {address}")
         self._store: Any = store
         self._prefix = prefix
@@ -54,10 +58,20 @@ class Board:
         """Check that the store is still there; torch's client prints a C++ stack if it is not.
 
         Raises:
-            ConnectionError: If nobody listens.
+            ConnectionError: If it has ended.
         """
-        if not is_listening(self._addresses):
-            raise ConnectionError(f"no store listens at {self._addresses} any more")
+        try:
+            # Nothing is ever said on this line. That it ends is a fact about the other side.
+            is_over = self._line.recv(1) == b""
+        except BlockingIOError:
+            return
+        if is_over:
+            raise ConnectionError("the store has ended")
+
+    def close(self) -> None:
+        """Disconnect, whether the store is there or not."""
+        self._line.close()
+        self._store = None
 
     def publish(self, rank: int, request: int, sample: str) -> None:
         """Show a rank's sample, which answers a request and all before it."""
@@ -98,6 +112,20 @@ class Board:
     def read_report(self, number: int) -> str:
         """Return the text of a report that has been counted."""
         return bytes(self._store.get(f"{self._prefix}/report/{number}")).decode()
+
+
+def _call(address: StoreAddress) -> socket.socket:
+    """Return a plain connection to the store, for nothing but to see when it ends."""
+    reason: OSError | None = None
+    for numeric in resolve(address.host, address.port, _CONNECT_S):
+        try:
+            line = socket.create_connection(numeric, timeout=_CONNECT_S)
+        except OSError as error:
+            reason = error
+        else:
+            line.settimeout(0)
+            return line
+    raise ConnectionError(f"no store listens at {address}") from reason
 
 
 def _note_key(prefix: str, rank: int) -> str:

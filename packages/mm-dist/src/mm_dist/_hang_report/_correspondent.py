@@ -45,7 +45,8 @@ class Correspondent:
         """Connect, and show where this rank is, in case that it dies in silence.
 
         Raises:
-            ConnectionError: If the store is not there any more.
+            ConnectionError: If the store is not there, or not any more.
+            LaunchError: If its name is not known any more.
         """
         if self._board is not None:
             return
@@ -55,11 +56,22 @@ class Correspondent:
         self._publish(self._num_answers)
 
     def leave(self) -> None:
-        """Disconnect; nothing of this rank stays in the store."""
+        """Disconnect; nothing of this rank stays in the store.
+
+        Raises:
+            ConnectionError: If the store is not there any more.
+        """
         if self._board is not None:
             self._board.check_store()
             self._board.withdraw(self._rank)
-            self._board = self.report = None
+            self.report = None
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        """Disconnect without a word."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
 
     def correspond(self) -> bool:
         """Answer a request and fetch a report, if there is one.

@@ -41,7 +41,10 @@ def tell_gathering(survey: Survey, reporter: int) -> Iterator[str]:
     now = time.time()
 
     def tell_absent(rank: int, verbs: Verbs) -> str:
-        return f"{tell_whereabouts(survey.peers[rank], verbs, now)}, not in {expected}"
+        peer = survey.peers[rank]
+        # Nothing is known about one that is silent, except that the others wait.
+        surely = "not" if peer.is_answer or peer.is_gone else "perhaps not"
+        return f"{tell_whereabouts(peer, verbs, now)}; {surely} in {expected}"
 
     def tell_inside(rank: int, verbs: Verbs) -> str:
         return f"{verbs.wait} in {_name_newest(survey, rank)}"

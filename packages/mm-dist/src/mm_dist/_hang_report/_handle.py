@@ -37,7 +37,7 @@ class HangReport:
         self._say_goodbye: Callable[[], None] | None = say_goodbye
         self._process = os.getpid()
         # At the end of the interpreter no thread may be left that needs it.
-        atexit.register(self._watcher.stop)
+        atexit.register(self._end_thread)
 
     @property
     def last_report(self) -> str | None:
@@ -64,8 +64,8 @@ class HangReport:
         """End the thread, and tell the others that this rank leaves; may be called again."""
         if not self._is_own_process():
             return
-        atexit.unregister(self._watcher.stop)
-        self._watcher.stop()
+        atexit.unregister(self._end_thread)
+        self._end_thread()
         say_goodbye, self._say_goodbye = self._say_goodbye, None
         if say_goodbye is None:
             return
@@ -73,6 +73,11 @@ class HangReport:
             say_goodbye()
         except RuntimeError:
             _logger.debug("the store is gone already", exc_info=True)
+
+    def _end_thread(self) -> None:
+        # In a forked child the thread is missing, and may hold its locks for ever.
+        if self._is_own_process():
+            self._watcher.stop()
 
     def _is_own_process(self) -> bool:
         # A forked child has neither the thread nor a part in the group.

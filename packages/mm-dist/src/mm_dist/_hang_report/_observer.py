@@ -46,7 +46,7 @@ class Observer:
     @property
     def shortest_timeout_s(self) -> float:
         """The shortest timeout of any group of this process."""
-        return min(self._default_timeout_s, *map(self._timeout_of, self._counts))
+        return min([self._default_timeout_s, *map(self._timeout_of, self._counts)])
 
     @property
     def newest_timeout_s(self) -> float:
@@ -84,9 +84,10 @@ class Observer:
             self._stack, self._same_since = stack, time.monotonic()
         return stack
 
-    def is_in_collective(self) -> bool:
-        """Return whether the stack that was looked at last is certainly a wait for other ranks."""
-        return find_activity(self._stack).is_collective
+    def is_in_collective(self, min_same_place_s: float) -> bool:
+        """Return whether the stack has been a wait for other ranks, at one place, for so long."""
+        is_still = self._looked_at - self._same_since >= min_same_place_s
+        return is_still and find_activity(self._stack).is_collective
 
     @property
     def quiet_s(self) -> float:

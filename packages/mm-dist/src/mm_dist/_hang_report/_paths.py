@@ -1,5 +1,6 @@
 """Tell whose code a file is, and shorten its path."""
 
+import runpy
 import sys
 import sysconfig
 from functools import lru_cache
@@ -11,6 +12,12 @@ _TORCH = Path(torch.__file__).absolute().parent
 _OWN = Path(__file__).absolute().parents[1]
 _PYTHON = Path(sysconfig.get_path("stdlib")).absolute()
 _INSTALL_FOLDERS = ("site-packages", "dist-packages")
+_START_FILES = (str(_OWN / "_command" / "_worker.py"), runpy.__file__, "<frozen runpy>")
+
+
+def is_start(file: str) -> bool:
+    """Return whether a file's code starts programs, and is no part of what it starts."""
+    return file in _START_FILES
 
 
 @lru_cache(maxsize=1024)

@@ -107,8 +107,8 @@ def _tell_waiting(survey: Survey, standstill: Standstill) -> Iterator[str]:
     def tell(rank: int, verbs: Verbs) -> str:
         sample = survey.peers[rank].sample
         assert sample is not None, "a rank that waits has said so"
-        number = standstill.numbers[rank]
-        name = name_operation(sample, group_of(standstill.key), number, number)
+        front = standstill.front
+        name = name_operation(sample, group_of(standstill.key), front, front)
         return tell_wait(sample, name, verbs) + group
 
     yield from tell_alike(survey, standstill.waiting, tell)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-from mm_dist._hang_report._paths import find_origin, shorten_path
+from mm_dist._hang_report._paths import find_origin, is_start, shorten_path
 
 _NUM_SHOWN_FRAMES = 5
 _LONGEST_LINE = 100
@@ -27,7 +27,7 @@ def read_stack(thread_id: int) -> list[Frame]:
     while frame is not None:
         frames.append(_describe(frame, frame.f_lineno))
         frame = frame.f_back
-    return frames
+    return _leave_out_start(frames)
 
 
 def read_traceback(trace: TracebackType | None) -> list[Frame]:
@@ -36,7 +36,15 @@ def read_traceback(trace: TracebackType | None) -> list[Frame]:
     while trace is not None:
         frames.append(_describe(trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
-    return frames[::-1]
+    return _leave_out_start(frames[::-1])
+
+
+def _leave_out_start(frames: Sequence[Frame]) -> list[Frame]:
+    """Leave out the outermost calls, those of what ran the user's program."""
+    end = len(frames)
+    while end and is_start(frames[end - 1].file):
+        end -= 1
+    return list(frames[:end])
 
 
 def _describe(frame: FrameType, line: int | None) -> Frame:

@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import timedelta
 
+from mm_dist._errors import LaunchError
 from mm_dist._hang_report._analysis import is_waiting
 from mm_dist._hang_report._correspondent import Correspondent
 from mm_dist._hang_report._failure import Failure
@@ -45,6 +46,7 @@ class Watcher:
         self._observer = Observer(threading.get_ident(), timeout.total_seconds())
         self._correspondent = Correspondent(rank, world_size, address, prefix, self._observer)
         self._tried_at = -math.inf
+        self._unreachable_until = -math.inf
         self._is_pending: bool | None = None
         self._failure: Failure | None = None
         self._is_explained = threading.Event()
@@ -81,12 +83,28 @@ class Watcher:
             while not self._is_stopping:
                 self._wake_up.wait(self._look_timing.interval_s)
                 self._wake_up.clear()
-                self._act()
+                self._act_in_reach()
         except Exception:
-            # Training goes on whatever happens here; without a store there is no report.
+            # Training goes on whatever happens here.
             _logger.debug("no hang report from now on", exc_info=True)
         finally:
             self._is_explained.set()
+            self._correspondent.disconnect()
+
+    def _act_in_reach(self) -> None:
+        """Act, unless the store cannot be reached now; without it there is no report."""
+        if time.monotonic() < self._unreachable_until and self._failure is None:
+            self._observer.look()
+            return
+        try:
+            self._act()
+        except (RuntimeError, OSError, LaunchError):
+            # It may be busy, or its name unknown for a moment; or it has ended with rank 0.
+            _logger.debug("the store cannot be reached", exc_info=True)
+            self._correspondent.disconnect()
+            self._unreachable_until = time.monotonic() + self._look_timing.quiet_s
+            if self._failure is not None:
+                self._is_explained.set()
 
     def _act(self) -> None:
         if self._is_stopping:
@@ -122,7 +140,7 @@ class Watcher:
         timing = self._wait_timing
         if self.report is not None or self._observer.quiet_s < timing.due_s:
             return False
-        is_inside = self._observer.is_in_collective()
+        is_inside = self._observer.is_in_collective(timing.min_same_place_s)
         pause_s = 2 * timing.interval_s if is_inside else timing.quiet_s
         if time.monotonic() < self._tried_at + pause_s:
             return False

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from mm_dist._hang_report._groups import find_start
 from mm_dist._hang_report._sample import Sample
 from mm_dist._hang_report._survey import Peer, Survey
 
@@ -88,17 +89,23 @@ def name_operation(sample: Sample, group: str, number: int, front: int) -> str:
         front: The number of the newest collective of that rank there.
     """
     activity = sample.activity
+    tag = _tell_number(number)
     if activity.is_collective and not activity.is_counted and number == front:
         return f"{activity.operation} ({sample.place})"
     if activity.is_collective and number == front:
-        return f"{activity.operation} #{number} ({sample.place})"
+        return f"{activity.operation}{tag} ({sample.place})"
     for operation in sample.operations:
         if operation.group == group and operation.number == number:
             place = operation.place or sample.place
-            return f"{operation.operation} #{number} ({place})"
+            return f"{operation.operation}{tag} ({place})"
     if activity.operation:
-        return f"collective #{number} of {activity.operation} ({sample.place})"
-    return f"collective #{number}"
+        return f"collective{tag} of {activity.operation} ({sample.place})"
+    return f"collective{tag}"
+
+
+def _tell_number(number: int) -> str:
+    # Of a group whose beginning nobody has seen, older torch does not tell how far it has come.
+    return "" if find_start(number) else f" #{number}"
 
 
 def tell_wait(sample: Sample, name: str, verbs: Verbs) -> str:

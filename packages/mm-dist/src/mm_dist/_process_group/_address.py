@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from mm_dist._errors import LaunchError
 
 _logger = logging.getLogger(__name__)
-# A wrong name is told within 10 s; one that appears a little late, as in Kubernetes, is found.
-RESOLUTION_BUDGET_S = 8.0
+# A wrong name is told within 10 s, the start of Python and torch included; one that appears a
+# little late, as in Kubernetes, is found. A name server that is silent is worth more patience than
+# one that knows no such name: the resolver asks the next one after 5 s.
+RESOLUTION_BUDGET_S = 6.0
+_UNKNOWN_NAME_S = 3.0
 _RETRY_S = 0.5
 _CONNECTION_S = 5.0
 _PATIENCE_S = 30.0
@@ -23,8 +26,8 @@ Address = tuple[str, int]
 def resolve(host: str, port: int, budget_s: float = RESOLUTION_BUDGET_S) -> list[Address]:
     """Return the numeric addresses of a machine.
 
-    A given address is returned as it is; nothing is looked up backwards. A name is asked for
-    again until the budget is spent.
+    A given address is returned as it is; nothing is looked up backwards. A name that is not
+    known is asked for again for 3 s, or until the budget is spent.
 
     Args:
         host: Name or address.
@@ -40,15 +43,16 @@ def resolve(host: str, port: int, budget_s: float = RESOLUTION_BUDGET_S) -> list
     """
     if _is_numeric(host):
         return [(host, port)]
-    end = time.monotonic() + budget_s
+    start = time.monotonic()
     while True:
-        found, reason = _ask_resolver(host, end - time.monotonic())
+        found, reason = _ask_resolver(host, start + budget_s - time.monotonic())
         if found:
             return [(text, port) for text in found]
-        if time.monotonic() + _RETRY_S >= end:
+        spent_s = time.monotonic() - start
+        if spent_s + _RETRY_S >= min(budget_s, _UNKNOWN_NAME_S):
             raise LaunchError(
                 f"The name {host!r} of rank 0's machine is not known on {socket.gethostname()}: "
-                f"{reason}; asked for {budget_s:g} s. Check the name, or set MASTER_ADDR to the "
+                f"{reason}; asked for {spent_s:.1f} s. Check the name, or set MASTER_ADDR to the "
                 "machine's address on all ranks."
             )
         time.sleep(_RETRY_S)

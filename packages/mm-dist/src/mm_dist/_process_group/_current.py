@@ -8,9 +8,13 @@ import torch.distributed as dist
 from mm_dist._device_choice import local_device
 from mm_dist._devices import accelerator_rows, count_devices, find_accelerator_of
 from mm_dist._dist_info import DistInfo
+from mm_dist._errors import LaunchError
 from mm_dist._launchers import LaunchEnvironment, detect_launcher, observe_job
 from mm_dist._process_group._group_timeouts import read_group_timeout
 from mm_dist._process_group._state import find_own_group
+
+# The group exists: where its ranks met does not matter any more, nor whether a launcher can tell.
+_ANY_ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 def current_info() -> DistInfo:
@@ -44,8 +48,15 @@ def current_node_rank() -> int | None:
 
 
 def _read_agreeing_environment() -> LaunchEnvironment | None:
-    """Return what the launcher says, unless the group has other ranks than it started."""
-    environment = detect_launcher(os.environ).read(observe_job(os.environ))
+    """Return what the launcher says, unless the group has other ranks than it started.
+
+    Variables that cannot be read say nothing: the group works without them.
+    """
+    env = {**observe_job(os.environ), **_ANY_ADDRESS}
+    try:
+        environment = detect_launcher(os.environ).read(env)
+    except LaunchError:
+        return None
     place = (dist.get_rank(), dist.get_world_size())
     return environment if (environment.rank, environment.world_size) == place else None
 

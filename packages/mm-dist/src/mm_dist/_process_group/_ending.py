@@ -73,6 +73,8 @@ def _leave(own: OwnGroup) -> None:
     elif is_shared:
         board.leave(0)
     if find_own_group() is not None:
+        # gloo's connections break when the last reference goes.
+        own.group = None
         dist.destroy_process_group()
     if is_shared:
         is_host = own.info.rank == 0 and not is_kept_by_launcher()

@@ -48,13 +48,14 @@ def install_failure_hook(
     Returns:
         A function that gives the interpreter its former hook back.
     """
-    previous, pid = sys.excepthook, os.getpid()
+    previous, pid, is_over = sys.excepthook, os.getpid(), False
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != pid or find_own_group() is None:
-            # A forked child is no rank; and without the group there is nobody to tell.
+        if is_over or os.getpid() != pid or find_own_group() is None:
+            # A forked child is no rank; and without the group there is nobody to tell. It may be
+            # over and still be called, by a hook that somebody has put around it.
             previous(kind, error, trace)
             return
         line = _record(info, board, error, _explain_wait(error))
@@ -65,6 +66,8 @@ def install_failure_hook(
     sys.excepthook = report
 
     def restore() -> None:
+        nonlocal is_over
+        is_over = True
         if sys.excepthook is report:
             sys.excepthook = former
 
@@ -80,15 +83,16 @@ def _record(info: DistInfo, board: FailureBoard, error: BaseException, wait: str
         error: What ends this rank.
         wait: What the hang report knows about it; empty if nothing.
     """
-    own = FailureRecord(info.rank, info.world_size, describe_error(error))
+    own = FailureRecord(info.rank, info.world_size, describe_error(error), wait)
     is_lost = is_lost_peer(error)
     answer = board.exchange(own, is_consequence=is_lost)
     is_consequence = is_lost or (answer.first is not None and is_timeout(error))
     line = f"mm-dist: {_explain(own, answer, is_consequence=is_consequence)}"
-    if wait:
+    if wait not in line:
         line = f"{line} - {wait}"
     facts = {
         "is_consequence": is_consequence,
+        "wait": own.wait,
         "rank": own.rank,
         "host": own.host,
         "first_failure": None if answer.first is None else asdict(answer.first),

@@ -31,6 +31,7 @@ class FailureRecord:
         rank: Its number.
         world_size: How many ranks there are.
         error: Type and message of its exception, in one line; empty if it left without one.
+        wait: Whom it waited for in vain, in one sentence; empty if that is not what ended it.
         host: Its machine.
         time: When, in seconds since 1970, by that machine's clock.
     """
@@ -38,13 +39,14 @@ class FailureRecord:
     rank: int
     world_size: int
     error: str
+    wait: str = ""
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
 
     def describe(self) -> str:
         """Return who and what, as in ``rank 1 of 4 on host n2 failed: ValueError: boom``."""
         what = f"failed: {self.error}" if self.error else "had left the group without an error"
-        return f"{self.who()} {what}"
+        return f"{self.who()} {what}{f' - {self.wait}' if self.wait else ''}"
 
     def who(self) -> str:
         """Return who, as in ``rank 1 of 4 on host n2``."""
@@ -109,7 +111,10 @@ class FailureBoard:
         return self._visit(ask) or Answer(None, is_store_there=False)
 
     def leave(self, limit_s: float) -> bool:
-        """Note that this rank leaves without an error; return whether all do within the limit."""
+        """Note that this rank leaves without an error; return whether all do within the limit.
+
+        Without a limit it asks nobody, and the answer is no.
+        """
         own = FailureRecord(self._info.rank, self._info.world_size, "")
 
         def note(store: Any) -> bool:
@@ -120,7 +125,11 @@ class FailureBoard:
         return self._visit(note) is True
 
     def say_gone(self, limit_s: float) -> None:
-        """Note that this rank has left; wait until all have, or the limit is over."""
+        """Note that this rank has left; wait until all have, or the limit is over.
+
+        Without a limit that is the last word of this rank: the store may end as soon as all have
+        said it, and whoever asked another question would have torch complain on the console.
+        """
 
         def note(store: Any) -> bool:
             store.add(_GONE_KEY, 1)
@@ -159,6 +168,8 @@ class FailureBoard:
 
     def _wait_for(self, store: Any, key: str, limit_s: float) -> bool:
         """Wait until all ranks have counted; one that failed will not."""
+        if not limit_s:
+            return False
         end = time.monotonic() + limit_s
         while store.add(key, 0) < self._info.world_size:
             is_failed = _look(store, FAILED_KEY) is not None

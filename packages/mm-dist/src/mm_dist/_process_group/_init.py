@@ -21,9 +21,10 @@ from mm_dist._launchers import (
     select_launcher,
 )
 from mm_dist._process_group._current import current_info
+from mm_dist._process_group._ending import destroy_dist
 from mm_dist._process_group._group_timeouts import check_timeout_can_change
 from mm_dist._process_group._joining import join_group
-from mm_dist._process_group._state import OwnGroup, is_distributed
+from mm_dist._process_group._state import OwnGroup, is_distributed, state
 from mm_dist._process_group._steady import steady_switch
 from mm_dist._rendezvous import check_port, overlay_port, warn_of_unused_port
 from mm_dist._timeout import check_steady_timeout, read_timeout
@@ -69,7 +70,8 @@ def init_dist(
         init_backend: Only ``torch``.
         device_type: ``cuda``, ``npu``, ``cpu``, ... Defaults to the accelerator that is there.
         hang_report: Whether to say which rank the others wait for, before a collective times
-            out. ``None`` means yes, unless ``MM_DIST_HANG_REPORT=0`` is set.
+            out. ``None`` means yes, unless ``MM_DIST_HANG_REPORT=0`` is set. A single process, and
+            a group that something else created, have none.
 
     Returns:
         Ranks, sizes, backend, device and timeout of this process.
@@ -87,12 +89,17 @@ def init_dist(
     check_port(port)
     limit, steady_limit = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
     check_steady_timeout(steady_limit, limit)
-    env = observe_job(os.environ)
-    chosen = select_launcher(launcher, env)
     if is_distributed():
+        # Whatever variables are left over: the group that exists wins.
         existing = current_info()
         _warn(_describe_unused_timeout(limit, existing))
         return existing
+    # Somebody may have ended the former group without a word to us. Its store stays until there is
+    # a new one: other ranks may have come back to it already.
+    former = state.own
+    destroy_dist()
+    env = observe_job(os.environ)
+    chosen = select_launcher(launcher, env)
     environment = chosen.read(overlay_port(env, chosen.name, port))
     warn_of_unused_port(environment, port)
     speaks = environment.local_rank == 0
@@ -114,6 +121,7 @@ def init_dist(
     is_watched = _is_hang_report_wanted(hang_report, env)
     variables = _variables_for_torch(usable, env, is_watched=is_watched)
     own = join_group(info, environment, limit, variables)
+    del former
     steady_switch.arm(steady_limit)
     if is_watched:
         _start_hang_report(own)

@@ -115,8 +115,10 @@ def _meet_in_store(
 def _group_arguments(info: DistInfo, timeout: timedelta | None, store: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"backend": info.backend}
     if store is not None:
-        # The prefix that torch itself takes where it opens the store.
-        arguments["store"] = _DIST.PrefixStore("default_pg", store)
+        # The prefix that torch itself takes where it opens the store. A later group must not find
+        # what the former one has left there, such as addresses.
+        prefix = "default_pg" if state.num_joined <= 1 else f"default_pg/{state.num_joined}"
+        arguments["store"] = _DIST.PrefixStore(prefix, store)
         arguments.update(rank=info.rank, world_size=info.world_size)
     if timeout is not None:
         arguments["timeout"] = timeout

@@ -1,7 +1,9 @@
 """The store through which ranks find each other: torch's, opened by rank 0 or by the launcher."""
 
+import math
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from mm_dist._errors import LaunchError
@@ -19,7 +22,14 @@ from mm_dist._process_group._address import is_listening, resolve, wait_for_list
 _DIST: Any = dist
 # Longer than any store takes to answer once its port accepts connections.
 _ANSWER_S = 20.0
-_PORT_IS_TAKEN = ("EADDRINUSE", "address already in use")
+# For short questions, most of them on the way out. A machine that is gone must not hold them up for
+# long; but torch's store looks up the name of whoever connects and answers nobody meanwhile, and a
+# lost message to the name server takes 5 s.
+_REACH_S, _SHORT_ANSWER_S = 3.0, 8.0
+PORT_IS_TAKEN = ("eaddrinuse", "address already in use")
+# Later versions greet the store, and notice who is none.
+_TRUSTING_TORCH = ("1.", "2.0")
+_NUM_KEYS_QUESTION, _NUM_KEYS_SIZE, _MOST_KEYS = b"\x06", 8, 2**40
 
 
 @dataclass(frozen=True)
@@ -29,14 +39,17 @@ class StoreAddress:
     host: str
     port: int
 
-    def connect(self, limit_s: float = 3.0) -> Any | None:
+    def connect(self, limit_s: float = _SHORT_ANSWER_S) -> Any | None:
         """Return a connection of its own, ``None`` if nobody is there.
 
         torch's own attempt would fill the console, so a plain one comes first.
+
+        Args:
+            limit_s: How long the store may take for an answer, once it is reached.
         """
         try:
-            addresses = resolve(self.host, self.port, limit_s)
-            if not is_listening(addresses, limit_s):
+            addresses = resolve(self.host, self.port, _REACH_S)
+            if not is_listening(addresses, _REACH_S):
                 return None
             return _open(self.host, self.port, limit_s, is_server=False)
         except (LaunchError, RuntimeError, ValueError, OSError):
@@ -77,7 +90,7 @@ def _serve(host: str, port: int, limit_s: float) -> Any:
     try:
         return _open(host, port, limit_s, is_server=True)
     except (RuntimeError, OSError) as error:
-        if not any(words in str(error) for words in _PORT_IS_TAKEN):
+        if not any(words in str(error).lower() for words in PORT_IS_TAKEN):
             raise
         raise LaunchError(
             f"Rank 0 cannot listen on port {port} of {socket.gethostname()}: another program uses "
@@ -89,6 +102,8 @@ def _serve(host: str, port: int, limit_s: float) -> Any:
 def _connect_in_time(host: str, port: int, rank: int) -> Any:
     """Connect to rank 0, in a thread: what listens there may be no store, and never answer."""
     outcome: list[Any] = []
+    if torch.__version__.startswith(_TRUSTING_TORCH) and not _is_old_store(host, port):
+        raise stranger_error(rank, host, port, "it does not answer as torch's store does")
 
     def connect() -> None:
         try:
@@ -104,6 +119,24 @@ def _connect_in_time(host: str, port: int, rank: int) -> Any:
     return outcome[0]
 
 
+def _is_old_store(host: str, port: int) -> bool:
+    """Ask how many keys there are, in the language of old stores; they do not ask themselves.
+
+    Their first question would wait for ever for a program that does not answer, and abort this
+    process if it closes the connection.
+    """
+    try:
+        with socket.create_connection((host, port), timeout=_ANSWER_S) as probe:
+            probe.sendall(_NUM_KEYS_QUESTION)
+            with probe.makefile("rb") as stream:
+                answer = stream.read(_NUM_KEYS_SIZE)
+    except OSError:
+        return False
+    # Other programs' first words would be a number beyond all stores.
+    is_whole = len(answer) == _NUM_KEYS_SIZE
+    return is_whole and int.from_bytes(answer, sys.byteorder) < _MOST_KEYS
+
+
 def stranger_error(rank: int, host: str, port: int, reason: str) -> LaunchError:
     """Return the error for a port where something else listens than rank 0 of this job."""
     return LaunchError(
@@ -116,7 +149,8 @@ def stranger_error(rank: int, host: str, port: int, reason: str) -> LaunchError:
 def _open(host: str, port: int, limit_s: float, *, is_server: bool) -> Any:
     arguments: dict[str, Any] = {
         "is_master": is_server,
-        "timeout": timedelta(seconds=limit_s),
+        # Older torch drops fractions.
+        "timeout": timedelta(seconds=math.ceil(limit_s)),
         # Otherwise rank 0 could tell nobody who it is before all have come.
         "wait_for_workers": False,
         "multi_tenant": is_server,

@@ -13,16 +13,17 @@ class GradientWatch:
 
     Args:
         module: The module to watch; each of its trainable parameters gets a hook.
+        prefix: Comes before each name.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._names = [n for n, p in module.named_parameters() if p.requires_grad]
+    def __init__(self, module: nn.Module, prefix: str = "") -> None:
+        self._names = [prefix + n for n, p in module.named_parameters() if p.requires_grad]
         self._reached: set[str] = set()
         self._reported: list[str] = []
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 # untyped in torch
-                parameter.register_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
+                parameter.register_hook(partial(self._note, prefix + name))  # type: ignore[no-untyped-call]
 
     def _note(self, name: str, _: Tensor) -> None:
         self._reached.add(name)

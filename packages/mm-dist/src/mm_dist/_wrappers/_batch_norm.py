@@ -81,6 +81,8 @@ def _moments_over_ranks(values: Tensor, group: Any) -> tuple[Tensor, Tensor, flo
     # would lose the digits that matter.
     means, squares, counts = rows.split([num_channels, num_channels, 1], dim=1)
     count = float(counts.detach().sum())
+    if count == 0:  # on all ranks alike
+        raise ValueError("expected a sample on one rank at least to normalise, got none")
     shares = counts.detach() / count
     mean = (shares * means).sum(0)
     variance = squares.sum(0) / count + (shares * (means - mean).square()).sum(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from mm_dist._errors import GradientSyncError
 
 # A watched parameter costs up to a microsecond per backward, so it is this many of any model.
-_NUM_WATCHED = 3
+_NUM_WATCHED = 2
 _NUM_LEARNING_PASSES = 2
 
 
@@ -109,7 +109,7 @@ class _Watcher:
             self._limit = max(self._limit, self._num_gradients)
         wrapper = self._passes.find_averaging()
         if wrapper is not None and self._num_gradients > self._limit:
-            raise GradientSyncError(_describe(self._name, wrapper), (self._name,))
+            raise _build_error(self._name, wrapper)
 
 
 def _watch_early(parameter: Tensor, name: str, passes: _Passes) -> Any:
@@ -119,7 +119,7 @@ def _watch_early(parameter: Tensor, name: str, passes: _Passes) -> Any:
     def check(*_: Any) -> None:
         wrapper = passes.find_averaging() if passes.number == 0 else None
         if wrapper is not None:
-            raise GradientSyncError(_describe(name, wrapper), (name,))
+            raise _build_error(name, wrapper)
 
     def confirm(_: Tensor) -> None:
         # torch.autograd.grad comes here too, but does not go on to add to .grad.
@@ -156,8 +156,9 @@ def _choose_watched(parameters: Sequence[tuple[str, Tensor]]) -> list[tuple[str,
     return [groups[int(step * i)][0] for i in range(min(_NUM_WATCHED, len(groups)))]
 
 
-def _describe(name: str, wrapper: Any) -> str:
-    return (
+def _build_error(own_name: str, wrapper: Any) -> GradientSyncError:
+    name = wrapper._name_prefix + own_name  # noqa: SLF001 (part of the same wrapper)
+    message = (
         f"A gradient reached {name} in a backward pass that no forward of the "
         f"{type(wrapper).__name__} prepared; it would not be averaged, and the ranks would drift "
         "apart. Either the module, or a part of it, was called around the wrapper; or backward ran "
@@ -165,3 +166,4 @@ def _describe(name: str, wrapper: Any) -> str:
         "itself before each backward, and checkpoint with use_reentrant=False. If gradients are to "
         "stay on this rank, use no_sync(), or pass check_forward=False to the wrapper."
     )
+    return GradientSyncError(message, (name,))

@@ -37,7 +37,7 @@ class _PowerSGD:
     is_threaded: bool
 
 
-def install_comm_hook(wrapper: Any, comm_hook: Any) -> None:
+def install_comm_hook(wrapper: Any, comm_hook: Any) -> Any:
     """Let a data-parallel wrapper average its gradients by a hook.
 
     Args:
@@ -46,26 +46,26 @@ def install_comm_hook(wrapper: Any, comm_hook: Any) -> None:
             takes it; or a dict with one of these as ``type`` and its options: those of torch's
             ``PowerSGDState``, or ``state`` for a function.
 
+    Returns:
+        The state: torch's ``PowerSGDState``, or that of a function; ``None`` without one.
+
     Raises:
         ArgumentTypeError: If it is none of these.
         ConfigError: If a name or an option is not known, or does not go with the wrapper.
     """
     kind, options = _read_spec(comm_hook)
-    if getattr(wrapper, "mixed_precision", None) is not None:
-        raise ConfigError(
-            "mixed_precision= communicates through a hook of its own; leave out comm_hook, and "
-            "set mixed_precision's reduce_dtype instead."
-        )
     if callable(kind):
         state = options.pop("state", None)
-        _refuse_options(kind.__name__, options, ("state",))
+        _refuse_options(getattr(kind, "__name__", repr(kind)), options, ("state",))
         wrapper.register_comm_hook(state, kind)
-    elif kind == "powerSGD":
-        wrapper.register_comm_hook(_build_power_sgd(wrapper, options), approximate_by_power_sgd)
-    else:
-        _refuse_options(kind, options, ())
-        state = _build_compression(wrapper, _WIRE_DTYPES[kind])
-        wrapper.register_comm_hook(state, average_compressed)
+        return state
+    if kind == "powerSGD":
+        power_sgd = _build_power_sgd(wrapper, options)
+        wrapper.register_comm_hook(power_sgd, approximate_by_power_sgd)
+        return power_sgd.state
+    _refuse_options(kind, options, ())
+    wrapper.register_comm_hook(_build_compression(wrapper, _WIRE_DTYPES[kind]), average_compressed)
+    return None
 
 
 def _read_spec(comm_hook: Any) -> tuple[Any, dict[str, Any]]:

@@ -73,6 +73,19 @@ def _check_backend_serves_cpu(module: nn.Module, group: Any) -> None:
     )
 
 
+def check_only_hook(comm_hook: Any, ddp_kwargs: dict[str, Any]) -> None:
+    """Check that nothing else wants to communicate the gradients.
+
+    Raises:
+        ConfigError: If both a hook and torch's mixed precision are asked for.
+    """
+    if comm_hook is not None and ddp_kwargs.get("mixed_precision") is not None:
+        raise ConfigError(
+            "mixed_precision= communicates through a hook of its own; leave out comm_hook, and "
+            "set the reduce_dtype of mixed_precision instead."
+        )
+
+
 def read_ddp_arguments(module: nn.Module, ddp_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments for torch's ``DistributedDataParallel``; ``ddp_kwargs`` stays as it is.
 

@@ -59,9 +59,10 @@ def _describe_missing(missing: tuple[str, ...], wrapper: Any) -> str:
             "them: let the loss use everything that forward returns, or return it detached."
         )
     return start + (
-        "One of: freeze them before wrapping (requires_grad=False) if they never learn; "
-        "find_unused_parameters=True if which are used depends on the batch or the rank; "
-        "static_graph=True if the same ones stay unused in every step, on every rank."
+        "If the loss should use them, let it. Else one of: freeze them before wrapping "
+        "(requires_grad=False) if they never learn; find_unused_parameters=True if which are used "
+        "depends on the batch or the rank; static_graph=True if the same ones stay unused in every "
+        "step, on every rank."
     )
 
 

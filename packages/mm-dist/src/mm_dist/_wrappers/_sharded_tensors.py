@@ -76,8 +76,9 @@ def scatter_state(
         state: As ``gather_state`` returned it; only that of the first rank counts.
         template: This rank's present state, of the same structure.
         mesh: The ranks.
-        optional: Keys of the outermost dict under which an entry may be missing, which then keeps
-            its present value. With ``None`` any entry may be missing or unexpected.
+        optional: Keys of the outermost dict under which an entry may be missing. It then keeps its
+            present value; a dict under such a key that is missing as a whole is left out. With
+            ``None`` any entry may be missing or unexpected.
 
     Raises:
         ConfigError: On all ranks, if an entry is missing, unexpected, or of another shape.
@@ -87,7 +88,7 @@ def scatter_state(
     plan = _share(_plan_exchange(given, own, optional) if given else None, mesh)
     if plan is None:
         raise ConfigError("The state to load is empty on the first rank; pass it there.")
-    problems, present, plain = plan
+    problems, present, plain, left_out = plan
     if problems:
         raise ConfigError(
             f"The state does not fit: {'; '.join(problems[:10])}"
@@ -100,15 +101,19 @@ def scatter_state(
             _put(scattered, path, plain[path])
         elif path in present:
             _put(scattered, path, _scatter(given.get(path), value, mesh))
-        else:
+        elif path not in left_out:
             _put(scattered, path, value)
     return scattered
 
 
 def _plan_exchange(
     given: Mapping[Path, Any], own: Mapping[Path, Any], optional: tuple[str, ...] | None
-) -> tuple[list[str], set[Path], dict[Path, Any]]:
-    """Return what does not fit, which tensors are sent, and all that is small, by value."""
+) -> tuple[list[str], set[Path], dict[Path, Any], set[Path]]:
+    """Compare the first rank's state with its present one.
+
+    Returns:
+        What does not fit; which tensors are sent; all that is small, by value; what is left out.
+    """
     problems = []
     if optional is not None:
         missing = [path for path in own if path not in given and path[0] not in optional]
@@ -125,7 +130,10 @@ def _plan_exchange(
         if here != there:
             problems.append(f"{_dotted(path)}: the model has {here}, the state {there}")
     sent = {path for path in shared if isinstance(own[path], Tensor) and own[path].ndim}
-    return problems, sent, {path: _copy(given[path]) for path in shared if path not in sent}
+    plain = {path: _copy(given[path]) for path in shared if path not in sent}
+    parents = {path[:-1] for path in given}
+    left_out = {path for path in own if path[0] in (optional or ()) and path[:-1] not in parents}
+    return problems, sent, plain, left_out - set(plain)
 
 
 def _scatter(whole: Tensor | None, like: Tensor, mesh: "DeviceMesh") -> Tensor:

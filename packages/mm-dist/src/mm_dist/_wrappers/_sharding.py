@@ -11,6 +11,7 @@ from mm_dist._wrappers._sharding_checks import (
     check_device_type,
     check_module,
     check_shapes,
+    has_joint_casts,
     load_fsdp,
     warn_of_former_arguments,
 )
@@ -22,7 +23,12 @@ from mm_dist._wrappers._sharding_groups import (
 )
 from mm_dist._wrappers._sharding_ignored import find_ignored, ignored_argument, place_ignored
 from mm_dist._wrappers._sharding_materialize import Materializer, copy_from_first_rank
-from mm_dist._wrappers._sharding_mesh import build_mesh, choose_device_type, mesh_device
+from mm_dist._wrappers._sharding_mesh import (
+    average_by_sum,
+    build_mesh,
+    choose_device_type,
+    mesh_device,
+)
 from mm_dist._wrappers._sharding_policy import choose_modules
 from mm_dist._wrappers._sharding_precision import Precision, read_offload, read_precision
 from mm_dist._wrappers._sharding_strategy import Strategy, read_strategy
@@ -77,6 +83,7 @@ def shard_module(module: nn.Module, options: dict[str, Any]) -> Sharding:
         worker.shard(group, fsdp.fully_shard)
     worker.finish()
     heads = tuple(head for group in groups for head in group.heads)
+    average_by_sum(heads, mesh)
     _logger.debug("sharded %s in %d groups over %s", type(module).__name__, len(groups), mesh)
     return Sharding(mesh, strategy, heads)
 
@@ -91,7 +98,9 @@ def _divide_module(
     chosen = choose_modules(module, options["auto_wrap_policy"], candidates)
     exempt = precision.find_exempt(candidates)
     heads = keep_ties_together(module, [*chosen, *exempt], ignored)
-    return divide(module, heads - set(exempt), heads & set(exempt)), precision
+    exempt_heads = heads & set(exempt)
+    groups = divide(module, heads - exempt_heads, exempt_heads, is_joint=has_joint_casts())
+    return groups, precision
 
 
 class _GroupSharder:

@@ -17,7 +17,9 @@ from mm_dist._process_group import is_distributed
 
 _NAME = "MMFullyShardedDataParallel"
 _SINCE = (2, 6)
-_ON_CPU_SINCE = (2, 7)
+# Before, gloo adds gradients up where it is asked for their average, and says nothing.
+_ON_CPU_SINCE = (2, 8)
+_JOINT_CASTS_SINCE = (2, 13)
 
 
 def load_fsdp() -> ModuleType:
@@ -48,10 +50,18 @@ def check_device_type(device_type: str) -> None:
     """
     if device_type == "cpu" and _torch_version() < _ON_CPU_SINCE:
         raise TorchVersionError(
-            f"{_NAME} on the CPU needs torch 2.7 or newer, whose fully_shard works there; this is "
-            f"{torch.__version__}. Upgrade torch, use an accelerator, or use "
-            "MMDistributedDataParallel."
+            f"{_NAME} on the CPU needs torch 2.8 or newer, whose fully_shard can average "
+            f"gradients there; this is {torch.__version__}. Upgrade torch, use an accelerator, or "
+            "use MMDistributedDataParallel."
         )
+
+
+def has_joint_casts() -> bool:
+    """Return whether each of the modules of one group gets its inputs and outputs cast.
+
+    That is known of torch 2.13, and known not to be so of 2.8.
+    """
+    return _torch_version() >= _JOINT_CASTS_SINCE
 
 
 def _torch_version() -> tuple[int, int]:
@@ -145,3 +155,31 @@ def check_device_id(device_id: Any, device: torch.device) -> None:
             f"device_id={device_id!r} was given, and the current device of this process is "
             f"{device}; leave device_id out, or make it the current device first."
         )
+
+
+def check_optimizer(wrapper: nn.Module, optim_wrapper: Any) -> None:
+    """Check that an optimizer was built after the sharding, which made new parameters.
+
+    Args:
+        wrapper: The wrapper of the sharded model.
+        optim_wrapper: What has ``param_groups``: a list, or lists by the name of an optimizer.
+
+    Raises:
+        ConfigError: If it was built before.
+    """
+    if not any(_is_sharded(one) and one.requires_grad for one in wrapper.parameters()):
+        return  # whole ones are as they were
+    groups = getattr(optim_wrapper, "param_groups", [])
+    if isinstance(groups, Mapping):
+        groups = [group for named in groups.values() for group in named]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if parameters and not any(map(_is_sharded, parameters)):
+        raise ConfigError(
+            "The optimizer holds parameters from before the model was sharded, so that its "
+            "steps would change nothing; build it from the parameters of "
+            f"{type(wrapper).__name__}."
+        )
+
+
+def _is_sharded(parameter: Any) -> bool:
+    return hasattr(parameter, "placements")

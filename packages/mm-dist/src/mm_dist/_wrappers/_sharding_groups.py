@@ -104,13 +104,16 @@ def _outer_names(name: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(len(parts) + 1)]
 
 
-def divide(root: nn.Module, heads: set[nn.Module], exempt: set[nn.Module]) -> list[Group]:
+def divide(
+    root: nn.Module, heads: set[nn.Module], exempt: set[nn.Module], *, is_joint: bool
+) -> list[Group]:
     """Return the groups of a model: inner ones first, else in the model's order, the root last.
 
     Args:
         root: The model.
         heads: Modules that head a group of their own.
-        exempt: Modules outside mixed precision; those of one group form a second one.
+        exempt: Modules outside mixed precision.
+        is_joint: Whether the exempt modules of one group form one second group, or one each.
     """
     groups: list[Group] = []
     seen: set[nn.Module] = set()
@@ -120,16 +123,18 @@ def divide(root: nn.Module, heads: set[nn.Module], exempt: set[nn.Module]) -> li
             return
         seen.add(module)
         is_head = module is root or module in heads
-        if module in exempt:
-            around = exempt_around
-            around.heads.append(module)
-        elif is_head:
+        if is_head:
             around, exempt_around = Group([module]), Group([], is_exempt=True)
+        elif module in exempt:
+            around = exempt_around if is_joint else Group([], is_exempt=True)
+            around.heads.append(module)
         for child in module.children():
             visit(child, around, exempt_around)
         around.members.append(module)
-        if is_head and module not in exempt:
+        if is_head:
             groups.extend(group for group in (exempt_around, around) if group.heads)
+        elif module in exempt and not is_joint:
+            groups.append(around)
 
     visit(root, Group([]), Group([]))
     return groups

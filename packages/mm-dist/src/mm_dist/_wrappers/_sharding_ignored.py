@@ -82,7 +82,8 @@ def _warn_of_trainable(names: list[str]) -> None:
         warnings.warn(
             f"Ignored parameters stay whole on every rank, and nothing averages their gradients: "
             f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Freeze them "
-            "(requires_grad_(False)), or average their gradients before each step.",
+            "(requires_grad_(False)), or average their gradients before each step, and give them "
+            "an optimizer of their own: torch neither clips nor unscales both kinds together.",
             stacklevel=2,
         )
 

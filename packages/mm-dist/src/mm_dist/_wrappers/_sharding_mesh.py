@@ -1,11 +1,13 @@
 """The grid of ranks that parameters are sharded over."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from mm_dist._backends import backends_by_device_type
 from mm_dist._collectives import all_gather_object
 from mm_dist._device_choice import current_device
 from mm_dist._errors import ConfigError
@@ -41,6 +43,24 @@ def mesh_device(mesh: "DeviceMesh") -> torch.device:
     """Return the device of this process among those of a mesh."""
     is_cpu = mesh.device_type == "cpu"
     return torch.device("cpu") if is_cpu else current_device(mesh.device_type)
+
+
+def average_by_sum(heads: Iterable[Any], mesh: "DeviceMesh") -> None:
+    """Let ``fully_shard`` add gradients up and divide, where the backend may not know averages.
+
+    Of the backends only NCCL is sure to know them: gloo gives sums instead in some versions of
+    torch, and others refuse. Before torch 2.8 the choice is left to the backend.
+
+    Args:
+        heads: The modules of ``fully_shard``.
+        mesh: Their ranks.
+    """
+    backends = backends_by_device_type(mesh.get_group(0))
+    if backends.get(mesh.device_type) == "nccl":
+        return
+    for head in heads:
+        if hasattr(head, "set_force_sum_reduction_for_comms"):
+            head.set_force_sum_reduction_for_comms(enable=True)
 
 
 def build_mesh(

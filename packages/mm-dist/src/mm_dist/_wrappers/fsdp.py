@@ -1,13 +1,15 @@
 """Sharded data parallelism: every rank holds a part of each parameter."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from mm_dist._errors import ConfigError
+from mm_dist._wrappers._sharded_methods import ShardedStateMethods
+from mm_dist._wrappers._sharded_names import hide_from_names
+from mm_dist._wrappers._sharding_checks import check_optimizer
 from mm_dist._wrappers._steps import (
     OptimWrapperProtocol,
     call_with_batch,
@@ -18,10 +20,8 @@ from mm_dist._wrappers._steps import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from mm_dist._wrappers._sharded_state import ShardedState
 
-
-class MMFullyShardedDataParallel(nn.Module):
+class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
     """torch's ``fully_shard`` with the steps that a training loop calls, in MMEngine's words.
 
     The module is sharded in place: its parameters become ``DTensor`` objects that hold one part
@@ -78,7 +78,7 @@ class MMFullyShardedDataParallel(nn.Module):
     Raises:
         ConfigError: If an argument cannot be used, or does not fit the model or the ranks.
         LaunchError: If there is no process group.
-        TorchVersionError: Before torch 2.6, on the CPU before 2.7.
+        TorchVersionError: Before torch 2.6, on the CPU before 2.8.
 
     Example:
         >>> wrapper = MMFullyShardedDataParallel(
@@ -139,10 +139,9 @@ class MMFullyShardedDataParallel(nn.Module):
         self.sharding_strategy = sharding.strategy.name
         self._heads = sharding.heads
         self._is_synchronizing = True
-        self._checked_optimizer: Any = None
-        # untyped in torch
-        self.register_state_dict_post_hook(_drop_prefix)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+        # In a tuple: were it a module itself, it would become a part of this one.
+        self._checked_optimizers: tuple[Any] = (None,)
+        hide_from_names(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, whose parameters are gathered for it."""
@@ -168,9 +167,9 @@ class MMFullyShardedDataParallel(nn.Module):
                 dict, list or tuple.
             ConfigError: If the optimizer holds the parameters from before the sharding.
         """
-        if optim_wrapper is not self._checked_optimizer:
-            self._check_optimizer(optim_wrapper)
-            self._checked_optimizer = optim_wrapper
+        if optim_wrapper is not self._checked_optimizers[0]:
+            check_optimizer(self, optim_wrapper)
+            self._checked_optimizers = (optim_wrapper,)
         return run_train_step(self, data, optim_wrapper)
 
     def val_step(self, data: Any) -> Any:
@@ -232,127 +231,3 @@ class MMFullyShardedDataParallel(nn.Module):
         """Set whether the next backward exchanges gradients, as torch's method of this name."""
         self._is_synchronizing = requires_gradient_sync
         self._heads[-1].set_requires_gradient_sync(requires_gradient_sync)
-
-    def full_state_dict(
-        self, *, cpu_offload: bool = True, rank0_only: bool = True
-    ) -> dict[str, Any]:
-        """Return the model's whole state, with the names that the bare model has.
-
-        Every rank must call this, or it hangs. ``state_dict()`` needs no other rank, and returns
-        what this rank holds, as ``DTensor`` objects.
-
-        Args:
-            cpu_offload: Whether the tensors are on the CPU.
-            rank0_only: Whether ranks other than the first get an empty dict.
-        """
-        return self._state().read_full(cpu_offload=cpu_offload, rank0_only=rank0_only)
-
-    def load_full_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Load a whole state, of this wrapper or of the bare model.
-
-        Every rank must call this, or it hangs.
-
-        Args:
-            state_dict: That of the first rank counts; others may pass an empty one.
-            strict: Whether names must match.
-
-        Raises:
-            ConfigError: On all ranks, if names or shapes do not fit.
-        """
-        self._state().load_full(state_dict, strict=strict)
-
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of the model's state, with the names that the bare model has.
-
-        ``torch.distributed.checkpoint.save`` writes it from all ranks, and ``load`` fills it on
-        any number of ranks.
-        """
-        return self._state().read_sharded()
-
-    def load_sharded_state_dict(
-        self, state_dict: Mapping[str, Any], *, strict: bool = True
-    ) -> None:
-        """Load what ``sharded_state_dict`` returned and ``torch.distributed.checkpoint`` filled.
-
-        Args:
-            state_dict: This rank's part.
-            strict: Whether names must match.
-        """
-        self._state().load_sharded(state_dict, strict=strict)
-
-    def optimizer_state_dict(
-        self, optimizer: torch.optim.Optimizer, *, kind: Literal["full", "sharded"] = "full"
-    ) -> dict[str, Any]:
-        """Return the state of an optimizer of this wrapper, by names of parameters.
-
-        Every rank must call this. An optimizer that has not stepped yet gets an initial state.
-
-        Args:
-            optimizer: Built from parameters of this wrapper.
-            kind: ``"full"`` for all of it on the CPU of the first rank, and an empty dict
-                elsewhere; ``"sharded"`` for this rank's part.
-
-        Returns:
-            ``state`` and ``param_groups`` as torch's ``get_optimizer_state_dict`` has them; its
-            counterpart ``set_optimizer_state_dict`` loads the full one into an optimizer of the
-            bare model.
-
-        Raises:
-            ConfigError: If there is no such kind.
-        """
-        return self._state().read_optimizer(optimizer, kind)
-
-    def load_optimizer_state_dict(
-        self,
-        optimizer: torch.optim.Optimizer,
-        state_dict: Mapping[str, Any],
-        *,
-        kind: Literal["full", "sharded"] = "full",
-    ) -> None:
-        """Load what ``optimizer_state_dict`` returned, on any number of ranks.
-
-        Every rank must call this.
-
-        Args:
-            optimizer: Built from parameters of this wrapper.
-            state_dict: Of kind ``"full"``, that of the first rank counts.
-            kind: As given to ``optimizer_state_dict``.
-
-        Raises:
-            ConfigError: If there is no such kind, or, on all ranks, if the state does not fit.
-        """
-        self._state().load_optimizer(optimizer, state_dict, kind)
-
-    def _state(self) -> "ShardedState":
-        # Its imports take long, and are needed when checkpoints are read or written only.
-        from mm_dist._wrappers._sharded_state import ShardedState  # noqa: PLC0415
-
-        return ShardedState(self.module, self.device_mesh)
-
-    def _check_optimizer(self, optim_wrapper: Any) -> None:
-        groups = getattr(optim_wrapper, "param_groups", [])
-        parameters = [p for group in groups for p in group.get("params", ())]
-        if parameters and not any(hasattr(parameter, "placements") for parameter in parameters):
-            raise ConfigError(
-                "The optimizer holds parameters from before the model was sharded, so that its "
-                "steps would change nothing; build it from the parameters of "
-                f"{type(self).__name__}."
-            )
-
-
-def _drop_prefix(_: nn.Module, state_dict: Any, prefix: str, __: Any) -> None:
-    _rename(state_dict, f"{prefix}module.", prefix)
-    metadata = getattr(state_dict, "_metadata", {})
-    if f"{prefix}module" in metadata:
-        metadata[prefix[:-1]] = metadata.pop(f"{prefix}module")
-    _rename(metadata, f"{prefix}module.", prefix)
-
-
-def _add_prefix(_: nn.Module, state_dict: Any, prefix: str, *__: Any) -> None:
-    _rename(state_dict, prefix, f"{prefix}module.")
-
-
-def _rename(named: Any, start: str, new_start: str) -> None:
-    # All out, then all in: a model may have a part named "module" itself.
-    moved = {key: named.pop(key) for key in list(named) if key.startswith(start)}
-    named.update((new_start + key[len(start) :], value) for key, value in moved.items())

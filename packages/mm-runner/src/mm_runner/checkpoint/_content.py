@@ -86,6 +86,11 @@ def plain(value: Any, path: str = "checkpoint") -> Any:
     Raises:
         CheckpointError: If something is neither a tensor nor a primitive, naming its path.
     """
+    if hasattr(value, "full_tensor"):
+        raise CheckpointError(
+            f"{path} is sharded over processes, and this one holds a part of it; save what the "
+            "wrapper's full_state_dict() returns."
+        )
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if value is None or isinstance(value, _PRIMITIVES):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
+import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import is_validated, mark_validated, rng_state, set_rng_state
 from mm_runner.data import num_batches
@@ -91,10 +92,13 @@ class EpochBasedTrainLoop:
         runner.call_hook("before_train_epoch")
         runner.model.train()
         for index, batch in enumerate(self.dataloader):
+            mm_dist.mark_iteration(self.iter + 1)
             runner.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
             outputs = step(batch, runner.optim_wrapper)
             runner.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
             self.iter += 1
+            if index == 0:  # kernels are compiled: dist_cfg's steady_timeout may hold
+                mm_dist.enter_steady_state()
         runner.call_hook("after_train_epoch")
         self.epoch += 1
 

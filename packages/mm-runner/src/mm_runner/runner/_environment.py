@@ -59,7 +59,15 @@ def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
     dist_cfg = checked_mapping(
         env.get("dist_cfg"),
         "env_cfg.dist_cfg",
-        ("backend", "timeout", "port", "init_backend", "device_type"),
+        (
+            "backend",
+            "timeout",
+            "steady_timeout",
+            "port",
+            "init_backend",
+            "device_type",
+            "hang_report",
+        ),
     )
     return mm_dist.init_dist(launcher, **dist_cfg)
 

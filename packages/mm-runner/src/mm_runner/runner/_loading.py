@@ -9,6 +9,7 @@ from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import latest_readable, load_checkpoint_file, load_weights
 from mm_runner.model import unwrap_model
 
+from ._sharded_state import as_sharded
 from ._snapshot import restore_training
 
 if TYPE_CHECKING:
@@ -61,10 +62,14 @@ def apply_checkpoint(runner: Runner, checkpoint: dict[str, Any]) -> None:
         CheckpointError: If nothing fits the model, or when resuming, not everything does.
     """
     runner.call_hook("after_load_checkpoint", checkpoint=checkpoint)
-    model = unwrap_model(runner.model)
     weights = checkpoint.get("state_dict", checkpoint)
-    for problem in load_weights(model, weights, strict=runner.is_resuming):
-        runner.logger.warning(f"load_from: {problem}")
+    sharded = as_sharded(runner.model)
+    if sharded is not None:
+        sharded.load_full_state_dict(weights, strict=runner.is_resuming)
+    else:
+        model = unwrap_model(runner.model)
+        for problem in load_weights(model, weights, strict=runner.is_resuming):
+            runner.logger.warning(f"load_from: {problem}")
     if runner.is_resuming:
         restore_training(runner, checkpoint)
         runner.logger.info(f"Going on after epoch {runner.epoch}, step {runner.iter}.")

@@ -21,6 +21,8 @@ from mm_runner.checkpoint import (
 )
 from mm_runner.model import unwrap_model
 
+from ._sharded_state import as_sharded, read_optimizer, write_optimizer
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -56,7 +58,7 @@ def write_snapshot(
     rng = mm_dist.all_gather_object(plain(rng_state(runner.device)))
     checkpoint = _content(runner, meta, rng)
     if save_optimizer and runner.optim_wrapper is not None:
-        checkpoint["optimizer"] = runner.optim_wrapper.state_dict()
+        checkpoint["optimizer"] = _optimizer_state(runner)
     if save_param_scheduler and runner.param_schedulers:
         checkpoint["param_schedulers"] = [one.state_dict() for one in runner.param_schedulers]
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
@@ -95,7 +97,7 @@ def restore_training(runner: Runner, checkpoint: dict[str, Any]) -> None:
     runner.train_loop.epoch = checkpoint.get("data", meta).get("epoch", 0)
     runner.train_loop.iter = meta.get("iter", 0)
     if "optimizer" in checkpoint:
-        runner.optim_wrapper.load_state_dict(checkpoint["optimizer"])
+        _restore_optimizer(runner, checkpoint["optimizer"])
     else:
         runner.logger.warning("The checkpoint has no optimizer state: the optimizer starts anew.")
     states = checkpoint.get("param_schedulers", [])
@@ -120,9 +122,26 @@ def _restore_rng(runner: Runner, checkpoint: dict[str, Any]) -> None:
     )
 
 
+def _optimizer_state(runner: Runner) -> dict[str, Any]:
+    sharded = as_sharded(runner.model)
+    if sharded is not None:
+        return read_optimizer(sharded, runner.optim_wrapper)
+    state: dict[str, Any] = runner.optim_wrapper.state_dict()
+    return state
+
+
+def _restore_optimizer(runner: Runner, saved: dict[str, Any]) -> None:
+    sharded = as_sharded(runner.model)
+    if sharded is not None:
+        write_optimizer(sharded, runner.optim_wrapper, saved)
+    else:
+        runner.optim_wrapper.load_state_dict(saved)
+
+
 def _weights(model: nn.Module) -> dict[str, Any]:
     """Return the weights by the names that the model itself gives them."""
-    state_dict = unwrap_model(model).state_dict()
+    sharded = as_sharded(model)
+    state_dict = unwrap_model(model).state_dict() if sharded is None else sharded.full_state_dict()
     # Not "module.": what is left of it is the model's own attribute.
     return {name.replace("_orig_mod.", ""): value for name, value in state_dict.items()}
 

@@ -1,0 +1,195 @@
+"""Data parallelism for models that train their parts one after the other, such as GANs."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from mm_dist._errors import ConfigError
+from mm_dist._process_group import enter_steady_state, steady_switch
+from mm_dist._progress import advance_iteration
+from mm_dist._wrappers._ddp_arguments import check_module
+from mm_dist._wrappers._recognition import is_model_wrapper
+from mm_dist._wrappers._reduction_errors import explain
+from mm_dist._wrappers._steps import check_methods
+from mm_dist._wrappers.ddp import MMDistributedDataParallel
+
+
+class MMSeparateDistributedDataParallel(nn.Module):
+    """Data parallelism of each child by itself: one backward may reach some of them only.
+
+    Each child with trainable parameters becomes an ``MMDistributedDataParallel``, in its place in
+    the module; what the module's own ``train_step`` calls is the wrapped child. Others stay as they
+    are. Names in ``state_dict()`` and in what ``load_state_dict`` takes stay those of the module.
+
+    Args:
+        module: The model, on its device already. It provides ``train_step(data, optim_wrapper)``;
+            for evaluation ``val_step(data)`` and ``test_step(data)``.
+        broadcast_buffers: Whether buffers follow rank 0 in each forward.
+        find_unused_parameters: Whether a backward may leave out parameters of a child.
+        **ddp_kwargs: Further arguments of ``MMDistributedDataParallel``, for every child.
+
+    Raises:
+        ArgumentTypeError: If an argument is not known.
+        ConfigError: If nothing is trainable, or a trainable parameter belongs to no child or to
+            several of them.
+        LaunchError: If there is no process group.
+
+    Example:
+        >>> model = nn.ModuleDict({"generator": nn.Linear(2, 2), "critic": nn.Linear(2, 1)})
+        >>> wrapper = MMSeparateDistributedDataParallel(model)
+    """
+
+    module: Any
+
+    def __init__(
+        self,
+        module: nn.Module,
+        broadcast_buffers: bool = False,  # noqa: FBT001, FBT002 (MMEngine's signature)
+        find_unused_parameters: bool = False,  # noqa: FBT001, FBT002
+        **ddp_kwargs: Any,
+    ) -> None:
+        check_module(module)
+        _check_owners(module)
+        super().__init__()
+        self.module = module
+        wrapped: dict[nn.Module, nn.Module] = {}
+        for name, child in list(module._modules.items()):  # noqa: SLF001 (two names of one child)
+            if child is None or is_model_wrapper(child) or not _has_trainable(child):
+                continue
+            if child not in wrapped:
+                wrapped[child] = ChildDataParallel(
+                    child,
+                    name,
+                    broadcast_buffers=broadcast_buffers,
+                    find_unused_parameters=find_unused_parameters,
+                    **ddp_kwargs,
+                )
+            setattr(module, name, wrapped[child])
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module, whose children are wrapped."""
+        return self.module(*inputs, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let the gradients of all children stay on this rank, to accumulate."""
+        with ExitStack() as stack:
+            for child in self.module.children():
+                if hasattr(child, "no_sync"):
+                    stack.enter_context(child.no_sync())
+            yield
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> Any:
+        """Return the module's own ``train_step(data, optim_wrapper)``.
+
+        Raises:
+            ArgumentTypeError: If the module has none.
+            GradientSyncError: If the gradients of a child were not averaged over the ranks.
+        """
+        check_methods(self, "train_step", "train_step")
+        advance_iteration()
+        children = [c for c in self.module.children() if isinstance(c, ChildDataParallel)]
+        for child in children:
+            child.begin_step()
+        log_vars = self.module.train_step(data, optim_wrapper)
+        for child in children:
+            child.end_step()
+        if steady_switch.is_due:
+            enter_steady_state()
+        return log_vars
+
+    def val_step(self, data: Any) -> Any:
+        """Return the module's own ``val_step(data)``.
+
+        Raises:
+            ArgumentTypeError: If the module has none.
+        """
+        check_methods(self, "val_step", "val_step")
+        return self.module.val_step(data)
+
+    def test_step(self, data: Any) -> Any:
+        """Return the module's own ``test_step(data)``.
+
+        Raises:
+            ArgumentTypeError: If the module has none.
+        """
+        check_methods(self, "test_step", "test_step")
+        return self.module.test_step(data)
+
+
+class ChildDataParallel(MMDistributedDataParallel):
+    """A child of a model, wrapped in its place: it does not show in the names of parameters.
+
+    Args:
+        module: The child.
+        name: Its name in the model, for messages.
+        **kwargs: Arguments of ``MMDistributedDataParallel``.
+    """
+
+    def __init__(self, module: nn.Module, name: str, **kwargs: Any) -> None:
+        self._name_prefix = f"{name}."
+        super().__init__(module, **kwargs)
+        self._register_state_dict_hook(_leave_out_wrapper)  # type: ignore[no-untyped-call]
+        self._register_load_state_dict_pre_hook(_insert_wrapper)  # type: ignore[no-untyped-call]
+
+    def begin_step(self) -> None:
+        """Forget which parameters the last step reached."""
+        if self._gradient_watch is not None:
+            self._gradient_watch.start()
+
+    def end_step(self) -> None:
+        """Check that the gradients were averaged, and name what the step did not reach.
+
+        Raises:
+            GradientSyncError: If they were not.
+        """
+        try:
+            self._check_reduction()
+        except RuntimeError as error:
+            explained = explain(error, self, self._reduced_names)
+            if explained is None:
+                raise
+            raise explained from error
+        if self._gradient_watch is not None:
+            self._gradient_watch.report()
+
+
+def _leave_out_wrapper(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+    _rename(state, f"{prefix}module.", prefix)
+
+
+def _insert_wrapper(state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if not any(name.startswith(f"{prefix}module.") for name in state):
+        _rename(state, prefix, f"{prefix}module.")
+
+
+def _rename(state: dict[str, Any], prefix: str, new_prefix: str) -> None:
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[new_prefix + name[len(prefix) :]] = state.pop(name)
+
+
+def _check_owners(module: nn.Module) -> None:
+    """Check that each trainable parameter is in one child: it is averaged by that child alone."""
+    own = [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]
+    if own:
+        raise ConfigError(
+            f"{', '.join(own)} of {type(module).__name__} belongs to no child, so nothing would "
+            "average its gradient; move it into a child, freeze it, or use "
+            "MMDistributedDataParallel for the whole model."
+        )
+    owners: dict[nn.Parameter, str] = {}
+    for child_name, child in module.named_children():
+        for name, parameter in child.named_parameters():
+            former = owners.setdefault(parameter, child_name)
+            if parameter.requires_grad and former != child_name:
+                raise ConfigError(
+                    f"{child_name}.{name} is a parameter of {former} as well, and both would "
+                    "average its gradient; keep it in one child, or use "
+                    "MMDistributedDataParallel for the whole model."
+                )
+
+
+def _has_trainable(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())

@@ -1,0 +1,93 @@
+"""Data on one device, communication on another: through stand-ins, as there is no accelerator."""
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import mm_dist
+from mm_dist._collectives import _dict_reduction, _operations, _side_group, _state, _wire
+
+# torch copies to it, as it would to an accelerator, and does not take it for the device it is on.
+OTHER_DEVICE = torch.device("cpu", 0)
+
+
+def _expect_tensors_to_travel(rank):
+    for module in (_wire, _dict_reduction):
+        module.communication_device = lambda *_, **__: OTHER_DEVICE
+    leaf = torch.ones(2, requires_grad=True)
+    for data in (torch.ones(2), torch.ones(2).bfloat16(), torch.ones(2).bool(), leaf):
+        mm_dist.all_reduce(data)
+        assert data.tolist() == ([2, 2] if data.dtype != torch.bool else [True, True])
+    assert _state.group_state().served == _state.group_state().direct.keys() == set()
+    loss, count = torch.tensor(rank + 1.0), torch.tensor(rank)
+    mm_dist.all_reduce_dict({"loss": loss, "nested": {"count": count}})
+    assert (loss.item(), count.item()) == (3, 1)
+    assert [t.item() for t in mm_dist.all_gather(torch.tensor(rank))] == [0, 1]
+    assert len(mm_dist.gather({"a": torch.ones(rank)}, 1)) == 2 * rank
+    data = torch.tensor([rank == 1])
+    mm_dist.broadcast(data, src=1)
+    assert data.item()
+    assert mm_dist.all_gather_object({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
+    assert mm_dist.gather_object("x" * 1000 * rank, dst=1) in (None, ["", "x" * 1000])
+    assert mm_dist.collect_results([rank], 2) in (None, [0, 1])
+
+
+def _expect_objects_beside_the_accelerator(rank):
+    # As on a group that serves CUDA only.
+    _side_group.communication_device = lambda **_: torch.device("cuda", 0)
+    new_groups = []
+    real = dist.new_group
+    dist.new_group = lambda **kwargs: new_groups.append(kwargs) or real(**kwargs)
+    for _ in range(2):
+        assert mm_dist.all_gather_object(rank) == [0, 1]
+        assert mm_dist.collect_results([rank], 2) in (None, [0, 1])
+    (made,) = new_groups
+    assert made["backend"] == "gloo"
+    assert made.get("timeout", dist.default_pg_timeout).total_seconds() in (60, 1800)
+    side = _side_group.objects_group()
+    assert side is not dist.group.WORLD
+    assert dist.get_backend(side) == "gloo"
+    some = real([0, 1])
+    assert _side_group.objects_group(some) is some
+    find_side = _state.group_state().find_side_group
+    del side, some
+    # It ends with the default group, which nothing of ours keeps.
+    dist.barrier()
+    dist.destroy_process_group()
+    _state._latest.clear()
+    gc.collect()
+    assert find_side() is None
+    assert len(_state._states) == 0
+
+
+def _expect_all(rank):
+    _expect_tensors_to_travel(rank)
+    _expect_objects_beside_the_accelerator(rank)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_data_travels_through_the_device_of_the_group_with_a_stand_in(run_ranks):
+    run_ranks(_expect_all, 2)
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "device", "expected"),
+    [
+        ("sum", torch.float32, "cpu", ("sum", torch.float32)),
+        ("sum", torch.float16, "cpu", ("sum", torch.float32)),
+        ("sum", torch.float16, "cuda", ("sum", torch.float16)),
+        ("mean", torch.float16, "cuda", ("sum", torch.float32)),
+        ("max", torch.bfloat16, "cuda", ("max", torch.bfloat16)),
+        ("sum", torch.uint8, "cuda", ("sum", torch.uint8)),
+        ("sum", torch.uint8, "meta", ("sum", torch.int32)),
+        ("sum", torch.int16, "cuda", ("sum", torch.int32)),
+        ("mean", torch.int8, "cpu", ("sum", torch.int64)),
+        ("product", torch.bool, "cpu", ("min", torch.int32)),
+        ("bxor", torch.bool, "cuda", ("bxor", torch.int32)),
+    ],
+)
+def test_backends_get_only_what_they_all_know(operation, dtype, device, expected):
+    # 'meta' stands in for an accelerator other than CUDA.
+    assert _operations.form_on_wire(operation, dtype, torch.device(device)) == expected

@@ -1,0 +1,97 @@
+"""Where MMFullyShardedDataParallel can run: versions of torch, devices, process groups."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fsdp_models import TORCH, init_mesh
+from torch import nn
+
+from mm_dist import (
+    ConfigError,
+    LaunchError,
+    MMFullyShardedDataParallel,
+    TorchVersionError,
+    is_model_wrapper,
+)
+from mm_dist._wrappers import _sharding_mesh as sharding_mesh
+from mm_dist._wrappers import _sharding_precision as sharding_precision
+from mm_dist._wrappers._sharding_mesh import average_by_sum, choose_device_type, mesh_device
+from mm_dist._wrappers._sharding_precision import read_offload
+
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="older torch is refused before")
+def test_wrapper_needs_a_process_group():
+    with pytest.raises(LaunchError, match=r"call mm_dist\.init_dist first"):
+        MMFullyShardedDataParallel(nn.Linear(2, 1))
+
+
+@pytest.mark.skipif(TORCH >= (2, 6), reason="this torch has fully_shard")
+def test_old_torch_is_refused_at_construction():
+    message = rf"fully_shard, which torch has since 2\.6; this is {torch.__version__[:3]}"
+    with pytest.raises(TorchVersionError, match=message):
+        MMFullyShardedDataParallel(nn.Linear(2, 1))
+    assert not is_model_wrapper(nn.Linear(2, 1))
+
+
+@pytest.mark.skipif(
+    not (2, 6) <= TORCH < (2, 8), reason="only torch 2.6 and 2.7 shard on accelerators alone"
+)
+@pytest.mark.usefixtures("group_of_one")
+def test_torch_2_6_and_2_7_are_refused_on_the_cpu():
+    with pytest.raises(TorchVersionError, match=r"on the CPU needs torch 2\.8 or newer"):
+        MMFullyShardedDataParallel(nn.Linear(2, 1))
+    if TORCH > (2, 6):
+        return
+    frozen = nn.Linear(2, 1).requires_grad_(False)  # noqa: FBT003
+    with pytest.raises(TorchVersionError, match=r"not sharded .* need torch 2\.7 or newer"):
+        MMFullyShardedDataParallel(frozen, ignored_parameters=["bias"])
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_module_goes_to_the_device_of_the_process(monkeypatch):
+    # Stand-ins for parameters and for a device: there is none here.
+    def on(*types):
+        parameters = [SimpleNamespace(device=SimpleNamespace(type=kind)) for kind in types]
+        return SimpleNamespace(parameters=lambda: parameters)
+
+    assert choose_device_type(on("cpu", "meta"), None) == "cpu"
+    assert choose_device_type(on("npu", "cpu"), None) == "npu"
+    assert choose_device_type(on("cpu"), SimpleNamespace(device_type="cuda")) == "cuda"
+    with pytest.raises(ConfigError, match="has parameters on cuda, npu; move it to one device"):
+        choose_device_type(on("npu", "cuda"), None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert mesh_device(SimpleNamespace(device_type="cuda")) == torch.device("cuda", 3)
+    assert mesh_device(SimpleNamespace(device_type="cpu")) == torch.device("cpu")
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="older torch has no mesh like that")
+@pytest.mark.usefixtures("group_of_one")
+def test_gradients_are_averaged_by_sums_where_a_backend_may_not_know_averages(monkeypatch):
+    # Stand-ins for the modules of fully_shard, and for the answer of an NCCL group.
+    calls = []
+    heads = [
+        SimpleNamespace(set_force_sum_reduction_for_comms=lambda *, enable: calls.append(enable))
+    ]
+    average_by_sum(heads * 2, init_mesh(1))
+    assert calls == [True, True]
+    average_by_sum([SimpleNamespace()], init_mesh(1))  # torch before 2.8
+    backends = {"cuda": "nccl"}
+    monkeypatch.setattr(sharding_mesh, "backends_by_device_type", lambda _: backends)
+    nccl = SimpleNamespace(device_type="cuda", get_group=lambda dimension: dimension)
+    average_by_sum(heads, nccl)
+    assert calls == [True, True]
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="older torch has no such policy")
+@pytest.mark.usefixtures("group_of_one")
+def test_offloading_names_the_group_that_clipping_needs(monkeypatch):
+    # A stand-in for the answer of an NCCL group.
+    monkeypatch.setattr(sharding_precision, "backends_by_device_type", lambda: {"cuda": "nccl"})
+    with pytest.warns(UserWarning, match="Create the group with backend='cpu:gloo,cuda:nccl'"):
+        assert read_offload(given=True, device_type="cuda").pin_memory
+    with pytest.warns(UserWarning, match="cannot be computed for clipping"):
+        assert not read_offload({"pin_memory": False}, "cuda").pin_memory
+    assert type(read_offload({"offload_params": False}, "cuda")) is fsdp.OffloadPolicy

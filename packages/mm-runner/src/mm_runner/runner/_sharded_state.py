@@ -1,0 +1,91 @@
+"""The state of a sharded model and its optimizer, in the form that one process would save.
+
+A wrapper whose parameters are spread over the processes offers ``full_state_dict`` and its
+counterparts (``mm_dist.MMFullyShardedDataParallel`` does); all processes call these together.
+Its optimizer state goes by names of parameters, a checkpoint's by their positions, so that a file
+written with either kind of wrapper starts a run with the other.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+from mm_runner.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from mm_dist import MMFullyShardedDataParallel
+
+__all__ = ["as_sharded", "read_optimizer", "write_optimizer"]
+
+
+def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
+    """Return ``model`` if its parameters are spread over the processes, else ``None``."""
+    has_parts = hasattr(model, "full_state_dict") and hasattr(model, "load_optimizer_state_dict")
+    return cast("MMFullyShardedDataParallel", model) if has_parts else None
+
+
+def read_optimizer(model: MMFullyShardedDataParallel, optim_wrapper: Any) -> dict[str, Any]:
+    """Return the whole optimizer state, by positions; on other than the first process, its extras.
+
+    Every process must call this.
+    """
+    state = {name: value for name, value in optim_wrapper.state_dict().items() if name != "state"}
+    named = model.optimizer_state_dict(optim_wrapper.optimizer)
+    if not named:
+        return state
+    groups, states = named["param_groups"], named["state"]
+    names = [name for group in groups for name in group["params"]]
+    positions = count()
+    state["state"] = {index: states[name] for index, name in enumerate(names) if name in states}
+    state["param_groups"] = [
+        {**group, "params": [next(positions) for _ in group["params"]]} for group in groups
+    ]
+    return state
+
+
+def write_optimizer(
+    model: MMFullyShardedDataParallel, optim_wrapper: Any, saved: Mapping[str, Any]
+) -> None:
+    """Spread a whole optimizer state over the processes, and give the wrapper its extras.
+
+    Every process must call this.
+
+    Raises:
+        CheckpointError: If the state is of another number of parameters.
+    """
+    optimizer = optim_wrapper.optimizer
+    names = _names_by_group(model.module, optimizer)
+    sizes = [len(group["params"]) for group in saved["param_groups"]]
+    if sizes != [len(group) for group in names]:
+        raise CheckpointError(
+            f"The checkpoint's optimizer has parameter groups of {sizes} parameters, this run's of "
+            f"{[len(group) for group in names]}. Build the same optimizer, or start with "
+            "load_from and resume=False, which takes the weights alone."
+        )
+    by_position = dict(enumerate(name for group in names for name in group))
+    model.load_optimizer_state_dict(
+        optimizer,
+        {
+            "state": {by_position[index]: value for index, value in saved["state"].items()},
+            "param_groups": [
+                {**group, "params": own}
+                for group, own in zip(saved["param_groups"], names, strict=True)
+            ],
+        },
+    )
+    # The rest of the wrapper's state, such as its loss scale, around what is loaded already.
+    optim_wrapper.load_state_dict({**saved, **optimizer.state_dict()})
+
+
+def _names_by_group(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [
+        [names[id(parameter)].replace("_orig_mod.", "") for parameter in group["params"]]
+        for group in optimizer.param_groups
+    ]
