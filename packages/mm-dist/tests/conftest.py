@@ -161,9 +161,11 @@ def install_plugin(tmp_path, monkeypatch):
     """Put a real distribution, metadata and all, on ``sys.path``."""
     monkeypatch.syspath_prepend(tmp_path)
     plugin_rows.cache_clear()
+    modules = []
 
     def install(name, entry_points, source):
         module = name.replace("-", "_")
+        modules.append(module)
         (tmp_path / f"{module}.py").write_text(source)
         info = tmp_path / f"{module}-1.0.dist-info"
         info.mkdir()
@@ -172,6 +174,8 @@ def install_plugin(tmp_path, monkeypatch):
 
     yield install
     plugin_rows.cache_clear()
+    for module in modules:
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture(autouse=True)

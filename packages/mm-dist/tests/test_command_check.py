@@ -1,22 +1,17 @@
 """``mm-dist check`` with real ranks, and its parts with real sockets and stores."""
 
 import json
-import socket
 from contextlib import ExitStack, closing
 
 import pytest
 
+from mm_dist._command import main
 from mm_dist._command._check_board import Board
 from mm_dist._command._check_facts import Problem, find_differences, read_facts
 from mm_dist._command._check_reach import Doorbell, find_unreachable, ring_others
-from mm_dist._command._check_report import Report, find_notes, format_ranks
+from mm_dist._command._check_report import Report, find_notes
 from mm_dist._command._check_speed import bandwidths, summarize_speed
-
-
-def find_free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+from mm_dist._rank_spans import format_ranks
 
 
 def variables(rank, world_size, port):
@@ -43,9 +38,9 @@ def test_healthy_ranks_are_measured(run_command, tmp_path):
     assert report["ranks"]["0"]["config"] == report["ranks"]["1"]["config"]
 
 
-def test_rank_with_another_config_is_named_by_text_and_status(start_command, tmp_path):
+def test_rank_with_another_config_is_named_by_text_and_status(start_command, free_port, tmp_path):
     # As under mpirun: no launcher keeps a store.
-    port = find_free_port()
+    port = free_port()
     for rank in (0, 1):
         (tmp_path / f"config{rank}").write_text(f"lr: {rank}")
     jobs = [
@@ -73,11 +68,11 @@ def test_rank_with_another_config_is_named_by_text_and_status(start_command, tmp
     assert seen["errorCode"] == named["errorCode"] == 11
 
 
-def test_absent_ranks_are_named_in_time(start_command):
+def test_absent_ranks_are_named_in_time(start_command, free_port):
     # Of two jobs, one lacks its second rank, and the other one its first.
-    port = find_free_port()
+    port = free_port()
     lonely = start_command("check", "--timeout=1", **variables(0, 3, port))
-    orphan = start_command("check", "--timeout=1", **variables(1, 2, find_free_port()))
+    orphan = start_command("check", "--timeout=1", **variables(1, 2, free_port()))
     output, _ = lonely.communicate(timeout=120)
     assert lonely.returncode == 11
     for rank in (1, 2):
@@ -94,6 +89,14 @@ def test_one_process_is_fine_by_itself(run_command):
     assert "cannot be read: No such file" in report["problems"][0]["text"]
 
 
+def test_a_backend_that_nobody_knows_is_bad_usage_before_ranks_meet(capsys, monkeypatch):
+    # Nobody listens there: whoever opened the store would wait for a minute.
+    for name, value in variables(1, 2, 1).items():
+        monkeypatch.setenv(name, str(value))
+    assert main(["check", "--backend=ncll"]) == 2
+    assert capsys.readouterr().err.startswith("mm-dist: backend='ncll' is not known; there are: ")
+
+
 def test_board_never_blocks():
     board = Board()
     assert board.find("note") is None
@@ -104,8 +107,8 @@ def test_board_never_blocks():
     assert board.collect("say", range(3), 0) == {1: False}
 
 
-def test_pair_that_cannot_connect_is_named_with_its_addresses():
-    closed_port = find_free_port()
+def test_pair_that_cannot_connect_is_named_with_its_addresses(free_port):
+    closed_port = free_port()
     with ExitStack() as stack:
         bells = [stack.enter_context(closing(Doorbell())) for _ in range(3)]
         doors = {
@@ -191,7 +194,7 @@ def test_report_joins_equal_ranks_and_warns_of_loopback_names():
     (note,) = find_notes(table)
     assert note.startswith("on rank 8 the machine's own name means its loopback address")
     assert find_notes({0: facts(name_address="127.0.0.1")}) == []
-    assert format_ranks([7, 0, 1, 2, 9, 8]) == "0-2,7-9"
+    assert format_ranks([7, 0, 1, 2, 9, 8]) == "0-2, 7-9"
 
 
 def test_bus_bandwidth_does_not_depend_on_the_number_of_ranks():

@@ -5,6 +5,7 @@ import torch
 from test_selection import CLOUD, PLUGIN
 
 from mm_dist._command import main
+from mm_dist._command._versions import read_versions
 
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -40,13 +41,56 @@ def test_env_says_why_an_environment_cannot_be_used(capsys, monkeypatch):
 
 def test_env_takes_the_launchers_that_there_are(capsys, install_plugin):
     install_plugin("cloud-plugin", CLOUD, PLUGIN)
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(["env", "--launcher=torch"])
     error = capsys.readouterr().err.replace("'", "")
     assert "torch" in error
     assert error.endswith("(choose from auto, none, pytorch, slurm, mpi, cloud)\n")
     assert main(["env", "--launcher=cloud"]) == 1
     assert "cannot be used: KeyError: 'CLOUD_RANK'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["env", "simulate", "check"])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(
+    command, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in OWN:
+        monkeypatch.delenv(name, raising=False)
+    options = ["--world-size=8"] if command == "simulate" else []
+    for target, reason in [("missing/x.json", "there is no folder missing"), (".", "it is a fold")]:
+        assert main([command, *options, "--json", target]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"mm-dist: --json={target} cannot be written: {reason}")
+        assert captured.out == ""
+
+
+def test_versions_include_what_the_data_and_the_devices_need(install_plugin, tmp_path):
+    source = """
+MY_CHIP = {
+    "name": "mychip",
+    "process_group_backend": "mychipccl",
+    "device_module": "mychip",
+    "extension": "torch_mychip",
+}
+"""
+    install_plugin("mychip", "[mm.devices]\nmychip = mychip:MY_CHIP\n", source)
+    for folder, name, version in [
+        ("torch_mychip", "torch-mychip", "2.1"),
+        ("torch_npu", "torch_npu", "2.6.0.post3"),
+        ("numpy", "numpy", "9.9"),
+        ("torchvision", "torchvision", "0.28"),
+        ("other", "other", "1.0"),
+    ]:
+        info = tmp_path / f"{folder}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    versions = read_versions()
+    assert versions["torch-mychip"] == "2.1"
+    assert versions["torch_npu"] == "2.6.0.post3"
+    assert versions["torchvision"] == "0.28"
+    assert versions["numpy"] == "9.9", "the first on the path"
+    assert "other" not in versions
 
 
 def test_env_ends_silently_when_nobody_reads_it(start_command):

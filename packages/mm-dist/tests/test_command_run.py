@@ -211,14 +211,8 @@ def test_preempted_ranks_end_the_launcher_with_their_status(start_command, write
     assert "ended by signal 15; the ranks ask to be started again" in errors
 
 
-def find_free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def test_two_launchers_meet_statically_and_by_c10d(start_command, tmp_path):
-    ports = {name: find_free_port() for name in ("static", "c10d")}
+def test_two_launchers_meet_statically_and_by_c10d(start_command, free_port, tmp_path):
+    ports = {name: free_port() for name in ("static", "c10d")}
     places = {
         "static": ["--master-addr=127.0.0.1", f"--master_port={ports['static']}"],
         "c10d": ["--rdzv-backend=c10d", f"--rdzv_endpoint=127.0.0.1:{ports['c10d']}"],

@@ -8,7 +8,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mm_dist import ArgumentTypeError, ConfigError, MMDistributedDataParallel, TorchVersionError
+from mm_dist import (
+    ArgumentTypeError,
+    ConfigError,
+    MMDistributedDataParallel,
+    MMSeparateDistributedDataParallel,
+    TorchVersionError,
+)
 from mm_dist._wrappers import _ddp_arguments
 from mm_dist._wrappers._ddp_arguments import check_group, read_ddp_arguments
 
@@ -105,6 +111,20 @@ def test_unknown_argument_names_a_near_one():
         ArgumentTypeError, match=r"no argument 'find_unused_params'.*mean 'find_unused_parameters'"
     ):
         MMDistributedDataParallel(Net(), find_unused_params=True)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("inner", [MMDistributedDataParallel, DistributedDataParallel])
+def test_what_is_wrapped_already_is_refused(inner):
+    name = inner.__name__
+    wrapped = inner(Net())
+    for outer in (MMDistributedDataParallel, MMSeparateDistributedDataParallel):
+        with pytest.raises(ConfigError, match=f"^{name} is a model wrapper already; use it as"):
+            outer(wrapped)
+    with pytest.raises(ConfigError, match=rf"^'0\.1' in Sequential is a {name}, which reduces"):
+        MMDistributedDataParallel(nn.Sequential(nn.Sequential(nn.ReLU(), wrapped), nn.Linear(2, 2)))
+    wrapped.requires_grad_(requires_grad=False)  # such as a teacher
+    MMDistributedDataParallel(nn.Sequential(wrapped, nn.Linear(2, 2)))
 
 
 def test_device_ids_follow_the_module():

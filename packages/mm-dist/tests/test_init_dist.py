@@ -1,6 +1,7 @@
 import os
 import socket
 import sys
+import time
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from mm_dist import (
+    ArgumentTypeError,
     ConfigError,
     DistInfo,
     LaunchError,
@@ -20,6 +22,8 @@ from mm_dist import (
     is_distributed,
 )
 from mm_dist._process_group._joining import _group_arguments
+from mm_dist._process_group._state import state
+from mm_dist._process_group._store import StoreAddress
 
 ENVIRONMENTS = {
     "pytorch": lambda rank: {
@@ -88,6 +92,28 @@ def _join(rank, launcher, port):
     assert not is_distributed()
     assert dict(os.environ) == before
     assert sys.excepthook is hook
+    if launcher == "slurm":
+        _join_again(rank, port)
+
+
+def _join_again(rank, port):
+    if rank == 0:
+        # The other rank was faster, and waits in the store of the group that has ended.
+        store = StoreAddress("127.0.0.1", port).connect()
+        while store.add("mm_dist/2/rank/1", 0) == 0:
+            time.sleep(0.01)
+    init_dist("slurm", "gloo", timeout=60, port=port)
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    assert total.item() == 3
+    assert state.kept_store is None
+    destroy_dist()
+    # One rank that has no report: the others would wait for its part in it.
+    off = {"MM_DIST_HANG_REPORT": "off"} if rank == 1 else {}
+    os.environ.update(off)
+    with pytest.raises(LaunchError, match=r"REPORT\) is on on rank 0 .*, and off on rank 1 \("):
+        init_dist("slurm", "gloo", timeout=60, port=port)
+    assert not is_distributed()
 
 
 @pytest.mark.parametrize("launcher", ["pytorch", "slurm", "mpi"])
@@ -176,7 +202,8 @@ def test_init_dist_can_be_called_again_after_the_group_was_destroyed(monkeypatch
         ({"launcher": "pytorch"}, LaunchError, "torchrun --nproc_per_node=N script.py"),
         ({"backend": "glo"}, ConfigError, "Did you mean 'gloo'"),
         ({"timeout": -1}, ConfigError, "timeout=-1"),
-        ({"steady_timeout": "9"}, ConfigError, "steady_timeout='9' is no time"),
+        ({"launcher": ["a"]}, ArgumentTypeError, r"launcher=\['a'\] is no name"),
+        ({"steady_timeout": "9"}, ArgumentTypeError, "steady_timeout='9' is no time"),
         ({"timeout": 5, "steady_timeout": 6}, ConfigError, "is longer than timeout=0:00:05"),
         ({"port": 0}, ConfigError, "port=0 is no port"),
         ({"port": "29500"}, ConfigError, "port='29500' is no port"),
@@ -221,9 +248,23 @@ mm_dist.init_dist(device_type="cpu")
 """
 
 
-def test_clean_exit_destroys_the_group(run_script):
-    result = run_script(SCRIPT, **one_process(LOCAL_WORLD_SIZE="1"))
-    assert (result.returncode, result.stdout, result.stderr) == (0, "destroyed\n", "")
+# A child that is not forked imports the script, and comes to init_dist as well.
+SPAWN = """
+import multiprocessing
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+    print(child.exitcode, flush=True)
+"""
+
+
+def test_clean_exit_destroys_the_group_and_a_spawned_child_does_not_join_it(run_script):
+    result = run_script(SCRIPT + SPAWN, **one_process(LOCAL_WORLD_SIZE="1"))
+    assert (result.returncode, result.stdout) == (0, "destroyed\n1\ndestroyed\n")
+    last = result.stderr.splitlines()[-1]
+    assert "LaunchError: init_dist was called while a child process imports the script" in last
+    assert last.endswith("under `if __name__ == '__main__':`.")
 
 
 FORK = """

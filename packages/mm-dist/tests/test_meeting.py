@@ -7,12 +7,15 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from mm_dist import LaunchEnvironment, LaunchError, init_dist
-from mm_dist._process_group import _address, _meeting, _store
+from mm_dist import DistInfo, LaunchEnvironment, LaunchError, init_dist
+from mm_dist._process_group import _address, _joining, _meeting, _store
 from mm_dist._process_group._meeting import meet
-from mm_dist._process_group._store import open_store
+from mm_dist._process_group._state import state
+from mm_dist._process_group._store import StoreAddress, open_store
+from mm_dist._switches import read_switch
 
 PLACE = LaunchEnvironment("pytorch", 0, 0, 2, 2, 1, "127.0.0.1", 29500, {"rank": "RANK"})
 
@@ -124,22 +127,99 @@ def test_rank_refuses_the_store_of_another_job(monkeypatch, unused_port):
     store = dist.HashStore()
     other, late = replace(PLACE, world_size=3), replace(PLACE, rank=1, master_port=unused_port)
     with pytest.raises(LaunchError, match=r"1 of 3 ranks came .*missing: rank 1, 2"):
-        meet(store, other, 0, 0.1)
+        meet(store, other, 0, 0.1, {})
     with pytest.raises(LaunchError, match=rf"127\.0\.0\.1:{unused_port}: .*store of another job"):
-        meet(store, late, 0, 60)
+        meet(store, late, 0, 60, {})
 
 
 def test_two_processes_of_one_rank_are_told(monkeypatch):
     store = dist.HashStore()
-    first = threading.Thread(target=meet, args=(store, PLACE, 0, 60))
+    first = threading.Thread(target=meet, args=(store, PLACE, 0, 60, {}))
     first.start()
-    meet(store, replace(PLACE, rank=1), 0, 60)
+    meet(store, replace(PLACE, rank=1), 0, 60, {})
     first.join(60)
     with pytest.raises(LaunchError, match=r"Rank 1 of 2 .* the same rank.*read from RANK"):
-        meet(store, replace(PLACE, rank=1), 0, 60)
+        meet(store, replace(PLACE, rank=1), 0, 60, {})
     # A store that the launcher keeps may hold what an earlier attempt left there.
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    meet(store, replace(PLACE, rank=1), 0, 60)
+    meet(store, replace(PLACE, rank=1), 0, 60, {})
+
+
+def test_ranks_that_ask_for_different_groups_are_told():
+    store, outcomes = dist.HashStore(), {}
+
+    def enter(rank, backend):
+        place = replace(PLACE, rank=rank, world_size=3)
+        try:
+            meet(store, place, 0, 60, {"backend": backend, "steady_timeout": "None"})
+        except LaunchError as error:
+            outcomes[rank] = str(error)
+
+    backends = enumerate(["gloo", "gloo", "cpu:gloo"])
+    threads = [threading.Thread(target=enter, args=each) for each in backends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    host = socket.gethostname()
+    what = f"backend is gloo on rank 0 (host {host}), and cpu:gloo on rank 2 (host {host})."
+    assert sorted(outcomes) == [0, 1, 2], "those that agree with rank 0 do not wait for the other"
+    assert all(what in message for message in outcomes.values())
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [({}, True), ({"X": ""}, True), ({"X": "maybe"}, True), ({"X": "1"}, True)]
+    + [({"X": text}, False) for text in ("0", "false", "Off", " no ")],
+)
+def test_switches_are_read_in_many_words(env, expected):
+    assert read_switch(env, "X", default=True) is expected
+    assert read_switch({"X": "YES"}, "X", default=False)
+
+
+# From the block that is kept for documentation: no machine has it, and nobody answers there.
+NOBODYS_ADDRESS = "192.0.2.1"
+
+
+def test_rank_zero_is_told_that_the_address_is_not_its_own(monkeypatch, free_port):
+    monkeypatch.setattr(_store, "_REACH_S", 0.2)
+    place = replace(PLACE, master_addr=NOBODYS_ADDRESS, master_port=free_port())
+    with pytest.raises(LaunchError, match=r"MASTER_ADDR='192\.0\.2\.1' does not lead to this"):
+        open_store(place, 60)
+    assert _address.is_own_address([(NOBODYS_ADDRESS, 1), ("127.0.1.1", 1)])
+    assert open_store(replace(place, master_addr="127.0.1.1"), 60).port == place.master_port
+
+
+@pytest.mark.parametrize("fails_at", ["the name", "the meeting"])
+def test_rank_finds_the_others_after_a_first_attempt_that_failed(monkeypatch, free_port, fails_at):
+    # The second is a store that ends with a rank 0 of before, while this rank waits in it.
+    server = _store._serve(free_port(), 60)
+    place = replace(PLACE, rank=1, master_port=server.port)
+    info = DistInfo(1, 2, 1, 2, "pytorch", "gloo", torch.device("cpu"))
+    address = StoreAddress("127.0.0.1", server.port)
+    monkeypatch.setattr(state, "num_joined", 0)
+    arguments = (timedelta(seconds=60), address, {"backend": "gloo"})
+    if fails_at == "the name":
+        monkeypatch.setattr(_address.resolve, "__defaults__", (0.1,))
+        lost = replace(place, master_addr="no-such-machine.invalid")
+        with pytest.raises(LaunchError, match="is not known"):
+            _joining._meet_in_store(info, lost, *arguments)
+    else:
+        failures = iter([RuntimeError("Connection reset by peer")])
+        check_host = _meeting._check_host
+
+        def check_once(store, keys, environment):
+            failure = next(failures, None) if environment.rank == 1 else None
+            if failure is not None:
+                raise failure
+            check_host(store, keys, environment)
+
+        monkeypatch.setattr(_meeting, "_check_host", check_once)
+    first = threading.Thread(target=meet, args=(server, replace(PLACE), 1, 60, {"backend": "gloo"}))
+    first.start()
+    _joining._meet_in_store(info, place, *arguments)
+    first.join(60)
+    assert state.num_joined == 1
 
 
 def test_missing_ranks_are_named_by_rank_zero(monkeypatch, free_port):

@@ -17,10 +17,20 @@ def find_misuse(env, launcher="auto"):
             observed.SLURM_IDLE_GPU,
             "granted this node 2 GPUs (SLURM_GPUS_ON_NODE) and 1 task, which",
         ),
+        ({"WORLD_SIZE": "2"}, "RANK is not set, but WORLD_SIZE=2, as if there were several"),
+        ({"RANK": "1", "LOCAL_RANK": "3"}, "WORLD_SIZE is not set, but RANK=1 and LOCAL_RANK=3,"),
+        ({"LOCAL_RANK": "3"}, "RANK and WORLD_SIZE are not set, but LOCAL_RANK=3,"),
     ],
-    ids=["shell-of-salloc", "script-of-sbatch", "ntasks-forgotten"],
+    ids=[
+        "shell-of-salloc",
+        "script-of-sbatch",
+        "ntasks-forgotten",
+        "rank-forgotten",
+        "size-forgotten",
+        "both-forgotten",
+    ],
 )
-def test_misuse_of_slurm_is_described(env, part):
+def test_misuse_is_described(env, part):
     assert part in find_misuse(env)
 
 
@@ -34,6 +44,9 @@ def test_misuse_of_slurm_is_described(env, part):
         {**observed.SLURM_IDLE_GPU, **observed.TORCHRUN},
         {**observed.SLURM_SHELL, **observed.TORCHRUN},
         {**observed.SLURM_SHELL, **observed.OPEN_MPI_5},
+        {"RANK": "0", "LOCAL_RANK": "0"},
+        {"WORLD_SIZE": "1"},
+        {**observed.OPEN_MPI_5, "LOCAL_RANK": "1"},
     ],
     ids=[
         "no-slurm",
@@ -44,6 +57,9 @@ def test_misuse_of_slurm_is_described(env, part):
         "torchrun-in-a-task",
         "torchrun-in-a-shell",
         "mpirun-in-a-shell",
+        "a-first-rank-alone",
+        "a-size-of-one",
+        "mpirun-with-a-local-rank",
     ],
 )
 def test_right_use_is_not_complained_about(env):
@@ -52,3 +68,4 @@ def test_right_use_is_not_complained_about(env):
 
 def test_who_asks_for_one_process_is_not_warned():
     assert find_misuse(observed.SLURM_SHELL, launcher="none") is None
+    assert find_misuse({"WORLD_SIZE": "2"}, launcher="none") is None

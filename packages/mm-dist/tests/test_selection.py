@@ -77,3 +77,23 @@ def test_select_launcher_refuses_two_launchers_of_one_name(install_plugin):
     install_plugin("other-cloud", "[mm.launchers]\ncloud = other_cloud:Launcher\n", "")
     with pytest.raises(ConfigError, match=r"'cloud' of mm\.launchers is provided by .* and by "):
         select_launcher("cloud", {})
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("class CloudLauncher:\n    def __init__(self, url): ...", "TypeError: .*'url'"),
+        ("", "AttributeError: .*CloudLauncher"),
+    ],
+    ids=["import", "arguments", "renamed"],
+)
+def test_a_launcher_plugin_that_cannot_be_loaded_is_skipped(install_plugin, source, cause):
+    install_plugin("cloud-plugin", CLOUD, source)
+    message = rf"cloud_plugin:CloudLauncher cannot be loaded here \({cause}.*uninstall"
+    with pytest.warns(UserWarning, match=f"'cloud' is not asked: its plugin {message}") as caught:
+        assert select_launcher("auto", {}).name == "none"
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.raises(ConfigError, match=f"launcher='cloud' cannot be used: its plugin {message}"):
+        select_launcher("cloud", {})
+    assert select_launcher("auto", TORCHRUN).name == "pytorch", "and is not even asked"

@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from mm_dist import ConfigError
+from mm_dist import ArgumentTypeError, ConfigError
 from mm_dist._timeout import read_timeout
 
 
@@ -21,8 +21,11 @@ def test_read_timeout_takes_seconds_and_timedelta(timeout, expected):
 
 
 @pytest.mark.parametrize(
-    "timeout", [0, -1, float("nan"), float("inf"), timedelta(0), True, "60"], ids=str
+    ("timeout", "error"),
+    [(each, ConfigError) for each in (0, -1, float("nan"), float("inf"), timedelta(0))]
+    + [(each, ArgumentTypeError) for each in (True, "60")],
+    ids=str,
 )
-def test_read_timeout_refuses_what_is_no_time(timeout):
-    with pytest.raises(ConfigError, match="timeout="):
+def test_read_timeout_refuses_what_is_no_time(timeout, error):
+    with pytest.raises(error, match="timeout="):
         read_timeout(timeout)

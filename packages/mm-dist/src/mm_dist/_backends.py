@@ -131,6 +131,16 @@ def _find_installed(row: DeviceRow) -> str | None:
     return next((name for name in row.process_group_backends if _is_installed(name)), None)
 
 
+def backend_names(backend: str) -> list[str]:
+    """Return the names in a name, or in pairs of device and name.
+
+    Example:
+        >>> backend_names("cpu:gloo,cuda:nccl")
+        ['gloo', 'nccl']
+    """
+    return [pair.rpartition(":")[2] for pair in backend.split(",")]
+
+
 def backends_by_device_type(group: Any = None) -> dict[str, str]:
     """Return the backend that an existing group uses for each device type.
 

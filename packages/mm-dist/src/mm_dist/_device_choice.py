@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from typing import SupportsIndex
 
 import torch
 
@@ -13,7 +14,7 @@ from mm_dist._devices import (
     device_module,
     find_row,
 )
-from mm_dist._errors import LaunchError
+from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
 
 _LOCAL_RANK_VARIABLES = (
     "LOCAL_RANK",
@@ -50,13 +51,15 @@ def local_device(
         env: The variables that an error prints. Defaults to those of this process.
 
     Raises:
-        ConfigError: If the device type is not known.
+        ArgumentTypeError: If ``local_rank`` is no whole number.
+        ConfigError: If it is negative, or the device type is not known.
         LaunchError: If there are fewer devices than local ranks, or none.
 
     Example:
         >>> local_device(0, "cpu")
         device(type='cpu')
     """
+    _check_local_rank(local_rank)
     row = find_row(device_type or available_device_type())
     if row is CPU:
         return torch.device("cpu")
@@ -67,6 +70,18 @@ def local_device(
         return torch.device(row.name, local_rank)
     variables = os.environ if env is None else env
     raise LaunchError(_describe_shortage(row, local_rank, count, variables))
+
+
+def _check_local_rank(local_rank: object) -> None:
+    if not isinstance(local_rank, SupportsIndex):
+        raise ArgumentTypeError(
+            f"local_rank={local_rank!r} is no whole number; pass int(os.environ['LOCAL_RANK']), or "
+            "what init_dist returns."
+        )
+    if local_rank.__index__() < 0:
+        raise ConfigError(
+            f"local_rank={local_rank!r} is negative; the processes of a machine count from 0."
+        )
 
 
 def _describe_shortage(row: DeviceRow, local_rank: int, count: int, env: Mapping[str, str]) -> str:

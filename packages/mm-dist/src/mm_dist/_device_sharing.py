@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from mm_dist._backends import backend_names
 from mm_dist._device_choice import describe_visibility
 from mm_dist._devices import DeviceRow, count_devices, find_row
 from mm_dist._launchers import LaunchEnvironment
@@ -30,7 +31,7 @@ def describe_shared_device(
     if device.type == "cpu" or environment.local_rank != 1:
         return None
     row = find_row(device.type)
-    names = [pair.rpartition(":")[2] for pair in (backend or "").split(",")]
+    names = backend_names(backend or "")
     is_refused = any(name in row.process_group_backends and name != "gloo" for name in names)
     if not is_refused or count_devices(row) != 1:
         return None

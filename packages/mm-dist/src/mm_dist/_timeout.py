@@ -3,7 +3,7 @@
 import math
 from datetime import timedelta
 
-from mm_dist._errors import ConfigError
+from mm_dist._errors import ArgumentTypeError, ConfigError
 
 
 def read_timeout(timeout: float | timedelta | None, name: str = "timeout") -> timedelta | None:
@@ -14,7 +14,8 @@ def read_timeout(timeout: float | timedelta | None, name: str = "timeout") -> ti
         name: Of the argument, for messages.
 
     Raises:
-        ConfigError: If it is neither a number nor a ``timedelta``, or not more than 0.
+        ArgumentTypeError: If it is neither a number nor a ``timedelta``.
+        ConfigError: If it is not more than 0, or not finite.
 
     Example:
         >>> read_timeout(90)
@@ -27,7 +28,7 @@ def read_timeout(timeout: float | timedelta | None, name: str = "timeout") -> ti
     elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
         seconds = float(timeout)
     else:
-        raise ConfigError(f"{name}={timeout!r} is no time; give seconds or a timedelta.")
+        raise ArgumentTypeError(f"{name}={timeout!r} is no time; give seconds or a timedelta.")
     # From 2**31 seconds on, torch's own milliseconds or gloo's overflow.
     if not math.isfinite(seconds) or not 0 < seconds < 2**31:
         raise ConfigError(f"{name}={timeout!r} must be more than 0 seconds, and finite.")

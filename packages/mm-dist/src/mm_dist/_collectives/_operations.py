@@ -1,6 +1,7 @@
 """The operations of a reduction: what they mean for a dtype, and how a backend computes them."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -27,19 +28,32 @@ _UINT64 = getattr(torch, "uint64", None)
 COPIED_AS_THEY_ARE = (*_INTEGERS_OF_BACKENDS, *_FLOATS_OF_BACKENDS, torch.uint8, torch.float16)
 
 
-@lru_cache(maxsize=512)
+def check_operation(op: Any) -> None:
+    """Check that there is such an operation, whatever the dtype.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if not isinstance(op, str) or op.lower() not in OPERATIONS:
+        raise ConfigError(
+            f"op={op!r} is not known; there are: {', '.join(OPERATIONS)}."
+            f"{suggest_name(str(op), OPERATIONS)}"
+        )
+
+
 def read_operation(op: str, dtype: torch.dtype) -> str:
     """Return the operation in lower case.
 
     Raises:
         ConfigError: If it is not known, or has no meaning for the dtype.
     """
-    operation = op.lower() if isinstance(op, str) else op
-    if operation not in OPERATIONS:
-        raise ConfigError(
-            f"op={op!r} is not known; there are: {', '.join(OPERATIONS)}."
-            f"{suggest_name(str(op), OPERATIONS)}"
-        )
+    check_operation(op)  # before it is looked up: it may have no hash
+    return _find_operation(op, dtype)
+
+
+@lru_cache(maxsize=512)
+def _find_operation(op: str, dtype: torch.dtype) -> str:
+    operation = op.lower()
     if not _has_meaning(operation, dtype):
         raise ConfigError(f"op={op!r} has no meaning for {dtype}; convert the tensor first.")
     return operation

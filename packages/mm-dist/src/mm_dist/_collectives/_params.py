@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mm_dist._collectives._operations import check_operation
 from mm_dist._collectives._reduction import all_reduce
 from mm_dist._collectives._wire import check_tensor
+from mm_dist._errors import ArgumentTypeError
 from mm_dist._process_group import is_distributed
 
 _MIB = 2**20
@@ -34,17 +36,37 @@ def all_reduce_params(
         group: Ranks that take part. Defaults to all.
 
     Raises:
-        ArgumentTypeError: If something in ``params`` is no dense tensor.
+        ArgumentTypeError: If something in ``params`` is no dense tensor, or the size no number.
         ConfigError: If the operation is not known, or has no meaning for a dtype.
 
     Example:
         >>> all_reduce_params(torch.nn.Linear(2, 2).parameters(), op="mean")
     """
+    _check_arguments(params, bucket_size_mb, op)
     tensors = list({id(tensor): tensor for tensor in params}.values())
     for tensor in tensors:
         check_tensor(tensor, "all_reduce_params")
     for bucket in _fill_buckets(tensors, bucket_size_mb * _MIB) if coalesce else _singly(tensors):
         _reduce_bucket(bucket, op, group)
+
+
+def _check_arguments(params: object, bucket_size_mb: object, op: object) -> None:
+    """Refuse what cannot be used, also where there is nothing to reduce."""
+    check_operation(op)
+    if isinstance(params, nn.Module):
+        raise ArgumentTypeError(
+            f"all_reduce_params takes tensors, got the module {type(params).__name__}; pass "
+            "module.parameters(), or module.buffers()."
+        )
+    if not isinstance(params, Iterable):
+        raise ArgumentTypeError(
+            f"all_reduce_params takes an iterable of tensors, got {type(params)}; pass a list, or "
+            "module.parameters()."
+        )
+    if not isinstance(bucket_size_mb, (int, float)):
+        raise ArgumentTypeError(
+            f"bucket_size_mb={bucket_size_mb!r} is no number; pass one of MiB, or -1 for no limit."
+        )
 
 
 def _singly(tensors: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -42,7 +42,7 @@ def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
         tensor([1., 1.])
     """
     state = latest_state(group)
-    if state is not None and isinstance(data, Tensor):
+    if state is not None and isinstance(data, Tensor) and isinstance(op, str):
         # The usual case has to cost little beyond torch's own call: a tensor of a kind that was
         # seen to go to the backend as it is.
         direct = state.direct.get((op, data.dtype, data.device))

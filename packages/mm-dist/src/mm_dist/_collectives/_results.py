@@ -1,6 +1,7 @@
 """Collect the results of an evaluation in the order of its data set."""
 
 import operator
+import os
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -41,7 +42,7 @@ def collect_results(
         On rank 0 exactly ``size`` results; elsewhere ``None``.
 
     Raises:
-        ArgumentTypeError: If ``results`` is no list.
+        ArgumentTypeError: If ``results`` is no list, or ``tmpdir`` no path.
         CollectiveError: If writing or reading results failed on a rank, or the ranks passed
             different arguments; raised on all ranks.
         ConfigError: If the ranks together have fewer than ``size`` results (raised on all of
@@ -115,6 +116,11 @@ def _check_arguments(results: object, size: Any, device: str, tmpdir: str | None
         raise ConfigError(f"size={size!r} is no length; pass that of the data set.")
     if device not in _DEVICES:
         raise ConfigError(f"device={device!r} is not known; there are: {', '.join(_DEVICES)}.")
+    if tmpdir is not None and not isinstance(tmpdir, (str, os.PathLike)):
+        raise ArgumentTypeError(
+            f"tmpdir={tmpdir!r} is no path; pass that of a directory which all ranks share, or "
+            "None to send the results through the process group."
+        )
     if tmpdir is not None and device != "cpu":
         raise ConfigError(f"tmpdir={tmpdir!r} goes with device='cpu' only, got {device!r}.")
 

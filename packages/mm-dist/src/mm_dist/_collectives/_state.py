@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from mm_dist._errors import ConfigError
+from mm_dist._switches import DEBUG_VARIABLE, read_switch
 
-_CHECK_VARIABLE = "MM_DIST_DEBUG"
 _MAX_SHOWN = 16
 
 
@@ -106,7 +106,7 @@ def _shorten(ranks: Sequence[int]) -> Sequence[int]:
 
 def _is_check_on() -> bool:
     """Return whether this process asked for checked collectives, of us or of torch."""
-    if os.environ.get(_CHECK_VARIABLE, "").lower() in ("1", "true", "on", "yes"):
+    if read_switch(os.environ, DEBUG_VARIABLE, default=False):
         return True
     level = dist.get_debug_level()  # type: ignore[attr-defined]
     return bool(level == dist.DebugLevel.DETAIL)  # type: ignore[attr-defined]

@@ -10,15 +10,17 @@ import sys
 from contextlib import closing
 from typing import Any
 
+from mm_dist._backends import choose_backend
 from mm_dist._command._addresses import name_address, own_addresses
 from mm_dist._command._check_board import Board, meeting_at_store, open_board
 from mm_dist._command._check_facts import Problem, find_differences, read_facts
 from mm_dist._command._check_reach import Doorbell, find_unreachable, ring_others
 from mm_dist._command._check_report import FIRST_RANK_STATUS, Report, find_notes
 from mm_dist._command._check_speed import measure_all_reduce, summarize_speed
-from mm_dist._command._output import write_error, write_json, write_line
+from mm_dist._command._output import check_json_target, write_error, write_json, write_line
 from mm_dist._command._run_nodes import first_address
 from mm_dist._command._worker import record_failure
+from mm_dist._device_choice import available_device_type
 from mm_dist._errors import LaunchError, MMDistError
 from mm_dist._launchers import (
     LaunchEnvironment,
@@ -47,6 +49,11 @@ def check_cluster(options: argparse.Namespace) -> int:
     limit_s = limit.total_seconds() if limit is not None else 0.0
     variables = observe_job(os.environ)
     environment = select_launcher(options.launcher, variables).read(variables)
+    # A word that nobody knows shall not cost the others their wait.
+    device_type = options.device_type or available_device_type()
+    choose_backend(options.backend, device_type, is_warning=False)
+    if environment.rank == 0:
+        check_json_target(options.json)
     os.environ.update(libuv_variables(sys.platform, os.environ))
     facts = read_facts(options.device_type, options.config)
     if environment.master_addr is None:

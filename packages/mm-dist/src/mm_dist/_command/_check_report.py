@@ -1,6 +1,6 @@
 """What rank 0 prints about all ranks, and the exit status that says which one to look at."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ from mm_dist._command._addresses import is_loopback
 from mm_dist._command._check_facts import Problem
 from mm_dist._command._check_speed import format_speed
 from mm_dist._command._output import format_table
+from mm_dist._rank_spans import format_ranks
 
 FIRST_RANK_STATUS, _LAST_NAMED_RANK = 10, 64
 _FAILURE_STATUS = 1
@@ -104,22 +105,6 @@ def find_notes(facts: Mapping[int, Mapping[str, Any]]) -> list[str]:
         "which gloo would give to the others; set GLOO_SOCKET_IFNAME there to the interface to use"
     )
     return [note]
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks with neighbours joined.
-
-    Example:
-        >>> format_ranks([0, 1, 2, 5])
-        '0-2,5'
-    """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _format_facts(facts: Mapping[int, Mapping[str, Any]]) -> str:

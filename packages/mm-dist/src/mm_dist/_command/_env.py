@@ -4,7 +4,7 @@ import argparse
 import os
 import platform
 
-from mm_dist._command._output import format_table, write_json, write_line
+from mm_dist._command._output import check_json_target, format_table, write_json, write_line
 from mm_dist._command._versions import read_versions
 from mm_dist._explanation import explain_environment
 
@@ -16,7 +16,11 @@ def print_environment(options: argparse.Namespace) -> int:
 
     Returns:
         0, or 1 if the environment cannot be used as it is, with the reason.
+
+    Raises:
+        ConfigError: If the file for JSON cannot be written.
     """
+    check_json_target(options.json)
     rows = explain_environment(os.environ, options.launcher)
     remarks = {
         kind: [row.value for row in rows if row.field == kind] for kind in ("warning", "error")

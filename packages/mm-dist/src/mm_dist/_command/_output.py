@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from mm_dist._errors import ConfigError
+
 # As a shell tells that a program wrote to a pipe that nobody reads any more.
 _UNREAD_STATUS = 141
 
@@ -49,13 +51,44 @@ def write_error(text: str) -> None:
         sys.stderr.flush()
 
 
+def check_json_target(target: str | None) -> None:
+    """Check that a file can be written, before what takes long has been done for it.
+
+    Args:
+        target: As ``write_json`` takes it; ``None`` where no JSON is asked for.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    if not target or target == "-":
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise ConfigError(_refuse_target(target, "it is a folder"))
+    if not path.parent.is_dir():
+        raise ConfigError(_refuse_target(target, f"there is no folder {path.parent}"))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(_refuse_target(target, "this user may not write there"))
+
+
 def write_json(value: Any, target: str) -> None:
-    """Write JSON to a file, or to stdout where the target is ``-``."""
+    """Write JSON to a file, or to stdout where the target is ``-``.
+
+    Raises:
+        ConfigError: If the file cannot be written.
+    """
     text = json.dumps(value, indent=2)
     if target == "-":
         write_line(text)
-    else:
+        return
+    try:
         Path(target).write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(_refuse_target(target, str(error))) from error
+
+
+def _refuse_target(target: str, reason: str) -> str:
+    return f"--json={target} cannot be written: {reason}; give another file."
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

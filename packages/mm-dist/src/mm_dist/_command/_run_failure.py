@@ -4,16 +4,16 @@ import json
 import os
 import signal
 import socket
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mm_dist._process_group._consequence import is_lost_peer
+from mm_dist._process_group._error_line import shorten_error
 
 PREEMPTED_STATUS = 75
-_TAIL_LINES, _MOST_CHARACTERS = 30, 400
+_TAIL_LINES = 30
 _SIGNAL_MEANINGS = {
     "SIGKILL": "killed, often by the kernel because memory ran out",
     "SIGTERM": "told to end, by the scheduler or by hand",
@@ -171,7 +171,7 @@ def _explain(failure: RankFailure) -> str:
         return "stopped by the launcher"
     after = " (it only noticed that another rank was gone)" if failure.is_consequence else ""
     if failure.message:
-        brief = textwrap.shorten(failure.message.strip().splitlines()[0], _MOST_CHARACTERS)
+        brief = shorten_error(failure.message)
         wait = f" - {failure.wait}" if failure.wait else ""
         return f"exit status {failure.status}{_meaning(failure)}{after}: {brief}{wait}"
     return f"{_meaning_of_code(failure)}; it left no exception"

@@ -7,7 +7,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-from mm_dist._command._output import format_table, write_json, write_line
+from mm_dist._command._output import check_json_target, format_table, write_json, write_line
 from mm_dist._command._simulate_memory import own_objects, resident_bytes
 from mm_dist._command._simulate_steps import SimulatedRank, import_factory
 from mm_dist._errors import ConfigError
@@ -27,6 +27,7 @@ def simulate_rank(options: argparse.Namespace) -> int:
         TorchVersionError: If torch has no fake process group, or cannot shard.
     """
     local_world_size = _check_sizes(options)
+    check_json_target(options.json)
     # As python -m does: a model beside the configuration can be named.
     sys.path.insert(0, str(Path.cwd()))
     factory = import_factory(options.model)

@@ -39,11 +39,6 @@ class HangReport:
         # At the end of the interpreter no thread may be left that needs it.
         atexit.register(self._end_thread)
 
-    @property
-    def last_report(self) -> str | None:
-        """The report of the standstill that this rank is in, whichever rank made it."""
-        return None if self._watcher.report is None else self._watcher.report.text
-
     def set_timeout(self, timeout: timedelta) -> None:
         """Expect collectives to take no longer than this from now on."""
         self._watcher.set_timeout(timeout)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from mm_dist._hang_report._groups import find_start
 from mm_dist._hang_report._sample import Sample
 from mm_dist._hang_report._survey import Peer, Survey
+from mm_dist._rank_spans import format_ranks
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
@@ -15,15 +16,8 @@ def name_ranks(ranks: Iterable[int]) -> str:
         >>> name_ranks([5, 0, 1, 2])
         'ranks 0-2, 5'
     """
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
-    is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
-    return f"rank {text}" if is_one else f"ranks {text}"
+    text = format_ranks(ranks)
+    return f"rank {text}" if text.isdecimal() else f"ranks {text}"
 
 
 class Verbs(NamedTuple):

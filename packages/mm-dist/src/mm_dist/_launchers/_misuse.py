@@ -1,4 +1,4 @@
-"""Tell from variables that fewer processes run than the machines were asked for."""
+"""Tell from variables that fewer processes work together than somebody meant."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from mm_dist._launchers._slurm import is_in_step
 def describe_misuse(
     launcher: str, environment: LaunchEnvironment, env: Mapping[str, str]
 ) -> str | None:
-    """Return a warning if Slurm granted more than this start of the script uses, else ``None``.
+    """Return a warning if this process may train alone by mistake, or devices idle, else ``None``.
 
     Args:
         launcher: What was asked for, ``'auto'`` included: whoever asks for ``'none'`` means it.
@@ -17,7 +17,7 @@ def describe_misuse(
         env: The variables that it was read from.
     """
     if launcher == "auto" and environment.launcher == "none":
-        return _describe_missing_srun(env)
+        return _describe_missing_srun(env) or _describe_half_of_variables(env)
     if environment.launcher == "slurm":
         return _describe_idle_devices(environment, env)
     return None
@@ -31,6 +31,22 @@ def _describe_missing_srun(env: Mapping[str, str]) -> str | None:
         f"The Slurm job {env.get('SLURM_JOB_ID')} was granted {num_tasks} tasks (SLURM_NTASKS), "
         "but srun did not start this process, so it runs alone. Start the script with: srun "
         "python script.py (launcher='none' silences this warning)."
+    )
+
+
+def _describe_half_of_variables(env: Mapping[str, str]) -> str | None:
+    """Tell that some of torch's variables are set, which speak of other processes."""
+    least = {"WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 1}
+    found = [name for name, number in least.items() if _read_count(env, name) >= number]
+    missing = [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]
+    if not found or not missing:
+        return None
+    values = " and ".join(f"{name}={env[name]}" for name in found)
+    absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set"
+    return (
+        f"{absent}, but {values}, as if there were several processes; this one would train alone. "
+        "Start the script with: torchrun --nproc_per_node=N script.py, or: mm-dist run "
+        "--nproc-per-node=N script.py (launcher='none' silences this warning)."
     )
 
 

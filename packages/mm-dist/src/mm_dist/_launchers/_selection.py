@@ -8,6 +8,7 @@ from mm_dist._launchers._enclosing import check_agreement
 from mm_dist._launchers._environment import Launcher
 from mm_dist._plugins import find_plugins
 from mm_dist._suggestion import suggest_name
+from mm_dist._warning import warn_caller
 
 GROUP = "mm.launchers"
 # The order in which 'auto' asks; launchers of other distributions come next, 'none' last.
@@ -24,7 +25,8 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
     """Return the launcher called ``name``; for ``'auto'`` the one that ``env`` belongs to.
 
     Raises:
-        ConfigError: If no installed distribution provides a launcher of that name.
+        ConfigError: If no installed distribution provides a launcher of that name, or it cannot be
+            loaded.
         LaunchError: If ``'auto'`` finds variables of torch that contradict srun or mpirun.
     """
     if name == "auto":
@@ -38,7 +40,12 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
             f"{suggest_name(str(name), names)} Another one is added by a distribution that "
             f"advertises it in the entry-point group {GROUP!r}."
         )
-    return _load_launcher(found[name])
+    try:
+        return _load_launcher(found[name])
+    except Exception as error:
+        raise ConfigError(
+            f"launcher={name!r} cannot be used: {_describe_failure(found[name], error)}"
+        ) from error
 
 
 def detect_launcher(env: Mapping[str, str]) -> Launcher:
@@ -50,10 +57,24 @@ def list_launchers() -> Iterator[Launcher]:
     """Yield the launchers in the order in which ``'auto'`` asks them; ``none`` says yes, last."""
     found = find_plugins(GROUP)
     for name in (*launcher_names()[2:], "none"):
-        if name in found:
-            yield _load_launcher(found[name])
+        if name not in found:
+            continue
+        try:
+            launcher = _load_launcher(found[name])
+        except Exception as error:  # noqa: BLE001 (a plugin may raise anything)
+            # It cannot have started this process: nobody asked for it.
+            warn_caller(f"Launcher {name!r} is not asked: {_describe_failure(found[name], error)}")
+        else:
+            yield launcher
 
 
 def _load_launcher(entry: EntryPoint) -> Launcher:
     launcher: Launcher = entry.load()()
     return launcher
+
+
+def _describe_failure(entry: EntryPoint, error: Exception) -> str:
+    return (
+        f"its plugin {entry.value} cannot be loaded here ({type(error).__name__}: {error}). "
+        "Repair or uninstall its distribution."
+    )

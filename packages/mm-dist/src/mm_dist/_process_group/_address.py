@@ -88,6 +88,29 @@ def _ask_resolver(host: str, limit_s: float) -> tuple[list[str], str]:
     return found, reasons[0] if reasons else "the resolver did not answer"
 
 
+def is_own_address(addresses: list[Address]) -> bool:
+    """Return whether this machine has one of the addresses.
+
+    One that does not may lead here nevertheless, as that of a gateway in front.
+
+    Example:
+        >>> is_own_address([("127.0.0.1", 29500)])
+        True
+    """
+    return any(_can_bind(text) for text, _ in addresses)
+
+
+def _can_bind(text: str) -> bool:
+    try:
+        flags = socket.AI_NUMERICHOST
+        found = socket.getaddrinfo(text, 0, type=socket.SOCK_STREAM, flags=flags)[0]
+        with socket.socket(found[0], found[1]) as probe:
+            probe.bind(found[4])
+    except OSError:
+        return False
+    return True
+
+
 def is_listening(addresses: list[Address], limit_s: float = _CONNECTION_S) -> bool:
     """Return whether somebody accepts connections at one of the addresses."""
     return any(_try_to_connect(address, limit_s) is None for address in addresses)

@@ -33,6 +33,14 @@ def destroy_dist() -> None:
     own = state.own
     if own is None or own.pid != os.getpid():
         return
+    _end(own)
+    if own.info.rank == 0:
+        # Ranks that were faster may wait in it for the next group. It costs a port until then.
+        state.kept_store = own.store
+        atexit.register(_drop_store)
+
+
+def _end(own: OwnGroup) -> None:
     atexit.unregister(end_at_exit)
     # First: it looks at the group, and uses the store.
     for thread in (own.hang_report, own.peer_watch):
@@ -47,13 +55,18 @@ def destroy_dist() -> None:
     restore_variables(own.replaced)
 
 
+def _drop_store() -> None:
+    atexit.unregister(_drop_store)
+    state.kept_store = None
+
+
 def end_at_exit() -> None:
     """Destroy the group when the interpreter ends, unless an exception ended the program."""
     own = state.own
     if own is None or own.pid != os.getpid():
         return
     if state.failed is None and getattr(sys, "last_value", None) is None:
-        destroy_dist()
+        _end(own)
         return
     # The other ranks may be inside a collective: what waits for them could wait for long.
     time.sleep(_THREAD_GRACE_S)
@@ -61,7 +74,7 @@ def end_at_exit() -> None:
 
 
 def _leave(own: OwnGroup) -> None:
-    board = FailureBoard(own.address, own.info)
+    board = FailureBoard(own.address, own.info, state.num_joined)
     is_shared = own.info.world_size > 1 and own.address is not None
     _release_threads(own.info.backend)
     # Where peers do not notice that one is gone, destroying waits until they all do the same.

@@ -9,16 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from mm_dist._dist_info import DistInfo
+from mm_dist._process_group._error_line import shorten_error
 from mm_dist._process_group._store import StoreAddress
 
 # Not in a prefix store: those of older torch crash in compare_set.
-FAILED_KEY = "mm_dist/first_failure"
-LEFT_KEY = "mm_dist/first_to_leave"
-_READ_KEY = "mm_dist/num_readers"
-_LEAVING_KEY = "mm_dist/num_leaving"
-_GONE_KEY = "mm_dist/num_gone"
+_FAILED, _LEFT = "first_failure", "first_to_leave"
+_NUM_READERS, _NUM_LEAVING, _NUM_GONE = "num_readers", "num_leaving", "num_gone"
 _ABSENT = "absent"
-_MOST_CHARACTERS = 300
 _READ_GRACE_S, _PAUSE_S = 2.0, 0.02
 _Result = TypeVar("_Result")
 
@@ -60,10 +57,10 @@ def describe_error(error: BaseException) -> str:
         >>> describe_error(ValueError("boom"))
         'ValueError: boom'
     """
-    lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+    text = "".join(traceback.format_exception_only(type(error), error))
     # A syntax error begins with the place, and ends with what is wrong.
-    line = lines[-1] if isinstance(error, SyntaxError) else lines[0]
-    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..."
+    is_placed = isinstance(error, SyntaxError)
+    return shorten_error(text.strip().splitlines()[-1] if is_placed else text)
 
 
 @dataclass(frozen=True)
@@ -87,11 +84,13 @@ class FailureBoard:
     Args:
         address: Where the store is; ``None`` where the ranks met without one.
         info: This process's place.
+        number: Of the group among those of the job; what others left in it says nothing here.
     """
 
-    def __init__(self, address: StoreAddress | None, info: DistInfo) -> None:
+    def __init__(self, address: StoreAddress | None, info: DistInfo, number: int) -> None:
         self._address = address
         self._info = info
+        self._number = number
 
     def exchange(self, own: FailureRecord, *, is_consequence: bool) -> Answer:
         """Leave this rank's record, unless it only follows from another's; return the first.
@@ -101,10 +100,10 @@ class FailureBoard:
 
         def ask(store: Any) -> Answer:
             if is_consequence:
-                first = _look(store, FAILED_KEY) or _look(store, LEFT_KEY)
+                first = _look(store, self._key(_FAILED)) or _look(store, self._key(_LEFT))
             else:
-                first = _read(store.compare_set(FAILED_KEY, "", json.dumps(asdict(own))))
-            store.add(_READ_KEY, 1)
+                first = _read(store.compare_set(self._key(_FAILED), "", json.dumps(asdict(own))))
+            store.add(self._key(_NUM_READERS), 1)
             is_other = first is not None and first.rank != own.rank
             return Answer(first if is_other else None, is_store_there=True)
 
@@ -118,9 +117,9 @@ class FailureBoard:
         own = FailureRecord(self._info.rank, self._info.world_size, "")
 
         def note(store: Any) -> bool:
-            store.compare_set(LEFT_KEY, "", json.dumps(asdict(own)))
-            store.add(_LEAVING_KEY, 1)
-            return self._wait_for(store, _LEAVING_KEY, limit_s)
+            store.compare_set(self._key(_LEFT), "", json.dumps(asdict(own)))
+            store.add(self._key(_NUM_LEAVING), 1)
+            return self._wait_for(store, _NUM_LEAVING, limit_s)
 
         return self._visit(note) is True
 
@@ -132,8 +131,8 @@ class FailureBoard:
         """
 
         def note(store: Any) -> bool:
-            store.add(_GONE_KEY, 1)
-            return self._wait_for(store, _GONE_KEY, limit_s)
+            store.add(self._key(_NUM_GONE), 1)
+            return self._wait_for(store, _NUM_GONE, limit_s)
 
         self._visit(note)
 
@@ -142,10 +141,10 @@ class FailureBoard:
         store = None if self._address is None else self._address.connect()
         while store is not None and not is_over():
             try:
-                first = _look(store, FAILED_KEY)
+                first = _look(store, self._key(_FAILED))
                 if first is None:
                     continue
-                store.add(_READ_KEY, 1)
+                store.add(self._key(_NUM_READERS), 1)
             except RuntimeError:
                 # The store has ended, and with it rank 0; whether it failed, nobody can tell.
                 return
@@ -156,24 +155,27 @@ class FailureBoard:
         """Forget what ranks of a former attempt left in a store that outlives them."""
 
         def forget(store: Any) -> bool:
-            for key in (FAILED_KEY, LEFT_KEY, _READ_KEY, _LEAVING_KEY, _GONE_KEY):
-                store.delete_key(key)
+            for name in (_FAILED, _LEFT, _NUM_READERS, _NUM_LEAVING, _NUM_GONE):
+                store.delete_key(self._key(name))
             return True
 
         self._visit(forget)
 
     def wait_for_readers(self) -> None:
         """Wait a moment, so that the other ranks can read what happened, before the store ends."""
-        self._visit(lambda store: self._wait_for(store, _READ_KEY, _READ_GRACE_S))
+        self._visit(lambda store: self._wait_for(store, _NUM_READERS, _READ_GRACE_S))
 
-    def _wait_for(self, store: Any, key: str, limit_s: float) -> bool:
+    def _key(self, name: str) -> str:
+        return f"mm_dist/{self._number}/{name}"
+
+    def _wait_for(self, store: Any, name: str, limit_s: float) -> bool:
         """Wait until all ranks have counted; one that failed will not."""
         if not limit_s:
             return False
         end = time.monotonic() + limit_s
-        while store.add(key, 0) < self._info.world_size:
-            is_failed = _look(store, FAILED_KEY) is not None
-            if time.monotonic() >= end or (is_failed and key != _READ_KEY):
+        while store.add(self._key(name), 0) < self._info.world_size:
+            is_failed = _look(store, self._key(_FAILED)) is not None
+            if time.monotonic() >= end or (is_failed and name != _NUM_READERS):
                 return False
             time.sleep(_PAUSE_S)
         return True

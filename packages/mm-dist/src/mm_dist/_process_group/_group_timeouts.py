@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mm_dist._backends import backends_by_device_type
+from mm_dist._backends import backend_names, backends_by_device_type
 from mm_dist._errors import TorchVersionError
 
 
@@ -20,7 +20,7 @@ def default_timeout(backend: str) -> timedelta:
     read = getattr(dist.distributed_c10d, "_get_default_timeout", None)
     if read is None:
         return timedelta(seconds=dist.distributed_c10d.default_pg_timeout.total_seconds())
-    return min(timedelta(seconds=read(name).total_seconds()) for name in _names(backend))
+    return min(timedelta(seconds=read(name).total_seconds()) for name in backend_names(backend))
 
 
 def read_group_timeout(group: Any) -> timedelta | None:
@@ -46,7 +46,7 @@ def check_timeout_can_change(backend: str) -> None:
     Raises:
         TorchVersionError: If it does not for one of the backends.
     """
-    for name in _names(backend):
+    for name in backend_names(backend):
         if _can_change(name):
             continue
         needed = "2.4" if name == "nccl" else "2.9"
@@ -63,10 +63,6 @@ def _can_change(backend: str) -> bool:
     # Not the method that gloo has for longer: there it takes the new value, gives it back when
     # asked, and goes on with the old one. Other vendors' backends inherit the newer method.
     return hasattr(getattr(dist, "ProcessGroupGloo", None), "set_timeout")
-
-
-def _names(backend: str) -> list[str]:
-    return [pair.rpartition(":")[2] for pair in backend.split(",")]
 
 
 def _backends_of(group: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """``init_dist``: from what the launcher says to a group of all ranks."""
 
+import multiprocessing
 import os
 import sys
 import warnings
@@ -12,7 +13,7 @@ from mm_dist._backends import choose_backend
 from mm_dist._device_choice import local_device
 from mm_dist._device_sharing import describe_shared_device
 from mm_dist._dist_info import DistInfo
-from mm_dist._errors import ConfigError
+from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
 from mm_dist._launchers import (
     LaunchEnvironment,
     describe_misuse,
@@ -24,12 +25,12 @@ from mm_dist._process_group._current import current_info
 from mm_dist._process_group._ending import destroy_dist
 from mm_dist._process_group._group_timeouts import check_timeout_can_change
 from mm_dist._process_group._joining import join_group
-from mm_dist._process_group._state import OwnGroup, is_distributed, state
+from mm_dist._process_group._state import OwnGroup, is_distributed
 from mm_dist._process_group._steady import steady_switch
 from mm_dist._rendezvous import check_port, overlay_port, warn_of_unused_port
+from mm_dist._switches import DEBUG_VARIABLE, HANG_REPORT_VARIABLE, read_switch
 from mm_dist._timeout import check_steady_timeout, read_timeout
 
-_HANG_REPORT_VARIABLE = "MM_DIST_HANG_REPORT"
 _MPS_MESSAGE = (
     "Several processes were started; Apple's mps takes part in no process group, so they use the "
     "CPU. Start one process to use mps."
@@ -70,22 +71,24 @@ def init_dist(
         init_backend: Only ``torch``.
         device_type: ``cuda``, ``npu``, ``cpu``, ... Defaults to the accelerator that is there.
         hang_report: Whether to say which rank the others wait for, before a collective times
-            out. ``None`` means yes, unless ``MM_DIST_HANG_REPORT=0`` is set. A single process, and
-            a group that something else created, have none.
+            out. ``None`` means yes, unless ``MM_DIST_HANG_REPORT=0`` is set; the same on all ranks.
+            A single process, and a group that something else created, have none.
 
     Returns:
         Ranks, sizes, backend, device and timeout of this process.
 
     Raises:
-        ConfigError: If an argument cannot be used.
-        LaunchError: If the environment does not fit the launcher, or the group does not come up.
+        ArgumentTypeError: If an argument is of a kind that cannot be used.
+        ConfigError: If the value of an argument cannot be used.
+        LaunchError: If the environment does not fit the launcher, the ranks ask for different
+            groups, or the group does not come up.
         TorchVersionError: If this torch lacks what an argument needs.
 
     Example:
         >>> init_dist("none", device_type="cpu").world_size
         1
     """
-    _check_init_backend(init_backend)
+    _check_names(launcher, init_backend)
     check_port(port)
     limit, steady_limit = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
     check_steady_timeout(steady_limit, limit)
@@ -94,18 +97,18 @@ def init_dist(
         existing = current_info()
         _warn(_describe_unused_timeout(limit, existing))
         return existing
-    # Somebody may have ended the former group without a word to us. Its store stays until there is
-    # a new one: other ranks may have come back to it already.
-    former = state.own
+    # Somebody may have ended the former group without a word to us.
     destroy_dist()
     env = observe_job(os.environ)
     chosen = select_launcher(launcher, env)
     environment = chosen.read(overlay_port(env, chosen.name, port))
+    is_single = environment.master_addr is None
+    if not is_single:
+        _refuse_import_by_child()
     warn_of_unused_port(environment, port)
     speaks = environment.local_rank == 0
     _warn(describe_misuse(launcher, environment, env) if speaks else None)
     device = local_device(environment.local_rank, device_type)
-    is_single = environment.master_addr is None
     if device.type == "mps" and not is_single:
         # No process group of torch carries its tensors.
         _warn(_MPS_MESSAGE if speaks else None)
@@ -120,15 +123,19 @@ def init_dist(
         check_timeout_can_change(usable)
     is_watched = _is_hang_report_wanted(hang_report, env)
     variables = _variables_for_torch(usable, env, is_watched=is_watched)
-    own = join_group(info, environment, limit, variables)
-    del former
+    settings = _name_settings(usable, steady_limit, env, is_watched=is_watched)
+    own = join_group(info, environment, limit, variables, settings)
     steady_switch.arm(steady_limit)
     if is_watched:
         _start_hang_report(own)
     return own.info
 
 
-def _check_init_backend(init_backend: str) -> None:
+def _check_names(launcher: str, init_backend: str) -> None:
+    if not isinstance(launcher, str):
+        raise ArgumentTypeError(
+            f"launcher={launcher!r} is no name; give one, as 'auto' or 'slurm', as a str."
+        )
     if init_backend != "torch":
         raise ConfigError(
             f"init_backend={init_backend!r} is not supported; only 'torch' is. Let the other "
@@ -166,7 +173,29 @@ def _warn(message: str | None) -> None:
 
 
 def _is_hang_report_wanted(asked: bool | None, env: Mapping[str, str]) -> bool:  # noqa: FBT001
-    return env.get(_HANG_REPORT_VARIABLE) != "0" if asked is None else asked
+    return read_switch(env, HANG_REPORT_VARIABLE, default=True) if asked is None else asked
+
+
+def _refuse_import_by_child() -> None:
+    # A child that does not fork imports the script, and would come as a second process of our rank.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise LaunchError(
+            "init_dist was called while a child process imports the script; put the script's work "
+            "under `if __name__ == '__main__':`."
+        )
+
+
+def _name_settings(
+    backend: str, steady: timedelta | None, env: Mapping[str, str], *, is_watched: bool
+) -> dict[str, str]:
+    """Return what would make ranks wait for each other for ever if some had chosen otherwise."""
+    is_checked = read_switch(env, DEBUG_VARIABLE, default=False)
+    return {
+        "backend": backend,
+        "steady_timeout": str(steady),
+        f"hang_report (or {HANG_REPORT_VARIABLE})": "on" if is_watched else "off",
+        DEBUG_VARIABLE: "on" if is_checked else "off",
+    }
 
 
 def _variables_for_torch(

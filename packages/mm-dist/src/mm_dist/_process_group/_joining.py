@@ -4,6 +4,7 @@ import atexit
 import inspect
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -39,6 +40,7 @@ def join_group(
     environment: LaunchEnvironment,
     timeout: timedelta | None,
     variables: Mapping[str, str],
+    settings: Mapping[str, str],
 ) -> OwnGroup:
     """Create the default group, and remember it in the state of this process.
 
@@ -47,6 +49,7 @@ def join_group(
         environment: Where the ranks meet.
         timeout: How long a collective may take, and how long ranks wait for each other here.
         variables: To be set in the environment until the group ends.
+        settings: What has to be the same on all ranks, by the name of the argument or variable.
 
     Raises:
         LaunchError: If the group does not come up.
@@ -60,7 +63,7 @@ def join_group(
     set_current_device(info.device)
     former_hook, replaced = sys.excepthook, set_variables(environment, variables)
     try:
-        own = _join(info, environment, timeout, replaced)
+        own = _join(info, environment, timeout, replaced, settings)
     except (RuntimeError, ValueError, OSError) as error:
         restore_variables(replaced)
         failure = _describe_failure(error, info, environment)
@@ -69,11 +72,11 @@ def join_group(
             raise
         raise failure from error
     is_host = info.rank == 0 and not is_kept_by_launcher()
-    board = FailureBoard(own.address, own.info)
+    board = FailureBoard(own.address, own.info, state.num_joined)
     own.restore_hook = install_failure_hook(own.info, board, former=former_hook, is_host=is_host)
     if own.address is not None and info.world_size > 1 and needs_watch(str(info.backend)):
         own.peer_watch = PeerWatch(board, FailureRecord(info.rank, info.world_size, ""))
-    state.own, state.failed, state.local_group = own, None, None
+    state.own, state.failed, state.local_group, state.kept_store = own, None, None, None
     steady_switch.arm(None)
     atexit.register(end_at_exit)
     _logger.debug("joined with a timeout of %s", own.info.timeout)
@@ -85,12 +88,13 @@ def _join(
     environment: LaunchEnvironment,
     timeout: timedelta | None,
     replaced: Mapping[str, str | None],
+    settings: Mapping[str, str],
 ) -> OwnGroup:
     store, address = None, None
     if info.backend != "mpi":
         # MPI connects its ranks by itself.
         address = StoreAddress(str(environment.master_addr), int(environment.master_port or 0))
-        store = _meet_in_store(info, environment, timeout, address)
+        store = _meet_in_store(info, environment, timeout, address, settings)
     dist.init_process_group(**_group_arguments(info, timeout, store))
     joined = replace(info, timeout=read_group_timeout(dist.group.WORLD) or timeout)
     return OwnGroup(dist.group.WORLD, joined, replaced, environment, store, address)
@@ -101,24 +105,37 @@ def _meet_in_store(
     environment: LaunchEnvironment,
     timeout: timedelta | None,
     address: StoreAddress,
+    settings: Mapping[str, str],
 ) -> Any:
-    state.num_joined += 1
     limit = timeout or default_timeout(str(info.backend))
+    end = time.monotonic() + limit.total_seconds()
     store = open_store(environment, limit.total_seconds())
+    # Not before: a rank that did not find the address, and tries again, has missed no meeting.
+    state.num_joined += 1
     if info.rank == 0:
-        FailureBoard(address, info).clear()
-    meet(store, environment, state.num_joined, limit.total_seconds())
-    store.set_timeout(limit)
-    return store
+        FailureBoard(address, info, state.num_joined).clear()
+    while True:
+        try:
+            meet(store, environment, state.num_joined, limit.total_seconds(), settings)
+        except LaunchError:
+            raise
+        except RuntimeError:
+            left_s = end - time.monotonic()
+            if info.rank == 0 or is_kept_by_launcher() or left_s <= 0:
+                raise
+            _logger.debug("the store has ended; looking for that of the next rank 0", exc_info=True)
+            store = open_store(environment, left_s)
+        else:
+            store.set_timeout(limit)
+            return store
 
 
 def _group_arguments(info: DistInfo, timeout: timedelta | None, store: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"backend": info.backend}
     if store is not None:
-        # The prefix that torch itself takes where it opens the store. A later group must not find
-        # what the former one has left there, such as addresses.
-        prefix = "default_pg" if state.num_joined <= 1 else f"default_pg/{state.num_joined}"
-        arguments["store"] = _DIST.PrefixStore(prefix, store)
+        # A later group, be it torch's own at the same port, must not find what a former one has
+        # left there, such as addresses.
+        arguments["store"] = _DIST.PrefixStore(f"mm_dist/group/{state.num_joined}", store)
         arguments.update(rank=info.rank, world_size=info.world_size)
     if timeout is not None:
         arguments["timeout"] = timeout

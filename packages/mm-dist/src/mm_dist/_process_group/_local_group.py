@@ -4,13 +4,13 @@ import hashlib
 import socket
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 import torch.distributed as dist
 
 from mm_dist._backends import communication_device
-from mm_dist._errors import ConfigError, LaunchError
+from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
 from mm_dist._process_group._current import current_info, current_node_rank
 from mm_dist._process_group._state import is_distributed, state
 
@@ -39,12 +39,15 @@ def init_local_group(node_rank: int | None = None, num_gpus_per_node: int | None
         num_gpus_per_node: Number of ranks on this machine, to be checked against what is found.
 
     Raises:
+        ArgumentTypeError: If something that was given is no whole number.
         ConfigError: If the numbers given do not fit the ranks that are there.
         LaunchError: If two ranks of one machine have the same local rank.
 
     Example:
         >>> init_local_group(node_rank=0, num_gpus_per_node=1)
     """
+    _check_number("node_rank", node_rank, least=0)
+    _check_number("num_gpus_per_node", num_gpus_per_node, least=1)
     if not is_distributed():
         return
     places = _exchange(_find_place(node_rank, num_gpus_per_node))
@@ -81,6 +84,19 @@ def get_default_group() -> Any:
         True
     """
     return dist.group.WORLD if is_distributed() else None
+
+
+def _check_number(name: str, value: object, *, least: int) -> None:
+    if value is None:
+        return
+    if not isinstance(value, SupportsIndex):
+        raise ArgumentTypeError(
+            f"init_local_group got {name}={value!r}; pass a whole number, or leave it out."
+        )
+    if value.__index__() < least:
+        raise ConfigError(
+            f"init_local_group got {name}={value!r}; pass at least {least}, or leave it out."
+        )
 
 
 def _find_place(node_rank: int | None, num_local_ranks: int | None) -> _Place:

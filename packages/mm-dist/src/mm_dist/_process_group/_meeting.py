@@ -4,10 +4,12 @@ import hashlib
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from mm_dist._errors import LaunchError
 from mm_dist._launchers import LaunchEnvironment
+from mm_dist._process_group._agreement import Agreement
 from mm_dist._process_group._store import is_kept_by_launcher, stranger_error
 
 # What the ranks of a job share and other jobs do not have.
@@ -22,8 +24,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 _MOST_NAMED = 20
 
 
-def meet(store: Any, environment: LaunchEnvironment, number: int, limit_s: float) -> None:
-    """Wait until all ranks are there.
+def meet(
+    store: Any,
+    environment: LaunchEnvironment,
+    number: int,
+    limit_s: float,
+    settings: Mapping[str, str],
+) -> None:
+    """Wait until all ranks are there, and check that they ask for the same.
 
     Everything is asked by counting up by 0: that does not block, is quiet, and right in every
     version of torch, unlike a wait that ran out.
@@ -33,23 +41,28 @@ def meet(store: Any, environment: LaunchEnvironment, number: int, limit_s: float
         environment: This process's place.
         number: How many groups this process has joined before; the same on all ranks.
         limit_s: How long to wait for the others, in seconds.
+        settings: What this process asks for, by name.
 
     Raises:
         LaunchError: If some ranks do not come in time (rank 0 names them), if another process
-            has the same rank, or if the store belongs to another job.
+            has the same rank, if the store belongs to another job, or if ranks ask for different
+            settings.
     """
     start = time.monotonic()
+    place = (environment.rank, environment.world_size)
     keys = _Keys(f"mm_dist/{number}")
+    agreement = Agreement(store, f"mm_dist/{number}", *place, settings)
     if not is_kept_by_launcher():
         _check_host(store, keys, environment)
         _check_place(store, keys, environment)
     else:
         store.add(keys.rank(environment.rank), 1)
+    agreement.post()
     if store.add(keys.count, 1) == environment.world_size:
         store.add(keys.complete, 1)
-    if _wait_for(store, keys.complete, start + limit_s):
-        return
-    raise _absence_error(store, keys, environment, limit_s)
+    if not _wait_for(store, keys.complete, start + limit_s):
+        raise _absence_error(store, keys, environment, limit_s)
+    agreement.check()
 
 
 class _Keys:
@@ -61,7 +74,8 @@ class _Keys:
         self.complete = f"{prefix}/complete"
 
     def host(self, signature: str) -> str:
-        return f"{self._prefix}/host/{signature}"
+        # Once for all meetings: rank 0 may come to the next one long after the others.
+        return f"mm_dist/host/{signature}"
 
     def rank(self, rank: int) -> str:
         return f"{self._prefix}/rank/{rank}"

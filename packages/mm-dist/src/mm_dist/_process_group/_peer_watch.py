@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 
+from mm_dist._backends import backend_names
 from mm_dist._devices import find_accelerator_of
 from mm_dist._process_group._failure_record import FailureBoard, FailureRecord
 
@@ -20,8 +21,7 @@ def needs_watch(backend: str) -> bool:
     gloo's connections break as soon as a process ends. The devices' own backends talk through
     memory that two processes share, where nothing breaks.
     """
-    names = [pair.rpartition(":")[2] for pair in backend.split(",")]
-    return any(find_accelerator_of(name) is not None for name in names)
+    return any(find_accelerator_of(name) is not None for name in backend_names(backend))
 
 
 class PeerWatch:

@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,7 +16,13 @@ import torch.distributed as dist
 
 from mm_dist._errors import LaunchError
 from mm_dist._launchers import LaunchEnvironment
-from mm_dist._process_group._address import is_listening, resolve, wait_for_listener
+from mm_dist._process_group._address import (
+    Address,
+    is_listening,
+    is_own_address,
+    resolve,
+    wait_for_listener,
+)
 
 # torch's type information does not list these names, and a build may lack them.
 _DIST: Any = dist
@@ -70,12 +76,16 @@ def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
         limit_s: How long the other ranks wait for rank 0, in seconds.
 
     Raises:
-        LaunchError: If the address is not known, the port is taken, or nobody listens in time.
+        LaunchError: If the address is not known or not rank 0's, the port is taken, or nobody
+            listens in time.
     """
     host, port = str(environment.master_addr), int(environment.master_port or 0)
     if environment.rank == 0 and not is_kept_by_launcher():
-        resolve(host, port)
-        return _serve(host, port, limit_s)
+        addresses = resolve(host, port)
+        store = _serve(port, limit_s)
+        if not is_own_address(addresses) and not is_listening(addresses, min(limit_s, _REACH_S)):
+            raise _misled_error(host, addresses)
+        return store
     start = time.monotonic()
     wait_for_listener(host, port, limit_s, environment.rank)
     if is_kept_by_launcher():
@@ -86,9 +96,10 @@ def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
     return _connect_in_time(host, port, environment.rank)
 
 
-def _serve(host: str, port: int, limit_s: float) -> Any:
+def _serve(port: int, limit_s: float) -> Any:
     try:
-        return _open(host, port, limit_s, is_server=True)
+        # By a name that always leads here: torch waits long for an address that does not.
+        return _open("localhost", port, limit_s, is_server=True)
     except (RuntimeError, OSError) as error:
         if not any(words in str(error).lower() for words in PORT_IS_TAKEN):
             raise
@@ -97,6 +108,16 @@ def _serve(host: str, port: int, limit_s: float) -> Any:
             "it. Choose another one for all ranks with MASTER_PORT or port= (torchrun "
             "--master_port=N), or have a free one chosen: torchrun --standalone."
         ) from error
+
+
+def _misled_error(host: str, addresses: Sequence[Address]) -> LaunchError:
+    numbers = ", ".join(text for text, _ in addresses)
+    also = "" if numbers == host else f" ({numbers})"
+    return LaunchError(
+        f"Rank 0 runs on {socket.gethostname()}, but MASTER_ADDR={host!r}{also} does not lead to "
+        "this machine. Start rank 0 there, or set MASTER_ADDR to a name or address of this machine "
+        "on all ranks."
+    )
 
 
 def _connect_in_time(host: str, port: int, rank: int) -> Any:

@@ -12,6 +12,7 @@ from mm_dist._devices import find_accelerator_of
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError, TorchVersionError
 from mm_dist._process_group import is_distributed
 from mm_dist._suggestion import suggest_name
+from mm_dist._wrappers._recognition import is_model_wrapper
 
 # Arguments that torch has added since 1.13, and a torch that has them.
 _LATER_ARGUMENTS = {
@@ -27,12 +28,12 @@ _LATER_ARGUMENTS = {
 }
 
 
-def check_module(module: Any) -> None:
-    """Check that there is something to synchronise.
+def check_module(module: Any, *, may_have_wrapped_parts: bool = False) -> None:
+    """Check that there is something to synchronise, and that nothing synchronises it already.
 
     Raises:
         ArgumentTypeError: If it is no module.
-        ConfigError: If no parameter of it is trainable.
+        ConfigError: If no parameter of it is trainable, or it is wrapped already.
     """
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(f"module must be a torch.nn.Module, got {type(module)}.")
@@ -41,6 +42,24 @@ def check_module(module: Any) -> None:
             f"{type(module).__name__} has no parameter that requires a gradient, so there is "
             "nothing to synchronise; use it without a wrapper."
         )
+    if is_model_wrapper(module):
+        raise ConfigError(
+            f"{type(module).__name__} is a model wrapper already; use it as it is, or wrap the "
+            "module in it instead."
+        )
+    if not may_have_wrapped_parts:
+        _check_parts(module)
+
+
+def _check_parts(module: nn.Module) -> None:
+    """Refuse trainable parts that have a wrapper: their gradients would be reduced twice."""
+    for name, part in module.named_modules():
+        if is_model_wrapper(part) and any(one.requires_grad for one in part.parameters()):
+            raise ConfigError(
+                f"{name!r} in {type(module).__name__} is a {type(part).__name__}, which reduces "
+                "the gradients of its part already; put the bare module there, or wrap each part "
+                "by itself (MMSeparateDistributedDataParallel)."
+            )
 
 
 def check_group(module: nn.Module, ddp_kwargs: dict[str, Any]) -> None:

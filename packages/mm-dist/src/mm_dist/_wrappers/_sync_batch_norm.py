@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mm_dist._errors import ConfigError
+from mm_dist._errors import ArgumentTypeError, ConfigError
 from mm_dist._wrappers._batch_norm import SyncBatchNorm
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -41,6 +41,7 @@ def convert_sync_batchnorm(
         ``module``.
 
     Raises:
+        ArgumentTypeError: If ``module`` is no module.
         ConfigError: If the implementation is not known.
 
     Example:
@@ -52,6 +53,7 @@ def convert_sync_batchnorm(
             f"implementation={implementation!r} is not supported; only 'torch' is, a subclass of "
             "torch.nn.SyncBatchNorm."
         )
+    _check_module(module, "convert_sync_batchnorm")
     for name, child in module.named_modules():
         if isinstance(child, SyncBatchNorm):
             child.process_group = process_group
@@ -74,10 +76,14 @@ def revert_sync_batchnorm(module: _Module) -> _Module:
     Returns:
         ``module``.
 
+    Raises:
+        ArgumentTypeError: If ``module`` is no module.
+
     Example:
         >>> type(revert_sync_batchnorm(convert_sync_batchnorm(nn.BatchNorm2d(3)))).__name__
         'BatchNorm2d'
     """
+    _check_module(module, "revert_sync_batchnorm")
     for child in module.modules():
         former = child.__dict__.pop(_FORMER_CLASS, None)
         if isinstance(child, nn.SyncBatchNorm):
@@ -87,6 +93,13 @@ def revert_sync_batchnorm(module: _Module) -> _Module:
             for name in ("cls_to_become", "process_group"):
                 child.__dict__.pop(name, None)
     return module
+
+
+def _check_module(module: object, function: str) -> None:
+    if not isinstance(module, nn.Module):
+        raise ArgumentTypeError(
+            f"{function} takes a torch.nn.Module, got {type(module)}; pass the model."
+        )
 
 
 def _convert(name: str, child: _BatchNorm, process_group: Any) -> None:

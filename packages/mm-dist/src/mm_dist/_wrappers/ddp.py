@@ -35,7 +35,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
     A backward pass whose gradients would silently stay on their rank raises: that of the module
     called around the wrapper, or the second one after one forward. All parameters are watched for
-    this until the first forward, afterwards two, of different children, at a cost of a few
+    this until the first forward, afterwards one or two of them, at a cost of a few
     microseconds per step. A parameter that the loss does not reach is named, with the remedies.
 
     ``device_ids`` defaults to the device of the module. It and ``output_device`` are dropped for a
@@ -60,7 +60,8 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
     Raises:
         ArgumentTypeError: If an argument is not known, or ``comm_hook`` is of another kind.
-        ConfigError: If no parameter of the module is trainable, or ``comm_hook`` cannot be used.
+        ConfigError: If no parameter of the module is trainable, it or a part of it is wrapped
+            already, or ``comm_hook`` cannot be used.
         LaunchError: If there is no process group.
         TorchVersionError: If only a newer torch has an argument.
 

@@ -32,8 +32,8 @@ class MMSeparateDistributedDataParallel(nn.Module):
 
     Raises:
         ArgumentTypeError: If an argument is not known.
-        ConfigError: If nothing is trainable, or a trainable parameter belongs to no child or to
-            several of them.
+        ConfigError: If nothing is trainable, the module is wrapped already, or a trainable
+            parameter belongs to no child or to several of them.
         LaunchError: If there is no process group.
 
     Example:
@@ -50,7 +50,7 @@ class MMSeparateDistributedDataParallel(nn.Module):
         find_unused_parameters: bool = False,  # noqa: FBT001, FBT002
         **ddp_kwargs: Any,
     ) -> None:
-        check_module(module)
+        check_module(module, may_have_wrapped_parts=True)
         _check_owners(module)
         super().__init__()
         self.module = module

@@ -14,7 +14,8 @@ __all__ = ["ParamSchedulerHook"]
 class ParamSchedulerHook(Hook):
     """Steps the schedules by iteration after each step, and those by epoch after each epoch.
 
-    A step skipped because of an overflow does not advance the schedules by iteration.
+    A step skipped because of an overflow does not advance the schedules by iteration. With a fused
+    optimizer in float16 that is known one step late, and it is the step after that does not.
     """
 
     priority = "LOW"
@@ -25,8 +26,7 @@ class ParamSchedulerHook(Hook):
     ) -> None:
         if not runner.param_schedulers:
             return
-        result = getattr(runner.optim_wrapper, "last_result", None)
-        if result is not None and result.skipped is True:
+        if getattr(runner.optim_wrapper, "step_skipped", False):
             return
         for scheduler in runner.param_schedulers:
             if not scheduler.by_epoch:
