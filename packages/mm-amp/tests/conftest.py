@@ -1,6 +1,7 @@
 import copy
 import os
 import time
+import traceback
 from datetime import timedelta
 
 import pytest
@@ -36,6 +37,55 @@ def run_ranks(tmp_path):
         mp.spawn(_enter_rank, (world_size, tmp_path / "store", fn, args), nprocs=world_size)
 
     return run
+
+
+def _serve(rank, pipes):
+    """Run what arrives at the pipe until it closes, and answer with the result or the traceback."""
+    for index, (parent_end, _) in enumerate(pipes):
+        parent_end.close()  # else the pipe would stay open when the test's process is gone
+        if index != rank:
+            pipes[index][1].close()
+    pipe = pipes[rank][1]
+    while True:
+        try:
+            fn, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, fn(rank, *args)))
+        except Exception:  # noqa: BLE001 - it is raised again in the test's process
+            pipe.send((False, traceback.format_exc()))
+
+
+class RankPool:
+    """Gloo ranks that run one function after another, for tests that try many cases."""
+
+    def __init__(self, pipes):
+        self._pipes = pipes
+
+    def run(self, fn, *args):
+        """Return what ``fn(rank, *args)`` returns on each rank."""
+        for pipe in self._pipes:
+            pipe.send((fn, args))
+        answers = [pipe.recv() for pipe in self._pipes]
+        for is_right, answer in answers:
+            assert is_right, answer
+        return [answer for _, answer in answers]
+
+
+@pytest.fixture(scope="module")
+def rank_pool(tmp_path_factory):
+    """Two gloo ranks for all tests of a module: ``rank_pool.run(fn, *args)``."""
+    pipes = [mp.get_context("spawn").Pipe() for _ in range(2)]
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    ranks = mp.spawn(_enter_rank, (2, store, _serve, (pipes,)), nprocs=2, join=False)
+    for _, child_end in pipes:
+        child_end.close()
+    yield RankPool([parent_end for parent_end, _ in pipes])
+    for parent_end, _ in pipes:
+        parent_end.close()
+    while not ranks.join():
+        pass
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import torch
 from conftest import DTYPES, is_autocast_on, needs_cpu_float16, train_step
 from torch import nn
 
-from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper
+from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper, TorchVersionError
 
 
 def _loop_by_hand(model, optimizer, batches, dtype, max_norm):
@@ -49,7 +49,8 @@ _FUSED = pytest.param(
 @pytest.mark.parametrize("dtype", [pytest.param("float32", id="float32"), *DTYPES])
 @pytest.mark.parametrize("max_norm", [None, 0.05], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("options", [pytest.param({}, id="plain"), _FUSED])
-def test_twenty_steps_equal_a_loop_by_hand(model, batches, dtype, max_norm, options):
+def test_fifty_steps_equal_a_loop_by_hand(model, batches, dtype, max_norm, options):
+    batches = [batches[index % len(batches)] for index in range(50)]
     twin = copy.deepcopy(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, **options)
     wrapper = _wrap(optimizer, dtype, clip_grad=max_norm and {"max_norm": max_norm})
@@ -82,6 +83,12 @@ def test_overflow_skips_the_step_and_halves_the_scale(model, batches, options, c
     assert not result.skipped
     assert result.loss_scale == 512
     assert "step" not in vars(optimizer), "the optimizer was left wrapped"
+
+
+@pytest.mark.skipif(hasattr(torch, "get_autocast_dtype"), reason="this torch can do it")
+def test_float16_on_the_cpu_is_refused_at_construction_where_torch_lacks_it(sgd):
+    with pytest.raises(TorchVersionError, match=r"float16 autocast.*use dtype='bfloat16'"):
+        AmpOptimWrapper(sgd, dtype="float16")
 
 
 @needs_cpu_float16

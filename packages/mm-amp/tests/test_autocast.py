@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from conftest import DTYPES, is_autocast_on, needs_cpu_float16
@@ -79,7 +83,7 @@ def test_float16_on_the_cpu_of_an_old_torch_names_the_version(monkeypatch):
         raise RuntimeError("only support Bfloat16")
 
     mm_amp._autocast.check_autocast.cache_clear()
-    monkeypatch.setattr(mm_amp._autocast, "_new_autocast", refuse)
+    monkeypatch.setattr(torch, "autocast", refuse)
     with pytest.raises(TorchVersionError, match=r"which torch .* lacks; use dtype='bfloat16'"):
         autocast("cpu", "float16")
 
@@ -90,10 +94,117 @@ def test_float16_on_the_cpu_is_refused_by_this_old_torch():
         autocast("cpu", "float16")
 
 
+@pytest.mark.parametrize(("capability", "num_warnings"), [((7, 5), 1), ((8, 0), 0)])
+def test_emulated_bfloat16_is_warned_of_once(monkeypatch, caplog, capability, num_warnings):
+    """A stand-in for CUDA: torch autocasts to bfloat16 there, emulated or not."""
+
+    class Autocast:
+        fast_dtype = torch.float16
+
+        def __init__(self, device_type, **_):
+            assert device_type == "cuda"
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *_):
+            pass
+
+    mm_amp._weight_cache.drops_gradients()
+    monkeypatch.setattr(torch, "autocast", Autocast)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    mm_amp._autocast.check_autocast.cache_clear()
+    for _ in range(2):
+        mm_amp._autocast.check_autocast("cuda", torch.bfloat16)
+    mm_amp._autocast.check_autocast("cuda", torch.float16)
+    assert caplog.text.count("which emulates it and is likely to be slow") == num_warnings
+    mm_amp._autocast.check_autocast.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["npu", "xpu"])
+def test_default_device_of_old_torch_is_its_accelerator(monkeypatch, name):
+    """A stand-in device module, on a torch made to look older than 2.6."""
+
+    class DeviceModule:
+        @staticmethod
+        def is_available():
+            return True
+
+    monkeypatch.delattr(torch, "accelerator", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for other in ("npu", "mlu", "musa", "xpu", "hpu"):
+        monkeypatch.setattr(torch, other, object(), raising=False)
+    monkeypatch.setattr(torch, name, DeviceModule, raising=False)
+    assert mm_amp._autocast.default_device_type() == name
+    monkeypatch.setattr(torch, name, object(), raising=False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert mm_amp._autocast.default_device_type() == "mps"
+
+
+_STAND_IN = """
+import types, torch, mm_amp
+torch.utils.rename_privateuse1_backend("npu")
+module = types.ModuleType("torch.npu")
+module.is_available = lambda: True
+module.device_count = lambda: 1
+module.current_device = lambda: 0
+module._is_in_bad_fork = lambda: False
+module.is_autocast_enabled = lambda: torch.is_autocast_enabled("npu")
+module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+module.is_bf16_supported = lambda: True
+torch._register_device_module("npu", module)
+with mm_amp.autocast("npu:0", "float16", cache_enabled=False):
+    assert torch.is_autocast_enabled("npu")
+    assert torch.get_autocast_dtype("npu") == torch.float16
+    with mm_amp.autocast("npu", enabled=False):
+        assert not torch.is_autocast_enabled("npu")
+with mm_amp.autocast("npu", "auto"):
+    assert torch.get_autocast_dtype("npu") == torch.bfloat16
+module.get_amp_supported_dtype = lambda: [torch.float16]
+mm_amp._autocast.check_autocast.cache_clear()
+try:
+    mm_amp.autocast("npu", "bfloat16")
+except mm_amp.ConfigError as error:
+    assert "on 'npu'" in str(error)
+else:
+    raise AssertionError("bfloat16 was accepted")
+"""
+
+
+@needs_cpu_float16
+def test_autocast_of_a_stand_in_npu():
+    # In a process of its own: a backend is renamed once for all.
+    command = [sys.executable, "-W", "error", "-c", _STAND_IN]
+    subprocess.run(command, check=True, env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+
+
+@pytest.mark.skipif(
+    not hasattr(getattr(torch, "compiler", None), "set_stance"), reason="an old compiler breaks it"
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the compiler's, of a Python version
+def test_autocast_within_compiled_code():
+    layer = nn.Linear(2, 2)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def forward(inputs):
+        with autocast("cpu", "bfloat16"):
+            low = layer(inputs)
+            with autocast("cpu", enabled=False):
+                return low, layer(inputs)
+
+    torch._dynamo.reset()
+    assert [output.dtype for output in forward(torch.ones(1, 2))] == [
+        torch.bfloat16,
+        torch.float32,
+    ]
+    torch._dynamo.reset()
+
+
 @needs_cpu_float16
 @pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16")])
 def test_auto_dtype_asks_for_native_bfloat16(monkeypatch, capability, dtype):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.version, "hip", None)
-    resolved = mm_amp._autocast.resolve_dtype("auto", torch.device("cuda"))
+    resolved = mm_amp._autocast_dtype.resolve_dtype("auto", torch.device("cuda"))
     assert resolved == getattr(torch, dtype)

@@ -105,7 +105,9 @@ def test_clip_grad_dict_is_left_as_it_is(sgd):
         ({}, "needs max_norm"),
         ({"type": "norm"}, "needs max_norm"),
         ({"type": "value"}, "needs clip_value"),
-        ({"type": "agc", "clip_factor": 0.01}, "type 'agc'; there is norm, value"),
+        ({"type": "agd", "clip_factor": 0.01}, "type 'agd'; there is norm, value, agc"),
+        ({"type": "agc"}, "needs clip_factor"),
+        ({"type": "agc", "clip_factor": 0.01, "eps": 0}, "eps is 0"),
         ({"type": "vlaue", "clip_value": 1}, "did you mean 'value'"),
         ({"max_nrom": 1.0}, "no key 'max_nrom'.*did you mean 'max_norm'"),
         ({"type": "value", "max_norm": 1.0}, "no key 'max_norm'; it takes clip_value, foreach"),
@@ -122,6 +124,38 @@ def test_clip_grad_dict_is_left_as_it_is(sgd):
 def test_wrong_clip_grad_is_named_at_construction(sgd, clip_grad, message):
     with pytest.raises(ConfigError, match=message):
         OptimWrapper(sgd, clip_grad=clip_grad)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.nn.utils, "clip_grads_with_norm_"),
+    reason="torch 2.6; before, torch does it all",
+)
+@pytest.mark.parametrize("kind", ["one dtype", "two dtypes", "with a graph", "NaN"])
+def test_all_kinds_of_gradients_are_clipped_as_torch_clips_them(model, kind):
+    if kind == "two dtypes":
+        model[-1].double()
+    inputs = torch.ones(2, 4)
+    hidden = model[:-1](inputs).to(model[-1].weight.dtype)
+    loss, parameters = model[-1](hidden).square().sum(), list(model.parameters())
+    gradients = torch.autograd.grad(loss, parameters, create_graph=kind == "with a graph")
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    if kind == "NaN":
+        model[0].weight.grad[0, 0] = float("nan")
+    wanted = [gradient.detach().clone() for gradient in gradients]
+    result = OptimWrapper(
+        torch.optim.SGD(model.parameters(), lr=0.1), clip_grad={"max_norm": 0.1}
+    ).step()
+    if kind == "NaN":  # nothing is scaled, so that it stays visible where the NaN was
+        assert torch.isnan(result.grad_norm)
+    else:
+        leaves = [torch.zeros_like(grad).requires_grad_() for grad in wanted]
+        for leaf, grad in zip(leaves, wanted, strict=True):
+            leaf.grad = grad
+        norm = clip_grad_norm_(leaves, 0.1)
+        torch.testing.assert_close(result.grad_norm, norm, rtol=0, atol=0, check_dtype=False)
+    clipped = [gradient.detach() for gradient in gradients]
+    torch.testing.assert_close(clipped, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.usefixtures("twins")

@@ -2,11 +2,28 @@ import copy
 
 import pytest
 import torch
-from conftest import needs_cpu_float16, train_step
+from conftest import needs_cpu_float16
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_amp import AmpOptimWrapper, OptimWrapper
+
+_needs_fused = pytest.mark.skipif(
+    not hasattr(torch, "get_autocast_dtype"), reason="fused on the CPU needs torch 2.4"
+)
+OPTIMIZERS = [
+    pytest.param(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), id="SGD"),
+    pytest.param(
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1, fused=True),
+        id="fused SGD",
+        marks=_needs_fused,
+    ),
+    pytest.param(
+        lambda model: torch.optim.Adam(model.parameters(), lr=0.1, fused=True),
+        id="fused Adam",
+        marks=_needs_fused,
+    ),
+]
 
 
 class _CountScalarReads(TorchDispatchMode):
@@ -36,15 +53,29 @@ def test_the_counter_counts():
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"], ids=["float32", "bfloat16"])
-def test_steps_without_a_scaler_never_wait(model, sgd, batches, dtype):
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("weight", [None, 3, torch.tensor(3)], ids=["plain", "number", "tensor"])
+def test_steps_without_a_scaler_never_wait(model, batches, dtype, make_optimizer, weight):
+    optimizer = make_optimizer(model)
     options = {"accumulative_counts": 2, "clip_grad": {"max_norm": 1.0}}
     wrapper = (
-        AmpOptimWrapper(sgd, dtype=dtype, **options) if dtype else OptimWrapper(sgd, **options)
+        AmpOptimWrapper(optimizer, dtype=dtype, **options)
+        if dtype
+        else OptimWrapper(optimizer, **options)
     )
     wrapper.initialize_count_status(model, 0, 5)
-    ours = _count_reads(lambda batch: train_step(wrapper, model, batch), batches[:5])
-    # Clipping in torch 1.13 and 2.0 reads a scalar to look at the norm; later ones do not.
-    assert ours == 3 * _reads_of_torch_clipping()
+    ours = _count_reads(lambda batch: _step(wrapper, model, batch, weight), batches[:5])
+    # Clipping in torch 1.13 and 2.0 reads a scalar to look at the norm; later ones do not. So do
+    # some of its optimizers.
+    by_torch = _reads_of_torch_clipping() + _reads_of_optimizer(make_optimizer)
+    assert ours == 3 * by_torch
+
+
+def _step(wrapper, model, batch, weight):
+    with wrapper.optim_context(model):
+        loss = nn.functional.mse_loss(model(batch[0]).float(), batch[1])
+    wrapper.update_params(loss, weight=weight)
+    assert not wrapper.step_skipped or wrapper.loss_scaler
 
 
 def _reads_of_torch_clipping():
@@ -53,24 +84,36 @@ def _reads_of_torch_clipping():
     return _count_reads(lambda _: nn.utils.clip_grad_norm_([parameter], 1.0), [None])
 
 
+def _reads_of_optimizer(make_optimizer):
+    module = nn.Linear(1, 1)
+    optimizer = make_optimizer(module)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return _count_reads(lambda _: optimizer.step(), [None])
+
+
 @needs_cpu_float16
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_float16_waits_no_more_often_than_torch(model, batches, fused):
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("max_norm", [None, 1.0], ids=["unclipped", "clipped"])
+def test_float16_waits_no_more_often_than_torch(model, batches, make_optimizer, max_norm):
     twin = copy.deepcopy(model)
-    by_hand = torch.optim.SGD(twin.parameters(), lr=0.1, fused=fused)
+    by_hand = make_optimizer(twin)
     scaler = torch.amp.GradScaler("cpu")
 
     def step_by_hand(batch):
         with torch.autocast("cpu", dtype=torch.float16):
             loss = nn.functional.mse_loss(twin(batch[0]).float(), batch[1])
         scaler.scale(loss).backward()
-        scaler.unscale_(by_hand)
-        nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        if max_norm:
+            scaler.unscale_(by_hand)
+            nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
         scaler.step(by_hand)
         scaler.update()
         by_hand.zero_grad()
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
-    wrapper = AmpOptimWrapper(optimizer, dtype="float16", clip_grad={"max_norm": 1.0})
-    ours = _count_reads(lambda batch: train_step(wrapper, model, batch), batches)
+    clip_grad = max_norm and {"max_norm": max_norm}
+    wrapper = AmpOptimWrapper(make_optimizer(model), dtype="float16", clip_grad=clip_grad)
+    wrapper._skips.listeners.clear()  # the overflow locator, which reads after a skip and only then
+    ours = _count_reads(lambda batch: _step(wrapper, model, batch, None), batches)
     assert ours == _count_reads(step_by_hand, batches)
+    assert wrapper.num_skipped > 0, "no step overflowed, so the way of skipped ones was not counted"

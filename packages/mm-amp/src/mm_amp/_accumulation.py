@@ -16,6 +16,9 @@ class MicroBatches:
 
     Args:
         window: Micro-batches per optimizer step, at least 1.
+
+    Attributes:
+        done: Micro-batches whose backward is done.
     """
 
     def __init__(self, window: int) -> None:
@@ -32,10 +35,6 @@ class MicroBatches:
         self.done = done
         self._total = total
 
-    def count(self) -> None:
-        """Note that one more backward is done."""
-        self.done += 1
-
     def ends_window(self, done: int) -> bool:
         """Whether the optimizer is due once ``done`` micro-batches are done."""
         return done % self.window == 0 or done == self._total
@@ -43,7 +42,7 @@ class MicroBatches:
     @property
     def current_window(self) -> int:
         """Micro-batches in the window that the next backward belongs to."""
-        if self._total is None:
+        if self._total is None or self.window == 1:
             return self.window
         remainder = self._total % self.window
         in_last_window = self._total - remainder <= self.done < self._total

@@ -1,13 +1,19 @@
 """The optimizer wrapper for mixed precision."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
+from ._loss_scaling import LossScaling
 from ._mixed_precision import MixedPrecision
 from ._optim_wrapper import OptimWrapper
+
+if TYPE_CHECKING:
+    from ._overflow_locator import OverflowLocator
+    from ._skipped_step import SkippedStep
 
 
 class AmpOptimWrapper(OptimWrapper):
@@ -29,6 +35,15 @@ class AmpOptimWrapper(OptimWrapper):
         clip_grad: As of ``OptimWrapper``; clipping sees gradients without the loss scale.
         device_type: Such as ``'cuda'``. Defaults to that of the optimizer's first parameter, looked
             at once more when the first forward starts.
+        fp32_modules: Glob patterns on names of modules that stay in float32, such as
+            ``['head', '*.norm']``. They become islands, see ``add_fp32_islands``, in each model
+            given to ``initialize_count_status`` or ``optim_context``, where a pattern that matches
+            nothing raises. Defaults to none.
+        max_skips: With a loss scaler: raise ``NonFiniteError`` after so many skipped steps in a
+            row; it names the loss, the layer and remedies. Defaults to ``None``: as many as make a
+            dynamic loss scale too small to be the cause, 32 for torch's default scale. Each
+            skipped step is located and logged, at level INFO while the scale can adapt, else
+            WARNING; many of them, only some. Without a scaler: as of ``OptimWrapper``.
 
     Raises:
         ConfigError: If an argument has a value that cannot work, or a parameter to be trained is
@@ -59,16 +74,49 @@ class AmpOptimWrapper(OptimWrapper):
         accumulative_counts: int = 1,
         clip_grad: Mapping[str, Any] | None = None,
         device_type: str | None = None,
+        fp32_modules: str | Iterable[str] = (),
+        max_skips: int | None = None,
     ) -> None:
-        super().__init__(optimizer, accumulative_counts, clip_grad)
+        super().__init__(optimizer, accumulative_counts, clip_grad, max_skips=max_skips)
         self._precision = MixedPrecision(
             optimizer,
             loss_scale=loss_scale,
             dtype=dtype,
             use_fsdp=use_fsdp,
             device_type=device_type,
+            fp32_modules=fp32_modules,
             clips=clip_grad is not None,
         )
+        self._max_skips = max_skips
+        self._locator: OverflowLocator | None = None  # many runs never need one
+        self._skips.listeners = [self._locate]
+
+    def _locate(self, step: "SkippedStep") -> None:
+        if self._guard is not None and self._precision.scaling is None:
+            self._guard(step)
+            return
+        if self._locator is None:
+            self._locator = self._build_locator()
+        scaling = self._precision.scaling
+        loss = None if scaling is None else scaling.last_loss
+        self._locator.loss = None if loss is None else loss.detach()
+        self._locator(step)
+
+    def _build_locator(self) -> "OverflowLocator":
+        from ._overflow_locator import OverflowLocator, enough_skips  # noqa: PLC0415
+
+        scale = self._precision.asked_scale
+        return OverflowLocator(
+            self._max_skips or enough_skips(scale.options),
+            is_adaptive=scale.static is None,
+            num_forwards=self.accumulative_counts,
+        )
+
+    @override
+    def _clip_gradients(self, scaling: LossScaling | None = None) -> Tensor | None:
+        if self._skips.num_in_a_row and self._locator is not None:
+            self._locator.look(self.optimizer)  # clipping may spread a NaN, or hide it
+        return super()._clip_gradients(scaling)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,6 +139,7 @@ class AmpOptimWrapper(OptimWrapper):
         return {
             "dtype": self.dtype,
             "device_type": self.device_type,
+            "fp32_modules": self._precision.fp32_modules,
             "loss_scaler": scaler,
             **super()._describe(),
         }

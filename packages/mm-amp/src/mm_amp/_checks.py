@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,6 +13,8 @@ from ._errors import ConfigError, ConfigTypeError
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for a near miss of a known name, else an empty string."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only for messages
+
     near = get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -69,6 +70,31 @@ def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
             "such as torch.optim.SGD(model.parameters(), lr=0.1)."
         )
     return optimizer
+
+
+def check_weight(weight: object) -> float | Tensor:
+    """Return ``weight`` as a float of at least 0, or a one-element tensor as it is.
+
+    Raises:
+        ConfigError: If it is neither. The value of a tensor is not read: that may wait for the
+            device.
+    """
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1 or weight.is_complex():
+            raise ConfigError(
+                f"weight has shape {tuple(weight.shape)} and dtype {weight.dtype}; it must be one "
+                "real number, such as the number of samples or tokens behind the loss."
+            )
+        return weight
+    if not is_number(weight):
+        raise ConfigTypeError(
+            f"weight is {weight!r}; it must be a number or a 0-d tensor, such as the number of "
+            "samples or tokens behind the loss."
+        )
+    number = float(weight)  # type: ignore[arg-type]
+    if not 0 <= number < math.inf:
+        raise ConfigError(f"weight is {weight!r}; it must be finite and at least 0.")
+    return number
 
 
 def check_loss(loss: object) -> Tensor:

@@ -15,3 +15,15 @@ class ConfigTypeError(ConfigError, TypeError):
 
 class TorchVersionError(MMAmpError, RuntimeError):
     """The installed torch lacks a feature that was asked for."""
+
+
+class UnsupportedError(MMAmpError, NotImplementedError):
+    """Something was asked of an object that cannot mean anything there."""
+
+
+class NonFiniteError(MMAmpError, FloatingPointError):
+    """Too many steps in a row had gradients, or a loss, that are infinite or NaN."""
+
+
+class MicroBatchError(MMAmpError, RuntimeError):
+    """A batch could not be trained on, however small its parts, or another rank failed in it."""

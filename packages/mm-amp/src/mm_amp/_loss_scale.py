@@ -2,8 +2,8 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +13,7 @@ from ._errors import ConfigError, ConfigTypeError, TorchVersionError
 _KNOWN_KEYS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
 
 
-@dataclass(frozen=True)
-class LossScale:
+class LossScale(NamedTuple):
     """How the loss of a float16 run is scaled.
 
     Attributes:
@@ -22,7 +21,7 @@ class LossScale:
         static: The factor, if it never changes.
     """
 
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = MappingProxyType({})
     static: float | None = None
 
 

@@ -1,24 +1,29 @@
 """Autocast for the forward, and a scaled loss where the dtype needs one."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
-from ._autocast import check_autocast, parse_device, resolve_dtype
-from ._bfloat16_convolutions import warn_about_slow_convolutions
+from ._autocast import check_autocast, parse_device
+from ._autocast_dtype import resolve_dtype
 from ._errors import ConfigError, TorchVersionError
-from ._loss_scale import build_torch_scaler, parse_loss_scale
-from ._parameters import check_no_half_parameters, first_device, have_gradient
+from ._first_fsdp import contains_first_fsdp
+from ._loss_scale import LossScale, build_torch_scaler, parse_loss_scale
+from ._loss_scaling import LossScaling
+from ._optim_state import SCALER_KEY
+from ._parameters import check_no_half_parameters, first_device
 from ._precision import AbstractPrecision
-from ._scaled_step import scaled_step, unscales_by_itself
+from ._scaled_step import unscales_by_itself
+from ._weight_cache import autocast_builder
+
+if TYPE_CHECKING:
+    from ._fp32_islands import IslandsOfWrapper
 
 _logger = logging.getLogger(__name__)
-_STATE_KEY = "loss_scaler"  # MMEngine's name
 
 
 class MixedPrecision(AbstractPrecision):
@@ -34,6 +39,7 @@ class MixedPrecision(AbstractPrecision):
         dtype: As of ``AmpOptimWrapper``.
         use_fsdp: As of ``AmpOptimWrapper``.
         device_type: As of ``AmpOptimWrapper``.
+        fp32_modules: As of ``AmpOptimWrapper``.
         clips: Whether gradients are going to be clipped.
     """
 
@@ -45,16 +51,17 @@ class MixedPrecision(AbstractPrecision):
         dtype: str | torch.dtype | None,
         use_fsdp: bool,
         device_type: str | None,
+        fp32_modules: str | Iterable[str],
         clips: bool,
     ) -> None:
         self._optimizer = optimizer
         self._loss_scale = parse_loss_scale(loss_scale, use_fsdp=use_fsdp)
         self._asked_dtype = dtype
         self._use_fsdp = use_fsdp
+        self._islands = _build_islands(fp32_modules)
         self._is_device_given = device_type is not None
         self._clips = clips
         self._is_used = False
-        self._has_warned_of_no_gradients = False
         self._unused_state: Mapping[str, Any] = {}
         self._resolve(parse_device(device_type) if device_type else first_device(optimizer))
 
@@ -62,9 +69,10 @@ class MixedPrecision(AbstractPrecision):
         self.device_type = device.type
         self.dtype = resolve_dtype(self._asked_dtype, device)
         check_autocast(self.device_type, self.dtype)
-        self.scaler: Any = self._build_scaler() if self.dtype == torch.float16 else None
+        self.scaling = self._build_scaling() if self.dtype == torch.float16 else None
+        self._new_autocast = autocast_builder()
 
-    def _build_scaler(self) -> Any:
+    def _build_scaling(self) -> LossScaling | None:
         scaler = build_torch_scaler(self._loss_scale, self.device_type, use_fsdp=self._use_fsdp)
         if not scaler.is_enabled():
             return None
@@ -76,15 +84,35 @@ class MixedPrecision(AbstractPrecision):
                 f"loss scaler, which torch {torch.__version__} cannot combine; "
                 "use fused=False, dtype='bfloat16', or torch 2.0 or newer."
             )
-        return scaler
+        return LossScaling(
+            scaler,
+            self._optimizer,
+            static=self._loss_scale.static,
+            is_sharded=self._use_fsdp,
+        )
+
+    @override
+    def prepare(self, model: Any) -> None:
+        if self._islands is not None:
+            self._islands.add_to(model)
 
     @override
     def forward_context(self, model: Any) -> AbstractContextManager[object]:
+        if self._islands is not None:
+            self._islands.add_to(model)
         if not self._is_used:
-            self._is_used = True
-            self._follow_parameters()
-            warn_about_slow_convolutions(model, self.device_type, self.dtype)
-        return torch.autocast(self.device_type, dtype=self.dtype)
+            self._look_once_more(model)
+        return self._new_autocast(self.device_type, dtype=self.dtype)
+
+    def _look_once_more(self, model: Any) -> None:
+        """Take in what the first forward shows and the optimizer alone did not."""
+        self._is_used = True
+        self._follow_parameters()
+        self._follow_sharding(model)
+        if self.device_type == "cuda" and self.dtype == torch.bfloat16:
+            from ._bfloat16_convolutions import warn_about_bfloat16  # noqa: PLC0415 - once
+
+            warn_about_bfloat16(model, self.device_type, self.dtype)
 
     def _follow_parameters(self) -> None:
         device = first_device(self._optimizer)
@@ -102,66 +130,57 @@ class MixedPrecision(AbstractPrecision):
             before,
         )
 
-    @override
-    def scale(self, loss: Tensor) -> Tensor:
-        if self.scaler is None:
-            return loss
-        scaled: Tensor = self.scaler.scale(loss)
-        return scaled
+    def _follow_sharding(self, model: Any) -> None:
+        """Take the scaler whose ranks agree if the model is one of torch's first FSDP."""
+        if self.scaling is None or self._use_fsdp or not contains_first_fsdp(model):
+            return
+        self._use_fsdp = True
+        state = self.state_dict()
+        self.scaling = self._build_scaling()
+        self.load_state_dict(state)
 
-    @override
-    def loss_scale(self) -> float | Tensor:
-        if self.scaler is None:
-            return 1.0
-        # get_scale() would wait for the device; scaling a one reads the factor there.
-        scale: Tensor = self.scaler.scale(torch.ones((), device=first_device(self._optimizer)))
-        return scale
+    @property
+    def scaler(self) -> Any:
+        """Torch's gradient scaler, or ``None`` where the loss is not scaled."""
+        return None if self.scaling is None else self.scaling.scaler
 
-    @override
-    def unscale(self) -> None:
-        if self.scaler is not None:
-            self.scaler.unscale_(self._optimizer)
+    @property
+    def fp32_modules(self) -> tuple[str, ...]:
+        """The patterns of the islands."""
+        return () if self._islands is None else self._islands.patterns
 
-    @override
-    def step(self, **kwargs: Any) -> tuple[bool | Tensor, bool | Tensor]:
-        if self.scaler is None:
-            self._optimizer.step(**kwargs)
-            return True, False
-        if not self._use_fsdp and not have_gradient(self._optimizer):
-            self._warn_of_no_gradients()
-            return False, False
-        done = scaled_step(self.scaler, self._optimizer, **kwargs)
-        self.scaler.update(self._loss_scale.static)
-        return done
-
-    def _warn_of_no_gradients(self) -> None:
-        """Warn, once: torch's scaler would fail with "No inf checks were recorded"."""
-        if not self._has_warned_of_no_gradients:
-            self._has_warned_of_no_gradients = True
-            _logger.warning(
-                "No parameter of the optimizer has a gradient, so nothing was stepped: are they "
-                "all frozen, or was the optimizer built for another copy of the model?"
-            )
+    @property
+    def asked_scale(self) -> LossScale:
+        """What ``loss_scale`` asked for."""
+        return self._loss_scale
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.scaler is None else {_STATE_KEY: self.scaler.state_dict()}
+        return {} if self.scaler is None else {SCALER_KEY: self.scaler.state_dict()}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.scaler is None:
             # The parameters may yet move to where a scaler is needed.
-            self._unused_state = {key: state[key] for key in (_STATE_KEY,) if key in state}
+            self._unused_state = {key: state[key] for key in (SCALER_KEY,) if key in state}
             return
-        saved = state.get(_STATE_KEY)
+        saved = state.get(SCALER_KEY)
         if not saved:  # MMEngine saves an empty dict for a scaler that is off
             _logger.info("The state holds no loss scaler; the loss scale starts afresh.")
             return
         missing = sorted(self.scaler.state_dict().keys() - saved.keys())
         if missing:
             raise ConfigError(
-                f"The state's {_STATE_KEY} lacks {', '.join(missing)}; "
+                f"The state's {SCALER_KEY} lacks {', '.join(missing)}; "
                 "it must be what state_dict() of a wrapper returned."
             )
         static = self._loss_scale.static
         self.scaler.load_state_dict(saved if static is None else {**saved, "scale": static})
+
+
+def _build_islands(patterns: str | Iterable[str]) -> "IslandsOfWrapper | None":
+    if patterns == ():
+        return None
+    from ._fp32_islands import IslandsOfWrapper  # noqa: PLC0415 - most runs have none
+
+    return IslandsOfWrapper(patterns)

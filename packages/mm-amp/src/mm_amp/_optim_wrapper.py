@@ -1,20 +1,26 @@
 """The optimizer wrapper: accumulate, clip, step and zero, in the right order."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ._accumulation import MicroBatches, warn_about_accumulation
 from ._checks import check_loss, check_optimizer
-from ._clipping import build_clipper
-from ._errors import ConfigError
-from ._gradient_sync import defer_gradient_sync
+from ._gradient_sync import DeferredSyncContext, SyncDeferral
+from ._loss_scaling import LossScaling
+from ._optim_state import load_optimizer_state, momentum_of
 from ._parameters import parameters_with_gradient
 from ._precision import AbstractPrecision, FullPrecision
-from ._result import StepResult
+from ._result import ACCUMULATED, STEPPED, StepResult
+from ._skips import SkipLog
+from ._window_weights import WindowWeights
+
+if TYPE_CHECKING:
+    from ._clipper import AbstractClipper
+    from ._finite_guard import FiniteGuard
 
 
 class OptimWrapper:
@@ -27,8 +33,16 @@ class OptimWrapper:
         optimizer: A ``torch.optim.Optimizer``.
         accumulative_counts: Micro-batches per optimizer step. Defaults to 1.
         clip_grad: ``dict(max_norm=1.0)`` to clip by the total norm (further keys: ``norm_type``,
-            default 2, ``error_if_nonfinite``, ``foreach``), ``dict(type='value', clip_value=0.5)``
-            to clamp each element, or ``None`` (the default). The dict is not changed.
+            default 2, ``error_if_nonfinite``, ``foreach``); ``dict(type='value', clip_value=0.5)``
+            to clamp each element; ``dict(type='agc', clip_factor=0.01)`` to clip each unit of
+            each parameter by its own norm (further key: ``eps``, default 0.001); or ``None`` (the
+            default). The dict is not changed.
+        max_skips: Keep a step whose loss or gradients are not finite, on any rank, from the
+            parameters: its gradients are set to zero, so that only momentum and weight decay act.
+            It counts as skipped, which is known one step later, as the device is not waited for. A
+            warning names the first parameters; that many in a row raise ``NonFiniteError``. Costs
+            one norm per gradient, and one scalar all-reduce if ranks average gradients. Defaults
+            to ``None``: nothing is looked at.
 
     Attributes:
         optimizer: The optimizer given.
@@ -51,21 +65,33 @@ class OptimWrapper:
         optimizer: torch.optim.Optimizer,
         accumulative_counts: int = 1,
         clip_grad: Mapping[str, Any] | None = None,
+        *,
+        max_skips: int | None = None,
     ) -> None:
         self.optimizer = check_optimizer(optimizer)
         self.last_result: StepResult | None = None
         self._micro_batches = MicroBatches(accumulative_counts)
-        self._clipper = build_clipper(clip_grad)
+        self._clipper = None if clip_grad is None else _build_clipper(clip_grad)
         self._clip_grad = None if clip_grad is None else dict(clip_grad)  # for repr only
-        self._deferred_sync = ExitStack()
+        self._deferred_sync = SyncDeferral()
+        self._weights = WindowWeights()
+        self._skips = SkipLog()
         self._model: nn.Module | None = None
-        self._precision: AbstractPrecision = FullPrecision(optimizer)
+        self._precision: AbstractPrecision = FullPrecision()
+        self._guard: FiniteGuard | None = None
+        if max_skips is not None:
+            from ._finite_guard import build_guard  # noqa: PLC0415 - few need it
+
+            self._guard = build_guard(max_skips, accumulative_counts)
+            self._skips.listeners.append(self._guard)
 
     def update_params(
         self,
         loss: Tensor,
         step_kwargs: Mapping[str, Any] | None = None,
         zero_kwargs: Mapping[str, Any] | None = None,
+        *,
+        weight: float | Tensor | None = None,
     ) -> StepResult:
         """Run backward and, when a window of micro-batches is full, step and zero the gradients.
 
@@ -73,20 +99,37 @@ class OptimWrapper:
             loss: The micro-batch's loss, one element, not yet divided for accumulation.
             step_kwargs: Passed on to ``optimizer.step``.
             zero_kwargs: Passed on to ``optimizer.zero_grad``.
+            weight: What ``loss`` is the mean over on this rank: its number of samples or tokens; a
+                number of at least 0 or a 0-d tensor, whose value is not read. Micro-batches of
+                all ranks then count by their weight, as they would in one big batch. Give it in
+                every call or in none, on all ranks alike; it costs one scalar all-reduce per
+                optimizer step. Defaults to ``None``: all micro-batches count the same.
 
         Returns:
             What was done; also kept as ``last_result``.
 
         Raises:
-            ConfigError: If ``loss`` is no scalar tensor with a gradient.
+            ConfigError: If ``loss`` is no scalar tensor with a gradient, ``weight`` no such number,
+                or some calls have a weight and others have none.
         """
-        self.backward(self.scale_loss(loss))
-        if self.should_update():
-            result = self.step(**(step_kwargs or {}))
-            self.zero_grad(**(zero_kwargs or {}))
-            return result
-        self.last_result = StepResult(
-            stepped=False, skipped=False, grad_norm=None, loss_scale=self._precision.loss_scale()
+        if self._weights.is_weighted is not (weight is not None):
+            self._weights.check_use(is_weighted=weight is not None)
+        self.backward(self.scale_loss(loss) if weight is None else self._weigh(loss, weight))
+        if not self.should_update():
+            return self._note_accumulated()
+        result = self.step(**step_kwargs) if step_kwargs else self.step()
+        self.zero_grad(**zero_kwargs) if zero_kwargs else self.zero_grad()
+        return result
+
+    def _weigh(self, loss: Tensor, weight: float | Tensor) -> Tensor:
+        window = self._micro_batches.current_window
+        return self._weights.weigh(check_loss(loss), weight, window, self._model)
+
+    def _note_accumulated(self) -> StepResult:
+        self._skips.note_accumulated()
+        scaling = self._precision.scaling
+        self.last_result = (
+            ACCUMULATED if scaling is None else ACCUMULATED._replace(loss_scale=scaling.factor())
         )
         return self.last_result
 
@@ -100,10 +143,18 @@ class OptimWrapper:
             **kwargs: Passed on to ``Tensor.backward``, such as ``retain_graph``.
         """
         try:
-            self._precision.scale(check_loss(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
+            start: Any = check_loss(loss)
+            scaling = self._precision.scaling
+            if scaling is not None:
+                start = scaling.scale(start)
+            elif self._guard is not None:
+                self._guard.note_loss(start)
+            # Passing on an empty dict costs as much as a whole call: this runs in every step.
+            start.backward(**kwargs) if kwargs else start.backward()
         finally:
-            self._deferred_sync.close()
-        self._micro_batches.count()
+            if self._deferred_sync.is_held:
+                self._deferred_sync.release()
+        self._micro_batches.done += 1
 
     def step(self, **kwargs: Any) -> StepResult:
         """Take the loss scale out, clip, and step the optimizer unless gradients overflowed.
@@ -114,25 +165,57 @@ class OptimWrapper:
         Returns:
             What was done; also kept as ``last_result``.
         """
-        loss_scale = self._precision.loss_scale()
-        grad_norm = self._clip_gradients()
-        stepped, skipped = self._precision.step(**kwargs)
-        self.last_result = StepResult(stepped, skipped, grad_norm, loss_scale)
+        if self._weights.num_due:
+            self._weights.correct_gradients(self.optimizer)
+        scaling = self._precision.scaling
+        if scaling is not None:
+            self.last_result = self._step_scaled(scaling, kwargs)
+        elif self._guard is not None:
+            self.last_result = self._step_guarded(self._guard, kwargs)
+        else:
+            grad_norm = None if self._clipper is None else self._clip_gradients()
+            self.optimizer.step(**kwargs) if kwargs else self.optimizer.step()
+            self.last_result = (
+                STEPPED if grad_norm is None else STEPPED._replace(grad_norm=grad_norm)
+            )
         return self.last_result
 
-    def _clip_gradients(self) -> Tensor | None:
-        parameters = parameters_with_gradient(self.optimizer) if self._clipper else []
-        if self._clipper is None or not parameters:
+    def _step_scaled(self, scaling: LossScaling, kwargs: Mapping[str, Any]) -> StepResult:
+        """Leave the step out if gradients overflowed."""
+        factor = scaling.factor()
+        grad_norm = None if self._clipper is None else self._clip_gradients(scaling)
+        stepped, skipped = scaling.step(kwargs)
+        return self._note(StepResult(stepped, skipped, grad_norm, factor))
+
+    def _step_guarded(self, guard: "FiniteGuard", kwargs: Mapping[str, Any]) -> StepResult:
+        """Step with gradients of zero if any is not finite."""
+        is_bad = guard.look(self.optimizer, self._model)
+        grad_norm = None if self._clipper is None else self._clip_gradients()
+        guard.clear(self.optimizer, is_bad)
+        self.optimizer.step(**kwargs)
+        return self._note(StepResult(~is_bad, is_bad, grad_norm, 1.0))
+
+    def _note(self, result: StepResult) -> StepResult:
+        """Tell who wants to know if a step was left out."""
+        if result.skipped is not False or not self._skips.is_quiet:
+            self._skips.note(result.skipped)
+            self._skips.tell(self.optimizer, self._model, result.loss_scale)
+        return result
+
+    def _clip_gradients(self, scaling: LossScaling | None = None) -> Tensor | None:
+        assert self._clipper is not None
+        parameters = parameters_with_gradient(self.optimizer)
+        if not parameters:
             return None
-        self._precision.unscale()
+        if scaling is not None:
+            scaling.unscale()
         return self._clipper.clip(parameters, self._model)
 
     def zero_grad(self, **kwargs: Any) -> None:
         """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
-        self.optimizer.zero_grad(**kwargs)
+        self.optimizer.zero_grad(**kwargs) if kwargs else self.optimizer.zero_grad()
 
-    @contextmanager
-    def optim_context(self, model: nn.Module) -> Iterator[None]:
+    def optim_context(self, model: nn.Module) -> AbstractContextManager[object]:
         """Run the forward of one micro-batch; leave it before ``update_params``.
 
         While micro-batches accumulate, ranks do not exchange gradients. That lasts until the next
@@ -142,15 +225,14 @@ class OptimWrapper:
             model: The model as it is called: wrapped by DDP or sharded if it is.
         """
         self._model = model
-        self._deferred_sync.close()  # a forward without a backward may have left it open
-        if not self.should_sync():
-            self._deferred_sync = defer_gradient_sync(model)
-        try:
-            with self._precision.forward_context(model):
-                yield
-        except BaseException:
-            self._deferred_sync.close()
-            raise
+        if self._micro_batches.window == 1:
+            return self._precision.forward_context(model)
+        if self._deferred_sync.is_held:  # by a forward that had no backward
+            self._deferred_sync.release()
+        context = self._precision.forward_context(model)
+        if self.should_sync():
+            return context
+        return DeferredSyncContext(context, self._deferred_sync, model)
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
         """Tell how many micro-batches there are, so that a short last window is weighed right.
@@ -163,11 +245,14 @@ class OptimWrapper:
             max_counts: Micro-batches in the whole training.
         """
         self._micro_batches.expect(init_counts, max_counts)
+        self._precision.prepare(model)
+        self._weights.restart()
         warn_about_accumulation(model, init_counts, self._micro_batches.window)
 
     def should_update(self) -> bool:
         """Whether the optimizer is due now, after the last backward."""
-        return self._micro_batches.ends_window(self._micro_batches.done)
+        micro_batches = self._micro_batches
+        return micro_batches.window == 1 or micro_batches.ends_window(micro_batches.done)
 
     def should_sync(self) -> bool:
         """Whether ranks have to exchange gradients in the next backward."""
@@ -175,8 +260,10 @@ class OptimWrapper:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Divide ``loss`` by the number of micro-batches in its window; the last may be short."""
+        if self._micro_batches.window == 1:
+            return loss
         window = self._micro_batches.current_window
-        return check_loss(loss) if window == 1 else check_loss(loss) / window
+        return loss if window == 1 else check_loss(loss) / window  # backward checks it too
 
     def get_lr(self) -> dict[str, list[float]]:
         """Return ``{'lr': [...]}``, one learning rate per parameter group."""
@@ -184,7 +271,7 @@ class OptimWrapper:
 
     def get_momentum(self) -> dict[str, list[float]]:
         """Return ``{'momentum': [...]}``: each group's momentum, else its first beta, else 0."""
-        return {"momentum": [_momentum(group) for group in self.param_groups]}
+        return {"momentum": [momentum_of(group) for group in self.param_groups]}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, and the loss scaler's as ``loss_scaler`` if there is one.
@@ -203,15 +290,24 @@ class OptimWrapper:
         Raises:
             ConfigError: If it is no optimizer's state.
         """
-        missing = [key for key in ("state", "param_groups") if key not in state_dict]
-        if missing:
-            raise ConfigError(
-                f"the state has no {' and no '.join(missing)}, only {', '.join(state_dict)}; "
-                "pass what state_dict() of a wrapper or of a torch optimizer returned."
-            )
-        ours = ("base_param_settings", "loss_scaler")
-        self.optimizer.load_state_dict({k: v for k, v in state_dict.items() if k not in ours})
+        load_optimizer_state(self.optimizer, state_dict)
         self._precision.load_state_dict(state_dict)
+
+    @property
+    def step_skipped(self) -> bool:
+        """Whether the last call found that a step was left out because gradients overflowed.
+
+        Schedules then stay where they are: ``if not wrapper.step_skipped: scheduler.step()``. It
+        is about the step of that very call, except with a fused optimizer under a loss scaler:
+        only the device knows what that did, so the answer comes with the step after, on all
+        ranks alike, and reading it never waits for the step just started.
+        """
+        return self._skips.has_news
+
+    @property
+    def num_skipped(self) -> int:
+        """How many steps were left out so far, as far as ``step_skipped`` has told."""
+        return self._skips.num_skipped
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -246,9 +342,7 @@ class OptimWrapper:
         return f"{type(self).__name__}(\n{lines})"
 
 
-def _momentum(group: Mapping[str, Any]) -> float:
-    if "momentum" in group:
-        momentum: float = group["momentum"]
-        return momentum
-    first_beta: float = group.get("betas", (0.0,))[0]
-    return first_beta
+def _build_clipper(clip_grad: Mapping[str, Any]) -> "AbstractClipper":
+    from ._clipping import build_clipper  # noqa: PLC0415 - not every run clips
+
+    return build_clipper(clip_grad)

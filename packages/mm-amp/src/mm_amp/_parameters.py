@@ -1,29 +1,30 @@
 """Look at the parameters of an optimizer; metadata only, never their values."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from ._errors import ConfigError
 
 
-def trainable_parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Yield every parameter that requires a gradient, group by group."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                yield parameter
-
-
 def parameters_with_gradient(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the parameters that a backward has reached."""
-    return [p for p in trainable_parameters(optimizer) if p.grad is not None]
+    """Return the trainable parameters that a backward has reached, group by group."""
+    groups = optimizer.param_groups
+    return [p for g in groups for p in g["params"] if p.grad is not None and p.requires_grad]
+
+
+def local_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return every gradient, of a sharded parameter the part on this rank; live tensors."""
+    gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    return [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
 
 
 def have_gradient(optimizer: torch.optim.Optimizer) -> bool:
     """Whether any parameter has a gradient, trainable or not: what torch's scaler looks at."""
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:  # mostly the first has one
+            if parameter.grad is not None:
+                return True
+    return False
 
 
 def first_device(optimizer: torch.optim.Optimizer) -> torch.device:

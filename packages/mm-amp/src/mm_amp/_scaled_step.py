@@ -1,9 +1,6 @@
 """Step through torch's scaler and learn, without waiting for the device, whether it stepped."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
@@ -12,7 +9,7 @@ from torch import Tensor
 
 
 def scaled_step(
-    scaler: Any, optimizer: torch.optim.Optimizer, **kwargs: Any
+    scaler: Any, optimizer: torch.optim.Optimizer, kwargs: Mapping[str, Any]
 ) -> tuple[bool | Tensor, bool | Tensor]:
     """Call ``scaler.step(optimizer)`` and tell what it did.
 
@@ -23,12 +20,12 @@ def scaled_step(
     Returns:
         ``(stepped, skipped)``: bools, or 0-d bool tensors for an optimizer that skips by itself.
     """
-    with _watch_step(optimizer) as watch:
+    if skips_by_itself(optimizer):
         scaler.step(optimizer, **kwargs)
-    if not skips_by_itself(optimizer):
-        return watch.called, not watch.called
-    overflow = _found_inf(scaler, optimizer)
-    return overflow == 0, overflow != 0
+        overflow = _found_inf(scaler, optimizer)
+        return overflow == 0, overflow != 0
+    stepped = _step_watched(scaler, optimizer, kwargs)
+    return stepped, not stepped
 
 
 def skips_by_itself(optimizer: torch.optim.Optimizer) -> bool:
@@ -44,36 +41,33 @@ def unscales_by_itself(optimizer: torch.optim.Optimizer) -> bool:
     return skips_by_itself(optimizer) and "grad_scaler" in signature(optimizer.step).parameters
 
 
-@dataclass
-class _StepWatch:
-    called: bool = False
-
-
-@contextmanager
-def _watch_step(optimizer: torch.optim.Optimizer) -> Iterator[_StepWatch]:
+def _step_watched(scaler: Any, optimizer: torch.optim.Optimizer, kwargs: Mapping[str, Any]) -> bool:
+    """Call ``scaler.step`` and tell whether it called ``optimizer.step``."""
     # Optimizer hooks would do from torch 2.0 on, but break the graph of a compiled step.
-    watch = _StepWatch()
+    is_called = False
     original = optimizer.step
-    is_replaced = "step" in vars(optimizer)  # a scheduler or torch.compile put its own there
+    is_replaced = "step" in optimizer.__dict__  # a scheduler or torch.compile put its own there
 
-    @wraps(original)
+    # Nothing looks at this function's name or signature while the scaler holds it.
     def step(*args: Any, **kwargs: Any) -> Any:
-        watch.called = True
+        nonlocal is_called
+        is_called = True
         return original(*args, **kwargs)
 
     optimizer.step = step  # type: ignore[method-assign]
     try:
-        yield watch
+        scaler.step(optimizer, **kwargs)
     finally:
         if is_replaced:
             optimizer.step = original  # type: ignore[method-assign]
         else:
             del optimizer.step
+    return is_called
 
 
 def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> Tensor:
     """Return 0 or more, 0-d: how many devices saw an overflow. Must precede ``update``."""
-    # Private, but the only name for it, and the same from torch 1.13 to 2.13.
+    # Private, but the only name for it, and the same from torch 1.13 to 2.15.
     per_device = scaler._found_inf_per_device(optimizer)  # noqa: SLF001
     first, *others = per_device.values()
     total: Tensor = sum((found.to(first.device, non_blocking=True) for found in others), first)

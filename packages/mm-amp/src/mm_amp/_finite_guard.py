@@ -1,0 +1,96 @@
+"""Keep gradients that are not finite from the parameters where no loss scaler does."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._averaging_ranks import AveragingRanks
+from ._checks import check_positive_int
+from ._gradient_norms import dense_part, local_norms
+from ._overflow_locator import OverflowLocator
+from ._skipped_step import SkippedStep
+
+
+def build_guard(max_skips: object, num_forwards: int) -> "FiniteGuard":
+    """Build a guard that gives up after ``max_skips`` bad steps in a row.
+
+    Raises:
+        ConfigError: If ``max_skips`` is no integer of at least 1.
+    """
+    allowed = check_positive_int("max_skips", max_skips)
+    return FiniteGuard(OverflowLocator(allowed, num_forwards=num_forwards))
+
+
+class FiniteGuard:
+    """Zeroes all gradients of a step whose loss or gradients are not finite, on all ranks alike.
+
+    Only the device knows whether that happened, and it is not asked: the optimizer is called as
+    always, the parameters stay finite, and the host learns one step late. With gradients of zero,
+    momentum and weight decay still act.
+    """
+
+    def __init__(self, locator: OverflowLocator) -> None:
+        self._locator = locator
+        self._losses: list[Tensor] = []
+        self._now: tuple[Tensor, Tensor | None] | None = None
+        self._before: tuple[Tensor, Tensor | None] | None = None
+        self._model: Any = None
+        self._ranks: AveragingRanks | None = None
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Take in the loss of one micro-batch; its value is not read."""
+        self._losses.append(loss.detach())
+
+    @property
+    def num_losses(self) -> int:
+        """How many losses of the next step were noted."""
+        return len(self._losses)
+
+    def drop_losses(self, num_kept: int) -> None:
+        """Forget all but the first ``num_kept`` of them: they are going to be computed again."""
+        del self._losses[num_kept:]
+
+    def look(self, optimizer: torch.optim.Optimizer, model: Any) -> Tensor:
+        """Return whether loss or gradients are not finite, on any rank: 0-d, bool, on the device.
+
+        Args:
+            optimizer: Whose step is due; its gradients are not clipped yet.
+            model: The model last used in a forward, or ``None``.
+        """
+        norms = local_norms(p for group in optimizer.param_groups for p in group["params"])
+        losses, self._losses = self._losses, []
+        loss = torch.stack([one.reshape(()).to(norms) for one in losses]).sum() if losses else None
+        self._before, self._now = self._now, (norms, loss)
+        is_bad = ~norms.isfinite().all()
+        if loss is not None:
+            is_bad = is_bad | ~loss.isfinite()
+        return self._on_any_rank(is_bad, model)
+
+    def _on_any_rank(self, is_bad: Tensor, model: Any) -> Tensor:
+        if model is None:
+            return is_bad
+        if self._ranks is None or model is not self._model:
+            self._model, self._ranks = model, AveragingRanks(model)
+        return is_bad if self._ranks.is_alone else self._ranks.add_up(is_bad.float()) > 0
+
+    def clear(self, optimizer: torch.optim.Optimizer, is_bad: Tensor) -> None:
+        """Zero the gradients if ``is_bad``."""
+        masks: dict[torch.device, Tensor] = {}
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        part = dense_part(parameter.grad)
+                        if part.device not in masks:
+                            masks[part.device] = is_bad.to(part.device, non_blocking=True)
+                        part.masked_fill_(masks[part.device], 0)
+
+    def __call__(self, step: SkippedStep) -> None:
+        """Pass a skipped step on to the locator, with what was kept of it.
+
+        Raises:
+            NonFiniteError: If it was the last of ``max_skips`` in a row; on all ranks together.
+        """
+        norms, loss = (self._before if step.is_late else self._now) or (None, None)
+        self._locator.tell(step, norms, loss)

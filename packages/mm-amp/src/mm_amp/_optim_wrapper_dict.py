@@ -1,0 +1,168 @@
+"""Several optimizer wrappers under names, for models that several optimizers train in turn."""
+
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from ._checks import did_you_mean
+from ._errors import ConfigError, ConfigTypeError, UnsupportedError
+from ._optim_wrapper import OptimWrapper
+from ._result import StepResult
+
+
+class OptimWrapperDict:
+    """Optimizer wrappers by name; ``train_step`` of the model says which of them steps when.
+
+    Each has its own loss scaler: an overflow in one skips no step of another. What concerns all of
+    them (state, learning rates, ``zero_grad``) is here; what concerns one (``update_params``,
+    ``optim_context``) is asked of that one, as in ``wrappers['generator'].update_params(loss)``.
+
+    Args:
+        **optim_wrappers: The wrappers by name, at least one.
+
+    Raises:
+        ConfigError: If one is no ``OptimWrapper``, or there is none.
+
+    Example:
+        >>> generator, critic = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
+        >>> wrappers = OptimWrapperDict(
+        ...     generator=OptimWrapper(torch.optim.SGD(generator.parameters(), lr=0.1)),
+        ...     critic=OptimWrapper(torch.optim.SGD(critic.parameters(), lr=0.2)),
+        ... )
+        >>> wrappers.get_lr()
+        {'generator.lr': [0.1], 'critic.lr': [0.2]}
+        >>> wrappers["critic"].update_params(critic(torch.ones(2, 4)).mean()).stepped
+        True
+    """
+
+    def __init__(self, **optim_wrappers: OptimWrapper) -> None:
+        if not optim_wrappers:
+            raise ConfigError("no optimizer wrapper was given; name at least one: name=wrapper.")
+        for name, wrapper in optim_wrappers.items():
+            if not isinstance(wrapper, OptimWrapper):
+                raise ConfigTypeError(
+                    f"{name} is a {type(wrapper).__name__}; it must be an OptimWrapper or "
+                    "AmpOptimWrapper."
+                )
+        self.optim_wrappers = optim_wrappers
+
+    def update_params(
+        self,
+        loss: Tensor,
+        step_kwargs: Mapping[str, Any] | None = None,
+        zero_kwargs: Mapping[str, Any] | None = None,
+        *,
+        weight: float | Tensor | None = None,
+    ) -> StepResult:
+        """Raise ``UnsupportedError``: a loss belongs to one of the wrappers."""
+        del loss, step_kwargs, zero_kwargs, weight
+        self._refuse("update_params(loss)")
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Raise ``UnsupportedError``: a loss belongs to one of the wrappers."""
+        del loss, kwargs
+        self._refuse("backward(loss)")
+
+    def step(self, **kwargs: Any) -> StepResult:
+        """Raise ``UnsupportedError``: wrappers step one at a time."""
+        del kwargs
+        self._refuse("step()")
+
+    def optim_context(self, model: nn.Module) -> AbstractContextManager[object]:
+        """Raise ``UnsupportedError``: wrappers differ in precision and accumulation."""
+        del model
+        self._refuse("optim_context(model)")
+
+    def _refuse(self, call: str) -> NoReturn:
+        names = list(self.optim_wrappers)
+        raise UnsupportedError(
+            f"{call} was called on {len(names)} optimizer wrappers at once; call it on one of them "
+            f"in the model's train_step: optim_wrapper[{names[0]!r}].{call}. There is "
+            f"{', '.join(names)}."
+        )
+
+    def zero_grad(self, **kwargs: Any) -> None:
+        """Zero the gradients of all; arguments are those of ``optimizer.zero_grad``."""
+        for wrapper in self.values():
+            wrapper.zero_grad(**kwargs)
+
+    def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
+        """Do nothing: how often each wrapper runs is known to ``train_step`` only.
+
+        Call it on a wrapper that runs in every iteration, so that its short last window is weighed
+        right.
+        """
+
+    @property
+    def param_groups(self) -> dict[str, list[dict[str, Any]]]:
+        """The live parameter groups of each wrapper, by its name."""
+        return {name: wrapper.param_groups for name, wrapper in self.items()}
+
+    def get_lr(self) -> dict[str, list[float]]:
+        """Return ``{'<name>.lr': [...]}``, one learning rate per parameter group."""
+        return self._prefixed({name: wrapper.get_lr() for name, wrapper in self.items()})
+
+    def get_momentum(self) -> dict[str, list[float]]:
+        """Return ``{'<name>.momentum': [...]}``, one per parameter group."""
+        return self._prefixed({name: wrapper.get_momentum() for name, wrapper in self.items()})
+
+    @staticmethod
+    def _prefixed(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, list[float]]:
+        return {f"{name}.{key}": value for name, own in found.items() for key, value in own.items()}
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the state of each wrapper by its name; the tensors are the live ones."""
+        return {name: wrapper.state_dict() for name, wrapper in self.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Mapping[str, Any]]) -> None:
+        """Load what ``state_dict`` returned, here or in MMEngine.
+
+        Args:
+            state_dict: Left as it is.
+
+        Raises:
+            ConfigError: If its names are not those of the wrappers; nothing is loaded then.
+        """
+        if set(state_dict) != set(self.optim_wrappers):
+            raise ConfigError(
+                f"the state is of {', '.join(map(str, state_dict)) or 'no wrapper'}, and the "
+                f"wrappers are {', '.join(self.optim_wrappers)}; give them the same names."
+            )
+        for name, wrapper in self.items():
+            wrapper.load_state_dict(state_dict[name])
+
+    def items(self) -> ItemsView[str, OptimWrapper]:
+        """Return the pairs of name and wrapper."""
+        return self.optim_wrappers.items()
+
+    def keys(self) -> KeysView[str]:
+        """Return the names."""
+        return self.optim_wrappers.keys()
+
+    def values(self) -> ValuesView[OptimWrapper]:
+        """Return the wrappers."""
+        return self.optim_wrappers.values()
+
+    def __getitem__(self, name: str) -> OptimWrapper:
+        if name not in self.optim_wrappers:
+            hint = did_you_mean(str(name), self.optim_wrappers) or "."
+            raise KeyError(
+                f"no optimizer wrapper is named {name!r}; there is "
+                f"{', '.join(self.optim_wrappers)}{hint}"
+            )
+        return self.optim_wrappers[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.optim_wrappers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.optim_wrappers)
+
+    def __len__(self) -> int:
+        return len(self.optim_wrappers)
+
+    def __repr__(self) -> str:
+        lines = "".join(f"  {name}={wrapper!r},\n" for name, wrapper in self.items())
+        return f"{type(self).__name__}(\n{lines})"

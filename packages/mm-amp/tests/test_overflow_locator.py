@@ -1,0 +1,313 @@
+"""Skipped steps are explained, go on only so long, and never reach the parameters."""
+
+import logging
+import math
+
+import pytest
+import torch
+from conftest import needs_cpu_float16, train_step
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mm_amp import AmpOptimWrapper, ConfigError, MMAmpError, NonFiniteError, OptimWrapper
+from mm_amp._gradient_norms import local_norms
+from mm_amp._overflow_locator import enough_skips
+
+_LOCATOR = "mm_amp._overflow_locator"
+_SCALE = {"init_scale": 64.0}
+
+
+def _sgd(model, **options):
+    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
+def _float16(model, loss_scale=_SCALE, **options):
+    return AmpOptimWrapper(_sgd(model), loss_scale, "float16", **options)
+
+
+def _spoil(parameter, value):
+    """Let the next gradients of ``parameter`` be ``value``; returns what ends that."""
+    return parameter.register_hook(lambda gradient: torch.full_like(gradient, value))
+
+
+def _nan_loss(batch):
+    return batch[0], batch[1] * math.nan
+
+
+def _records(caplog):
+    return [record for record in caplog.records if record.name == _LOCATOR]
+
+
+@pytest.fixture(autouse=True)
+def _all_levels(caplog):
+    caplog.set_level(logging.INFO, _LOCATOR)
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize(
+    "clip_grad", [None, {"max_norm": 1.0}, {"type": "agc", "clip_factor": 0.1}],
+    ids=["unclipped", "norm", "agc"],
+)  # fmt: skip
+def test_skipped_step_names_the_parameter(model, batches, caplog, value, clip_grad):
+    wrapper = _float16(model, clip_grad=clip_grad)
+    train_step(wrapper, model, batches[0])
+    assert not _records(caplog)
+    _spoil(model[0].bias, value)
+    train_step(wrapper, model, batches[1])
+    (record,) = _records(caplog)
+    assert record.levelno == logging.INFO  # the scale may have been too large
+    found = record.getMessage()
+    kind = "nan" if math.isnan(value) or clip_grad else "inf"
+    assert f"0.bias of 0 (Linear), torch.float32, norm {kind} (1 of 4 gradients)" in found
+    assert "loss scale 64, skipped in a row: 1." in found
+
+
+@needs_cpu_float16
+def test_clipping_by_value_hides_the_first_one_only(model, batches, caplog):
+    wrapper = _float16(model, clip_grad={"type": "value", "clip_value": 1.0})
+    _spoil(model[2].weight, math.inf)
+    train_step(wrapper, model, batches[0])
+    train_step(wrapper, model, batches[1])
+    first, second = [record.getMessage() for record in _records(caplog)]
+    assert "clipping has changed them" in first
+    assert "2.weight of 2 (Linear), torch.float32, norm inf" in second
+
+
+@needs_cpu_float16
+def test_fused_optimizer_tells_late_and_says_so(model, batches, caplog):
+    wrapper = AmpOptimWrapper(_sgd(model, fused=True), _SCALE, "float16")
+    handle = _spoil(model[0].bias, math.inf)
+    train_step(wrapper, model, batches[0])
+    train_step(wrapper, model, batches[1])
+    handle.remove()
+    train_step(wrapper, model, batches[2])
+    train_step(wrapper, model, batches[3])
+    first, second = [record.getMessage() for record in _records(caplog)]
+    assert "0.bias of 0 (Linear)" in first
+    assert "a fused optimizer tells one step late" in second
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize(
+    ("loss_scale", "spoils_loss", "level"),
+    [
+        pytest.param(_SCALE, False, logging.INFO, id="the scale adapts"),
+        pytest.param({"init_scale": 1.0}, False, logging.WARNING, id="small scale"),
+        pytest.param(64.0, False, logging.WARNING, id="static scale"),
+        pytest.param(_SCALE, True, logging.WARNING, id="loss is NaN"),
+    ],
+)
+def test_level_says_whether_the_scale_can_help(
+    model, batches, caplog, loss_scale, spoils_loss, level
+):
+    wrapper = _float16(model, loss_scale)
+    if not spoils_loss:
+        _spoil(model[0].bias, math.inf)
+    train_step(wrapper, model, _nan_loss(batches[0]) if spoils_loss else batches[0])
+    (record,) = _records(caplog)
+    assert record.levelno == level
+    assert ("Loss nan" in record.getMessage()) == spoils_loss
+
+
+class _Hot(nn.Module):
+    """Overflows in float16, not in float32."""
+
+    def forward(self, inputs):
+        return inputs * 1e6
+
+
+@needs_cpu_float16
+def test_too_many_in_a_row_name_loss_layer_dtype_and_remedy(batches):
+    model = nn.Sequential(nn.Linear(4, 8), _Hot(), nn.Linear(8, 1))
+    wrapper = _float16(model, max_skips=3)
+    before = [parameter.clone() for parameter in model.parameters()]
+    train_step(wrapper, model, batches[0])
+    train_step(wrapper, model, batches[1])
+    with pytest.raises(NonFiniteError) as raised:
+        train_step(wrapper, model, batches[2])
+    message = str(raised.value)
+    assert "first module whose output is not finite: 1 (_Hot), torch.float16." in message
+    assert "Loss nan, loss scale 16, skipped in a row: 3." in message or "Loss inf" in message
+    for remedy in ("bfloat16", "fp32_modules=['1']", "clip_grad", "learning rate"):
+        assert remedy in message
+    assert isinstance(raised.value, MMAmpError)
+    assert isinstance(raised.value, FloatingPointError)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+class _HotBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 8)
+
+    def forward(self, inputs):
+        return self.linear(inputs) * 1e6
+
+
+@needs_cpu_float16
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # Python 3.13.0
+@pytest.mark.parametrize("in_place", [False, True], ids=["wrapped", "in place"])
+def test_compiled_modules_are_watched_from_outside(batches, in_place):
+    inner = _HotBlock()
+    options = {"backend": "eager", "fullgraph": True}  # a hook in the graph would be an error
+    if in_place:
+        inner.compile(**options)
+    else:
+        inner = torch.compile(inner, **options)
+    model = nn.Sequential(inner, nn.Linear(8, 1))
+    wrapper = _float16(model, max_skips=2)
+    train_step(wrapper, model, batches[0])
+    with pytest.raises(NonFiniteError) as raised:
+        train_step(wrapper, model, batches[1])
+    first = "1 (Linear)" if in_place else "0 (OptimizedModule)"
+    assert f"not finite: {first}, torch.float16" in str(raised.value)
+
+
+@needs_cpu_float16
+def test_losses_are_not_kept_where_a_loss_scaler_decides(model, batches):
+    wrapper = _float16(model, max_skips=2)
+    for batch in batches[:3]:
+        train_step(wrapper, model, batch)
+    assert wrapper._guard.num_losses == 0
+
+
+@needs_cpu_float16
+def test_skips_in_between_do_not_add_up(model, batches):
+    wrapper = _float16(model, max_skips=2)
+    for batch in batches[:6]:
+        train_step(wrapper, model, _nan_loss(batch))
+        train_step(wrapper, model, batch)
+    assert wrapper.num_skipped == 6
+
+
+@needs_cpu_float16
+def test_default_allows_what_a_dynamic_scale_needs(model, batches):
+    assert enough_skips({}) == 32  # from 2**16 down to 2**-16
+    assert enough_skips({"init_scale": 1.0, "backoff_factor": 0.25}) == 8
+    wrapper = AmpOptimWrapper(_sgd(model), dtype="float16")
+    for _ in range(31):
+        train_step(wrapper, model, _nan_loss(batches[0]))
+    with pytest.raises(NonFiniteError, match="32 in a row and max_skips is 32"):
+        train_step(wrapper, model, _nan_loss(batches[0]))
+
+
+@needs_cpu_float16
+def test_many_isolated_skips_are_told_less_and_less_often(model, batches, caplog):
+    wrapper = _float16(model)
+    for _ in range(64):
+        train_step(wrapper, model, _nan_loss(batches[0]))
+        train_step(wrapper, model, batches[0])
+    assert wrapper.num_skipped == 64
+    assert len(_records(caplog)) == 11  # the first 8, the 16th, 32nd and 64th
+
+
+def _guarded(model, dtype, **options):
+    if dtype is None:
+        return OptimWrapper(_sgd(model, momentum=0.9), **options)
+    return AmpOptimWrapper(_sgd(model, momentum=0.9), dtype=dtype, **options)
+
+
+WITHOUT_SCALER = pytest.mark.parametrize("dtype", [None, "bfloat16"], ids=["float32", "bfloat16"])
+
+
+@WITHOUT_SCALER
+@pytest.mark.parametrize("clip_grad", [None, {"max_norm": 1.0}], ids=["unclipped", "clipped"])
+def test_without_a_scaler_bad_gradients_never_reach_the_parameters(
+    model, batches, caplog, dtype, clip_grad
+):
+    wrapper = _guarded(model, dtype, max_skips=2, clip_grad=clip_grad)
+    train_step(wrapper, model, batches[0])
+    handle = _spoil(model[0].bias, math.nan)
+    result = train_step(wrapper, model, batches[1])
+    handle.remove()
+    assert bool(result.skipped)
+    assert not bool(result.stepped)
+    assert not wrapper.step_skipped  # the device is not asked, so it is known with the next step
+    assert bool(train_step(wrapper, model, batches[2]).stepped)
+    assert wrapper.step_skipped
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    (record,) = _records(caplog)
+    assert record.levelno == logging.WARNING
+    assert "0.bias of 0 (Linear), torch.float32, norm nan (1 of 4 " in record.getMessage()
+
+
+@WITHOUT_SCALER
+def test_without_a_scaler_too_many_in_a_row_raise(model, batches, dtype):
+    wrapper = _guarded(model, dtype, max_skips=2, accumulative_counts=2)
+    train_step(wrapper, model, batches[0])
+    train_step(wrapper, model, batches[1])
+    for _ in range(2):
+        train_step(wrapper, model, _nan_loss(batches[0]))
+        train_step(wrapper, model, batches[0])
+    train_step(wrapper, model, batches[0])
+    with pytest.raises(NonFiniteError, match=r"Loss nan.*lower the learning rate") as raised:
+        train_step(wrapper, model, batches[0])
+    assert "bfloat16'" not in str(raised.value)
+
+
+def test_a_loss_alone_can_be_bad(model, batches):
+    wrapper = _guarded(model, None, max_skips=1)
+    wrapper.update_params(model(batches[0][0]).mean() + math.inf)  # its gradients are finite
+    with pytest.raises(NonFiniteError, match="Loss inf"):
+        train_step(wrapper, model, batches[0])
+
+
+def test_guard_changes_nothing_where_all_is_well(model, batches):
+    twin = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    twin.load_state_dict(model.state_dict())
+    wrapper, plain = _guarded(model, None, max_skips=1), _guarded(twin, None)
+    for batch in batches:
+        train_step(wrapper, model, batch)
+        train_step(plain, twin, batch)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+class _CountReads(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@WITHOUT_SCALER
+def test_guard_never_reads_from_the_device(model, batches, dtype):
+    wrapper = _guarded(model, dtype, max_skips=1)
+    with _CountReads() as reads:
+        for batch in batches[:5]:
+            train_step(wrapper, model, batch)
+    assert reads.count == 0
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("max_skips", [None, 3])
+def test_steps_that_are_not_skipped_are_never_looked_at(model, batches, monkeypatch, max_skips):
+    wrapper = _float16(model, max_skips=max_skips, clip_grad={"max_norm": 1.0})
+    monkeypatch.setattr("mm_amp._overflow_locator.local_norms", pytest.fail)
+    monkeypatch.setattr("mm_amp._finite_guard.local_norms", pytest.fail)
+    for batch in batches:
+        train_step(wrapper, model, batch)
+    assert wrapper.num_skipped == 0
+
+
+@pytest.mark.parametrize("max_skips", [0, 2.5, True, "3"])
+def test_max_skips_must_be_a_positive_integer(sgd, max_skips):
+    for build in (OptimWrapper, AmpOptimWrapper):
+        with pytest.raises(ConfigError, match=r"max_skips is .*integer of at least 1"):
+            build(sgd, max_skips=max_skips)
+
+
+def test_norms_of_sparse_half_empty_and_missing_gradients():
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1, 1])).sum().backward()
+    half = nn.Parameter(torch.ones(4, dtype=torch.float16))
+    half.grad = torch.full((4,), 6e4, dtype=torch.float16)  # a sum of squares overflows
+    empty = nn.Parameter(torch.ones(0))
+    empty.grad = torch.ones(0)
+    norms = local_norms([table.weight, half, empty, nn.Parameter(torch.ones(1))])
+    assert norms.dtype == torch.float32
+    torch.testing.assert_close(norms, torch.tensor([2.0, 1.2e5, 0, 0]), rtol=1e-3, atol=0)

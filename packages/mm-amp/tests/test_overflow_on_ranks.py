@@ -1,0 +1,171 @@
+"""Overflows on two gloo ranks: all ranks name the same parameters and stop together."""
+
+import logging
+import math
+
+import pytest
+import torch
+from conftest import needs_cpu_float16
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mm_amp import AmpOptimWrapper, NonFiniteError, OptimWrapper, detect_anomalous_params
+
+needs_sharding = pytest.mark.skipif(
+    not hasattr(getattr(getattr(torch, "cpu", None), "Stream", None), "record_event"),
+    reason="sharding works on the CPU after torch 2.6",
+)
+
+
+class _Messages(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+        logger = logging.getLogger("mm_amp._overflow_locator")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+def _make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def _sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _step(wrapper, model, factor=1.0):
+    with wrapper.optim_context(model):
+        loss = model(torch.ones(3, 4)).float().square().mean()
+    return wrapper.update_params(loss * factor)
+
+
+def _steps_until_error(wrapper, model, factor):
+    for index in range(5):
+        try:
+            _step(wrapper, model, factor)
+        except NonFiniteError as error:
+            return index, str(error)
+    return None
+
+
+def _bad_loss_on_one_rank(rank, dtype):
+    """Let rank 0 alone have a loss that is not finite; DDP then spreads it by the gradients."""
+    model = DistributedDataParallel(_make_model())
+    wrapper = (
+        AmpOptimWrapper(_sgd(model), {"init_scale": 64.0}, dtype, max_skips=2)
+        if dtype
+        else OptimWrapper(_sgd(model), max_skips=2)
+    )
+    _step(wrapper, model)
+    return _steps_until_error(wrapper, model, math.nan if rank == 0 else 1.0)
+
+
+def _bad_gradient_outside_ddp(rank):
+    """Only the guard can tell the other rank of a gradient that is not averaged."""
+    model = DistributedDataParallel(_make_model())
+    extra = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.1)
+    wrapper = OptimWrapper(optimizer, max_skips=2)
+    for index in range(4):
+        with wrapper.optim_context(model):
+            loss = model(torch.ones(3, 4)).mean() + extra
+        if rank == 1:
+            extra.register_hook(lambda gradient: gradient * math.inf)
+        try:
+            wrapper.update_params(loss)
+        except NonFiniteError as error:
+            return index, bool(extra.isfinite()), str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "dtype", [None, "bfloat16", pytest.param("float16", marks=needs_cpu_float16)]
+)
+def test_ranks_of_ddp_stop_together(rank_pool, dtype):
+    first, second = rank_pool.run(_bad_loss_on_one_rank, dtype)
+    assert first[0] == second[0] == (1 if dtype == "float16" else 2)  # late without a scaler
+    for message in (first[1], second[1]):
+        assert "2.bias of 2 (Linear), torch.float32, norm nan" in message
+
+
+def test_ranks_stop_together_where_gradients_are_not_averaged(rank_pool):
+    first, second = rank_pool.run(_bad_gradient_outside_ddp)
+    assert first[:2] == second[:2] == (2, True)
+    assert "param_groups[0][4], torch.float32, norm inf" in second[2]
+
+
+def _overflow_in_one_shard(rank, dtype):
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - new torch
+
+    model = _make_model()
+    fully_shard(model[0])
+    fully_shard(model)
+    wrapper = AmpOptimWrapper(_sgd(model), {"init_scale": 64.0}, dtype, max_skips=2)
+    log = _Messages()
+    _step(wrapper, model)
+
+    step = wrapper.step
+
+    def spoil_and_step():
+        if rank == 1:  # the second of two elements, one on each rank
+            model[2].bias.grad.to_local()[0] = math.inf
+        return step()
+
+    wrapper.step = spoil_and_step
+    found = _steps_until_error(wrapper, model, 1.0)
+    logging.getLogger("mm_amp._overflow_locator").removeHandler(log)
+    is_finite = all(bool(p.to_local().isfinite().all()) for p in model.parameters())
+    return found, log.messages, is_finite
+
+
+@needs_sharding
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_overflow_in_a_shard_is_named_on_all_ranks(rank_pool, dtype):
+    first, second = rank_pool.run(_overflow_in_one_shard, dtype)
+    assert first == second
+    (index, message), (logged,), is_finite = first
+    assert index == (1 if dtype == "float16" else 2)
+    assert is_finite
+    for text in (message, logged):
+        assert "2.bias of the model (FSDP" in text or "2.bias of 2 (Linear)" in text
+        assert "norm inf (1 of 4 gradients)" in text
+
+
+class _Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(4, 4)
+        self.idle = nn.Linear(4, 4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(requires_grad=False)
+
+    def forward(self, inputs):
+        return self.used(inputs) + self.idle(inputs).detach()
+
+
+def _find_idle(rank, kind):
+    model = _Branches()
+    if kind == "ddp":
+        model = DistributedDataParallel(model, find_unused_parameters=True)
+    else:
+        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - new torch
+
+        fully_shard(model.used)
+        fully_shard(model.idle)
+        fully_shard(model)
+    found = []
+    for _ in range(2):  # fully_shard sets itself up in the first forward
+        loss = model(torch.full((2, 4), float(rank))).sum()
+        found.append(detect_anomalous_params(loss, model))
+        loss.backward()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fully_shard", marks=needs_sharding)])
+def test_parameters_outside_the_graph_of_a_wrapped_model(rank_pool, kind):
+    for found in rank_pool.run(_find_idle, kind):
+        assert found == [["idle.weight", "idle.bias"]] * 2

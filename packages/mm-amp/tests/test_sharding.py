@@ -1,0 +1,160 @@
+"""Sharded models on two gloo ranks, where the gradients of one are spread: clipping and scaling."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from conftest import needs_cpu_float16
+from torch import nn
+
+from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper
+
+_CAN_SHARD_ON_CPU = hasattr(getattr(getattr(torch, "cpu", None), "Stream", None), "record_event")
+needs_sharding = pytest.mark.skipif(
+    not _CAN_SHARD_ON_CPU, reason="sharding works on the CPU after torch 2.6"
+)
+
+
+def _make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def _batch(rank):
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(6, 4, generator=generator), torch.randn(6, 1, generator=generator)
+
+
+def _step(wrapper, model, batch):
+    with wrapper.optim_context(model):
+        loss = nn.functional.mse_loss(model(batch[0]).float(), batch[1])
+    return wrapper.update_params(loss)
+
+
+def _unsharded_step(clip_grad, batches):
+    """Step one process on all batches; return norm and parameters."""
+    model = _make_model()
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), clip_grad=clip_grad)
+    both = tuple(torch.cat(column) for column in zip(*batches, strict=True))
+    result = _step(wrapper, model, both)
+    return result.grad_norm, list(model.parameters())
+
+
+def _first_fsdp(module, **options):
+    from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: PLC0415 - slow
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own: deprecations, and no accelerator here
+        return FullyShardedDataParallel(module, device_id=torch.device("cpu"), **options)
+
+
+def _clip_first_fsdp(rank):
+    clip_grad = {"max_norm": 0.05}
+    norm, _ = _unsharded_step(clip_grad, [_batch(0), _batch(1)])
+    model = _first_fsdp(_make_model(), use_orig_params=True)
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), clip_grad=clip_grad)
+    torch.testing.assert_close(_step(wrapper, model, _batch(rank)).grad_norm, norm)
+
+
+def _overflow_on_one_rank(rank, fused):
+    model = _first_fsdp(_make_model(), use_orig_params=True)
+    arguments = {"fused": True} if fused else {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **arguments)
+    wrapper = AmpOptimWrapper(optimizer, {"init_scale": 64.0}, "float16", accumulative_counts=2)
+    wrapper.load_state_dict(copy.deepcopy(wrapper.state_dict()))
+    inputs, targets = _batch(rank)
+    with model.no_sync():  # gradients stay here, so only the scaler can tell the other rank
+        for factor in (1.0, float("inf") if rank == 0 else 1.0):
+            with wrapper.optim_context(model):
+                loss = nn.functional.mse_loss(model(inputs).float(), targets * factor)
+            wrapper.backward(loss)
+    assert type(wrapper.loss_scaler).__name__ == "ShardedGradScaler"
+    assert wrapper.step().skipped
+    assert wrapper.loss_scaler.get_scale() == 32.0
+    assert torch.isfinite(torch.cat([p.flatten() for p in model.parameters()])).all()
+
+
+def _refuse_what_cannot_be_clipped(rank):
+    model = nn.Sequential(_first_fsdp(nn.Linear(4, 8)), nn.Linear(8, 1))
+    for clip_grad in ({"max_norm": 1.0}, {"type": "agc", "clip_factor": 0.1}):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        wrapper = OptimWrapper(optimizer, clip_grad=clip_grad)
+        with pytest.raises(ConfigError, match="FullyShardedDataParallel has flattened"):
+            _step(wrapper, model, _batch(rank))
+
+
+def _check_first_fsdp(rank):
+    _clip_first_fsdp(rank)
+    _refuse_what_cannot_be_clipped(rank)
+    _overflow_on_one_rank(rank, fused=False)
+    _overflow_on_one_rank(rank, fused=True)
+
+
+@needs_sharding
+@needs_cpu_float16
+def test_first_fsdp_is_recognized_without_a_flag(rank_pool):
+    rank_pool.run(_check_first_fsdp)
+
+
+def _clip_partly_sharded(clip_grad):
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - new torch
+
+    batch = _batch(0)  # the same on both: the part that is not sharded is not averaged either
+    norm, expected = _unsharded_step(clip_grad, [batch])
+    model = _make_model()
+    fully_shard(model[0])
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), clip_grad=clip_grad)
+    result = _step(wrapper, model, batch)
+    torch.testing.assert_close(result.grad_norm, norm)
+    assert norm is None or type(result.grad_norm) is torch.Tensor
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        torch.testing.assert_close(whole.detach(), value.detach())
+
+
+def _clip_fully_sharded(rank, clip_grad):
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - new torch
+
+    norm, expected = _unsharded_step(clip_grad, [_batch(0), _batch(1)])
+    model = _make_model()
+    fully_shard(model)
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), clip_grad=clip_grad)
+    result = _step(wrapper, model, _batch(rank))
+    torch.testing.assert_close(result.grad_norm, norm)
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.full_tensor().detach(), value.detach())
+
+
+def _check_fully_shard(rank):
+    for clip_grad in (
+        {"max_norm": 0.05},
+        {"max_norm": 0.05, "norm_type": 1},
+        {"max_norm": 0.05, "norm_type": float("inf")},  # one rank's part of the last bias is empty
+        {"type": "value", "clip_value": 0.01},
+        {"type": "agc", "clip_factor": 0.02},
+    ):
+        _clip_fully_sharded(rank, clip_grad)
+        _clip_partly_sharded(clip_grad)
+
+
+@needs_sharding
+def test_clipping_under_fully_shard_equals_that_of_the_whole_model(rank_pool):
+    rank_pool.run(_check_fully_shard)
+
+
+def _refuse_weights_without_a_model(rank):
+    model = _make_model()
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    loss = model(_batch(rank)[0]).mean()
+    with pytest.raises(ConfigError, match="no forward ran in optim_context"):
+        wrapper.update_params(loss, weight=6)
+    # A model that averages nothing is weighed on its own.
+    alone = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    with alone.optim_context(model):
+        loss = model(_batch(rank)[0]).mean()
+    assert alone.update_params(loss, weight=6 + rank).stepped
+
+
+def test_weights_in_a_distributed_run_need_the_model(rank_pool):
+    rank_pool.run(_refuse_weights_without_a_model)

@@ -1,0 +1,180 @@
+"""A step left out because of an overflow: who learns of it, when, and what schedules do."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import needs_cpu_float16, train_step
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+from mm_amp import AmpOptimWrapper, OptimWrapper
+from mm_amp._host_flag import HostFlag
+from mm_amp._skips import SkipLog
+
+
+def _overflowing(batch):
+    return batch[0], batch[1] * float("inf")
+
+
+def _wrap(model, *, fused, **options):
+    arguments = {"fused": True} if fused else {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **arguments)
+    return AmpOptimWrapper(optimizer, {"init_scale": 64.0}, "float16", **options)
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize(
+    ("fused", "expected"),
+    [
+        pytest.param(False, [True, False, True, True, False], id="plain: at once"),
+        pytest.param(True, [False, True, False, True, True], id="fused: one step late"),
+    ],
+)
+def test_skip_becomes_known(model, batches, fused, expected):
+    wrapper = _wrap(model, fused=fused)
+    overflows = [True, False, True, True, False]
+    found = []
+    for overflows_now, batch in zip(overflows, batches, strict=False):
+        train_step(wrapper, model, _overflowing(batch) if overflows_now else batch)
+        found.append(wrapper.step_skipped)
+    assert found == expected
+    assert wrapper.num_skipped == 3
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("fused", [False, True])
+def test_unread_skips_are_counted_all_the_same(model, batches, fused):
+    wrapper = _wrap(model, fused=fused)
+    for index, batch in enumerate(batches[:8]):
+        train_step(wrapper, model, _overflowing(batch) if index < 3 else batch)
+    assert wrapper.num_skipped == 3
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_schedule_in_a_plain_loop_stays_where_it_is_and_torch_does_not_warn(model, batches, fused):
+    wrapper = _wrap(model, fused=fused)
+    scheduler = StepLR(wrapper.optimizer, step_size=1, gamma=0.5)
+    for index, batch in enumerate(batches[:6]):
+        train_step(wrapper, model, _overflowing(batch) if index in {0, 3} else batch)
+        if not wrapper.step_skipped:
+            scheduler.step()  # torch's warning of a wrong order would fail the test
+    assert scheduler.last_epoch == 4  # six steps, two of them skipped
+    assert wrapper.get_lr() == {"lr": [pytest.approx(0.1 * 0.5**4)]}
+
+
+@needs_cpu_float16
+def test_accumulating_micro_batch_is_no_news(model, batches):
+    wrapper = _wrap(model, fused=False, accumulative_counts=2)
+    news = []
+    for batch in batches[:4]:
+        train_step(wrapper, model, _overflowing(batch) if batch is batches[0] else batch)
+        news.append(wrapper.step_skipped)
+    assert news == [False, True, False, False]
+
+
+def test_full_precision_never_skips(model, sgd, batches):
+    wrapper = OptimWrapper(sgd)
+    train_step(wrapper, model, _overflowing(batches[0]))
+    assert (wrapper.step_skipped, wrapper.num_skipped) == (False, 0)
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_listeners_hear_of_skipped_steps_only_and_see_the_gradients(model, batches, fused):
+    wrapper = _wrap(model, fused=fused, clip_grad={"max_norm": 1.0})
+    heard = []
+
+    def listen(step):
+        names = [name for name, _ in step.named_parameters()]
+        finite = [bool(p.grad.isfinite().all()) for _, p in step.named_parameters()]
+        heard.append((step.num_in_a_row, step.is_late, float(step.loss_scale), names, all(finite)))
+
+    wrapper._skips.listeners.append(listen)
+    for index, batch in enumerate(batches[:5]):
+        train_step(wrapper, model, _overflowing(batch) if index in {1, 2} else batch)
+    names = [name for name, _ in model.named_parameters()]
+    if fused:  # one step late, so the second finds gradients of a sound step
+        assert heard == [(1, True, 32.0, names, False), (2, True, 16.0, names, True)]
+    else:
+        assert heard == [(1, False, 64.0, names, False), (2, False, 32.0, names, False)]
+
+
+@needs_cpu_float16
+def test_parameters_are_named_by_their_place_without_a_model(model, batches):
+    wrapper = _wrap(model, fused=False)
+    names = []
+    wrapper._skips.listeners.append(
+        lambda step: names.extend(name for name, _ in step.named_parameters())
+    )
+    wrapper.update_params(model(batches[0][0]).mean() * float("inf"))
+    assert names == [f"param_groups[0][{position}]" for position in range(4)]
+
+
+@needs_cpu_float16
+def test_names_are_without_those_of_wrappers(model, batches):
+    wrapped = nn.Sequential()
+    wrapped.add_module("module", model)
+    wrapper = _wrap(model, fused=False)
+    names = []
+    wrapper._skips.listeners.append(
+        lambda step: names.extend(name for name, _ in step.named_parameters())
+    )
+    train_step(wrapper, wrapped, _overflowing(batches[0]))
+    assert names == list(model.state_dict())
+
+
+class _Event:
+    """Stands in for an accelerator's event: notes what is waited for."""
+
+    log: list
+
+    def record(self, stream):
+        self.log.append(f"record on {stream}")
+
+    def synchronize(self):
+        self.log.append("wait")
+
+
+class _Flag:
+    """Stands in for a tensor of an accelerator."""
+
+    def __init__(self, device_type, value):
+        self.device = SimpleNamespace(type=device_type)
+        self._value = value
+
+    def to(self, device, *, non_blocking):
+        assert (device, non_blocking) == ("cpu", True)
+        return torch.tensor(self._value)
+
+
+def _stand_in_device(monkeypatch, **names):
+    monkeypatch.setattr(torch, "abacus", SimpleNamespace(**names), raising=False)
+
+
+def test_copy_of_a_stand_in_device_waits_for_its_event_once_and_when_read(monkeypatch):
+    _Event.log = log = []
+    _stand_in_device(monkeypatch, Event=_Event, current_stream=lambda _: "stream 7")
+    flag = HostFlag(_Flag("abacus", value=True))
+    assert log == ["record on stream 7"]
+    assert flag.read() is flag.read() is True
+    assert log == ["record on stream 7", "wait"]
+
+
+def test_stand_in_device_without_events_is_drained_when_read(monkeypatch):
+    log = []
+    _stand_in_device(monkeypatch, synchronize=lambda: log.append("drain"))
+    flag = HostFlag(_Flag("abacus", value=False))
+    assert log == []
+    assert flag.read() is False
+    assert log == ["drain"]
+
+
+def test_log_takes_a_bool_after_a_tensor():
+    skips = SkipLog()
+    skips.note(torch.tensor(True))  # noqa: FBT003
+    assert not skips.has_news
+    skips.note(False)  # noqa: FBT003 - nothing had a gradient, say
+    assert skips.has_news
+    assert (skips.num_skipped, skips.num_in_a_row) == (1, 0)

@@ -1,0 +1,165 @@
+import copy
+
+import pytest
+import torch
+from conftest import needs_cpu_float16
+from torch import nn
+
+from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper
+
+_SIZES = [3, 1, 4, 2, 5]
+
+
+@pytest.fixture
+def ragged(batches):
+    """Five micro-batches of 3, 1, 4, 2 and 5 samples."""
+    return [(x[:n], y[:n]) for n, (x, y) in zip(_SIZES, batches, strict=False)]
+
+
+def _step(wrapper, model, batch, weight):
+    with wrapper.optim_context(model):
+        loss = nn.functional.mse_loss(model(batch[0]).float(), batch[1])
+    return wrapper.update_params(loss, weight=weight)
+
+
+def _big_batch(parts):
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _train(model, micro_batches, make_weight, **options):
+    twin = copy.deepcopy(model)
+    wrapper = OptimWrapper(torch.optim.SGD(twin.parameters(), lr=0.1), **options)
+    wrapper.initialize_count_status(twin, 0, len(micro_batches))
+    results = [_step(wrapper, twin, batch, make_weight(batch)) for batch in micro_batches]
+    return twin.state_dict(), results
+
+
+def _train_big(model, micro_batches, window, **options):
+    windows = [micro_batches[i : i + window] for i in range(0, len(micro_batches), window)]
+    return _train(model, [_big_batch(parts) for parts in windows], lambda _: None, **options)
+
+
+def _close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "make_weight",
+    [
+        pytest.param(lambda batch: len(batch[0]), id="int"),
+        pytest.param(lambda batch: 0.5 * len(batch[0]), id="float"),
+        pytest.param(lambda batch: torch.tensor(len(batch[0])), id="tensor"),
+        pytest.param(lambda batch: torch.tensor([float(len(batch[0]))]), id="vector of one"),
+    ],
+)
+def test_ragged_micro_batches_equal_the_big_batch(model, ragged, window, make_weight):
+    found, _ = _train(model, ragged, make_weight, accumulative_counts=window)
+    expected, _ = _train_big(model, ragged, window)
+    _close(found, expected)
+
+
+def test_clipping_sees_the_gradient_of_the_big_batch(model, ragged):
+    clip_grad = {"max_norm": 0.01}
+    found, results = _train(
+        model, ragged, lambda batch: len(batch[0]), accumulative_counts=3, clip_grad=clip_grad
+    )
+    expected, expected_results = _train_big(model, ragged, 3, clip_grad=clip_grad)
+    _close(found, expected)
+    _close(results[-1].grad_norm, expected_results[-1].grad_norm)
+
+
+def test_a_single_micro_batch_is_left_as_it_is(model, ragged):
+    found, _ = _train(model, ragged, lambda _: 17)
+    expected, _ = _train(model, ragged, lambda _: None)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+def test_a_micro_batch_of_weight_zero_counts_nothing(model, ragged, as_tensor):
+    def weight(batch):
+        found = 0 if batch is ragged[0] else len(batch[0])
+        return torch.tensor(found) if as_tensor else found
+
+    found, _ = _train(model, ragged[:3], weight, accumulative_counts=3)
+    expected, _ = _train_big(model, ragged[1:3], 3)
+    _close(found, expected)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_window_of_weight_zero_changes_nothing(model, ragged, window, as_tensor):
+    weight = torch.tensor(0.0) if as_tensor else 0
+    found, _ = _train(model, ragged[:2], lambda _: weight, accumulative_counts=window)
+    torch.testing.assert_close(found, dict(model.state_dict()), rtol=0, atol=0)
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("clip_grad", [None, {"max_norm": 0.05}], ids=["unclipped", "clipped"])
+def test_large_weights_do_not_overflow_in_float16(model, ragged, fused, clip_grad):
+    """A million tokens a sample: scaled gradients are still as large as the big batch's."""
+
+    def train(micro_batches, window, make_weight):
+        twin = copy.deepcopy(model)
+        arguments = {"fused": True} if fused else {}
+        wrapper = AmpOptimWrapper(
+            torch.optim.SGD(twin.parameters(), lr=0.1, **arguments),
+            {"init_scale": 1024.0},
+            "float16",
+            accumulative_counts=window,
+            clip_grad=clip_grad,
+        )
+        wrapper.initialize_count_status(twin, 0, len(micro_batches))
+        results = [_step(wrapper, twin, batch, make_weight(batch)) for batch in micro_batches]
+        assert not any(result.skipped for result in results)
+        return twin.state_dict()
+
+    found = train(ragged, 3, lambda batch: 1e6 * len(batch[0]))
+    windows = [_big_batch(ragged[:3]), _big_batch(ragged[3:])]
+    expected = train(windows, 1, lambda batch: len(batch[0]))
+    torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-4)  # float16's own precision
+
+
+def test_a_float16_gradient_on_its_way_is_as_large_as_that_of_the_big_batch(model, ragged):
+    """What keeps float16 from overflowing, and from vanishing, seen on the last backward."""
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0), accumulative_counts=4)
+    sizes = []
+    for batch in ragged * 4:
+        with wrapper.optim_context(model):
+            output = model(batch[0])
+            loss = output.mean()
+        output.register_hook(lambda gradient: sizes.append(float(gradient.sum())))
+        wrapper.update_params(loss, weight=1e6 * len(batch[0]))
+    unweighted = 1 / 4
+    assert all(unweighted / 5 < size < unweighted * 5 for size in sizes)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, None), (None, 1)])
+def test_mixing_weighted_and_unweighted_calls_is_an_error(model, sgd, ragged, first, second):
+    wrapper = OptimWrapper(sgd, accumulative_counts=2)
+    _step(wrapper, model, ragged[0], first)
+    with pytest.raises(ConfigError, match="weighs all of them"):
+        _step(wrapper, model, ragged[1], second)
+    assert wrapper.inner_count == 1
+    wrapper.initialize_count_status(model, 0, 2)  # another run may do it the other way
+    _step(wrapper, model, ragged[1], second)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (-1, "weight is -1; it must be finite and at least 0"),
+        (float("nan"), "weight is nan"),
+        (float("inf"), "weight is inf"),
+        (True, "weight is True"),
+        ("3", "weight is '3'"),
+        (torch.ones(2), r"weight has shape \(2,\)"),
+    ],
+    ids=str,
+)
+def test_wrong_weight_is_named(model, sgd, ragged, weight, message):
+    wrapper = OptimWrapper(sgd)
+    with pytest.raises(ConfigError, match=message):
+        _step(wrapper, model, ragged[0], weight)
+    assert wrapper.inner_count == 0
