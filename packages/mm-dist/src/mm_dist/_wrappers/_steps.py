@@ -21,6 +21,34 @@ class OptimWrapperProtocol(Protocol):
         """Run backward and, when it is time, the optimizer."""
 
 
+class ModuleEvaluation:
+    """Evaluation steps of a wrapper whose module can evaluate by itself.
+
+    Attributes:
+        module: The wrapped model.
+    """
+
+    module: Any
+
+    def val_step(self, data: Any) -> Any:
+        """Return the module's own ``val_step(data)``; nothing is synchronised.
+
+        Raises:
+            ArgumentTypeError: If the module has none.
+        """
+        check_methods(self, "val_step", "val_step")
+        return self.module.val_step(data)
+
+    def test_step(self, data: Any) -> Any:
+        """Return the module's own ``test_step(data)``; nothing is synchronised.
+
+        Raises:
+            ArgumentTypeError: If the module has none.
+        """
+        check_methods(self, "test_step", "test_step")
+        return self.module.test_step(data)
+
+
 def run_train_step(
     wrapper: Any,
     data: Any,

@@ -19,14 +19,14 @@ from mm_dist._wrappers._ddp_arguments import (
     read_ddp_arguments,
 )
 from mm_dist._wrappers._reduction_errors import explain
-from mm_dist._wrappers._steps import OptimWrapperProtocol, check_methods, run_train_step
+from mm_dist._wrappers._steps import ModuleEvaluation, OptimWrapperProtocol, run_train_step
 
 _logger = logging.getLogger(__name__)
 # What belongs to this process: neither copied nor pickled, but made anew.
 _OWN_STATE = ("_guard", "_gradient_watch", "_check_reduction", "comm_hook_state")
 
 
-class MMDistributedDataParallel(DistributedDataParallel):
+class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
     """torch's ``DistributedDataParallel`` with the steps that a training loop calls.
 
     The wrapped module provides ``data_preprocessor(data, training)``, ``forward(..., mode)`` and
@@ -209,24 +209,6 @@ class MMDistributedDataParallel(DistributedDataParallel):
         if self._gradient_watch is not None:
             self._gradient_watch.report()
         return log_vars
-
-    def val_step(self, data: Any) -> Any:
-        """Return the module's own ``val_step(data)``; nothing is synchronised.
-
-        Raises:
-            ArgumentTypeError: If the module has none.
-        """
-        check_methods(self, "val_step", "val_step")
-        return self.module.val_step(data)
-
-    def test_step(self, data: Any) -> Any:
-        """Return the module's own ``test_step(data)``; nothing is synchronised.
-
-        Raises:
-            ArgumentTypeError: If the module has none.
-        """
-        check_methods(self, "test_step", "test_step")
-        return self.module.test_step(data)
 
 
 def _reduced_parameters(wrapper: Any) -> list[tuple[str, Tensor]]:

@@ -12,11 +12,11 @@ from mm_dist._progress import advance_iteration
 from mm_dist._wrappers._ddp_arguments import check_module
 from mm_dist._wrappers._recognition import is_model_wrapper
 from mm_dist._wrappers._reduction_errors import explain
-from mm_dist._wrappers._steps import check_methods
+from mm_dist._wrappers._steps import ModuleEvaluation, check_methods
 from mm_dist._wrappers.ddp import MMDistributedDataParallel
 
 
-class MMSeparateDistributedDataParallel(nn.Module):
+class MMSeparateDistributedDataParallel(ModuleEvaluation, nn.Module):
     """Data parallelism of each child by itself: one backward may reach some of them only.
 
     Each child with trainable parameters becomes an ``MMDistributedDataParallel``, in its place in
@@ -99,24 +99,6 @@ class MMSeparateDistributedDataParallel(nn.Module):
         if steady_switch.is_due:
             enter_steady_state()
         return log_vars
-
-    def val_step(self, data: Any) -> Any:
-        """Return the module's own ``val_step(data)``.
-
-        Raises:
-            ArgumentTypeError: If the module has none.
-        """
-        check_methods(self, "val_step", "val_step")
-        return self.module.val_step(data)
-
-    def test_step(self, data: Any) -> Any:
-        """Return the module's own ``test_step(data)``.
-
-        Raises:
-            ArgumentTypeError: If the module has none.
-        """
-        check_methods(self, "test_step", "test_step")
-        return self.module.test_step(data)
 
 
 class ChildDataParallel(MMDistributedDataParallel):
