@@ -1,7 +1,12 @@
+import os
 import sys
+import time
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from toy import CountingBackend, Toy
 
 
@@ -22,3 +27,32 @@ def backend():
 @pytest.fixture
 def model():
     return Toy()
+
+
+def _enter_rank(rank, world_size, store, function, args):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    function(rank, *args)
+    # gloo's threads still release objects; torch 2.6 deadlocks if the group ends meanwhile, and
+    # others abort if the interpreter does.
+    time.sleep(0.05)
+    dist.destroy_process_group()
+    os._exit(0)
+
+
+@pytest.fixture
+def run_ranks(tmp_path):
+    """``run_ranks(function, world_size, *args)`` calls ``function(rank, *args)`` on gloo ranks."""
+
+    def run(function, world_size, *args):
+        # A file store instead of a port: two test runs on one machine cannot collide.
+        store = tmp_path / "store"
+        mp.spawn(_enter_rank, (world_size, store, function, args), nprocs=world_size)
+
+    return run

@@ -21,7 +21,7 @@ def test_a_config_that_asks_for_nothing_leaves_the_model_untouched(model, cfg):
     [
         ({"bakend": "eager"}, "no argument 'bakend'. Did you mean 'backend'"),
         ({"target": "foward"}, "'foward' does not exist. Did you mean 'forward'"),
-        ({"target": 3}, "compile.target is 3; it takes a string"),
+        ({"target": 3}, "compile.target is 3; it takes a method's name or a list"),
         ({"fullgraph": "yes"}, "compile.fullgraph is 'yes'; it takes True or False"),
         ({"backend": 7}, "compile.backend is 7; it takes a backend's name or a callable"),
         ({"options": ["max_autotune"]}, "compile.options is"),

@@ -1,13 +1,12 @@
 import copy
-import inspect
 import pickle
+import pickletools
 
 import pytest
 import torch
 from toy import Toy, needs_compile
 
 from mm_compile import compile_model
-from mm_compile._install import CompiledMethod, install_method
 
 pytestmark = needs_compile
 
@@ -16,24 +15,16 @@ def through_pickle(model):
     return pickle.loads(pickle.dumps(model))  # noqa: S301 - our own bytes
 
 
+def double(inputs):
+    return inputs * 2
+
+
 copied = pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
 
 
-def compile_forward(model, backend):
-    compile_model(model, {"backend": backend})
-
-
-def compile_forward_as_on_torch_2_0(model, backend):
-    install_method(model, "forward", {"backend": backend})
-
-
-ways = pytest.mark.parametrize("way", [compile_forward, compile_forward_as_on_torch_2_0])
-
-
 @copied
-@ways
-def test_a_copy_computes_with_its_own_parameters(model, backend, copied, way):
-    way(model, backend)
+def test_a_copy_computes_with_its_own_parameters(model, backend, copied):
+    compile_model(model, {"backend": backend})
     model.eval()
     inputs = torch.randn(5, 4)
     compiled = model(inputs)
@@ -48,9 +39,8 @@ def test_a_copy_computes_with_its_own_parameters(model, backend, copied, way):
 
 
 @copied
-@ways
-def test_a_copy_can_be_compiled_and_undone_itself(model, backend, copied, way):
-    way(model, backend)
+def test_a_copy_can_be_compiled_and_undone_itself(model, backend, copied):
+    compile_model(model, {"backend": backend})
     twin = copied(model)
     handle = compile_model(twin, {"backend": backend})
     calls = backend.calls
@@ -71,12 +61,19 @@ def test_train_step_of_a_copy_trains_the_copy(model, backend, copied):
     assert not torch.equal(twin.first.weight, weight)
 
 
-def test_the_way_of_torch_2_0_is_compiled_in_place_and_undone(model, backend):
+def test_pickles_do_not_mention_this_package(model, backend):
+    compile_model(model, {"backend": backend})
+    names = [str(argument) for _, argument, _ in pickletools.genops(pickle.dumps(model))]
+    assert not any("mm_compile" in name for name in names)
+
+
+def test_a_method_of_the_object_itself_is_compiled_and_goes_into_copies(model, backend):
+    model.forward = double
     before = dict(vars(model))
-    restore = install_method(model, "forward", {"backend": backend})
-    assert isinstance(model.forward, CompiledMethod)
-    assert list(inspect.signature(model.forward).parameters) == ["inputs", "mode"]
-    model(torch.randn(5, 4))
+    handle = compile_model(model, {"backend": backend})
+    inputs = torch.randn(5, 4)
+    torch.testing.assert_close(model(inputs), inputs * 2)
     assert backend.calls == 1
-    restore()
+    assert copy.deepcopy(model).forward is double
+    handle.undo()
     assert vars(model) == before

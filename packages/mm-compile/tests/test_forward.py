@@ -1,9 +1,14 @@
+import gc
+import inspect
+import weakref
+
 import pytest
 import torch
 from torch import nn
 from toy import Toy, needs_compile
 
 from mm_compile import AlreadyCompiledError, compile_model
+from mm_compile._torch import torch_version
 
 pytestmark = needs_compile
 
@@ -121,3 +126,35 @@ def test_a_broken_backend_shows_at_the_first_call_and_can_be_undone(model):
         model(torch.randn(5, 4))
     handle.undo()
     assert model(torch.randn(5, 4)).shape == (5, 1)
+
+
+def test_a_direct_call_of_forward_is_compiled_too(model, backend):
+    compile_model(model, {"backend": backend})
+    model.forward(torch.randn(5, 4))
+    assert backend.calls == 1
+    assert list(inspect.signature(model.forward).parameters) == ["inputs", "mode"]
+
+
+def test_the_model_is_freed_with_its_last_reference(backend):
+    model = Toy()
+    handle = compile_model(model, {"backend": backend})
+    model(torch.randn(5, 4))
+    alive = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
+    handle.undo()
+
+
+@pytest.mark.skipif(torch_version() < (2, 5), reason="this torch nests no compiled code")
+def test_the_model_may_lie_in_code_that_is_compiled_around_it(model, backend):
+    compile_model(model, {"backend": "eager"})
+    whole = torch.compile(lambda inputs: model(inputs) + 1, backend=backend)
+    model.eval()
+    inputs = torch.randn(5, 4)
+    torch.testing.assert_close(whole(inputs), model(inputs) + 1)
+    assert backend.calls >= 1

@@ -1,7 +1,7 @@
 """``compile_model``: the one entrance."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -9,7 +9,8 @@ from torch import nn
 from ._config import CompileConfig, check_against_torch, parse_config
 from ._errors import ConfigError, MMCompileError
 from ._handle import CompileHandle
-from ._install import install_forward, install_method
+from ._install import install_regions
+from ._region import Region
 from ._torch import describe_backend
 
 _logger = logging.getLogger(__name__)
@@ -29,16 +30,27 @@ def compile_model(
         model: A module, or one wrapped by torch's ``DistributedDataParallel``.
         cfg: True for the defaults; False or None for nothing; or the keyword arguments of this
             torch's ``torch.compile`` (``backend``, ``mode``, ``dynamic``, ``fullgraph``,
-            ``options``, ``disable``, ...) plus ``target``: ``"forward"`` (the default) is what
-            ``model(...)`` runs, in training and evaluation alike; ``"train_step"`` is that method
-            of the very object given, backward and optimizer step included. Never changed.
+            ``options``, ``disable``, ...) plus those below. Never changed.
+
+            * ``target``: ``"forward"`` (the default) is what ``model(...)`` runs, in training and
+              evaluation alike. ``"train_step"``, ``"val_step"``, ``"test_step"``, ``"loss"`` and
+              ``"predict"`` are these methods of the very object given, ``train_step`` with
+              backward and optimizer step included. A list of names compiles each.
+            * ``regions``: ``"auto"`` compiles repeated blocks one by one, each kind of them once;
+              a list of patterns (``["encoder.layers.*"]``) the modules so named.
+            * ``on_error``: ``"raise"`` (the default), or ``"eager"`` to run a region that does not
+              compile as it is, on all ranks.
+            * ``recompile_limit`` (4): how often a region may be compiled again in each mode, and
+              ``on_recompile`` what happens beyond: ``"dynamic"`` (the default) compiles once more
+              for any size, then runs eagerly; ``"eager"``; ``"raise"``.
+            * ``optimizer``: whether ``handle.compile_optimizer`` compiles the optimizer's step.
 
     Returns:
         A handle that undoes and reports.
 
     Raises:
-        ConfigError: If a key, backend, mode, option or target is unknown, or a value has the wrong
-            type.
+        ConfigError: If a key, backend, mode, option, target or pattern is unknown, or a value has
+            the wrong type.
         TorchVersionError: If torch is older than 2.0, or cannot compile on this Python.
         AlreadyCompiledError: If the model is compiled already.
 
@@ -53,19 +65,17 @@ def compile_model(
         )
     config = parse_config(cfg)
     if not config.enabled:
-        return CompileHandle(config, restore=None)
+        return CompileHandle(config, [])
     check_against_torch(config)
-    restore = _install(model, config)
+    regions = _install(model, config)
     backend = describe_backend(config.keywords)
-    _logger.debug("compiled %s of %s by %s", config.target, type(model).__name__, backend)
-    return CompileHandle(config, restore)
+    _logger.debug("compile: %s by %s", ", ".join(region.label for region in regions), backend)
+    return CompileHandle(config, regions)
 
 
-def _install(model: nn.Module, config: CompileConfig) -> Callable[[], None]:
+def _install(model: nn.Module, config: CompileConfig) -> list[Region]:
     try:
-        if config.target == "forward":
-            return install_forward(model, config.keywords)
-        return install_method(model, config.target, config.keywords)
+        return install_regions(model, config)
     except MMCompileError:
         raise
     except (AssertionError, RuntimeError, TypeError) as error:

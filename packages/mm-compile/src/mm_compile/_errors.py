@@ -15,3 +15,11 @@ class TorchVersionError(MMCompileError, RuntimeError):
 
 class AlreadyCompiledError(MMCompileError, RuntimeError):
     """The model is compiled already, by this package or by ``module.compile()``."""
+
+
+class CompileError(MMCompileError, RuntimeError):
+    """Something did not compile, and cannot or shall not run eagerly instead."""
+
+
+class RecompileLimitError(MMCompileError, RuntimeError):
+    """A region was compiled again more often than ``recompile_limit`` allows."""

@@ -1,140 +1,119 @@
-"""Putting compiled code in a model's place, and taking it out again.
+"""Putting compiled regions in their modules' places."""
 
-Whatever is compiled belongs to one object. A copy of the model (``copy.deepcopy``, ``pickle``) must
-compute with its own parameters, so copies run eagerly until they are compiled themselves.
-"""
-
-from collections.abc import Callable, Mapping
-from types import MethodType
-from typing import Any
+import logging
+from collections.abc import Sequence
+from types import FunctionType
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ._agreement import Agreement
+from ._code import function_of, own_method
+from ._config import CompileConfig
 from ._errors import AlreadyCompiledError, ConfigError
+from ._failure import Failure
+from ._region import Region
+from ._regions import Named, find_regions, signature_of
+from ._torch import shares_code
+from ._unit import Kind, mode_of
 
-Restore = Callable[[], None]
-
-
-class CompiledMethod:
-    """A method of one object, compiled; it lies on that object under the method's own name.
-
-    The compiled function holds on to the object it was made for. A copy therefore drops it, and
-    runs the copied object's own method.
-    """
-
-    def __init__(self, owner: object, name: str, keywords: Mapping[str, Any]) -> None:
-        self._owner = owner
-        self._name = name
-        previous: Callable[..., Any] | None = vars(owner).get(name)
-        # A dead one comes with a copied model, and stands for the class's own method.
-        self._previous = None if isinstance(previous, CompiledMethod) else previous
-        self._compiled: Callable[..., Any] | None = torch.compile(self._eager, **keywords)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether calls run compiled code: false in a copy."""
-        return self._compiled is not None
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The eager method, where ``inspect.signature`` looks for it."""
-        return self._eager
-
-    @property
-    def _eager(self) -> Callable[..., Any]:
-        if self._previous is not None:
-            return self._previous
-        return MethodType(getattr(type(self._owner), self._name), self._owner)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self._compiled or self._eager)(*args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_compiled": None}
-
-    def install(self) -> Restore:
-        """Set this on its owner; the result takes it off again."""
-        setattr(self._owner, self._name, self)
-        return self._restore
-
-    def _restore(self) -> None:
-        if vars(self._owner).get(self._name) is not self:
-            return  # somebody replaced it since: theirs stays
-        delattr(self._owner, self._name)
-        if self._previous is not None:
-            setattr(self._owner, self._name, self._previous)
+_logger = logging.getLogger(__name__)
 
 
-def install_forward(model: nn.Module, keywords: Mapping[str, Any]) -> Restore:
-    """Compile what ``model(...)`` runs, for training and evaluation, in the model itself.
-
-    Of a model in ``DistributedDataParallel`` the inner module is compiled: its own ``val_step`` and
-    ``predict`` then run compiled code too, and dynamo, which knows the wrapper while the wrapper's
-    forward runs, still cuts the graphs at the gradient buckets.
-
-    Args:
-        model: The module, or torch's wrapper of it.
-        keywords: Arguments of ``torch.compile``.
+def install_regions(model: nn.Module, config: CompileConfig) -> list[Region]:
+    """Compile what ``config`` names of ``model``, in place.
 
     Returns:
-        A function that restores the module.
+        The regions, each in its module's place.
 
     Raises:
-        AlreadyCompiledError: If the module is compiled.
+        ConfigError: If the model has no such method or modules.
+        AlreadyCompiledError: If one of them is compiled.
     """
+    regions = [
+        region for attribute in config.target for region in _make_regions(model, attribute, config)
+    ]
+    for index, region in enumerate(regions):
+        region.index = index
+    if (config.on_error, config.on_recompile) != ("raise", "raise"):
+        _share_failures(regions)
+    for region in regions:
+        region.install()
+    return regions
+
+
+def _make_regions(model: nn.Module, attribute: str, config: CompileConfig) -> list[Region]:
+    # Inside a wrapper, whose own val_step and predict then run compiled code too; dynamo, which
+    # knows the wrapper while its forward runs, still cuts graphs at the gradient buckets.
+    inner = _unwrapped(model) if attribute == "forward" else model
+    modules = [("", inner)]
+    if config.regions is not None:
+        modules = find_regions(inner, config.regions)
+        if not modules:
+            _logger.info(
+                "compile: regions='auto' found no repeated block in %s; it is compiled whole.",
+                type(inner).__name__,
+            )
+            modules = [("", inner)]
+    for _, module in modules:
+        _refuse(module, attribute)
+    return _grouped(modules, attribute, config)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
     while isinstance(model, DistributedDataParallel):
         model = model.module
-    if getattr(model, "_compiled_call_impl", None) is not None:
-        raise _already_compiled(model, "forward")
-    if not hasattr(nn.Module, "compile") or _has_forward_of_torch(model):
-        return install_method(model, "forward", keywords)
-    # Named on nn.Module, since a user's model may have a `compile` of its own.
-    nn.Module.compile(model, **keywords)
-    compiled = vars(model)["_compiled_call_impl"]
-
-    def restore() -> None:
-        if vars(model).get("_compiled_call_impl") is compiled:
-            del model._compiled_call_impl  # noqa: SLF001 - what nn.Module.compile has set
-
-    return restore
-
-
-def _has_forward_of_torch(model: nn.Module) -> bool:
-    # Dynamo captures no frame of torch's own files, so that Module.compile() of an nn.Sequential or
-    # nn.Linear compiles nothing, silently. Of a bound forward torch.compile captures what it calls.
-    return getattr(type(model).forward, "__module__", "").startswith("torch.")
-
-
-def install_method(owner: object, name: str, keywords: Mapping[str, Any]) -> Restore:
-    """Compile the method ``name`` of ``owner``, on ``owner`` alone.
-
-    Args:
-        owner: The model, or a wrapper that has the method.
-        name: The method's name.
-        keywords: Arguments of ``torch.compile``.
-
-    Returns:
-        A function that restores ``owner``.
-
-    Raises:
-        ConfigError: If ``owner`` has no such method.
-        AlreadyCompiledError: If that method is compiled.
-    """
-    if not callable(getattr(type(owner), name, None)):
+    if isinstance(model, DataParallel):
         raise ConfigError(
-            f"compile.target is {name!r}, but {type(owner).__name__} has no method of that name. "
+            "compile was asked for a model in DataParallel, which copies the model for every call. "
+            "Use DistributedDataParallel, one process for each device."
+        )
+    return model
+
+
+def _refuse(module: nn.Module, attribute: str) -> None:
+    kind = type(module).__name__
+    if not callable(getattr(type(module), attribute, None)):
+        raise ConfigError(
+            f"compile.target is {attribute!r}, but {kind} has no method of that name. "
             "Use target='forward', or give the model the method."
         )
-    present = vars(owner).get(name)
-    if isinstance(present, CompiledMethod) and present.is_active:
-        raise _already_compiled(owner, name)
-    return CompiledMethod(owner, name, keywords).install()
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(f"compile was asked for {kind}, which torch.jit has compiled already.")
+    present = vars(module).get(attribute)
+    called = attribute == "forward" and getattr(module, "_compiled_call_impl", None) is not None
+    if called or (isinstance(present, Region) and present.is_active):
+        raise AlreadyCompiledError(
+            f"compile of {attribute!r} was asked for, but {kind} is compiled already. "
+            "Call undo() on the handle of the first compile_model before compiling again."
+        )
 
 
-def _already_compiled(owner: object, name: str) -> AlreadyCompiledError:
-    return AlreadyCompiledError(
-        f"compile of {name!r} was asked for, but {type(owner).__name__} is compiled already. "
-        "Call undo() on the handle of the first compile_model before compiling again."
-    )
+def _grouped(modules: Sequence[Named], attribute: str, config: CompileConfig) -> list[Region]:
+    kinds: dict[object, Kind] = {}
+    regions = []
+    for name, module in modules:
+        is_alone = not shares_code() or own_method(module, attribute) is not None
+        key = id(module) if is_alone else signature_of(module)
+        if key not in kinds:
+            kinds[key] = _make_kind(function_of(module, attribute), module, config)
+        regions.append(Region(module, attribute, name, kinds[key]))
+    return regions
+
+
+def _make_kind(function: FunctionType, module: nn.Module, config: CompileConfig) -> Kind:
+    kind = Kind(function, config)
+    # Compiles nothing, but torch checks its arguments now.
+    kind.unit(mode_of(module))
+    return kind
+
+
+def _share_failures(regions: list[Region]) -> None:
+    def apply(index: int, failure: Failure) -> None:
+        regions[index].run_eagerly_from_now_on(failure)
+
+    agreement = Agreement(apply)
+    for region in regions:
+        region.agreement = agreement
+    regions[0].reads_agreement = True

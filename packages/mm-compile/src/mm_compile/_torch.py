@@ -18,6 +18,46 @@ _KEYWORDS_OF_TORCH_2_0 = ("fullgraph", "dynamic", "backend", "mode", "options", 
 _MODES_OF_TORCH_2_0 = ("default", "reduce-overhead", "max-autotune")
 
 
+def torch_version() -> tuple[int, int]:
+    """Return the major and minor version of the installed torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def shares_code() -> bool:
+    """Whether dynamo runs code compiled for one module with another one like it."""
+    # Since then the parameters are inputs of a graph; before, they were parts of it.
+    return torch_version() >= (2, 5)
+
+
+def compiles_optimizers() -> bool:
+    """Whether dynamo compiles an optimizer's step with its learning rate in a tensor."""
+    return torch_version() >= (2, 4)
+
+
+def version_limit() -> int:
+    """Return how many versions of one function dynamo keeps before it runs it eagerly."""
+    from torch._dynamo import config  # noqa: PLC0415 - imports dynamo
+
+    # Newer ones call it recompile_limit, and keep the old name.
+    return int(config.cache_size_limit)
+
+
+def dynamo_errors() -> tuple[type[Exception], ...]:
+    """Name what dynamo raises where it cannot compile."""
+    from torch._dynamo import exc  # noqa: PLC0415 - imports dynamo
+
+    limit_hit = getattr(exc, "FailOnRecompileLimitHit", None)
+    return (exc.TorchDynamoException, *([limit_hit] if limit_hit else []))
+
+
+def is_users_own_error(error: Exception) -> bool:
+    """Whether eager code would most likely fail too: shapes that do not fit, for example."""
+    from torch._dynamo import exc  # noqa: PLC0415 - imports dynamo
+
+    return isinstance(error, exc.TorchRuntimeError)
+
+
 def compile_keywords() -> tuple[str, ...]:
     """Name the keyword arguments that this torch's ``torch.compile`` takes."""
     if not hasattr(torch, "compile"):

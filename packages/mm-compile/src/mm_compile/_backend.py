@@ -1,0 +1,104 @@
+"""The callable that torch.compile is given: the chosen backend, counted and guarded."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ._failure import Failure, failure_of_backend
+from ._torch import describe_backend, torch_version
+
+Compiled = Callable[..., Any]
+
+
+class GuardedBackend:
+    """Compiles captured graphs by the backend of a config, and counts them.
+
+    With ``catches``, a graph that the backend refuses is run as it was captured, so that the call
+    which needed it goes on where it was: nothing of it runs twice. ``failure`` then says so.
+
+    Attributes:
+        num_graphs: Graphs handed to the backend so far, refused ones included.
+        num_runs: Compiled graphs run so far; counted only with ``counts_runs``.
+        failure: Set whenever a refused graph runs; whoever reads it sets it back to None.
+    """
+
+    def __init__(
+        self, keywords: Mapping[str, Any], *, dynamic: bool | None, catches: bool, counts_runs: bool
+    ) -> None:
+        self._compile: Compiled = _backend_function(keywords, dynamic=dynamic)
+        # torch names a backend so in its own messages.
+        self.__name__ = describe_backend(keywords)
+        self._catches = catches
+        self._counts_runs = counts_runs
+        self.num_graphs = 0
+        self.num_runs = 0
+        self.failure: Failure | None = None
+
+    def __call__(self, graph_module: Any, example_inputs: Any) -> Any:
+        """Compile one graph, as dynamo asks for it."""
+        self.num_graphs += 1
+        if not self._catches:
+            return self._compile(graph_module, example_inputs)
+        try:
+            with _backward_compiled_now():
+                compiled = self._compile(graph_module, example_inputs)
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            return self._refused(graph_module, failure_of_backend(error, graph_module))
+        return self._counted(compiled) if self._counts_runs else compiled
+
+    def __eq__(self, other: object) -> bool:
+        # torch 2.0 warns whenever two backends take turns; no code of ours is shared by two.
+        if torch_version() < (2, 1) and isinstance(other, GuardedBackend):
+            return True
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _refused(self, graph_module: Any, failure: Failure) -> Compiled:
+        self.failure = failure
+
+        def run(*args: Any) -> Any:
+            # Code is shared: another region may run into this graph without compiling anything.
+            self.failure = failure
+            self.num_runs += 1
+            return graph_module.forward(*args)
+
+        return run
+
+    def _counted(self, compiled: Compiled) -> Compiled:
+        def run(*args: Any) -> Any:
+            self.num_runs += 1
+            return compiled(*args)
+
+        return run
+
+
+def _backend_function(keywords: Mapping[str, Any], *, dynamic: bool | None) -> Compiled:
+    backend = keywords.get("backend", "inductor")
+    mode, options = keywords.get("mode"), keywords.get("options")
+    if backend == "inductor":
+        # What torch.compile makes of the name: the one place where mode and options are applied.
+        wrapper: Any = torch._TorchCompileInductorWrapper  # noqa: SLF001
+        compiled: Compiled = wrapper(mode or "default" if not options else None, options, dynamic)
+        return compiled
+    if isinstance(backend, str):
+        from torch._dynamo.backends.registry import lookup_backend  # noqa: PLC0415 - imports dynamo
+
+        backend = lookup_backend(backend)
+    extra = {name: keywords[name] for name in ("mode", "options") if name in keywords}
+    return lambda graph_module, inputs: backend(graph_module, inputs, **extra)
+
+
+def _backward_compiled_now() -> AbstractContextManager[object]:
+    # torch compiles a backward when it first runs, where no region could catch an error.
+    from torch._functorch import config  # noqa: PLC0415 - loaded only to compile
+
+    if hasattr(config, "force_non_lazy_backward_lowering"):
+        patched: AbstractContextManager[object] = config.patch(
+            force_non_lazy_backward_lowering=True
+        )
+        return patched
+    return nullcontext()

@@ -1,0 +1,166 @@
+"""Few input shapes instead of many: samples are padded to one of a few sizes, then collated."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ._errors import ConfigError
+
+Size = tuple[int, ...]
+
+
+class BucketingCollate:
+    """Collate a batch whose samples differ in size, padded to the smallest of a few sizes.
+
+    Compiled code is made once for each shape: with B sizes here, and batches of one length
+    (``drop_last=True``), a model sees at most B shapes. What was padded is the model's business;
+    let ``length_key`` carry the true sizes to it.
+
+    Args:
+        sizes: The sizes allowed, in ascending order: numbers, or tuples where ``dims`` names
+            several dimensions.
+        dims: Dimensions of a sample's tensor that are padded at their end, batch not counted.
+        pad_values: What to pad, and with which value: ``{"image": 0.0, "mask": 255}``; keys are
+            those of a sample that is a dict, or positions in one that is a tuple. Leave it out for
+            samples that are tensors, which are padded with 0.
+        length_key: For dict samples, a new key for the true sizes; in the batch it holds a list of
+            tuples if ``dims`` are several, or of numbers.
+        collate: Makes a batch of padded samples; torch's ``default_collate`` if left out.
+
+    Raises:
+        ConfigError: If ``sizes`` and ``dims`` do not belong together.
+
+    Example:
+        >>> collate = BucketingCollate([4, 8])
+        >>> collate([torch.ones(3), torch.ones(5)]).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int | Size],
+        *,
+        dims: Sequence[int] = (0,),
+        pad_values: Mapping[Any, float] | None = None,
+        length_key: str | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self.sizes = [(size,) if isinstance(size, int) else tuple(size) for size in sizes]
+        self.dims = tuple(dims)
+        if not self.sizes or any(len(size) != len(self.dims) for size in self.sizes):
+            raise ConfigError(
+                f"BucketingCollate got sizes={list(sizes)} and dims={self.dims}; it takes at least "
+                "one size, each with as many numbers as there are dims."
+            )
+        self._pad_values = None if pad_values is None else dict(pad_values)
+        self._length_key = length_key
+        self._collate = collate
+
+    @classmethod
+    def from_lengths(
+        cls, lengths: Sequence[int], num_buckets: int, **arguments: Any
+    ) -> "BucketingCollate":
+        """Choose at most ``num_buckets`` sizes that pad samples of these lengths least.
+
+        Args:
+            lengths: Lengths as they occur in the data set, at least one.
+            num_buckets: How many sizes to choose.
+            **arguments: The constructor's other arguments.
+
+        Raises:
+            ConfigError: If there is no length, or no bucket.
+        """
+        if not lengths or num_buckets < 1:
+            raise ConfigError(
+                f"BucketingCollate.from_lengths got {len(lengths)} lengths and "
+                f"num_buckets={num_buckets}; it takes at least one of both."
+            )
+        return cls(choose_sizes(lengths, num_buckets), **arguments)
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Pad and collate.
+
+        Raises:
+            ValueError: If a sample is larger than every size.
+        """
+        tensors = [tensor for sample in samples for tensor in self._tensors(sample).values()]
+        largest = tuple(max(tensor.shape[dim] for tensor in tensors) for dim in self.dims)
+        size = self._fitting(largest)
+        padded = [self._padded(sample, size) for sample in samples]
+        if self._collate is not None:
+            return self._collate(padded)
+        from torch.utils.data import default_collate  # noqa: PLC0415 - not needed to compile
+
+        return default_collate(padded)
+
+    def _fitting(self, largest: Size) -> Size:
+        for size in self.sizes:
+            if all(has <= room for has, room in zip(largest, size, strict=True)):
+                return size
+        raise ValueError(
+            f"BucketingCollate got samples of size {largest} in dimensions {self.dims}, and its "
+            f"sizes are {self.sizes}. Add a larger size, or crop the samples."
+        )
+
+    def _tensors(self, sample: Any) -> dict[Any, Tensor]:
+        if isinstance(sample, Tensor):
+            return {None: sample}
+        if self._pad_values is None:
+            raise ConfigError(
+                f"BucketingCollate got samples of type {type(sample).__name__} and no pad_values; "
+                "say what to pad, such as pad_values={'image': 0.0} or {0: 0.0}."
+            )
+        return {key: sample[key] for key in self._pad_values}
+
+    def _padded(self, sample: Any, size: Size) -> Any:
+        values = self._pad_values or {}
+        padded = {
+            key: self._pad(tensor, size, values.get(key, 0.0))
+            for key, tensor in self._tensors(sample).items()
+        }
+        if isinstance(sample, Tensor):
+            return padded[None]
+        if isinstance(sample, Mapping):
+            return {**sample, **padded, **self._lengths(sample)}
+        return tuple(padded.get(index, item) for index, item in enumerate(sample))
+
+    def _lengths(self, sample: Mapping[Any, Any]) -> dict[str, Any]:
+        if self._length_key is None:
+            return {}
+        tensor = next(iter(self._tensors(sample).values()))
+        lengths = tuple(tensor.shape[dim] for dim in self.dims)
+        return {self._length_key: lengths if len(lengths) > 1 else lengths[0]}
+
+    def _pad(self, tensor: Tensor, size: Size, value: float) -> Tensor:
+        # torch's pad counts dimensions from the last one, with two numbers for each.
+        amounts = [0] * (2 * tensor.ndim)
+        for dim, room in zip(self.dims, size, strict=True):
+            amounts[2 * (tensor.ndim - 1 - dim % tensor.ndim) + 1] = room - tensor.shape[dim]
+        return pad(tensor, amounts, value=value)
+
+
+def choose_sizes(lengths: Sequence[int], num_buckets: int) -> list[int]:
+    """Choose at most ``num_buckets`` of ``lengths``, those that pad least."""
+    occurrences = sorted(Counter(lengths).items())
+    values = [value for value, _ in occurrences]
+    # numbers[i]: how many samples are at most as long as values[i - 1].
+    numbers = [0, *accumulate(number for _, number in occurrences)]
+    # best[end]: the least room that the samples up to values[end - 1] need, and the sizes for it.
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for _ in range(min(num_buckets, len(values))):
+        best = {0: best[0]} | {
+            end: min(
+                (
+                    room + (numbers[end] - numbers[start]) * values[end - 1],
+                    [*sizes, values[end - 1]],
+                )
+                for start, (room, sizes) in best.items()
+                if start < end
+            )
+            for end in range(1, len(values) + 1)
+        }
+    return best[len(values)][1]

@@ -1,0 +1,124 @@
+"""Which modules of a model are compiled on their own: repeated blocks, or those that are named."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ._errors import ConfigError
+from ._suggestion import suggest
+
+Named = tuple[str, nn.Module]
+# What code compiled for a module depends on: its class, and what it is made of.
+Signature = tuple[object, ...]
+
+# They hold modules and have no forward of their own.
+_HOLDERS = (nn.ModuleList, nn.ModuleDict)
+_CONTAINERS = (*_HOLDERS, nn.Sequential)
+
+
+def find_regions(model: nn.Module, regions: str | Sequence[str]) -> list[Named]:
+    """Find the modules to compile one by one; none of them lies in another.
+
+    Args:
+        model: The module to search.
+        regions: ``"auto"`` for repeated blocks, or patterns of dotted names.
+
+    Returns:
+        Names and modules, in the model's order; empty if ``"auto"`` finds no repeated block.
+
+    Raises:
+        ConfigError: If a pattern matches nothing that can be compiled.
+    """
+    if regions == "auto":
+        return list(_find_blocks(model))
+    return _find_matches(model, regions)
+
+
+def signature_of(module: nn.Module) -> Signature:
+    """Describe what modules must have in common to run the same compiled code.
+
+    Values that their code reads may differ still; dynamo finds out, and compiles once more.
+    """
+    parts = tuple(
+        (name, type(part), tuple(_tensors(part))) for name, part in module.named_modules()
+    )
+    return (type(module), parts)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[object, ...]]:
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
+        if tensor is None:
+            yield (name, None)
+        elif is_lazy(tensor):
+            yield (name, tensor.dtype)
+        else:
+            yield (name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+
+def _find_blocks(model: nn.Module) -> Iterator[Named]:
+    candidates = [
+        child
+        for module in model.modules()
+        if isinstance(module, _CONTAINERS)
+        for child in module.children()
+        if _is_block(child)
+    ]
+    repeated = Counter(map(signature_of, {id(child): child for child in candidates}.values()))
+    signatures = {signature for signature, number in repeated.items() if number > 1}
+    # Of a class that repeats, the blocks of other sizes count too: the first of a stage, say. A
+    # plain container says nothing by its class.
+    classes = {signature[0] for signature in signatures} - set(_CONTAINERS)
+    blocks = {
+        id(child)
+        for child in candidates
+        if type(child) in classes or signature_of(child) in signatures
+    }
+    return _outermost("", model, blocks, set())
+
+
+def _is_block(module: nn.Module) -> bool:
+    # A single layer is not worth a graph of its own.
+    layers = [
+        part for part in module.modules() if next(part.parameters(recurse=False), None) is not None
+    ]
+    return _is_compilable(module) and len(layers) > 1
+
+
+def _is_compilable(module: nn.Module) -> bool:
+    return not isinstance(module, (*_HOLDERS, torch.jit.ScriptModule))
+
+
+def _outermost(name: str, module: nn.Module, chosen: set[int], seen: set[int]) -> Iterator[Named]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    if id(module) in chosen:
+        yield name, module
+        return
+    for child_name, child in module.named_children():
+        yield from _outermost(f"{name}.{child_name}".lstrip("."), child, chosen, seen)
+
+
+def _find_matches(model: nn.Module, patterns: Sequence[str]) -> list[Named]:
+    modules = {name: module for name, module in model.named_modules() if name}
+    chosen: set[int] = set()
+    for pattern in patterns:
+        names = [name for name in modules if fnmatchcase(name, pattern)]
+        if not names:
+            raise ConfigError(
+                f"compile.regions has {pattern!r}, which names no module of "
+                f"{type(model).__name__}. {suggest(pattern, list(modules)[:40])}"
+            )
+        matches = [name for name in names if _is_compilable(modules[name])]
+        if not matches:
+            raise ConfigError(
+                f"compile.regions has {pattern!r}, but {names[0]!r} is a "
+                f"{type(modules[names[0]]).__name__}, which has no forward to compile. Write "
+                f"{pattern + '.*'!r} for what it holds."
+            )
+        chosen.update(id(modules[name]) for name in matches)
+    return list(_outermost("", model, chosen, set()))

@@ -1,0 +1,112 @@
+"""One piece of compiled code, and the kinds of regions that share such pieces."""
+
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from ._backend import GuardedBackend
+from ._code import copied
+from ._config import CompileConfig
+from ._inputs import Traits, describe_nearest_change
+
+# Whether the module trains, and whether gradients are recorded.
+Mode = tuple[bool, bool]
+
+# Modules that find code of their kind and compile anew when they first run, since they differ in
+# what it reads or is given. After this many, every module that has not run yet gets code of its
+# own, lest they use up dynamo's limit for one code object.
+_MAX_STRANGERS = 2
+
+
+class Unit:
+    """Code compiled for one kind of regions in one mode.
+
+    Training and evaluation are different units, so that the budget of one is not spent by the
+    other.
+
+    Attributes:
+        backend: What compiles and counts its graphs.
+        run: ``run(module, *args, **kwargs)``, compiled.
+        is_dynamic: Whether every dimension is compiled as one that changes.
+        num_recompiles: How often it was compiled for inputs other than the first ones.
+        callers: Names of the regions that have run it.
+    """
+
+    def __init__(
+        self, function: FunctionType, config: CompileConfig, *, is_dynamic: bool = False
+    ) -> None:
+        keywords = dict(config.keywords)
+        if is_dynamic:
+            keywords["dynamic"] = True
+        self.is_dynamic = keywords.get("dynamic") is True
+        self.backend = GuardedBackend(
+            keywords,
+            dynamic=keywords.get("dynamic"),
+            catches=config.on_error == "eager",
+            counts_runs=config.target != ("forward",),
+        )
+        rest = {name: keywords[name] for name in keywords.keys() - {"backend", "mode", "options"}}
+        self.run = torch.compile(function, backend=self.backend, **rest)
+        self.num_recompiles = 0
+        self.callers: set[str] = set()
+        self._history: list[Traits] = []
+
+    def remember(self, inputs: Traits) -> str | None:
+        """Remember what it was compiled for.
+
+        Returns:
+            What changed since it was compiled before; empty if nothing did in the inputs; None if
+            it was compiled for the first time.
+        """
+        is_first = not self._history
+        change = "" if is_first else describe_nearest_change(self._history, inputs)
+        self._history.append(inputs)
+        return None if is_first else change or ""
+
+
+@dataclass
+class Kind:
+    """Regions that run the same code: one class, and parameters of the same shapes.
+
+    Attributes:
+        function: What they run, as ``function(module, *args, **kwargs)``.
+        config: The checked config.
+        units: The compiled code of each mode that has occurred.
+        num_strangers: Regions that compiled anew when they first ran.
+    """
+
+    function: FunctionType
+    config: CompileConfig
+    units: dict[Mode, Unit] = field(default_factory=dict)
+    num_strangers: int = 0
+
+    def unit(self, mode: Mode) -> Unit:
+        """Return the code of a mode; it is compiled when it first runs."""
+        if mode not in self.units:
+            self.units[mode] = Unit(copied(self.function), self.config)
+        return self.units[mode]
+
+    def make_dynamic(self, mode: Mode) -> None:
+        """Compile a mode anew, for dimensions that change."""
+        self.units[mode] = Unit(copied(self.function), self.config, is_dynamic=True)
+
+    def for_newcomer(self) -> "Kind":
+        """Return the kind that a region which has not run yet belongs to: this, or one alone."""
+        if self.num_strangers < _MAX_STRANGERS:
+            return self
+        return Kind(self.function, self.config)
+
+    def count_recompiles(self) -> int:
+        """Count the recompilations of every mode."""
+        return sum(unit.num_recompiles for unit in self.units.values())
+
+    def count_graphs(self) -> int:
+        """Count the graphs captured in every mode."""
+        return sum(unit.backend.num_graphs for unit in self.units.values())
+
+
+def mode_of(module: Any) -> Mode:
+    """Return the mode that a call of ``module`` would run in now."""
+    return (module.training, torch.is_grad_enabled())

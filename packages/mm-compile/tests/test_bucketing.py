@@ -1,0 +1,82 @@
+import itertools
+
+import pytest
+import torch
+from toy import needs_compile
+
+from mm_compile import BucketingCollate, ConfigError, compile_model
+from mm_compile._bucketing import choose_sizes
+
+
+def test_samples_are_padded_to_the_smallest_size_that_holds_the_batch():
+    collate = BucketingCollate([4, 8])
+    batch = collate([torch.tensor([1, 2]), torch.tensor([3])])
+    assert batch.tolist() == [[1, 2, 0, 0], [3, 0, 0, 0]]
+    assert collate([torch.ones(5), torch.ones(2)]).shape == (2, 8)
+
+
+def test_named_tensors_are_padded_with_their_own_values_and_the_rest_is_collated():
+    collate = BucketingCollate(
+        [(2, 4), (4, 4)],
+        dims=(-2, -1),
+        pad_values={"image": 0.5, "mask": 255},
+        length_key="size",
+        collate=list,
+    )
+    sample = {"image": torch.zeros(3, 2, 3), "mask": torch.zeros(2, 3).long(), "label": 1}
+    (padded,) = collate([sample])
+    assert padded["image"].shape == (3, 2, 4)
+    assert padded["image"][..., 3].eq(0.5).all()
+    assert padded["image"][..., :3].eq(0).all()
+    assert padded["mask"][:, 3].tolist() == [255, 255]
+    assert padded["size"] == (2, 3)
+    assert padded["label"] == 1
+    assert sample["image"].shape == (3, 2, 3)  # not changed in place
+    assert "size" not in sample
+
+
+def test_positions_of_tuples_are_padded():
+    collate = BucketingCollate([3], pad_values={0: 0.0})
+    tokens, labels = collate([(torch.ones(2), 7), (torch.ones(1), 8)])
+    assert tokens.tolist() == [[1, 1, 0], [1, 0, 0]]
+    assert labels.tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 3, 9])
+def test_sizes_are_those_that_pad_least(num_buckets):
+    lengths = [3, 3, 3, 4, 9, 9, 10, 17]
+
+    def padded(sizes):
+        return sum(min(size for size in sizes if size >= length) for length in lengths)
+
+    chosen = choose_sizes(lengths, num_buckets)
+    assert len(chosen) <= num_buckets
+    assert chosen == sorted(chosen)
+    values = sorted(set(lengths))
+    best = min(
+        padded(sizes)
+        for number in range(1, min(num_buckets, len(values)) + 1)
+        for sizes in itertools.combinations(values, number)
+        if sizes[-1] == 17
+    )
+    assert padded(chosen) == best
+
+
+def test_what_cannot_be_padded_is_refused_in_words():
+    with pytest.raises(ValueError, match=r"size \(5,\) in dimensions \(0,\).*Add a larger size"):
+        BucketingCollate([2, 4])([torch.ones(5)])
+    with pytest.raises(ConfigError, match="samples of type dict and no pad_values"):
+        BucketingCollate([2])([{"x": torch.ones(1)}])
+    with pytest.raises(ConfigError, match="as many numbers as there are dims"):
+        BucketingCollate([2, 4], dims=(0, 1))
+    with pytest.raises(ConfigError, match="0 lengths and num_buckets=2"):
+        BucketingCollate.from_lengths([], 2)
+
+
+@needs_compile
+def test_a_model_sees_at_most_as_many_shapes_as_there_are_buckets(model, backend):
+    collate = BucketingCollate.from_lengths([5, 6, 7, 8, 9, 10], 2)
+    compile_model(model, {"backend": backend, "dynamic": False, "on_recompile": "raise"})
+    for length in (5, 6, 7, 8, 9, 10):
+        model(collate([torch.randn(length, 4)]))
+    assert backend.graphs == 2

@@ -1,0 +1,97 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from toy import CountingBackend, Toy, needs_compile
+
+from mm_compile import AlreadyCompiledError, CompileError, TorchVersionError, compile_model
+from mm_compile._torch import compiles_optimizers
+
+pytestmark = needs_compile
+needs_compiled_step = pytest.mark.skipif(
+    not compiles_optimizers(), reason="this torch compiles no optimizer"
+)
+
+MAKERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+}
+
+
+def train(model, optimizer, steps=5):
+    generator = torch.Generator().manual_seed(0)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
+    rates = []
+    for _ in range(steps):
+        model(torch.randn(5, 4, generator=generator)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+@needs_compiled_step
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_compiled_step_updates_as_the_eager_one(model, backend, name):
+    model.drop.p = 0.0
+    eager = copy.deepcopy(model)
+    optimizer, eager_optimizer = MAKERS[name](model.parameters()), MAKERS[name](eager.parameters())
+    handle = compile_model(model, {"backend": backend, "optimizer": True})
+    handle.compile_optimizer(optimizer)
+    rates = train(model, optimizer)
+    assert rates == train(eager, eager_optimizer)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    assert all(isinstance(rate, float) for rate in rates)
+    # The model once; the step once without state and once with it, not once for each rate.
+    assert backend.graphs <= 3
+    assert backend.calls == 10
+    torch.testing.assert_close(optimizer.state_dict(), eager_optimizer.state_dict())
+    with pytest.raises(AlreadyCompiledError):
+        handle.compile_optimizer(optimizer)
+    pickle.loads(pickle.dumps(optimizer))  # noqa: S301 - our own bytes
+    handle.undo()
+    train(model, optimizer, 1)
+    assert backend.calls == 10
+
+
+def test_without_the_opt_in_the_step_is_left_alone(model, backend):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = dict(vars(optimizer))
+    compile_model(model, {"backend": backend}).compile_optimizer(optimizer)
+    compile_model(Toy(), cfg=False).compile_optimizer(optimizer)
+    assert vars(optimizer) == before
+
+
+def refuse(_graph_module, _inputs):
+    raise NotImplementedError("no kernel for this")
+
+
+@needs_compiled_step
+def test_a_step_that_does_not_compile_follows_on_error():
+    def made(on_error):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = compile_model(
+            nn.Linear(1, 1), {"backend": refuse, "optimizer": True, "on_error": on_error}
+        )
+        handle.compile_optimizer(optimizer)
+        return model, optimizer
+
+    with pytest.raises(CompileError, match=r"step of SGD did not compile.*no kernel.*on_error="):
+        train(*made("raise"))
+    model, optimizer = made("eager")
+    train(model, optimizer)
+    torch.manual_seed(0)
+    reference = nn.Linear(4, 1)
+    train(reference, torch.optim.SGD(reference.parameters(), lr=0.1))
+    torch.testing.assert_close(model.state_dict(), reference.state_dict())
+
+
+@pytest.mark.skipif(compiles_optimizers(), reason="this torch compiles optimizers")
+def test_a_torch_that_compiles_no_optimizer_says_so(model):
+    with pytest.raises(TorchVersionError, match=r"needs PyTorch >= 2\.4"):
+        compile_model(model, {"backend": CountingBackend(), "optimizer": True})

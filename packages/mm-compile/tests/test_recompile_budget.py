@@ -1,0 +1,133 @@
+import logging
+
+import pytest
+import torch
+from blocks import Stack, Stages
+from torch import nn
+from toy import needs_compile
+
+from mm_compile import ConfigError, RecompileLimitError, compile_model
+from mm_compile._torch import shares_code, torch_version
+
+pytestmark = needs_compile
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog):
+    # dynamo reads the level of the loggers, and would write a book into each failure
+    caplog.set_level(logging.WARNING, "mm_compile")
+
+
+def warnings_of(caplog):
+    return [
+        record.getMessage() for record in caplog.records if record.name.startswith("mm_compile")
+    ]
+
+
+def run(model, rows):
+    for number in rows:
+        model(torch.randn(number, 4))
+
+
+@pytest.mark.skipif(torch_version() < (2, 1), reason="this torch does not notice changing sizes")
+def test_five_shapes_make_at_most_two_graphs_of_each_region(backend, caplog):
+    model = Stages()
+    handle = compile_model(model, {"backend": backend, "regions": "auto"})
+    run(model, [3, 4, 5, 6, 7])
+    num_kinds = 3 if shares_code() else 4
+    assert backend.graphs == 2 * num_kinds
+    assert [(region.graphs, region.recompiles) for region in handle.regions] == [(2, 1)] * 4
+    assert backend.calls == 20
+    assert warnings_of(caplog) == []
+
+
+def test_beyond_the_limit_it_compiles_for_any_size_and_names_what_changed(backend, caplog):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    cfg = {"backend": backend, "dynamic": False, "recompile_limit": 2}
+    handle = compile_model(model, cfg)
+    run(model, [3, 4, 5])
+    assert warnings_of(caplog) == []
+    run(model, [6, 7, 8, 9])
+    (line,) = warnings_of(caplog)
+    assert "dimension 0 was 5, is 6" in line
+    assert "compiled again 3 times, recompile_limit is 2" in line
+    assert "now compiles for any size" in line
+    assert backend.graphs == 5
+    assert handle.regions[0].is_compiled
+
+
+def test_the_policy_eager_stops_compiling(backend, caplog, model):
+    handle = compile_model(
+        model, {"backend": backend, "dynamic": False, "recompile_limit": 1, "on_recompile": "eager"}
+    )
+    run(model, [3, 4, 5, 6, 7])
+    assert backend.graphs == backend.calls == 3
+    (line,) = warnings_of(caplog)
+    assert "the model (Toy) runs eagerly from now on" in line
+    assert "input 'inputs': dimension 0 was 4, is 5" in line
+    assert not handle.regions[0].is_compiled
+
+
+def test_the_policy_raise_names_the_input(backend, model):
+    compile_model(
+        model, {"backend": backend, "dynamic": False, "recompile_limit": 0, "on_recompile": "raise"}
+    )
+    run(model, [3])
+    with pytest.raises(RecompileLimitError, match=r"'inputs': dimension 0 was 3, is 4.*Bucketing"):
+        run(model, [4])
+
+
+def test_training_and_evaluation_have_budgets_of_their_own(backend, model):
+    cfg = {"backend": backend, "dynamic": False, "recompile_limit": 1, "on_recompile": "raise"}
+    compile_model(model, cfg)
+    run(model, [3, 4])
+    model.eval()
+    with torch.no_grad():
+        run(model, [3, 4])
+    assert backend.graphs == 4
+    with torch.no_grad(), pytest.raises(RecompileLimitError):
+        run(model, [5])
+
+
+class Nested(nn.Module):
+    def forward(self, batch, scale):
+        return batch["images"][0] * scale
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": (3, 2)}, r"input \"batch\['images'\]\[0\]\": dimension 1 was 4, is 2"),
+        ({"dtype": torch.float64}, "dtype was torch.float32, is torch.float64"),
+        ({"requires_grad": True}, "requires_grad was False, is True"),
+        ({"scale": True}, "'scale': value was 2, is True"),
+    ],
+)
+def test_inputs_are_named_wherever_they_lie(backend, change, message):
+    model = Nested()
+    cfg = {"backend": backend, "dynamic": False, "recompile_limit": 0, "on_recompile": "raise"}
+    compile_model(model, cfg)
+
+    def call(shape=(3, 4), scale=2, **traits):
+        return model({"images": [torch.zeros(*shape, **traits)]}, scale=scale)
+
+    call()
+    with pytest.raises(RecompileLimitError, match=message):
+        call(**change)
+
+
+def test_a_limit_that_dynamo_would_cut_short_is_refused(model):
+    most = torch._dynamo.config.cache_size_limit
+    with pytest.raises(ConfigError, match=r"Raise torch\._dynamo\.config\.cache_size_limit too"):
+        compile_model(model, {"backend": "eager", "recompile_limit": most})
+
+
+def test_a_change_outside_of_the_inputs_is_said_to_be_one(backend):
+    model, factors = Stack(1), [1]
+    model.forward = lambda inputs: inputs * factors[0]
+    cfg = {"backend": backend, "recompile_limit": 0, "on_recompile": "raise"}
+    compile_model(model, cfg)
+    run(model, [3])
+    factors[0] = 5
+    with pytest.raises(RecompileLimitError, match="nothing in its inputs"):
+        run(model, [3])
