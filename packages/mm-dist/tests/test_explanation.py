@@ -9,7 +9,15 @@ from mm_dist import _device_sharing as device_sharing
 from mm_dist import _explanation as explanation
 from mm_dist._explanation import explain_environment
 
-BROKEN = "class Broken:\n    name = 'broken'\n    def detect(self, env):\n        return 1 / 0\n"
+BROKEN = """
+class Broken:
+    name = "broken"
+
+    def detect(self, env):
+        return 1 / 0
+
+    read = detect
+"""
 
 
 def explain(env, **arguments):
@@ -106,7 +114,9 @@ def test_what_is_asked_for_is_explained_or_refused():
 
 def test_an_error_of_a_plugin_is_a_row(install_plugin):
     install_plugin("broken", "[mm.launchers]\nbroken = broken:Broken\n", BROKEN)
-    rows = explain({})
+    with pytest.warns(UserWarning, match="'broken' is not asked: .*ZeroDivisionError"):
+        assert explain({})["launcher"][0] == "none"
+    rows = explain({}, launcher="broken")
     assert rows["error"] == ("ZeroDivisionError: division by zero", "a plugin")
     assert rows["backend"][0] == "gloo"
 

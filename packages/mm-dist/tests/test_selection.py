@@ -3,7 +3,7 @@ import sys
 import pytest
 from test_launchers import HYDRA, OPEN_MPI, SLURM_TWO_NODES, TORCHRUN
 
-from mm_dist import ConfigError
+from mm_dist import ConfigError, LaunchError
 from mm_dist._launchers import detect_launcher, launcher_names, select_launcher
 
 PLUGIN = """
@@ -97,3 +97,18 @@ def test_a_launcher_plugin_that_cannot_be_loaded_is_skipped(install_plugin, sour
     with pytest.raises(ConfigError, match=f"launcher='cloud' cannot be used: its plugin {message}"):
         select_launcher("cloud", {})
     assert select_launcher("auto", TORCHRUN).name == "pytorch", "and is not even asked"
+
+
+@pytest.mark.parametrize("error", ["KeyError('CLOUD_URL')", "mm_dist.LaunchError('half a job')"])
+def test_a_launcher_plugin_that_fails_to_look_is_skipped_but_may_refuse(install_plugin, error):
+    look = f"    name = 'cloud'\n    def detect(self, env):\n        raise {error}\n"
+    install_plugin("cloud-plugin", CLOUD, f"import mm_dist\nclass CloudLauncher:\n{look}")
+    if "LaunchError" in error:
+        with pytest.raises(LaunchError, match="half a job"):
+            select_launcher("auto", {})
+        return
+    with pytest.warns(
+        UserWarning, match=r"'cloud' is not asked: .*KeyError: 'CLOUD_URL'"
+    ) as caught:
+        assert select_launcher("auto", {}).name == "none"
+    assert [warning.filename for warning in caught] == [__file__]

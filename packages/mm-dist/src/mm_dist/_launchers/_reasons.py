@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from mm_dist._launchers._enclosing import is_copy_of_enclosing
 from mm_dist._launchers._environment import Launcher
 from mm_dist._launchers._mpi import RANK_VARIABLES, is_started_by_mpirun
-from mm_dist._launchers._selection import list_launchers
+from mm_dist._launchers._selection import list_launchers, recognises
 from mm_dist._launchers._slurm import is_in_step, is_slurm_task
 
 
@@ -14,7 +14,7 @@ def explain_detection(env: Mapping[str, str]) -> dict[str, tuple[bool, str]]:
     explain = {"pytorch": _explain_pytorch, "slurm": _explain_slurm, "mpi": _explain_mpi}
     answers: dict[str, tuple[bool, str]] = {}
     for launcher in list_launchers():
-        is_found = launcher.detect(env)
+        is_found = recognises(launcher, env)
         own = explain.get(launcher.name)
         reason = own(env) if own else _explain_other(launcher, is_found=is_found)
         answers[launcher.name] = (is_found, reason)

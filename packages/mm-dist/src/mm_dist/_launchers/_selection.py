@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
 
-from mm_dist._errors import ConfigError
+from mm_dist._errors import ConfigError, MMDistError
 from mm_dist._launchers._enclosing import check_agreement
 from mm_dist._launchers._environment import Launcher
 from mm_dist._plugins import find_plugins
@@ -50,7 +50,26 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
 
 def detect_launcher(env: Mapping[str, str]) -> Launcher:
     """Return the first launcher that recognises ``env``."""
-    return next(launcher for launcher in list_launchers() if launcher.detect(env))
+    return next(launcher for launcher in list_launchers() if recognises(launcher, env))
+
+
+def recognises(launcher: Launcher, env: Mapping[str, str]) -> bool:
+    """Return whether ``launcher`` says that it started this process; one that fails did not.
+
+    Raises:
+        MMDistError: What the launcher itself has to say about its variables.
+    """
+    try:
+        return launcher.detect(env)
+    except MMDistError:
+        raise
+    except Exception as error:  # noqa: BLE001 (a plugin may raise anything)
+        warn_caller(
+            f"Launcher {launcher.name!r} is not asked: its plugin {type(launcher).__module__} "
+            f"failed to look at the variables ({type(error).__name__}: {error}). Repair or "
+            "uninstall its distribution."
+        )
+        return False
 
 
 def list_launchers() -> Iterator[Launcher]:
