@@ -49,6 +49,7 @@ TORCH = {
     "2.15.0": Torch("3.13"),
 }
 DEFAULT_TORCH = "2.13.0"
+SITE = ("sphinx==8.1.3", "myst-parser==4.0.1", "furo==2024.8.6")
 
 each_package = nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 each_torch = nox.parametrize(
@@ -120,6 +121,16 @@ def train(session: nox.Session) -> None:
     # One OpenMP thread a process is torchrun's own default; said here, it need not warn.
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     session.run("python", *launch, *script, *session.posargs, env=threads)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site into ``.nox/site``, and run the documents' examples."""
+    install_wheels(session, DEFAULT_TORCH, "pytest>=8", *SITE)
+    site = str(ROOT / ".nox" / "site")
+    session.run("sphinx-build", "-q", "-n", "-W", "--keep-going", "-c", "docs", str(ROOT), site)
+    session.chdir(ROOT / "integration_tests")
+    session.run("pytest", "docs", *session.posargs)
 
 
 @nox.session
