@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,17 +12,23 @@ from torch.utils.data import Sampler
 from mm_dist import get_dist_info, sync_random_seed
 from mm_runner.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+from ._permutation import Permutation
 
-__all__ = ["DefaultSampler"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+
+__all__ = ["DefaultSampler", "InfiniteSampler"]
+
+# Indices computed at a time: enough to make the calls' own cost small, and 32 kB.
+_CHUNK = 4096
 
 
 class DefaultSampler(Sampler[int]):
     """Deals the dataset out to the ranks like cards: rank ``r`` gets positions ``r, r + W, ...``.
 
     The order depends on ``seed`` and the epoch alone, so it is the same however often a run was
-    stopped and resumed.
+    stopped and resumed. It is computed as it is needed: memory, and the time to begin anywhere,
+    do not depend on the size of the dataset.
 
     Args:
         dataset: Anything with a length.
@@ -41,23 +48,24 @@ class DefaultSampler(Sampler[int]):
         seed: int | None = None,
         round_up: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
     ) -> None:
-        if not hasattr(dataset, "__len__"):
-            raise ConfigError(
-                f"DefaultSampler needs a dataset with a length, {type(dataset).__name__} has none. "
-                "An iterable dataset takes no sampler."
-            )
-        if len(dataset) == 0:
-            raise ConfigError(f"The dataset ({type(dataset).__name__}) is empty.")
+        _check_dataset(dataset, "DefaultSampler")
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = sync_random_seed() if seed is None else seed
         self.round_up = round_up
         self.epoch = 0
         self.rank, self.world_size = get_dist_info()
+        self._num_to_skip = 0
 
     def __iter__(self) -> Iterator[int]:
-        order, size = self._order(), len(self.dataset)
-        return (order[position % size] for position in self._positions())
+        positions = self._positions()[self._num_to_skip :]
+        self._num_to_skip = 0
+        size = len(self.dataset)
+        order = Permutation(size, self.seed, self.epoch) if self.shuffle else None
+        for begin in range(0, len(positions), _CHUNK):
+            chunk = positions[begin : begin + _CHUNK]
+            indices = torch.arange(chunk.start, chunk.stop, chunk.step) % size
+            yield from (indices if order is None else order[indices]).tolist()
 
     def __len__(self) -> int:
         return len(self._positions())
@@ -66,6 +74,13 @@ class DefaultSampler(Sampler[int]):
         """Choose the permutation of ``epoch``, counted from 0."""
         self.epoch = epoch
 
+    def skip(self, num_samples: int) -> None:
+        """Leave out the first samples of this rank's share, in the next iteration only.
+
+        Takes the same time for any number, as nothing is drawn.
+        """
+        self._num_to_skip = num_samples
+
     def _positions(self) -> range:
         """Return this rank's positions in the order; those past the end wrap to its front."""
         size = len(self.dataset)
@@ -73,11 +88,69 @@ class DefaultSampler(Sampler[int]):
             size = math.ceil(size / self.world_size) * self.world_size
         return range(self.rank, size, self.world_size)
 
-    def _order(self) -> Sequence[int]:
-        size = len(self.dataset)
-        if not self.shuffle:
-            return range(size)
-        generator = torch.Generator()
-        generator.manual_seed(self.seed + self.epoch)
-        permutation: list[int] = torch.randperm(size, generator=generator).tolist()
-        return permutation
+
+class InfiniteSampler(Sampler[int]):
+    """Goes through the dataset without end, dealt out to the ranks like cards.
+
+    One permutation follows another, so over all ranks each sample comes once before any comes
+    again. As with ``DefaultSampler``, the order depends on ``seed`` alone and is computed as it is
+    needed. For iteration-based training.
+
+    Args:
+        dataset: Anything with a length.
+        shuffle: Draw a permutation, a new one each time the dataset is through.
+        seed: Seed of the permutations; ``None`` draws one and shares it among the ranks.
+
+    Raises:
+        ConfigError: If the dataset has no length or is empty.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        shuffle: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
+        seed: int | None = None,
+    ) -> None:
+        _check_dataset(dataset, "InfiniteSampler")
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = sync_random_seed() if seed is None else seed
+        self.rank, self.world_size = get_dist_info()
+        self._num_to_skip = 0
+
+    def __iter__(self) -> Iterator[int]:
+        size, step = len(self.dataset), self.world_size
+        begin = self.rank + self._num_to_skip * step
+        self._num_to_skip = 0
+        for epoch in count(begin // size):
+            end = (epoch + 1) * size
+            order = Permutation(size, self.seed, epoch) if self.shuffle else None
+            for first in range(begin, end, _CHUNK * step):
+                last = min(first + _CHUNK * step, end)
+                indices = torch.arange(first, last, step) - epoch * size
+                yield from (indices if order is None else order[indices]).tolist()
+            begin += len(range(begin, end, step)) * step
+
+    def __len__(self) -> int:
+        """Return the size of the dataset, which progress is counted by; there is no end."""
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: epochs follow one another by themselves."""
+
+    def skip(self, num_samples: int) -> None:
+        """Leave out the first samples of this rank's share, in the next iteration only.
+
+        Takes the same time for any number, as nothing is drawn.
+        """
+        self._num_to_skip = num_samples
+
+
+def _check_dataset(dataset: Sized, sampler: str) -> None:
+    if not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"{sampler} needs a dataset with a length, {type(dataset).__name__} has none. "
+            "An iterable dataset takes no sampler."
+        )
+    if len(dataset) == 0:
+        raise ConfigError(f"The dataset ({type(dataset).__name__}) is empty.")
