@@ -288,8 +288,8 @@ def test_object_collectives_need_no_numpy(run_script, tmp_path):
 
 @pytest.mark.usefixtures("group_of_one")
 def test_tensors_that_are_sharded_over_a_mesh_are_refused():
-    tensor = pytest.importorskip("torch.distributed.tensor")
     mesh = pytest.importorskip("torch.distributed.device_mesh").init_device_mesh("cpu", (1,))
+    tensor = pytest.importorskip("torch.distributed._tensor")  # its name before torch 2.5, too
     sharded = tensor.DTensor.from_local(torch.ones(2), mesh, [tensor.Shard(0)])
     for call, data in (
         (mm_dist.all_reduce, sharded),

@@ -33,7 +33,7 @@ _ANSWER_S = 20.0
 # lost message to the name server takes 5 s.
 _REACH_S, _SHORT_ANSWER_S = 3.0, 8.0
 PORT_IS_TAKEN = ("eaddrinuse", "address already in use")
-# Later versions greet the store, and notice who is none.
+# These wait for ever for a program that is no store, or abort; see _is_old_store.
 _TRUSTING_TORCH = ("1.", "2.0")
 _NUM_KEYS_QUESTION, _NUM_KEYS_SIZE, _MOST_KEYS = b"\x06", 8, 2**40
 
@@ -128,7 +128,9 @@ def _connect_in_time(host: str, port: int, rank: int) -> Any:
 
     def connect() -> None:
         try:
-            outcome.append(_open(host, port, _ANSWER_S, is_server=False))
+            store = _open(host, port, _ANSWER_S, is_server=False)
+            store.num_keys()  # not every version notices by itself that nobody answers
+            outcome.append(store)
         except (RuntimeError, ValueError, OSError) as error:
             outcome.append(error)
 
