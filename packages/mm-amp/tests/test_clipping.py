@@ -6,7 +6,17 @@ import torch
 from conftest import DTYPES, train_step
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper, TorchVersionError
+from mm_amp import (
+    AmpOptimWrapper,
+    ConfigError,
+    NonFiniteError,
+    OptimWrapper,
+    TorchVersionError,
+)
+
+needs_foreach = pytest.mark.skipif(
+    "foreach" not in signature(clip_grad_norm_).parameters, reason="torch 2.0 has foreach"
+)
 
 
 @pytest.fixture
@@ -50,6 +60,19 @@ def test_a_model_that_can_clip_itself_is_asked_to(sgd):
         pass
     assert wrapper.step().grad_norm == 5
     assert sharded.asked == (0.1, 2)
+
+
+@needs_foreach
+@pytest.mark.usefixtures("twins")
+def test_a_model_that_clips_itself_takes_no_foreach(sgd):
+    sharded = _Sharded()
+    for foreach in (True, False):
+        wrapper = OptimWrapper(sgd, clip_grad={"max_norm": 0.1, "foreach": foreach})
+        with wrapper.optim_context(sharded):
+            pass
+        with pytest.raises(ConfigError, match=f"foreach={foreach} was asked for a _Sharded"):
+            wrapper.step()
+        assert not hasattr(sharded, "asked")
 
 
 def test_clip_by_value_equals_torch_and_measures_nothing(twins, sgd):
@@ -171,3 +194,43 @@ def test_foreach_is_passed_on_or_refused(sgd):
 def test_clipping_without_gradients_reports_no_norm(model, sgd):
     assert all(parameter.grad is None for parameter in model.parameters())
     assert OptimWrapper(sgd, clip_grad={"max_norm": 1.0}).step().grad_norm is None
+
+
+_NOT_FINITE = [
+    pytest.param(
+        {2: "nan"},
+        r"gradients is nan.* 2\.weight of 2 \(Linear\), torch.float32, norm nan "
+        r"\(1 of 4",
+        id="NaN",
+    ),
+    pytest.param(
+        {0: "inf", 3: "inf"}, r"is inf.*: 2\.bias of 2 .*; 0\.weight of 0 .*\(2 of 4", id="inf"
+    ),
+    pytest.param({0: 1.6e19, 2: 1.6e19}, r"is inf.*Each alone is finite", id="only together"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), _NOT_FINITE)
+def test_error_if_nonfinite_names_the_norm_and_the_first_parameters(model, sgd, values, message):
+    for index, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.view(-1)[0] = float(values.get(index, 1.0))
+    before = copy.deepcopy(model.state_dict())
+    wrapper = OptimWrapper(sgd, clip_grad={"max_norm": 1.0, "error_if_nonfinite": True})
+    with wrapper.optim_context(model):
+        pass
+    with pytest.raises(NonFiniteError, match=message) as raised:
+        wrapper.step()
+    assert isinstance(raised.value, RuntimeError)  # as torch raises
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert wrapper.step().stepped
+
+
+def test_gradients_without_a_known_model_are_named_by_number(model, sgd):
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    wrapper = OptimWrapper(sgd, clip_grad={"max_norm": 1.0, "error_if_nonfinite": True})
+    with pytest.raises(NonFiniteError, match=r"from the loss on: gradient 3, .*gradient 2, "):
+        wrapper.step()

@@ -244,9 +244,18 @@ def test_gradient_flows_back_through_the_casts():
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        ("haed", r"fp32_modules holds 'haed', .* no module of Net; did you mean 'head'\?"),
-        (["head", "*.bias"], r"'\*\.bias', which .* there is stem, head, head\.norm, head\.linear"),
-        ("LayerNorm", r"that is a class, whose modules are head\.norm\."),
+        (
+            "haed",
+            r"holds 'haed', which .* module of Net; did you mean 'head'\? Net has stem, head, hea",
+        ),
+        (
+            ["head", "*.bias"],
+            r"'\*\.bias', .*of Net\. Net has stem, head, head\.norm and head\.lin",
+        ),
+        ("LayerNorm", r"that is a class, and modules of it are head\.norm\. Net has"),
+        ("norm", r"'\*\.norm' would match head\.norm\. Net has"),
+        ("orm", r"'\*orm\*' would match head\.norm\. Net has"),
+        ("model.head", r"did you mean 'head'"),
         ("", "empty pattern"),
         ([nn.LayerNorm], r"holds <class .*LayerNorm'>; it takes glob patterns"),
         (3, "holds 3; it takes glob patterns"),
@@ -256,6 +265,30 @@ def test_pattern_that_matches_nothing_is_an_error(net, patterns, message):
     with pytest.raises(ConfigError, match=message):
         add_fp32_islands(net, patterns)
     assert "forward" not in vars(net.head)
+
+
+def test_pattern_on_a_model_without_parts_is_told_so():
+    with pytest.raises(
+        ConfigError, match=r"no module of Linear: there are none inside it.* use OptimWrapper\."
+    ):
+        add_fp32_islands(nn.Linear(2, 2), "head")
+
+
+def test_pattern_on_a_large_wrapped_model_gets_a_bounded_answer():
+    blocks = nn.ModuleList(nn.ModuleDict({"attn": Head(), "mlp": Head()}) for _ in range(40))
+    model = nn.ModuleDict({"embed": nn.Linear(4, 4), "blocks": blocks, "head": nn.Linear(4, 4)})
+    wrapped = nn.Sequential()  # as DDP is: one child, called "module"
+    wrapped.add_module("module", model)
+    with pytest.raises(ConfigError) as raised:
+        add_fp32_islands(wrapped, "blocks.0.atn")
+    message = str(raised.value)
+    assert "no module of ModuleDict; did you mean 'blocks.0.attn' or " in message
+    assert message.endswith(
+        "At the top of the 283 modules in ModuleDict are embed, blocks and head."
+    )
+    with pytest.raises(ConfigError, match=r"'\*\.norm' would match .* and 68 more\. At") as raised:
+        add_fp32_islands(wrapped, "norm")
+    assert len(str(raised.value)) < 500
 
 
 def test_model_and_device_must_be_what_they_say(net):
@@ -328,6 +361,38 @@ def test_wrapper_makes_the_islands_at_the_first_forward(net, caplog):
     other = copy.deepcopy(_NET)
     with wrapper.optim_context(other):
         assert other(_INPUTS).dtype == torch.float32
+
+
+class _Masks(nn.Module):
+    """Has no parameters, and gets first a tensor that is on no device that is autocast."""
+
+    def forward(self, shapes, features):
+        del shapes
+        return features @ features.T
+
+
+def test_wrapper_turns_off_the_autocast_that_it_turns_on(net):
+    net.masks = _Masks()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    shapes = torch.empty(2, device="meta")  # stands in for one on another device
+    for given in ({"device_type": "cpu"}, {}):
+        wrapper = AmpOptimWrapper(optimizer, dtype="bfloat16", fp32_modules=["masks"], **given)
+        wrapper.initialize_count_status(net, 0, 10)
+        with wrapper.optim_context(net):
+            assert (_INPUTS @ _INPUTS.T).dtype == torch.bfloat16
+            assert net.masks(shapes, _INPUTS).dtype == torch.float32
+
+
+def test_islands_follow_parameters_that_moved(net, monkeypatch):
+    net.masks = _Masks()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    wrapper = AmpOptimWrapper(optimizer, dtype="bfloat16", fp32_modules=["masks"])
+    # No accelerator here: pretend that the wrapper was built while the parameters were elsewhere.
+    monkeypatch.setattr(wrapper._precision, "device_type", "cuda")
+    wrapper.initialize_count_status(net, 0, 10)
+    with wrapper.optim_context(net):
+        assert wrapper.device_type == "cpu"
+        assert net.masks(torch.empty(2, device="meta"), _INPUTS).dtype == torch.float32
 
 
 def test_wrapper_checks_the_patterns_as_soon_as_it_can(net):

@@ -7,7 +7,7 @@ import torch
 from conftest import needs_cpu_float16
 from torch import nn
 
-from mm_amp import AmpOptimWrapper, TorchVersionError
+from mm_amp import AmpOptimWrapper, ConfigError, TorchVersionError
 from mm_amp._loss_scale import LossScale, build_torch_scaler, parse_loss_scale
 
 
@@ -79,3 +79,11 @@ def test_clipping_is_refused_where_the_optimizer_would_unscale_again():
     AmpOptimWrapper(optimizer, dtype="float16")
     with pytest.raises(TorchVersionError, match="fused _OldFusedSGD"):
         AmpOptimWrapper(optimizer, dtype="float16", clip_grad={"max_norm": 1.0})
+
+
+@pytest.mark.parametrize("slip", ["dyn", "Dynamic", "dynamc"])
+def test_slip_of_dynamic_is_recognized(slip):
+    with pytest.raises(ConfigError, match=f"loss_scale is '{slip}'.*; did you mean 'dynamic'"):
+        parse_loss_scale(slip, use_fsdp=False)
+    with pytest.raises(ConfigError, match=r"init_scale=1024\.0\)\.$"):
+        parse_loss_scale("static", use_fsdp=False)

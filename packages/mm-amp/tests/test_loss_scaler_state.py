@@ -56,14 +56,19 @@ def test_state_without_a_scaler_loads_with_one_log_line(model, caplog, extra):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_state_with_a_scaler_loads_without_one(model, dtype):
+def test_state_with_a_scaler_loads_without_one_with_one_log_line(model, caplog, dtype):
     state = _wrap(model).state_dict()
     optimizer = _optimizer(model)
     wrapper = (
         OptimWrapper(optimizer) if dtype == "float32" else AmpOptimWrapper(optimizer, dtype=dtype)
     )
-    wrapper.load_state_dict(state)
-    assert "loss_scaler" in state
+    with caplog.at_level(logging.INFO):
+        wrapper.load_state_dict(state)
+        assert "loss_scaler" in state
+        (record,) = caplog.records
+        assert "holds a loss scaler, which is not used" in record.message
+        wrapper.load_state_dict(wrapper.state_dict())
+        assert len(caplog.records) == 1
 
 
 def test_static_scale_of_the_configuration_wins_over_the_state(model):

@@ -228,17 +228,42 @@ def test_memory_that_really_runs_out():
     assert batcher.size == 4
 
 
-def test_other_errors_pass_and_leave_everything_as_it_was():
+class _Interrupted(BaseException):
+    """Stands in for Ctrl-C."""
+
+
+_ERRORS = [KeyError("oops"), _Interrupted("oops")]
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
+def test_failed_batch_leaves_no_trace(error, weighted):
+    states = []
+    for fails in (False, True):
+        torch.manual_seed(1)
+        model = _make_model()
+        wrapper = _wrap(model, accumulative_counts=2, max_skips=9)
+        batcher = MicroBatcher(wrapper, model, start=3)
+        for index, batch in enumerate(_batches(sizes=(7, 2, 5, 6))):
+            weight = {"weight": len(batch["inputs"])} if weighted else {}
+            for _ in range(fails):  # first, within and between windows
+                count, loss = wrapper.inner_count, batcher.last_loss
+                broken = _Memory(model, 2 if index else 0, "backward", error)
+                with pytest.raises(type(error), match="oops"):
+                    batcher.update_params(_batches()[1], broken, **weight)
+                assert (wrapper.inner_count, batcher.last_loss) == (count, loss)
+            batcher.update_params(batch, _Memory(model, 99), **weight)
+        assert batcher.size == 3
+        states.append([*_state(model, wrapper), batcher.last_loss])
+    _assert_equal(*states)
+
+
+def test_failed_batch_does_not_decide_whether_the_run_is_weighted():
     model = _make_model()
-    wrapper = _wrap(model, accumulative_counts=2)
-    batcher = MicroBatcher(wrapper, model)
-    batcher.update_params(_batches()[0], _Memory(model, 8))
-    before = copy.deepcopy([p.grad for p in model.parameters()] + list(model.buffers()))
+    batcher = MicroBatcher(_wrap(model), model)
     with pytest.raises(KeyError, match="oops"):
-        batcher.update_params(_batches()[1], _Memory(model, 4, "backward", KeyError("oops")))
-    _assert_equal([p.grad for p in model.parameters()] + list(model.buffers()), before)
-    assert wrapper.inner_count == 1
-    assert batcher.size is None
+        batcher.update_params(_batches()[0], _Memory(model, 0, error=KeyError("oops")), weight=8)
+    assert batcher.update_params(_batches()[0], _Memory(model, 99)).stepped
 
 
 def test_one_sample_too_large_is_an_error():
@@ -419,13 +444,16 @@ def test_ranks_get_the_gradients_that_ddp_would_give(rank_pool, as_views):
 
 
 def _fail_on_one_rank(rank):
-    model = DistributedDataParallel(nn.Linear(4, 1))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.5)))
     batcher = MicroBatcher(_wrap(model), model)
     error = KeyError("oops") if rank == 1 else None
+    random = torch.get_rng_state()
     try:
         batcher.update_params(_batches()[0], _Memory(model, 0 if rank == 1 else 99, error=error))
     except (KeyError, MicroBatchError) as raised:
         first = repr(raised)
+    assert batcher.last_loss is None  # of a rank that had got through too
+    assert torch.equal(torch.get_rng_state(), random)
     batcher.update_params(_batches()[0], _Memory(model, 99))  # and on it goes
     try:
         batcher.update_params(_batches()[0], _Memory(model, 0 if rank == 1 else 99))

@@ -125,3 +125,58 @@ def test_only_wrappers_are_taken(sgd):
         OptimWrapperDict(generator=sgd)
     with pytest.raises(ConfigError, match="at least one"):
         OptimWrapperDict()
+
+
+@needs_cpu_float16
+def test_what_steps_did_is_told_for_all(pair, batches):
+    options = {"loss_scale": {"init_scale": 64.0}, "dtype": "float16", "clip_grad": {"max_norm": 1}}
+    wrappers = OptimWrapperDict(
+        **{
+            name: AmpOptimWrapper(torch.optim.SGD(module.parameters(), lr=0.1), **options)
+            for name, module in zip(("generator", "critic"), pair, strict=True)
+        }
+    )
+    assert wrappers.last_result == {"generator": None, "critic": None}
+    assert (wrappers.step_skipped, wrappers.num_skipped) == (False, 0)
+    inputs = batches[0][0]
+    sound, infinite = (
+        {
+            "generator": (inputs, torch.full((6, 4), value)),
+            "critic": (inputs, torch.full((6, 1), value)),
+        }
+        for value in (1.0, float("inf"))
+    )
+    told = []
+    for of_generator, of_critic in (
+        (sound, infinite),
+        (infinite, infinite),
+        (infinite, sound),
+        (sound, sound),
+    ):
+        results = {
+            "generator": train_step(wrappers["generator"], pair[0], of_generator["generator"]),
+            "critic": train_step(wrappers["critic"], pair[1], of_critic["critic"]),
+        }
+        told.append((wrappers.step_skipped, wrappers.num_skipped))
+        assert wrappers.last_result == results  # the very ones: results compare by identity
+        assert wrappers.last_result["critic"].grad_norm is not None
+    assert told == [(True, 1), (True, 3), (True, 4), (False, 4)]
+
+
+@needs_cpu_float16
+def test_skips_known_late_are_counted_for_all_when_asked(pair, batches):
+    wrappers = OptimWrapperDict(
+        **{
+            name: AmpOptimWrapper(
+                torch.optim.SGD(module.parameters(), lr=0.1, fused=True), dtype="float16"
+            )
+            for name, module in zip(("generator", "critic"), pair, strict=True)
+        }
+    )
+    for targets in (torch.full((6, 4), float("inf")), torch.zeros(6, 4)):
+        for wrapper, module in zip(wrappers.values(), pair, strict=True):
+            with wrapper.optim_context(module):
+                loss = (module(batches[0][0]).float() - targets[:, :1]).square().mean()
+            wrapper.update_params(loss)
+    assert wrappers.step_skipped
+    assert wrappers.num_skipped == 2

@@ -8,7 +8,7 @@ import torch
 from conftest import needs_cpu_float16
 from torch import nn
 
-from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper
+from mm_amp import AmpOptimWrapper, ConfigError, NonFiniteError, OptimWrapper
 
 _CAN_SHARD_ON_CPU = hasattr(getattr(getattr(torch, "cpu", None), "Stream", None), "record_event")
 needs_sharding = pytest.mark.skipif(
@@ -84,8 +84,40 @@ def _refuse_what_cannot_be_clipped(rank):
             _step(wrapper, model, _batch(rank))
 
 
+def _refuse_what_first_fsdp_would_ignore(rank):
+    model = _first_fsdp(_make_model(), use_orig_params=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = OptimWrapper(optimizer, clip_grad={"max_norm": 1.0, "foreach": False})
+    with pytest.raises(ConfigError, match="foreach=False was asked for a FullyShardedDataPar"):
+        _step(wrapper, model, _batch(rank))
+
+
+def _find_nonfinite(rank, model):
+    """Let one gradient of rank 0 be infinite; every rank raises and names it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    clip_grad = {"max_norm": 1.0, "error_if_nonfinite": True}
+    wrapper = OptimWrapper(optimizer, clip_grad=clip_grad)
+    assert _step(wrapper, model, _batch(rank)).stepped
+    with wrapper.optim_context(model):
+        loss = nn.functional.mse_loss(model(_batch(rank)[0]), _batch(rank)[1])
+    wrapper.backward(loss)
+    if rank == 0:
+        with torch.no_grad():
+            _own_part(next(iter(model.parameters())).grad).view(-1)[0] = float("inf")
+    with pytest.raises(
+        NonFiniteError, match=r"is inf.*: 0\.weight of 0 \(\w+\), torch.float32, norm \w+ \(1 of 4"
+    ):
+        wrapper.step()
+
+
+def _own_part(gradient):
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+
+
 def _check_first_fsdp(rank):
     _clip_first_fsdp(rank)
+    _refuse_what_first_fsdp_would_ignore(rank)
+    _find_nonfinite(rank, _first_fsdp(_make_model(), use_orig_params=True))
     _refuse_what_cannot_be_clipped(rank)
     _overflow_on_one_rank(rank, fused=False)
     _overflow_on_one_rank(rank, fused=True)
@@ -126,6 +158,14 @@ def _clip_fully_sharded(rank, clip_grad):
         torch.testing.assert_close(parameter.full_tensor().detach(), value.detach())
 
 
+def _find_nonfinite_fully_sharded(rank):
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - new torch
+
+    model = _make_model()
+    fully_shard(model)
+    _find_nonfinite(rank, model)
+
+
 def _check_fully_shard(rank):
     for clip_grad in (
         {"max_norm": 0.05},
@@ -136,6 +176,7 @@ def _check_fully_shard(rank):
     ):
         _clip_fully_sharded(rank, clip_grad)
         _clip_partly_sharded(clip_grad)
+    _find_nonfinite_fully_sharded(rank)
 
 
 @needs_sharding

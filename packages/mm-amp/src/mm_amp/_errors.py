@@ -21,8 +21,11 @@ class UnsupportedError(MMAmpError, NotImplementedError):
     """Something was asked of an object that cannot mean anything there."""
 
 
-class NonFiniteError(MMAmpError, FloatingPointError):
-    """Too many steps in a row had gradients, or a loss, that are infinite or NaN."""
+class NonFiniteError(MMAmpError, FloatingPointError, RuntimeError):
+    """Gradients, or a loss, are infinite or NaN: too many steps in a row, or where one is enough.
+
+    It is a ``RuntimeError`` too because that is what torch's own clipping raises.
+    """
 
 
 class MicroBatchError(MMAmpError, RuntimeError):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ._nested import tensors_in
-from ._parameter_names import plain_name
+from ._plain_names import child_name
 
 _MANY_OUTPUTS = 8  # per module and forward
 
@@ -33,7 +33,7 @@ class ForwardWatch:
         self._num_forwards_left = num_forwards
         self._max_seen = _MANY_OUTPUTS * num_forwards * sum(1 for _ in model.modules())
         for name, module in _eager_modules(model, ""):
-            look = partial(self._look, plain_name(name))
+            look = partial(self._look, name)
             self._handles.append(module.register_forward_hook(look))
             if module is model:
                 self._handles.append(module.register_forward_hook(self._end_forward))
@@ -70,11 +70,11 @@ class ForwardWatch:
 
 
 def _eager_modules(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules whose hooks no compiler sees: in a compiled one they would break graphs."""
+    """Yield plain names and modules whose hooks no compiler sees, where they would break graphs."""
     if getattr(module, "_compiled_call_impl", None) is not None:  # by module.compile()
         return
     yield name, module
     if type(module).__name__ == "OptimizedModule":  # by torch.compile(module)
         return
-    for child_name, child in module.named_children():
-        yield from _eager_modules(child, f"{name}.{child_name}" if name else child_name)
+    for own_name, child in module.named_children():
+        yield from _eager_modules(child, child_name(module, name, own_name))

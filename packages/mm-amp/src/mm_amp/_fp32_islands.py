@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -83,17 +83,27 @@ class IslandsOfWrapper:
 
     def __init__(self, patterns: str | Iterable[str]) -> None:
         self.patterns = parse_patterns("fp32_modules", patterns)
-        self._known: WeakSet[nn.Module] = WeakSet()
+        self._by_model: WeakKeyDictionary[nn.Module, Fp32Islands] = WeakKeyDictionary()
 
-    def add_to(self, model: Any) -> None:
+    def add_to(self, model: Any, device_type: str) -> None:
         """Make the islands of ``model``, unless that is done.
+
+        Args:
+            model: The model.
+            device_type: Whose autocast is turned off: the one that the wrapper turns on.
 
         Raises:
             ConfigError: If a pattern matches no module of it.
         """
-        if self.patterns and model not in self._known:
-            add_fp32_islands(model, self.patterns)
-            self._known.add(model)
+        if self.patterns and model not in self._by_model:
+            islands = add_fp32_islands(model, self.patterns, device_type=device_type)
+            self._by_model[model] = islands
+
+    def undo(self) -> None:
+        """Make the islands of all models ordinary modules again."""
+        for islands in self._by_model.values():
+            islands.undo()
+        self._by_model.clear()
 
 
 class Fp32Islands:

@@ -7,9 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._checks import check_bool, check_finite_number, check_keys, check_positive_int, is_number
+from ._checks import (
+    check_bool,
+    check_finite_number,
+    check_keys,
+    check_positive_int,
+    did_you_mean,
+    is_number,
+)
 from ._errors import ConfigError, ConfigTypeError, TorchVersionError
 
+_DYNAMIC = "dynamic"
 _KNOWN_KEYS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
 
 
@@ -32,16 +40,17 @@ def parse_loss_scale(loss_scale: Any, *, use_fsdp: bool) -> LossScale:
         ConfigError: If it is not ``'dynamic'``, a number above 0, or a dict of ``GradScaler``
             arguments with values that torch accepts.
     """
-    if isinstance(loss_scale, str) and loss_scale == "dynamic":
+    if isinstance(loss_scale, str) and loss_scale == _DYNAMIC:
         return LossScale()
     if is_number(loss_scale):
         static = check_finite_number("loss_scale", loss_scale)
         return LossScale({"init_scale": static}, static)
     if isinstance(loss_scale, Mapping):
         return LossScale(_check_options(loss_scale, use_fsdp=use_fsdp))
+    hint = did_you_mean(loss_scale, [_DYNAMIC]) if isinstance(loss_scale, str) else ""
     raise ConfigTypeError(
-        f"loss_scale is {loss_scale!r}; it must be 'dynamic', a number (a factor that never "
-        "changes), or a dict of GradScaler arguments such as dict(init_scale=1024.0)."
+        f"loss_scale is {loss_scale!r}; it must be {_DYNAMIC!r}, a number (a factor that never "
+        f"changes), or a dict of GradScaler arguments such as dict(init_scale=1024.0){hint or '.'}"
     )
 
 

@@ -64,10 +64,15 @@ class LossScaling:
         self.scaler.unscale_(self._optimizer)
         self._is_unscaled = True
 
-    def step(self, kwargs: Mapping[str, Any]) -> tuple[bool | Tensor, bool | Tensor]:
-        """Step the optimizer unless gradients overflowed; return ``(stepped, skipped)``."""
+    def step(self, kwargs: Mapping[str, Any], model: Any) -> tuple[bool | Tensor, bool | Tensor]:
+        """Step the optimizer unless gradients overflowed; return ``(stepped, skipped)``.
+
+        Args:
+            kwargs: Of ``optimizer.step``.
+            model: The model last used in a forward, or ``None``; for messages.
+        """
         if not self._is_sharded and not have_gradient(self._optimizer):
-            self._warn_of_no_gradients()
+            self._warn_of_no_gradients(model)
             return False, False
         if self._is_sharded and skips_by_itself(self._optimizer) and not self._is_unscaled:
             self.unscale()  # where ranks agree on an overflow; left to step, they would not
@@ -78,11 +83,13 @@ class LossScaling:
             self.last_loss = None
         return done
 
-    def _warn_of_no_gradients(self) -> None:
+    def _warn_of_no_gradients(self, model: Any) -> None:
         """Warn, once: torch's scaler would fail with "No inf checks were recorded"."""
         if not self._has_warned:
             self._has_warned = True
+            from ._no_gradients import say_why_no_gradients  # noqa: PLC0415 - hardly ever
+
             _logger.warning(
-                "No parameter of the optimizer has a gradient, so nothing was stepped: are they "
-                "all frozen, or was the optimizer built for another copy of the model?"
+                "No parameter of the optimizer has a gradient, so nothing was stepped. %s",
+                say_why_no_gradients(self._optimizer, model),
             )

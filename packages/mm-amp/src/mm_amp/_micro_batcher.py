@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ._batch_parts import BatchSplitter
+from ._batch_start import BatchStart
 from ._checks import check_loss, check_positive_int
 from ._ddp_parts import DdpParts, check_model
 from ._errors import ConfigError, ConfigTypeError, MicroBatchError
 from ._optim_wrapper import OptimWrapper
 from ._out_of_memory import free_memory, is_out_of_memory
-from ._replay import BufferSnapshots, RandomState, SetAsideGradients
+from ._replay import BufferSnapshots
 from ._result import StepResult
 
 _logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class _Attempt:
     outcome: int
     num_samples: int = 0
     largest_part: int = 0
+    loss: Tensor | None = None
     error: Exception | None = None
     message: str = ""
 
@@ -151,16 +153,16 @@ class MicroBatcher:
         if not self._is_used:
             self._is_used = True
             check_model(self._model)  # it may have been sharded since
-        factor = self._factor(weight)
-        parameters = self._parameters()
-        gradients = SetAsideGradients(parameters)
+        start = BatchStart(self._wrapper, self._parameters(), self._buffers)
         try:
+            factor = self._factor(weight)
             with self._ranks.kept_silent():
-                self._repeat_until_done(batch, compute_loss, factor, gradients, parameters)
-            gradients.add_new()
+                attempt = self._repeat_until_done(batch, compute_loss, factor, start)
+            start.keep()
         except BaseException:
-            gradients.restore()
+            start.leave_no_trace()
             raise
+        self.last_loss = attempt.loss
         if self._wrapper.should_sync():
             self._ranks.exchange_gradients()
         return self._end_batch(step_kwargs or {}, zero_kwargs or {})
@@ -190,55 +192,41 @@ class MicroBatcher:
         return list({id(parameter): parameter for parameter in everything}.values())
 
     def _repeat_until_done(
-        self,
-        batch: Any,
-        compute_loss: Callable[[Any], Tensor],
-        factor: Any,
-        gradients: SetAsideGradients,
-        parameters: list[Tensor],
-    ) -> None:
-        random = RandomState({parameter.device for parameter in parameters})
-        self._buffers.take()
+        self, batch: Any, compute_loss: Callable[[Any], Tensor], factor: Any, start: BatchStart
+    ) -> _Attempt:
         while True:
             attempt = self._attempt(batch, compute_loss, factor)
             outcome, num_samples, largest_part = self._ranks.agree(
                 attempt.outcome, attempt.num_samples, attempt.largest_part
             )
             if outcome == _DONE:
-                break
-            gradients.drop_new()
-            self._buffers.restore()
+                self._note_success(num_samples)
+                return attempt
             if attempt.error is not None:
                 raise attempt.error
             if outcome == _FAILED:
                 raise MicroBatchError(
                     "another rank failed in this batch, see its own error; nothing of it was used."
                 )
-            random.restore()
-            free_memory(parameters[0].device)
+            start.go_back()
+            free_memory(self._parameters()[0].device)
             self._halve(largest_part, attempt.message)
-        self._buffers.release()
-        self._note_success(num_samples)
 
     def _attempt(self, batch: Any, compute_loss: Callable[[Any], Tensor], factor: Any) -> _Attempt:
         num_samples, largest_part = 0, 0
         with ExitStack() as cleanup:
-            guard = self._wrapper._guard  # noqa: SLF001 - one package
-            kept = 0 if guard is None else guard.num_losses
             cleanup.callback(self._wrapper._deferred_sync.release)  # noqa: SLF001
             try:
                 parts = list(self._split(batch, self.size))
                 num_samples = sum(num for _, num in parts)
                 largest_part = max(num for _, num in parts)
-                self._train_on(parts, num_samples, compute_loss, factor)
+                loss = self._train_on(parts, num_samples, compute_loss, factor)
             except Exception as error:  # noqa: BLE001 - raised again once the ranks know
-                if guard is not None:
-                    guard.drop_losses(kept)
                 if not is_out_of_memory(error):
                     return _Attempt(_FAILED, error=error)
                 # The error itself would keep alive what its frames hold.
                 return _Attempt(_OUT_OF_MEMORY, num_samples, largest_part, message=str(error))
-        return _Attempt(_DONE, num_samples, largest_part)
+        return _Attempt(_DONE, num_samples, largest_part, loss)
 
     def _train_on(
         self,
@@ -246,7 +234,7 @@ class MicroBatcher:
         num_samples: int,
         compute_loss: Callable[[Any], Tensor],
         factor: Any,
-    ) -> None:
+    ) -> Tensor | None:
         total: Tensor | None = None
         for part, num in parts:
             with self._wrapper.optim_context(self._model):
@@ -259,7 +247,7 @@ class MicroBatcher:
             del loss
             self._wrapper.backward(whole)
             self._wrapper._micro_batches.done -= 1  # noqa: SLF001 - only the whole batch counts
-        self.last_loss = total
+        return total
 
     def _halve(self, tried: int, message: str) -> None:
         if tried <= 1:

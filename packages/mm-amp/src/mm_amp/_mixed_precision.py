@@ -14,7 +14,7 @@ from ._errors import ConfigError, TorchVersionError
 from ._first_fsdp import contains_first_fsdp
 from ._loss_scale import LossScale, build_torch_scaler, parse_loss_scale
 from ._loss_scaling import LossScaling
-from ._optim_state import SCALER_KEY
+from ._optim_state import SCALER_KEY, tell_of_unused_scaler
 from ._parameters import check_no_half_parameters, first_device
 from ._precision import AbstractPrecision
 from ._scaled_step import unscales_by_itself
@@ -94,14 +94,14 @@ class MixedPrecision(AbstractPrecision):
     @override
     def prepare(self, model: Any) -> None:
         if self._islands is not None:
-            self._islands.add_to(model)
+            self._islands.add_to(model, self.device_type)
 
     @override
     def forward_context(self, model: Any) -> AbstractContextManager[object]:
-        if self._islands is not None:
-            self._islands.add_to(model)
         if not self._is_used:
             self._look_once_more(model)
+        if self._islands is not None:
+            self._islands.add_to(model, self.device_type)
         return self._new_autocast(self.device_type, dtype=self.dtype)
 
     def _look_once_more(self, model: Any) -> None:
@@ -123,6 +123,8 @@ class MixedPrecision(AbstractPrecision):
         self._resolve(device)
         if state:
             self.load_state_dict(state)
+        if self._islands is not None:
+            self._islands.undo()  # they know the device; the forward makes them again
         _logger.info(
             "The parameters moved since this wrapper was built: autocast to %s on %s, not to %s.",
             self.dtype,
@@ -163,6 +165,7 @@ class MixedPrecision(AbstractPrecision):
         if self.scaler is None:
             # The parameters may yet move to where a scaler is needed.
             self._unused_state = {key: state[key] for key in (SCALER_KEY,) if key in state}
+            tell_of_unused_scaler(state)
             return
         saved = state.get(SCALER_KEY)
         if not saved:  # MMEngine saves an empty dict for a scaler that is off

@@ -1,17 +1,16 @@
 """Find modules by glob patterns on their names, whatever wraps the model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
-from ._checks import did_you_mean
 from ._errors import ConfigError, ConfigTypeError
+from ._plain_names import walk
 
-# What torch's wrappers call the module inside; see also _is_wrapping.
-_WRAPPED_NAMES = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _NUM_NAMES_SHOWN = 12
+_NUM_NEAR_SHOWN = 3
 
 
 def parse_patterns(argument: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
@@ -43,56 +42,68 @@ def find_modules(argument: str, model: nn.Module, patterns: Iterable[str]) -> di
     Raises:
         ConfigError: If a pattern matches nothing.
     """
-    names = list(_walk(model))
+    listed = list(walk(model))
     found: dict[nn.Module, str] = {}
     for pattern in patterns:
         matching = [
             (module, name)
-            for name, full_name, module in names
+            for name, full_name, module in listed
             if name and (fnmatchcase(name, pattern) or fnmatchcase(full_name, pattern))
         ]
         if not matching:
-            raise _nothing_matches(argument, model, pattern, names)
+            raise _nothing_matches(argument, pattern, listed)
         for module, name in matching:
             found.setdefault(module, name)
     return found
 
 
-def _walk(
-    module: nn.Module, name: str = "", full_name: str = ""
-) -> Iterator[tuple[str, str, nn.Module]]:
-    """Yield ``(name, name with wrappers, module)``; a shared module once per name."""
-    yield name, full_name, module
-    for child_name, child in module._modules.items():  # noqa: SLF001 - named_children drops sharing
-        if child is not None:
-            own_name = "" if _is_wrapping(module, child_name) else child_name
-            yield from _walk(child, _join(name, own_name), _join(full_name, child_name))
-
-
-def _is_wrapping(module: nn.Module, child_name: str) -> bool:
-    is_only_child = len(module._modules) == 1  # noqa: SLF001
-    return child_name in _WRAPPED_NAMES or (child_name == "module" and is_only_child)
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix and name else prefix or name
-
-
 def _nothing_matches(
-    argument: str, model: nn.Module, pattern: str, names: list[tuple[str, str, nn.Module]]
+    argument: str, pattern: str, found: list[tuple[str, str, nn.Module]]
 ) -> ConfigError:
-    known = list(dict.fromkeys(name for name, _, _ in names if name))
-    by_class = [name for name, _, module in names if name and type(module).__name__ == pattern]
-    if by_class:
-        hint = f"; that is a class, whose modules are {_shorten(by_class)}."
-    else:
-        hint = did_you_mean(pattern, known) or f"; there is {_shorten(known) or 'none'}."
-    return ConfigError(
-        f"{argument} holds {pattern!r}, which matches no module of {type(model).__name__}{hint}"
-    )
+    own_type = [type(module).__name__ for name, _, module in found if not name][-1]
+    by_name = {name: type(module).__name__ for name, _, module in found if name}
+    asked = f"{argument} holds {pattern!r}, which matches no module of {own_type}"
+    if not by_name:
+        return ConfigError(
+            f"{asked}: there are none inside it, and an island is a part of a model. "
+            "To compute all of it in float32, use OptimWrapper."
+        )
+    return ConfigError(f"{asked}{_hint(pattern, by_name)} {_list_modules(own_type, list(by_name))}")
+
+
+def _hint(pattern: str, by_name: dict[str, str]) -> str:
+    of_class = [name for name, own_type in by_name.items() if own_type == pattern]
+    if of_class:
+        return f"; that is a class, and modules of it are {_shorten(of_class)}."
+    for wider in (f"*.{pattern}", f"*{pattern}*"):
+        matching = [name for name in by_name if fnmatchcase(name, wider)]
+        if matching:
+            return f"; {wider!r} would match {_shorten(matching)}."
+    near = _near_names(pattern, list(by_name))
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+
+
+def _near_names(pattern: str, names: list[str]) -> list[str]:
+    from difflib import get_close_matches  # noqa: PLC0415 - only for messages
+
+    parts = pattern.split(".")
+    tails = [".".join(parts[start:]) for start in range(1, len(parts))]  # one prefix too many
+    near = [tail for tail in tails if tail in names]
+    near += get_close_matches(pattern, names, n=_NUM_NEAR_SHOWN)
+    return list(dict.fromkeys(near))[:_NUM_NEAR_SHOWN]
+
+
+def _list_modules(own_type: str, names: list[str]) -> str:
+    if len(names) <= _NUM_NAMES_SHOWN:
+        return f"{own_type} has {_shorten(names)}."
+    top = [name for name in names if "." not in name]
+    return f"At the top of the {len(names)} modules in {own_type} are {_shorten(top)}."
 
 
 def _shorten(names: list[str]) -> str:
-    shown = ", ".join(names[:_NUM_NAMES_SHOWN])
+    """List names, many of them in part: ``'a, b and 3 more'``."""
     num_more = len(names) - _NUM_NAMES_SHOWN
-    return f"{shown} and {num_more} more" if num_more > 0 else shown
+    shown, last = (names, "") if num_more <= 0 else (names[:_NUM_NAMES_SHOWN], f"{num_more} more")
+    if not last:
+        shown, last = names[:-1], names[-1]
+    return f"{', '.join(shown)} and {last}" if shown else last

@@ -11,6 +11,8 @@ from typing_extensions import override
 
 from ._checks import check_bool, check_positive_number
 from ._clipper import AbstractClipper, check_no_first_fsdp
+from ._errors import ConfigError
+from ._norm_check import NormCheck
 from ._sharded_norm import are_whole, local_part, total_norm_of_sharded
 
 _CAN_CLIP_IN_TWO = hasattr(nn_utils, "clip_grads_with_norm_")  # torch 2.6
@@ -31,8 +33,11 @@ class NormClipper(AbstractClipper):
     ) -> None:
         self._max_norm = check_positive_number("clip_grad max_norm", max_norm)
         self._norm_type = check_positive_number("clip_grad norm_type", norm_type)
-        self._error_if_nonfinite = check_bool(
-            "clip_grad error_if_nonfinite", value=error_if_nonfinite
+        # Looking waits for the device, so it is done only for those who ask for it.
+        self._check = (
+            NormCheck()
+            if check_bool("clip_grad error_if_nonfinite", value=error_if_nonfinite)
+            else None
         )
         self._options = options
         self._model: Any = None
@@ -43,8 +48,7 @@ class NormClipper(AbstractClipper):
         if model is not self._model:
             self._look_at(model)
         if self._is_clipped_by_model:
-            total: Tensor = model.clip_grad_norm_(self._max_norm, norm_type=self._norm_type)
-            return total
+            return self._clip_by_model(model)
         if are_whole(parameters):
             return self._clip_alike(parameters)
         return self._clip_sharded(parameters)
@@ -54,24 +58,43 @@ class NormClipper(AbstractClipper):
         self._is_clipped_by_model = hasattr(model, "clip_grad_norm_")
         if not self._is_clipped_by_model:
             check_no_first_fsdp(model, "norm", "wrap the whole model in it, or use fully_shard.")
+        elif self._options.get("foreach") is not None:
+            raise ConfigError(
+                f"clip_grad foreach={self._options['foreach']!r} was asked for a "
+                f"{type(model).__name__}, which clips by itself and does not take it; "
+                "leave foreach out."
+            )
         self._model = model
+
+    def _clip_by_model(self, model: Any) -> Tensor:
+        if self._check is None:
+            return self._ask_model(model)
+        parameters = list(model.parameters())  # all: ranks have gradients of different ones
+        self._check.remember(parameters)  # before: of an infinite norm clipping makes NaN and 0
+        total = self._ask_model(model)
+        self._check(total, parameters, model)
+        return total
+
+    def _ask_model(self, model: Any) -> Tensor:
+        total: Tensor = model.clip_grad_norm_(self._max_norm, norm_type=self._norm_type)
+        return total
 
     def _clip_alike(self, parameters: list[Tensor]) -> Tensor:
         if _CAN_CLIP_IN_TWO:
             return self._clip_in_two(parameters)
+        if self._check is not None:  # torch's own error would not say where
+            gradients = [parameter.grad for parameter in parameters]
+            total = total_norm_of_sharded(gradients, self._norm_type)
+            self._check(total, parameters, self._model)
         return clip_grad_norm_(
-            parameters,
-            self._max_norm,
-            norm_type=self._norm_type,
-            error_if_nonfinite=self._error_if_nonfinite,
-            **self._options,
+            parameters, self._max_norm, norm_type=self._norm_type, **self._options
         )
 
     def _clip_in_two(self, parameters: list[Tensor]) -> Tensor:
         gradients: list[Any] = [parameter.grad for parameter in parameters]
-        total: Tensor = nn_utils.get_total_norm(
-            gradients, self._norm_type, self._error_if_nonfinite, **self._options
-        )
+        total: Tensor = nn_utils.get_total_norm(gradients, self._norm_type, **self._options)
+        if self._check is not None:
+            self._check(total, parameters, self._model)
         kinds = {(gradient.device, gradient.requires_grad) for gradient in gradients}
         if kinds == {(total.device, False)} and not self._options:
             # What torch's function comes to then, for half the time: it sorts by device and dtype.
@@ -86,10 +109,8 @@ class NormClipper(AbstractClipper):
         with torch.no_grad():
             gradients = [parameter.grad for parameter in parameters]
             total = total_norm_of_sharded(gradients, self._norm_type)
-            if self._error_if_nonfinite and not total.isfinite():
-                raise RuntimeError(  # torch's own error for gradients that are not sharded
-                    f"the total norm of the gradients is {total.item()}, so they cannot be clipped."
-                )
+            if self._check is not None:
+                self._check(total, parameters, self._model)
             # As torch does.
             factor = (self._max_norm / (_without_nan(total) + 1e-6)).clamp(max=1.0)
             for gradient in gradients:

@@ -1,5 +1,6 @@
 """What optimizers keep: their state as a checkpoint has it, and what loops log of their groups."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 
 from ._errors import ConfigError
 
+_logger = logging.getLogger(__name__)
 SCALER_KEY = "loss_scaler"  # MMEngine's name
 _NOT_TORCH = (SCALER_KEY, "base_param_settings")
 
@@ -29,6 +31,12 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
             "pass what state_dict() of a wrapper or of a torch optimizer returned."
         )
     optimizer.load_state_dict({key: state[key] for key in state if key not in _NOT_TORCH})
+
+
+def tell_of_unused_scaler(state: Mapping[str, Any]) -> None:
+    """Log, in one line, that a loss scaler in ``state`` is left out, if there is one."""
+    if state.get(SCALER_KEY):  # MMEngine saves an empty dict for a scaler that is off
+        _logger.info("The state holds a loss scaler, which is not used: the loss is not scaled.")
 
 
 def momentum_of(group: Mapping[str, Any]) -> float:

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from ._accumulation import MicroBatches, warn_about_accumulation
-from ._checks import check_loss, check_optimizer
+from ._abstract_optim_wrapper import AbstractOptimWrapper
+from ._accumulation import warn_about_accumulation
+from ._checks import check_loss
 from ._gradient_sync import DeferredSyncContext, SyncDeferral
 from ._loss_scaling import LossScaling
-from ._optim_state import load_optimizer_state, momentum_of
 from ._parameters import parameters_with_gradient
-from ._precision import AbstractPrecision, FullPrecision
 from ._result import ACCUMULATED, STEPPED, StepResult
-from ._skips import SkipLog
 from ._window_weights import WindowWeights
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ._finite_guard import FiniteGuard
 
 
-class OptimWrapper:
+class OptimWrapper(AbstractOptimWrapper):
     """Train with any torch optimizer: gradient accumulation, clipping, and one call per step.
 
     Names and arguments are those of MMEngine's ``OptimWrapper``. Nothing in a step copies from the
@@ -33,9 +32,10 @@ class OptimWrapper:
         optimizer: A ``torch.optim.Optimizer``.
         accumulative_counts: Micro-batches per optimizer step. Defaults to 1.
         clip_grad: ``dict(max_norm=1.0)`` to clip by the total norm (further keys: ``norm_type``,
-            default 2, ``error_if_nonfinite``, ``foreach``); ``dict(type='value', clip_value=0.5)``
-            to clamp each element; ``dict(type='agc', clip_factor=0.01)`` to clip each unit of
-            each parameter by its own norm (further key: ``eps``, default 0.001); or ``None`` (the
+            default 2; ``foreach``; ``error_if_nonfinite``, which waits for the device in every
+            step, and raises ``NonFiniteError``); ``dict(type='value', clip_value=0.5)`` to clamp
+            each element; ``dict(type='agc', clip_factor=0.01)`` to clip each unit of each
+            parameter by its own norm (further key: ``eps``, default 0.001); or ``None`` (the
             default). The dict is not changed.
         max_skips: Keep a step whose loss or gradients are not finite, on any rank, from the
             parameters: its gradients are set to zero, so that only momentum and weight decay act.
@@ -68,16 +68,12 @@ class OptimWrapper:
         *,
         max_skips: int | None = None,
     ) -> None:
-        self.optimizer = check_optimizer(optimizer)
-        self.last_result: StepResult | None = None
-        self._micro_batches = MicroBatches(accumulative_counts)
+        super().__init__(optimizer, accumulative_counts)
         self._clipper = None if clip_grad is None else _build_clipper(clip_grad)
         self._clip_grad = None if clip_grad is None else dict(clip_grad)  # for repr only
         self._deferred_sync = SyncDeferral()
         self._weights = WindowWeights()
-        self._skips = SkipLog()
         self._model: nn.Module | None = None
-        self._precision: AbstractPrecision = FullPrecision()
         self._guard: FiniteGuard | None = None
         if max_skips is not None:
             from ._finite_guard import build_guard  # noqa: PLC0415 - few need it
@@ -156,6 +152,7 @@ class OptimWrapper:
                 self._deferred_sync.release()
         self._micro_batches.done += 1
 
+    @override
     def step(self, **kwargs: Any) -> StepResult:
         """Take the loss scale out, clip, and step the optimizer unless gradients overflowed.
 
@@ -164,6 +161,10 @@ class OptimWrapper:
 
         Returns:
             What was done; also kept as ``last_result``.
+
+        Raises:
+            NonFiniteError: On all ranks, if ``max_skips`` steps in a row were not finite, or
+                ``clip_grad`` has ``error_if_nonfinite`` and the norm is not.
         """
         if self._weights.num_due:
             self._weights.correct_gradients(self.optimizer)
@@ -184,7 +185,7 @@ class OptimWrapper:
         """Leave the step out if gradients overflowed."""
         factor = scaling.factor()
         grad_norm = None if self._clipper is None else self._clip_gradients(scaling)
-        stepped, skipped = scaling.step(kwargs)
+        stepped, skipped = scaling.step(kwargs, self._model)
         return self._note(StepResult(stepped, skipped, grad_norm, factor))
 
     def _step_guarded(self, guard: "FiniteGuard", kwargs: Mapping[str, Any]) -> StepResult:
@@ -265,70 +266,7 @@ class OptimWrapper:
         window = self._micro_batches.current_window
         return loss if window == 1 else check_loss(loss) / window  # backward checks it too
 
-    def get_lr(self) -> dict[str, list[float]]:
-        """Return ``{'lr': [...]}``, one learning rate per parameter group."""
-        return {"lr": [group["lr"] for group in self.param_groups]}
-
-    def get_momentum(self) -> dict[str, list[float]]:
-        """Return ``{'momentum': [...]}``: each group's momentum, else its first beta, else 0."""
-        return {"momentum": [momentum_of(group) for group in self.param_groups]}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, and the loss scaler's as ``loss_scaler`` if there is one.
-
-        The tensors are the live ones, as with torch: save or copy before the next step.
-        """
-        return {**self.optimizer.state_dict(), **self._precision.state_dict()}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned, here or in MMEngine, with or without a loss scaler.
-
-        Args:
-            state_dict: Left as it is. MMEngine's ``base_param_settings`` is ignored: it repeats
-                the optimizer's defaults for MMEngine's logging.
-
-        Raises:
-            ConfigError: If it is no optimizer's state.
-        """
-        load_optimizer_state(self.optimizer, state_dict)
-        self._precision.load_state_dict(state_dict)
-
-    @property
-    def step_skipped(self) -> bool:
-        """Whether the last call found that a step was left out because gradients overflowed.
-
-        Schedules then stay where they are: ``if not wrapper.step_skipped: scheduler.step()``. It
-        is about the step of that very call, except with a fused optimizer under a loss scaler:
-        only the device knows what that did, so the answer comes with the step after, on all
-        ranks alike, and reading it never waits for the step just started.
-        """
-        return self._skips.has_news
-
-    @property
-    def num_skipped(self) -> int:
-        """How many steps were left out so far, as far as ``step_skipped`` has told."""
-        return self._skips.num_skipped
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups, live: a scheduler may write ``lr`` to them."""
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The optimizer's default settings."""
-        return self.optimizer.defaults
-
-    @property
-    def accumulative_counts(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self._micro_batches.window
-
-    @property
-    def inner_count(self) -> int:
-        """Micro-batches done so far, counted by ``backward``."""
-        return self._micro_batches.done
-
+    @override
     def _describe(self) -> dict[str, object]:
         """Return what ``repr`` shows, in order."""
         return {
@@ -336,10 +274,6 @@ class OptimWrapper:
             "clip_grad": self._clip_grad,
             "optimizer": self.optimizer,
         }
-
-    def __repr__(self) -> str:
-        lines = "".join(f"  {name}={value},\n" for name, value in self._describe().items())
-        return f"{type(self).__name__}(\n{lines})"
 
 
 def _build_clipper(clip_grad: Mapping[str, Any]) -> "AbstractClipper":

@@ -96,6 +96,26 @@ class OptimWrapperDict:
         """
 
     @property
+    def step_skipped(self) -> bool:
+        """Whether the last call of *any* wrapper found a skipped step.
+
+        A wrapper that was not called since keeps its answer. Where each has schedules of its own,
+        ask ``wrappers[name].step_skipped`` after each step of that one.
+        """
+        answers = [wrapper.step_skipped for wrapper in self.values()]  # all: asking counts
+        return any(answers)
+
+    @property
+    def num_skipped(self) -> int:
+        """How many steps of all wrappers were left out so far, as far as ``step_skipped`` told."""
+        return sum(wrapper.num_skipped for wrapper in self.values())
+
+    @property
+    def last_result(self) -> dict[str, StepResult | None]:
+        """What the last call of each wrapper did, by its name; ``None`` before its first."""
+        return {name: wrapper.last_result for name, wrapper in self.items()}
+
+    @property
     def param_groups(self) -> dict[str, list[dict[str, Any]]]:
         """The live parameter groups of each wrapper, by its name."""
         return {name: wrapper.param_groups for name, wrapper in self.items()}

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ._errors import NonFiniteError
 from ._forward_watch import ForwardWatch
 from ._gradient_norms import local_norms, norms_on_all_ranks
+from ._nonfinite_gradients import describe_nonfinite
 from ._parameter_names import OwnedParameter, owned_parameters
 from ._skipped_step import SkippedStep
 
 _logger = logging.getLogger(__name__)
-_NUM_SHOWN = 3
 _NUM_ALWAYS_TOLD = 8
 _SMALLEST_USEFUL_SCALE = 2.0**-16
 _TEMPLATE = (
@@ -169,13 +169,8 @@ def _describe_gradients(
     parameters = [one.parameter for one in owned]
     found = local_norms(parameters) if norms is None else norms
     values = norms_on_all_ranks(found, parameters, step.model).tolist()
-    pairs = list(zip(owned, values, strict=True))
-    bad = [(one, value) for one, value in reversed(pairs) if not math.isfinite(value)]
-    if not bad:
-        return _say_why_none(step), None
-    shown = "; ".join(_describe(one, value) for one, value in bad[:_NUM_SHOWN])
-    extent = f"{len(bad)} of {sum(parameter.requires_grad for parameter in parameters)}"
-    return f"Not finite, from the loss on: {shown} ({extent} gradients).", bad[0][0]
+    said, first = describe_nonfinite(owned, values)
+    return said or _say_why_none(step), first
 
 
 def _say_why_none(step: SkippedStep) -> str:
@@ -185,8 +180,3 @@ def _say_why_none(step: SkippedStep) -> str:
             "after are finite."
         )
     return "No gradient is infinite or NaN any more: clipping has changed them."
-
-
-def _describe(one: OwnedParameter, norm: float) -> str:
-    owner = f" of {one.module or 'the model'} ({one.module_type})" if one.module_type else ""
-    return f"{one.name}{owner}, {one.parameter.dtype}, norm {norm:g}"

@@ -1,14 +1,13 @@
 """Parameters with their names in the model, whatever wraps it, and the modules that own them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-# What DDP, torch.compile, FSDP and checkpointing call the module inside.
-_WRAPPED = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+from ._plain_names import walk
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,10 @@ class OwnedParameter:
     parameter: Tensor
 
 
-def plain_name(name: str) -> str:
-    """Drop what DDP, FSDP, torch.compile and checkpointing put into names."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
-
-
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of ``model`` with their plain names, each once."""
-    for name, parameter in model.named_parameters():
-        yield plain_name(name), parameter
+    for one in _owned_by(model):
+        yield one.name, one.parameter
 
 
 def owned_parameters(optimizer: torch.optim.Optimizer, model: Any) -> list[OwnedParameter]:
@@ -46,21 +40,36 @@ def owned_parameters(optimizer: torch.optim.Optimizer, model: Any) -> list[Owned
         optimizer: Its parameters need not be those of the model.
         model: A module or ``None``.
     """
-    owners = _owners(model) if isinstance(model, nn.Module) else {}
-    found = []
-    for index, group in enumerate(optimizer.param_groups):
-        for position, parameter in enumerate(group["params"]):
-            place = f"param_groups[{index}][{position}]"
-            name, module, module_type = owners.get(id(parameter), (place, "", None))
-            found.append(OwnedParameter(name, module, module_type, parameter))
-    return found
+    placed = [
+        (f"param_groups[{index}][{position}]", parameter)
+        for index, group in enumerate(optimizer.param_groups)
+        for position, parameter in enumerate(group["params"])
+    ]
+    return find_owners(placed, model)
 
 
-def _owners(model: nn.Module) -> dict[int, tuple[str, str, str]]:
-    owners: dict[int, tuple[str, str, str]] = {}
-    for full_name, module in model.named_modules():
-        name = plain_name(full_name)
+def find_owners(placed: Iterable[tuple[str, Tensor]], model: Any) -> list[OwnedParameter]:
+    """Return parameters as ``model`` knows them.
+
+    Args:
+        placed: Pairs of a name for a parameter that the model does not hold, and the parameter.
+        model: A module or ``None``.
+    """
+    known = {}
+    if isinstance(model, nn.Module):
+        known = {id(one.parameter): one for one in _owned_by(model)}
+    return [
+        known.get(id(parameter)) or OwnedParameter(place, "", None, parameter)
+        for place, parameter in placed
+    ]
+
+
+def _owned_by(model: nn.Module) -> Iterator[OwnedParameter]:
+    """Yield each parameter once, under its first name, in the order of ``model.parameters()``."""
+    seen = set()
+    for name, _, module in walk(model):
         for own_name, parameter in module.named_parameters(recurse=False):
-            own = f"{name}.{own_name}" if name else own_name
-            owners.setdefault(id(parameter), (own, name, type(module).__name__))
-    return owners
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                full_name = f"{name}.{own_name}" if name else own_name
+                yield OwnedParameter(full_name, name, type(module).__name__, parameter)

@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from ._loss_scaling import LossScaling
+from ._optim_state import tell_of_unused_scaler
 
 _NOTHING_TO_DO = nullcontext()  # holds no state, so all forwards can share it
 
@@ -55,4 +56,4 @@ class FullPrecision(AbstractPrecision):
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        tell_of_unused_scaler(state)

@@ -1,13 +1,10 @@
 """What those who look for the cause of a skipped step are told."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from ._parameter_names import owned_parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +28,3 @@ class SkippedStep:
     loss_scale: float | Tensor
     num_in_a_row: int
     is_late: bool
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the optimizer's parameters with their names in the model.
-
-        Without a model, or if it does not hold the parameter, the name is its place in the
-        optimizer, such as ``param_groups[0][3]``.
-        """
-        for one in owned_parameters(self.optimizer, self.model):
-            yield one.name, one.parameter

@@ -8,6 +8,7 @@ come, so each loss is first multiplied by ``n / expected`` and the gradients at 
 batch all the time, and nothing overflows in float16.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,6 +42,14 @@ class WindowWeights:
         self._expected: float | Tensor = 1.0
         self._sum: float | Tensor = 0.0
         self.num_due = 0
+
+    def remember(self) -> dict[str, Any]:
+        """Return all of this as it is now, for ``go_back``; no tensor of it is changed in place."""
+        return dict(vars(self))
+
+    def go_back(self, remembered: Mapping[str, Any]) -> None:
+        """Be again as it was when ``remember`` was called."""
+        vars(self).update(remembered)
 
     def check_use(self, *, is_weighted: bool) -> None:
         """Raise if weighted and unweighted micro-batches are mixed.
