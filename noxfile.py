@@ -110,6 +110,20 @@ def together(session: nox.Session, torch: str) -> None:
 
 
 @nox.session
+def npu(session: nox.Session) -> None:
+    """Follow torch_npu's own optimizers, out of its wheel, on the CPU; then print a table."""
+    install_wheels(session, DEFAULT_TORCH, "pytest>=8")
+    wheels = Path(session.create_tmp()).resolve() / "torch_npu"
+    # The release for the default torch. Unpacked, never installed: it would break import torch.
+    requirement = f"torch_npu=={DEFAULT_TORCH}"
+    session.run("python", "-m", "pip", "download", "-q", "--no-deps", f"-d{wheels}", requirement)
+    (wheel,) = wheels.glob(f"torch_npu-{DEFAULT_TORCH}-*.whl")
+    session.chdir(ROOT / "integration_tests")
+    session.run("pytest", "npu", *session.posargs, env={"TORCH_NPU_WHEEL": str(wheel)})
+    session.run("python", "npu/trajectories.py", str(wheel))
+
+
+@nox.session
 def train(session: nox.Session) -> None:
     """Train on real images: two processes, mixed precision, compiled. Options after ``--``."""
     install_wheels(session, DEFAULT_TORCH)

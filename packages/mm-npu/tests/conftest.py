@@ -25,6 +25,19 @@ class NpuFusedAdamW(torch.optim.Optimizer):
                  amsgrad=False):
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
         super().__init__(params, defaults)
+
+class Plain(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, dict(lr=lr))
+
+class NpuFusedAdadelta(Plain): pass
+class NpuFusedAdam(Plain): pass
+class NpuFusedAdamP(Plain): pass
+class NpuFusedBertAdam(Plain): pass
+class NpuFusedLamb(Plain): pass
+class NpuFusedRMSprop(Plain): pass
+class NpuFusedRMSpropTF(Plain): pass
+class NpuFusedSGD(Plain): pass
 """
 
 

@@ -3,7 +3,9 @@ import warnings
 
 import pytest
 import torch
+from formulas import RULES
 
+import mm_npu
 from mm_npu import (
     ConfigError,
     NpuFusedAdamW,
@@ -24,6 +26,19 @@ def test_on_an_npu_the_name_gives_torch_npus_own_object(put_torch_npu, params):
     assert isinstance(optimizer, torch.optim.Optimizer)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["weight_decay"]) == (0.5, (0.8, 0.9), 0.1)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_each_name_leaves_to_torch_npu_what_is_only_ours(put_torch_npu, params, name):
+    put_torch_npu()
+    ours = getattr(mm_npu, name)
+    only_ours = {"strict": True}
+    if "compiled" in inspect.signature(ours).parameters:
+        only_ours["compiled"] = True
+    optimizer = ours(params, lr=0.5, **only_ours)
+    assert type(optimizer).__module__ == "torch_npu.optim"
+    assert type(optimizer).__name__ == name
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_elsewhere_the_name_gives_itself_and_warns_once(params):
@@ -108,3 +123,30 @@ def test_a_hyper_parameter_out_of_range_is_refused(params, arguments, message):
         NpuFusedAdamW(params, **arguments)
     with pytest.raises(ConfigError, match=message):
         NpuFusedAdamW([{"params": params, **arguments}])
+
+
+@pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        *((name, {"lr": -1.0}, f"lr of {name} is -1.0; it takes a number >= 0") for name in RULES),
+        *((name, {"lr": 0.1, "weight_decay": "x"}, f"weight_decay of {name}") for name in RULES),
+        ("NpuFusedAdadelta", {"rho": 1.5}, r"rho of .* is 1.5; it takes a number in \[0, 1\]"),
+        ("NpuFusedAdam", {"betas": (0.9,)}, "betas of NpuFusedAdam is .* two numbers"),
+        ("NpuFusedAdamP", {"betas": (2, 2)}, "betas of NpuFusedAdamP is .* two numbers"),
+        ("NpuFusedAdamP", {"delta": -0.1}, "delta of NpuFusedAdamP"),
+        ("NpuFusedBertAdam", {"lr": 0.1, "b1": 1.0}, r"b1 of .*; it takes a number in \[0, 1\)"),
+        ("NpuFusedBertAdam", {"lr": 0.1, "warmup": 1.5}, "warmup of NpuFusedBertAdam is 1.5"),
+        ("NpuFusedBertAdam", {"lr": 0.1, "schedule": "linear"}, "'linear'; it takes warmup_cosine"),
+        ("NpuFusedLamb", {"eps": -1}, "eps of NpuFusedLamb"),
+        ("NpuFusedRMSprop", {"alpha": -1}, "alpha of NpuFusedRMSprop"),
+        ("NpuFusedRMSpropTF", {"momentum": -1}, "momentum of NpuFusedRMSpropTF"),
+        ("NpuFusedSGD", {"lr": 0.1, "nesterov": True}, "it needs a momentum above 0"),
+    ],
+)
+def test_each_refuses_what_is_out_of_range(params, name, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        getattr(mm_npu, name)(params, **arguments)
+    first = {"lr": 0.1} if "lr" in arguments else {}
+    with pytest.raises(ConfigError, match=message):
+        getattr(mm_npu, name)([{"params": params, **arguments}], **first)

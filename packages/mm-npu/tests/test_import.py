@@ -30,6 +30,9 @@ def test_every_public_name_exists():
     assert all(hasattr(mm_npu, name) for name in mm_npu.__all__)
 
 
-def test_configs_find_the_optimizer_by_its_entry_point():
-    (entry,) = entry_points(group="mm.optimizers", name="NpuFusedAdamW")
-    assert entry.load() is mm_npu.NpuFusedAdamW
+def test_configs_find_the_nine_optimizers_by_their_entry_points():
+    names = {name for name in mm_npu.__all__ if name.startswith("NpuFused")}
+    assert len(names) == 9
+    ours = [e for e in entry_points(group="mm.optimizers") if e.name.startswith("NpuFused")]
+    assert {entry.name for entry in ours} == names
+    assert all(entry.load() is getattr(mm_npu, entry.name) for entry in ours)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_adamw import make_groups, make_params, train
 
+import mm_npu
 from mm_npu import ConfigError, NpuFusedAdamW
 
 pytestmark = pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
@@ -102,3 +103,49 @@ def test_a_state_of_another_rule_is_refused():
     maximizing = torch.optim.AdamW(params, maximize=True)
     with pytest.raises(ConfigError, match="maximize=True; it only minimizes"):
         optimizer.load_state_dict(maximizing.state_dict())
+
+
+TWINS = {
+    "Adadelta": {},
+    "Adam": {"amsgrad": True},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "SGD": {"lr": 0.1, "momentum": 0.9},
+}
+
+
+@pytest.mark.parametrize("name", sorted(TWINS))
+@pytest.mark.parametrize("direction", ["from torch", "to torch"])
+def test_states_are_exchanged_with_torchs_class_of_the_rule(name, direction):
+    classes = [getattr(torch.optim, name), getattr(mm_npu, f"NpuFused{name}")]
+    first, second = classes if direction == "from torch" else reversed(classes)
+    params = make_params()
+    optimizer = first(make_groups(params), **TWINS[name])
+    train(optimizer, params, range(1, 5))
+    resumed_params = copy.deepcopy(params)
+    resumed = second(make_groups(resumed_params), **{"lr": 9.0, **TWINS[name]})
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(optimizer, params, range(5, 9))
+    train(resumed, resumed_params, range(5, 9))
+    torch.testing.assert_close(resumed_params, params)
+
+
+def test_a_state_laid_out_in_another_way_is_laid_out_like_its_parameter():
+    def make(memory_format):
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(4, 3, 2, 2, generator=generator).contiguous(
+            memory_format=memory_format
+        )
+        return torch.nn.Parameter(weight)
+
+    for name in ("Adam", "RMSprop"):
+        start, end = make(torch.contiguous_format), make(torch.channels_last)
+        optimizers = [getattr(mm_npu, f"NpuFused{name}")([p], lr=0.1) for p in (start, end)]
+        for step in range(1, 6):
+            for p, optimizer in zip((start, end), optimizers, strict=True):
+                generator = torch.Generator().manual_seed(step)
+                p.grad = torch.randn(p.shape, generator=generator).contiguous(
+                    memory_format=torch.channels_last if p is end else torch.contiguous_format
+                )
+                optimizer.step()
+            optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+        torch.testing.assert_close(start.detach(), end.detach())

@@ -3,15 +3,40 @@
 from importlib.metadata import version
 
 from ._availability import is_npu_available, npu_unavailable_reason
-from ._errors import ConfigError, MMNpuError, NpuUnavailableError, PortableOptimizerWarning
-from ._optimizers import NpuFusedAdamW
+from ._errors import (
+    ConfigError,
+    MMNpuError,
+    NpuUnavailableError,
+    PortableOptimizerWarning,
+    TorchVersionError,
+)
+from ._optimizers import (
+    NpuFusedAdadelta,
+    NpuFusedAdam,
+    NpuFusedAdamP,
+    NpuFusedAdamW,
+    NpuFusedBertAdam,
+    NpuFusedLamb,
+    NpuFusedRMSprop,
+    NpuFusedRMSpropTF,
+    NpuFusedSGD,
+)
 
 __all__ = [
     "ConfigError",
     "MMNpuError",
+    "NpuFusedAdadelta",
+    "NpuFusedAdam",
+    "NpuFusedAdamP",
     "NpuFusedAdamW",
+    "NpuFusedBertAdam",
+    "NpuFusedLamb",
+    "NpuFusedRMSprop",
+    "NpuFusedRMSpropTF",
+    "NpuFusedSGD",
     "NpuUnavailableError",
     "PortableOptimizerWarning",
+    "TorchVersionError",
     "__version__",
     "is_npu_available",
     "npu_unavailable_reason",

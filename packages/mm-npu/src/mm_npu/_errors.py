@@ -13,5 +13,9 @@ class NpuUnavailableError(MMNpuError, RuntimeError):
     """An NPU was insisted on, and there is none."""
 
 
+class TorchVersionError(MMNpuError, RuntimeError):
+    """The installed torch lacks a feature that was asked for."""
+
+
 class PortableOptimizerWarning(UserWarning):
     """An optimizer made for NPUs runs in its portable implementation."""

@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._arguments import check_betas, check_not_negative
-from ._named import AbstractNamedOptimizer
+from ._adam import ADAM_IMPLEMENTATION, check_adam_group
+from ._on_torch import AbstractTorchOptimizer, plain_step_of
 
 
-class NpuFusedAdamW(AbstractNamedOptimizer, torch.optim.AdamW):
+class NpuFusedAdamW(AbstractTorchOptimizer, torch.optim.AdamW):
     r"""AdamW: ``torch_npu.optim.NpuFusedAdamW`` on an NPU, ``torch.optim.AdamW`` elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g` at step :math:`t = 1, 2, ...`:
@@ -26,13 +26,9 @@ class NpuFusedAdamW(AbstractNamedOptimizer, torch.optim.AdamW):
     https://arxiv.org/abs/1711.05101. amsgrad: Reddi, Kale and Kumar, "On the Convergence of Adam
     and Beyond", 2018, https://arxiv.org/abs/1904.09237.
 
-    The portable form is wider than ``torch_npu``'s: it takes every floating dtype, trains
-    parameters whose gradient comes later than the first step, and honours groups that are added and
-    states that are loaded at any time.
-
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate.
+        lr: Learning rate; the portable form takes a tensor, too.
         betas: Decay rates of the two moments.
         eps: Added to the denominator.
         weight_decay: Fraction of ``lr`` by which weights shrink in each step.
@@ -51,17 +47,13 @@ class NpuFusedAdamW(AbstractNamedOptimizer, torch.optim.AdamW):
     """
 
     native_name = "NpuFusedAdamW"
-    portable_basis = "torch.optim.AdamW"
+    torch_twin = "torch.optim.AdamW"
     group_keys = ("lr", "betas", "eps", "weight_decay", "amsgrad")
-    # What torch.optim.AdamW, in any version, keeps in a group besides.
     implementation: ClassVar[Mapping[str, Any]] = {
-        "maximize": False,
-        "foreach": None,  # torch decides: on for accelerators, where it is faster
-        "capturable": False,
-        "differentiable": False,
-        "fused": None,
+        **ADAM_IMPLEMENTATION,
         "decoupled_weight_decay": True,
     }
+    plain_step = plain_step_of(torch.optim.AdamW)
 
     def __init__(
         self,
@@ -83,7 +75,4 @@ class NpuFusedAdamW(AbstractNamedOptimizer, torch.optim.AdamW):
         Raises:
             ConfigError: If a value is out of range.
         """
-        name = type(self).__name__
-        for key in ("lr", "eps", "weight_decay"):
-            check_not_negative(name, key, group[key])
-        check_betas(name, group["betas"])
+        check_adam_group(type(self).__name__, group)

@@ -18,23 +18,36 @@ from mm_npu._availability import npu_unavailable_reason
 from mm_npu._errors import ConfigError, NpuUnavailableError, PortableOptimizerWarning
 from mm_npu._strictness import is_strict
 
+from ._arguments import check_real_parameters
+
 # Names that have been warned of: once per process and name is enough.
 _warned: set[str] = set()
+# What the optimizers of torch keep in a group besides hyper-parameters: how, not what they compute.
+_TORCHS_OWN = (
+    "maximize",
+    "foreach",
+    "capturable",
+    "differentiable",
+    "fused",
+    "decoupled_weight_decay",
+)
 
 
 class AbstractNamedOptimizer(Optimizer):
     """An optimizer that is ``torch_npu``'s on an NPU, and portable elsewhere.
 
     A concrete class says which class of ``torch_npu.optim`` it stands for (``native_name``), what
-    its portable form is built on (``portable_basis``), and which hyper-parameters its groups have
-    (``group_keys``). What the portable form keeps in a group besides (``implementation``) stays out
-    of state dicts.
+    optimizer of torch computes the same (``torch_twin``, None if there is none), and which
+    hyper-parameters its groups have (``group_keys``). What the portable form keeps in a group
+    besides (``implementation``) stays out of state dicts; what it takes that ``torch_npu`` does not
+    (``own_keywords``) stays out of the native constructor.
     """
 
     native_name: ClassVar[str]
-    portable_basis: ClassVar[str]
+    torch_twin: ClassVar[str | None] = None
     group_keys: ClassVar[tuple[str, ...]]
     implementation: ClassVar[Mapping[str, Any]] = {}
+    own_keywords: ClassVar[tuple[str, ...]] = ("strict",)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -47,9 +60,10 @@ class AbstractNamedOptimizer(Optimizer):
         """Give ``torch_npu``'s object on an NPU, else a portable one."""
         if not args and not kwargs:  # copy and pickle, which fill the object themselves
             return super().__new__(cls)
-        strict = is_strict(kwargs.pop("strict", None))
+        strict = is_strict(kwargs.get("strict"))
         reason = _reason_for_portable(cls)
         if reason is None:
+            kwargs = {key: value for key, value in kwargs.items() if key not in cls.own_keywords}
             return getattr(import_module("torch_npu.optim"), cls.native_name)(*args, **kwargs)
         if strict:
             raise NpuUnavailableError(
@@ -70,10 +84,11 @@ class AbstractNamedOptimizer(Optimizer):
         """Add parameters with hyper-parameters of their own; see ``torch.optim.Optimizer``.
 
         Raises:
-            ConfigError: If a hyper-parameter is out of range.
+            ConfigError: If a hyper-parameter is out of range, or a parameter is not real.
         """
         self.check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
+        check_real_parameters(type(self).__name__, self.param_groups[-1]["params"])
 
     def zero_grad(self, set_to_none: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
         """Clear the gradients.
@@ -101,15 +116,16 @@ class AbstractNamedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Give the state as ``torch_npu`` lays it out, where ``step`` is an int."""
         portable = super().state_dict()
-        state = {index: _with_int_step(entry) for index, entry in portable["state"].items()}
-        groups = [
-            {key: value for key, value in group.items() if key not in self.implementation}
-            for group in portable["param_groups"]
-        ]
-        return {**portable, "state": state, "param_groups": groups}
+        state = {index: _lay_out(entry) for index, entry in portable["state"].items()}
+        groups = [_without_torchs_own(group) for group in portable["param_groups"]]
+        return {
+            **portable,
+            "state": {index: entry for index, entry in state.items() if entry},
+            "param_groups": groups,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, of ``torch_npu``'s class of this name, or of the basis.
+        """Load a state of this class, of ``torch_npu``'s class of this name, or of torch's twin.
 
         Args:
             state_dict: What ``state_dict`` of one of them gave. Not changed.
@@ -124,17 +140,29 @@ class AbstractNamedOptimizer(Optimizer):
         name = type(self).__name__
         missing = [key for key in self.group_keys if key not in group]
         if missing:
+            known = name if self.torch_twin is None else f"{name} or {self.torch_twin}"
             raise ConfigError(
                 f"{name} was given a state without {', '.join(missing)}; it loads a state of "
-                f"{name} or {self.portable_basis}. Name the optimizer that wrote the state."
+                f"{known}. Name the optimizer that wrote the state."
             )
         if group.get("maximize"):
             raise ConfigError(f"{name} was given a state with maximize=True; it only minimizes.")
-        return {**group, **self.implementation}
+        return {**_without_torchs_own(group), **self.implementation}
 
 
-def _with_int_step(entry: dict[str, Any]) -> dict[str, Any]:
-    return {**entry, "step": int(entry["step"])} if "step" in entry else entry
+def _lay_out(entry: Mapping[str, Any]) -> dict[str, Any]:
+    # An empty momentum buffer, which torch 1.13's SGD writes, is none for torch_npu.
+    entry = {key: value for key, value in entry.items() if value is not None}
+    return int_step(entry)
+
+
+def int_step(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parameter's state with ``step``, if there is one, as an int."""
+    return {**entry, "step": int(entry["step"])} if "step" in entry else dict(entry)
+
+
+def _without_torchs_own(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in _TORCHS_OWN}
 
 
 def _reason_for_portable(cls: type[AbstractNamedOptimizer]) -> str | None:
@@ -148,8 +176,9 @@ def _warn_once(cls: type[AbstractNamedOptimizer], reason: str) -> None:
     if cls.__name__ in _warned:
         return
     _warned.add(cls.__name__)
+    twin = "" if cls.torch_twin is None else f", that of {cls.torch_twin}"
     message = (
-        f"{cls.__name__} runs as its portable implementation on {cls.portable_basis}: the same "
-        f"rule, with state dicts that torch_npu loads. Reason: {reason} MM_NPU_STRICT=1 refuses it."
+        f"{cls.__name__} runs as its portable implementation: the same rule{twin}, with state "
+        f"dicts that torch_npu loads. Reason: {reason} MM_NPU_STRICT=1 refuses it."
     )
     warnings.warn(message, PortableOptimizerWarning, stacklevel=3)

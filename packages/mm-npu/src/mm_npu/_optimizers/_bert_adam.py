@@ -1,0 +1,206 @@
+"""NpuFusedBertAdam: Adam with a built-in schedule and clipping, as BERT was trained."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mm_npu._errors import ConfigError
+
+from ._arguments import check_fraction, check_not_negative
+from ._arithmetic import add_scaled, move_average, move_average_of_squares, prepare_gradient
+from ._blockwise import AbstractBlockwiseOptimizer
+from ._norms import total_norm
+from ._operands import Operands
+from ._rules import Options, Spares
+from ._units import AbstractUnit
+
+# (part of t_total that is over, warmup) -> factor of the learning rate, when warmup is over
+SCHEDULES: Mapping[str, Callable[[float, float], float]] = {
+    "warmup_cosine": lambda x, warmup: 0.5 * (1 + math.cos(math.pi * x)),  # noqa: ARG005
+    "warmup_constant": lambda x, warmup: 1.0,  # noqa: ARG005
+    "warmup_linear": lambda x, warmup: max((x - 1) / (warmup - 1), 0.0),
+    # torch_npu raises when t_total is over: a root of a negative number
+    "warmup_poly": lambda x, warmup: max(1 - x, 0.0) ** 0.5,  # noqa: ARG005
+}
+
+
+def update(operands: Operands, spares: Spares, options: Options) -> None:
+    """Make one step; the formula stands at the class."""
+    p, gradient, state = operands
+    first, second, _ = spares
+    gradient = prepare_gradient(gradient, p, 0, options["scale"], first)
+    move_average(state["exp_avg"], gradient, options["b1"])
+    move_average_of_squares(state["exp_avg_sq"], gradient, options["b2"])
+    root = torch.sqrt(state["exp_avg_sq"], out=second).add_(options["e"])
+    direction = torch.div(state["exp_avg"], root, out=root)
+    if options["weight_decay"] > 0:
+        direction.add_(p, alpha=options["weight_decay"])
+    add_scaled(p, direction, -options["lr"], direction)
+
+
+class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
+    r"""BertAdam: ``torch_npu.optim.NpuFusedBertAdam`` on an NPU, a portable form elsewhere.
+
+    For a parameter :math:`p` with gradient :math:`g` at step :math:`t = 1, 2, ...`:
+
+    .. math::
+        g &\leftarrow \min(1, \mathrm{max\_grad\_norm} / (|g|_2 + 10^{-6})) \, g \\
+        m &\leftarrow b_1 m + (1 - b_1) g \\
+        v &\leftarrow b_2 v + (1 - b_2) g^2 \\
+        u &= m / (\sqrt{v} + e) + \mathrm{weight\_decay} \cdot p \\
+        p &\leftarrow p - \mathrm{lr} \cdot f((t - 1) / \mathrm{t\_total}) \cdot u
+
+    The norm :math:`|g|_2` is that of all gradients of a group and dtype together; the gradients
+    themselves stay as they are. The factor :math:`f(x)` is 1 without ``t_total``; else it is
+    ``x / warmup`` as long as ``x < warmup``, and then
+
+    ==================  ========================================
+    ``schedule``        :math:`f(x)`
+    ==================  ========================================
+    warmup_linear       :math:`\max((x - 1) / (\mathrm{warmup} - 1), 0)`
+    warmup_constant     1
+    warmup_cosine       :math:`(1 + \cos(\pi x)) / 2`
+    warmup_poly         :math:`\sqrt{\max(1 - x, 0)}`
+    ==================  ========================================
+
+    With the default ``warmup`` of -1, warmup_linear therefore starts at one half, as in
+    ``torch_npu``. There is no bias correction. Devlin et al., "BERT: Pre-training of Deep
+    Bidirectional Transformers for Language Understanding", 2018, https://arxiv.org/abs/1810.04805.
+
+    ``torch_npu`` raises in warmup_cosine past the warm-up and in warmup_poly past ``t_total``, and
+    its checkpoints forget ``t``; the portable form does what was meant.
+
+    Args:
+        params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
+        lr: Learning rate; the portable form takes a tensor, too.
+        warmup: Part of ``t_total`` in which the learning rate grows from zero; -1 is no warm-up.
+        t_total: Number of steps of the schedule; -1 keeps the learning rate constant.
+        schedule: How the learning rate changes after the warm-up; one of the table above.
+        b1: Decay rate of the first moment.
+        b2: Decay rate of the second moment.
+        e: Added to the denominator.
+        weight_decay: Multiple of the parameter that is added to its update.
+        max_grad_norm: Where gradients are clipped; 0 or less does not clip. One value for all
+            groups: what a group says of it is kept, and, as in ``torch_npu``, not used.
+        strict: Refuse the portable form: True or False; None follows ``MM_NPU_STRICT``.
+        compiled: Compile the portable form's step with ``torch.compile``. ``torch_npu`` has none.
+
+    Raises:
+        ConfigError: If a hyper-parameter is out of range.
+        NpuUnavailableError: If strict, and there is no NPU.
+        TorchVersionError: If compiled, and this torch cannot compile.
+
+    Warns:
+        PortableOptimizerWarning: Once per process, if the portable form runs.
+
+    Example:
+        >>> parameters = torch.nn.Linear(2, 1).parameters()
+        >>> optimizer = NpuFusedBertAdam(parameters, lr=1e-4, warmup=0.1, t_total=1000)
+    """
+
+    native_name = "NpuFusedBertAdam"
+    group_keys: ClassVar[tuple[str, ...]] = (
+        "lr",
+        "schedule",
+        "warmup",
+        "t_total",
+        "b1",
+        "b2",
+        "e",
+        "weight_decay",
+        "max_grad_norm",
+    )
+    rule = staticmethod(update)
+    settings = ("compiled", "max_grad_norm")
+    equal_steps = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        warmup: float = -1,
+        t_total: int = -1,
+        schedule: str = "warmup_linear",
+        b1: float = 0.9,
+        b2: float = 0.999,
+        e: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_grad_norm: float = 1.0,
+        *,
+        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
+        compiled: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "schedule": schedule,
+            "warmup": warmup,
+            "t_total": t_total,
+            "b1": b1,
+            "b2": b2,
+            "e": e,
+            "weight_decay": weight_decay,
+            "max_grad_norm": max_grad_norm,
+        }
+        self.max_grad_norm = max_grad_norm
+        super().__init__(params, defaults, compiled=compiled)
+
+    def check_group(self, group: Mapping[str, Any]) -> None:
+        """Check ``lr`` and ``e`` >= 0, ``b1``, ``b2`` and ``warmup`` in [0, 1), and ``schedule``.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
+        name = type(self).__name__
+        for key in ("lr", "e", "weight_decay"):
+            check_not_negative(name, key, group[key])
+        for key in ("b1", "b2"):
+            check_fraction(name, key, group[key])
+        if group["warmup"] != -1:
+            check_fraction(name, "warmup", group["warmup"])
+        if group["schedule"] not in SCHEDULES:
+            raise ConfigError(
+                f"schedule of {name} is {group['schedule']!r}; it takes {', '.join(SCHEDULES)}."
+            )
+
+    @property
+    def takes_norms(self) -> bool:
+        """Whether gradients are clipped to a norm."""
+        return self.max_grad_norm > 0
+
+    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Name the two moments."""
+        del group
+        return "exp_avg", "exp_avg_sq"
+
+    def options(self, group: Mapping[str, Any], step: int) -> Options:
+        """Give the group's hyper-parameters, with the learning rate of this step."""
+        numbers = {key: group[key] for key in ("b1", "b2", "e", "weight_decay")}
+        return {**numbers, "lr": group["lr"] * schedule_factor(group, step)}
+
+    def gradient_scales(
+        self, units: Sequence[Sequence[AbstractUnit]]
+    ) -> list[Mapping[torch.dtype, Tensor]]:
+        """Clip the gradients of each group and dtype to one norm."""
+        if self.max_grad_norm <= 0:
+            return super().gradient_scales(units)
+        return [
+            {dtype: self._scale(group, dtype) for dtype in {unit.dtype for unit in group}}
+            for group in units
+        ]
+
+    def _scale(self, group: Sequence[AbstractUnit], dtype: torch.dtype) -> Tensor:
+        norm = total_norm(unit for unit in group if unit.dtype is dtype)
+        return (self.max_grad_norm / (norm + 1e-6)).clamp(max=1)
+
+
+def schedule_factor(group: Mapping[str, Any], step: int) -> float:
+    """Give the factor of the learning rate in a group's ``step``-th step, counted from one."""
+    if group["t_total"] == -1:
+        return 1.0
+    x = (step - 1) / group["t_total"]
+    if x < group["warmup"]:
+        return float(x / group["warmup"])
+    return SCHEDULES[group["schedule"]](x, group["warmup"])

@@ -1,0 +1,79 @@
+"""The compiled step: ``torch.compile`` makes one kernel of all that a rule does with a tensor."""
+
+from collections.abc import Callable, Container
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mm_npu._errors import TorchVersionError
+
+from ._operands import Operands
+from ._rules import NormRule, Options, Rule, run_norms_whole, run_whole
+
+
+def check_can_compile(rule: Rule | NormRule) -> None:
+    """Prepare to compile a rule.
+
+    Raises:
+        TorchVersionError: If this torch cannot compile, or not on this Python.
+    """
+    _compile(rule)  # type: ignore[arg-type] # a class or function is hashable
+
+
+def run_compiled(
+    rule: Rule | NormRule, operands: Operands, options: Options, varying: Container[str]
+) -> None:
+    """Apply a rule at once; ``varying`` names the options that change from step to step.
+
+    The kernel has the other options built in, and is compiled anew for another value of them.
+    """
+    state = {name: _as_plain(value) for name, value in operands.state.items()}
+    plain = Operands(_as_plain(operands.p), _as_plain(operands.gradient), state)
+    numbers = {
+        name: torch.tensor(value, dtype=torch.float64)
+        if name in varying and not isinstance(value, Tensor)
+        else value
+        for name, value in options.items()
+    }
+    _compile(rule)(plain, numbers)  # type: ignore[arg-type]
+
+
+def _as_plain(tensor: Tensor) -> Tensor:
+    # The compiler looks at what a view is a view of, and would compile anew for another shape.
+    storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+    plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return plain.set_(storage, offset, tensor.size(), tensor.stride())
+
+
+@cache
+def _compile(rule: Any) -> Callable[[Operands, Options], None]:
+    """Compile a ``Rule`` or ``NormRule``, once per process; the first call runs the compiler."""
+    if not hasattr(torch, "compile"):
+        raise TorchVersionError(
+            f"compiled=True was asked for, and there is torch {torch.__version__}; it needs torch "
+            ">= 2.0. Upgrade torch, or leave compiled out."
+        )
+    try:
+        # dynamic: stacks and parameters of all sizes share one kernel. torch 2.0 fails to make it,
+        # and makes one for each size.
+        compiled: Any = torch.compile(_bind(rule), dynamic=not torch.__version__.startswith("2.0."))
+    except RuntimeError as error:  # torch 2.0 on Python 3.11
+        raise TorchVersionError(
+            f"compiled=True was asked for, and torch {torch.__version__} cannot compile here "
+            f"({error}). Upgrade torch, or leave compiled out."
+        ) from error
+    return compiled  # type: ignore[no-any-return]
+
+
+def _bind(rule: Any) -> Callable[[Operands, Options], None]:
+    run: Any = run_whole if callable(rule) else run_norms_whole
+
+    def update(operands: Operands, options: Options) -> None:
+        run(rule, operands, options)
+
+    # The compiler keeps, and limits, what it has compiled per code object: one for each rule.
+    code = update.__code__.replace()
+    return FunctionType(code, update.__globals__, update.__name__, None, update.__closure__)

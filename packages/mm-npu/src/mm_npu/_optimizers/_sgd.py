@@ -1,0 +1,128 @@
+"""NpuFusedSGD: stochastic gradient descent, with momentum."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from mm_npu._errors import ConfigError
+
+from ._arguments import check_not_negative
+from ._on_torch import AbstractTorchOptimizer, plain_step_of
+
+
+class NpuFusedSGD(AbstractTorchOptimizer, torch.optim.SGD):
+    r"""SGD: ``torch_npu.optim.NpuFusedSGD`` on an NPU, ``torch.optim.SGD`` elsewhere.
+
+    For a parameter :math:`p` with gradient :math:`g`:
+
+    .. math::
+        g &\leftarrow g + \mathrm{weight\_decay} \cdot p \\
+        b &\leftarrow g \text{ in its first step, later }
+            \mathrm{momentum} \cdot b + (1 - \mathrm{dampening}) \, g \\
+        d &\leftarrow g + \mathrm{momentum} \cdot b \text{ with nesterov, else } b \\
+        p &\leftarrow p - \mathrm{lr} \cdot d
+
+    Without momentum :math:`d = g`. Sutskever et al., "On the importance of initialization and
+    momentum in deep learning", 2013, https://proceedings.mlr.press/v28/sutskever13.html.
+
+    ``torch_npu`` has one first step for all parameters; here each has its own, as in torch.
+
+    Args:
+        params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
+        lr: Learning rate; the portable form takes a tensor, too.
+        momentum: Decay rate of the momentum buffer; 0 keeps none.
+        dampening: Fraction of the gradient that does not enter the momentum buffer.
+        weight_decay: Multiple of the parameter that is added to its gradient.
+        nesterov: Look ahead by one step of momentum. Needs momentum, and no dampening.
+        strict: Refuse the portable form: True or False; None follows ``MM_NPU_STRICT``.
+
+    Raises:
+        ConfigError: If a hyper-parameter is out of range, or nesterov lacks what it needs.
+        NpuUnavailableError: If strict, and there is no NPU.
+
+    Warns:
+        PortableOptimizerWarning: Once per process, if the portable form runs.
+
+    Example:
+        >>> optimizer = NpuFusedSGD(torch.nn.Linear(2, 1).parameters(), lr=0.1, momentum=0.9)
+    """
+
+    native_name = "NpuFusedSGD"
+    torch_twin = "torch.optim.SGD"
+    group_keys = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+    implementation: ClassVar[Mapping[str, Any]] = {
+        "maximize": False,
+        "foreach": None,  # torch decides: on for accelerators, where it is faster
+        "differentiable": False,
+        "fused": None,
+    }
+    plain_step = plain_step_of(torch.optim.SGD)
+    # With halves, the fused kernel of torch 2.13 leaves most elements as they are.
+    fused_dtypes = (torch.float64, torch.float32)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
+        *,
+        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
+    ) -> None:
+        group = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
+        self.check_group({**group, "weight_decay": weight_decay})
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
+
+    def check_group(self, group: Mapping[str, Any]) -> None:
+        """Check ``lr``, ``momentum`` and ``weight_decay`` >= 0, and what nesterov needs.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
+        name = type(self).__name__
+        for key in ("lr", "momentum", "weight_decay"):
+            check_not_negative(name, key, group[key])
+        if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
+            raise ConfigError(
+                f"nesterov of {name} was asked for with momentum {group['momentum']!r} and "
+                f"dampening {group['dampening']!r}; it needs a momentum above 0 and no dampening."
+            )
+
+    def look_at_gradients(self, index: int, group: dict[str, Any]) -> None:
+        """Check the gradients of a group, and leave the fused kernel out of a mixed step.
+
+        The kernel knows one first step for all parameters: where some have a momentum buffer and
+        others meet their first gradient, torch's other kernels do the step.
+        """
+        super().look_at_gradients(index, group)
+        if group.get("fused") is None or group["momentum"] == 0:
+            return
+        buffered: dict[int, int] = self.__dict__.setdefault("_buffered", {})
+        if buffered.get(index) == len(group["params"]):
+            return
+        buffers = [
+            self.state.get(p, {}).get("momentum_buffer")
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        is_mixed = any(b is None for b in buffers) and any(b is not None for b in buffers)
+        if is_mixed:
+            group["fused"] = False
+        else:
+            self.choose_kernel(group)
+        buffered[index] = sum(buffer is not None for buffer in buffers)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this class, of ``torch_npu``'s class of this name, or of torch's twin.
+
+        Args:
+            state_dict: What ``state_dict`` of one of them gave. Not changed.
+
+        Raises:
+            ConfigError: If it comes from an optimizer that computes something else.
+        """
+        super().load_state_dict(state_dict)
+        self.__dict__.pop("_buffered", None)
