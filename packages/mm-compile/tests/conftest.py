@@ -29,6 +29,17 @@ def model():
     return Toy()
 
 
+@pytest.fixture(scope="session")
+def _inductor_directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("inductor")
+
+
+@pytest.fixture
+def inductor_cache(_inductor_directory, monkeypatch):
+    """Let inductor keep its code in a directory of this test run, and try its C++ compiler once."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(_inductor_directory))
+
+
 def _enter_rank(rank, world_size, store, function, args):
     torch.set_num_threads(1)
     dist.init_process_group(

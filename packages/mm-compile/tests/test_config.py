@@ -26,8 +26,8 @@ def test_a_config_that_asks_for_nothing_leaves_the_model_untouched(model, cfg):
         ({"backend": 7}, "compile.backend is 7; it takes a backend's name or a callable"),
         ({"options": ["max_autotune"]}, "compile.options is"),
         ({"mode": "default", "options": {"max_autotune": True}}, "takes one of them"),
-        ("inductor", "takes True, False, None or a dict"),
-        (1, "takes True, False, None or a dict"),
+        ("inductor", "takes True, False, None, 'auto' or a dict"),
+        (1, "takes True, False, None, 'auto' or a dict"),
     ],
 )
 def test_a_wrong_config_is_refused_before_anything_happens(model, cfg, message):

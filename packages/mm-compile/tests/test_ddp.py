@@ -1,10 +1,13 @@
+import copy
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from toy import Toy, needs_compile
+from toy import CountingBackend, Toy, needs_compile
+from wrapped import Watch
 
 from mm_compile import compile_model
 
@@ -48,3 +51,97 @@ def test_a_wrapped_model_trains_and_validates_compiled(model, backend):
     calls = backend.calls
     wrapped(torch.randn(5, 4))
     assert backend.calls == calls
+
+
+# More than 1 MiB of parameters: the size of torch's first gradient bucket.
+SIZE = 520
+
+
+class Layer(nn.Linear):
+    def __init__(self):
+        super().__init__(SIZE, SIZE, bias=False)
+
+    def forward(self, inputs):
+        return super().forward(inputs).relu()
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(Layer(), Layer()) for _ in range(2))
+
+    def forward(self, inputs):
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs
+
+
+def note_buckets(events, bucket):
+    events.append("bucket")
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def backward(model):
+    model(torch.randn(2, SIZE)).sum().backward()
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_gradients_are_exchanged_while_the_rest_of_a_whole_model_runs_backward():
+    model, backend = Layers(), Watch()
+    compile_model(model, {"backend": backend})
+    wrapper = DistributedDataParallel(model, bucket_cap_mb=1)
+    wrapper.register_comm_hook(backend.events, note_buckets)
+    for _ in range(2):  # torch settles its buckets in the first
+        backend.events.clear()
+        backward(wrapper)
+    assert backend.events == ["forward"] * 4 + ["backward", "bucket"] * 4
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_code_of_before_the_wrapping_is_compiled_anew_for_the_buckets(backend):
+    model = Layers()
+    compile_model(model, {"backend": backend})
+    backward(model)
+    assert backend.graphs == 1
+    wrapper = DistributedDataParallel(model, bucket_cap_mb=1)
+    backward(wrapper)
+    backward(wrapper)
+    assert (backend.graphs, backend.calls) == (1 + 4, 1 + 2 * 4)
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.parametrize(
+    ("bucket_cap_mb", "cfg", "graphs"),
+    [
+        (0.5, {}, 4),  # torch alone raises: its first bucket would be larger than the others
+        (25, {}, 2),  # the first bucket, and the rest
+        (25, {"regions": "auto"}, 2),  # the two layers are as large as the first bucket
+        (1, {"regions": "auto"}, 4),
+    ],
+    ids=["small", "usual", "regions", "large-regions"],
+)
+def test_graphs_end_where_gradient_buckets_do(bucket_cap_mb, cfg, graphs):
+    model, backend = Layers(), CountingBackend()
+    first_bucket = dist._DEFAULT_FIRST_BUCKET_BYTES
+    compile_model(model, {"backend": backend, **cfg})
+    wrapper = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
+    backward(wrapper)
+    calls = backend.calls
+    backward(wrapper)
+    assert backend.calls - calls == graphs
+    assert first_bucket == dist._DEFAULT_FIRST_BUCKET_BYTES
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_a_copy_of_a_wrapped_model_trains_its_own_parameters(model, backend):
+    wrapper = DistributedDataParallel(model)
+    compile_model(wrapper, {"backend": backend})
+    wrapper(torch.randn(5, 4)).sum().backward()
+    calls, weight = backend.calls, model.first.weight.detach().clone()
+    twin = copy.deepcopy(wrapper)
+    twin.module.train_step(torch.randn(5, 4), torch.optim.SGD(twin.parameters(), lr=0.1))
+    assert backend.calls == calls
+    assert torch.equal(model.first.weight, weight)
+    assert not torch.equal(twin.module.first.weight, weight)

@@ -11,8 +11,8 @@ SUPPORT = can_compile()
 @pytest.mark.skipif(not SUPPORT.ok, reason=str(SUPPORT.reason))
 # Its own imports warn, of another thing in every version of torch.
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_inductor_computes_what_eager_computes(model, monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("inductor_cache")
+def test_inductor_computes_what_eager_computes(model):
     model.drop.p = 0.0
     eager = copy.deepcopy(model)
     inputs = torch.randn(5, 4)

@@ -131,3 +131,21 @@ def test_a_change_outside_of_the_inputs_is_said_to_be_one(backend):
     factors[0] = 5
     with pytest.raises(RecompileLimitError, match="nothing in its inputs"):
         run(model, [3])
+
+
+@pytest.mark.skipif(not shares_code(), reason="this torch shares no code")
+def test_blocks_that_share_code_spend_one_budget_and_stop_together(backend):
+    cfg = {
+        "backend": backend,
+        "regions": "auto",
+        "dynamic": False,
+        "recompile_limit": 1,
+        "on_recompile": "eager",
+    }
+    model = Stack(3)
+    handle = compile_model(model, cfg)
+    run(model, [3, 4, 5, 6, 7])
+    # Of two shapes; the first block, whose inputs have no gradient, has a graph of its own of each.
+    assert backend.graphs == 4
+    assert not any(region.is_compiled for region in handle.regions)
+    assert len({region.failure for region in handle.regions}) == 1

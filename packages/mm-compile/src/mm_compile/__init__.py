@@ -3,34 +3,47 @@
 from importlib.metadata import version
 
 from ._bucketing import BucketingCollate
+from ._cache_pack import pack_cache, unpack_cache
 from ._compile import compile_model
 from ._errors import (
     AlreadyCompiledError,
+    CacheFileError,
     CompileError,
     ConfigError,
     MMCompileError,
+    NumericsError,
     RecompileLimitError,
     TorchVersionError,
 )
-from ._handle import CompileHandle, RegionStatus
+from ._handle import CompileHandle
 from ._preflight import CompileSupport, can_compile
+from ._receipt import RegionStatus, StepTimes
+from ._receipt_breaks import GraphBreak
 from ._report import CompileReport
+from ._verify_compare import Verified
 
 __all__ = [
     "AlreadyCompiledError",
     "BucketingCollate",
+    "CacheFileError",
     "CompileError",
     "CompileHandle",
     "CompileReport",
     "CompileSupport",
     "ConfigError",
+    "GraphBreak",
     "MMCompileError",
+    "NumericsError",
     "RecompileLimitError",
     "RegionStatus",
+    "StepTimes",
     "TorchVersionError",
+    "Verified",
     "__version__",
     "can_compile",
     "compile_model",
+    "pack_cache",
+    "unpack_cache",
 ]
 __version__ = version("mm-compile")
 

@@ -44,7 +44,7 @@ class Agreement:
 
     def announce(self, index: int, failure: Failure) -> None:
         """Tell the other ranks that this one runs region ``index`` eagerly."""
-        store = _find_store()
+        store = find_store()
         if store is None:
             return
         ticket = store.add(f"{self._prefix}/tickets", 1)
@@ -56,7 +56,7 @@ class Agreement:
         self._num_calls += 1
         if self._num_calls > _READ_ALWAYS and self._num_calls % _READ_EVERY:
             return
-        store = _find_store()
+        store = find_store()
         if store is None:
             return
         num_notices = store.add(f"{self._prefix}/tickets", 0)
@@ -69,7 +69,8 @@ class Agreement:
                 self._apply(notice["index"], failure)
 
 
-def _find_store() -> Any:
+def find_store() -> Any:
+    """Return the store of the process group; None without a group of several ranks."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from ._cache import CodeCache
 from ._failure import Failure, failure_of_backend
+from ._receipt_breaks import break_reason_of, dynamo_break_reasons
 from ._torch import describe_backend, torch_version
 
 Compiled = Callable[..., Any]
@@ -22,12 +24,21 @@ class GuardedBackend:
         num_graphs: Graphs handed to the backend so far, refused ones included.
         num_runs: Compiled graphs run so far; counted only with ``counts_runs``.
         failure: Set whenever a refused graph runs; whoever reads it sets it back to None.
+        break_reasons: What dynamo says of every graph break; where it can, of the whole process.
     """
 
     def __init__(
-        self, keywords: Mapping[str, Any], *, dynamic: bool | None, catches: bool, counts_runs: bool
+        self,
+        keywords: Mapping[str, Any],
+        *,
+        dynamic: bool | None,
+        catches: bool,
+        counts_runs: bool,
+        code_cache: CodeCache | None = None,
     ) -> None:
         self._compile: Compiled = _backend_function(keywords, dynamic=dynamic)
+        if code_cache is not None:
+            self._compile = code_cache.wrap(self._compile)
         # torch names a backend so in its own messages.
         self.__name__ = describe_backend(keywords)
         self._catches = catches
@@ -35,10 +46,15 @@ class GuardedBackend:
         self.num_graphs = 0
         self.num_runs = 0
         self.failure: Failure | None = None
+        reasons = dynamo_break_reasons()
+        self._collects_breaks = reasons is None
+        self.break_reasons: list[Any] = [] if reasons is None else reasons
 
     def __call__(self, graph_module: Any, example_inputs: Any) -> Any:
         """Compile one graph, as dynamo asks for it."""
         self.num_graphs += 1
+        if self._collects_breaks:
+            self.break_reasons += break_reason_of(graph_module)
         if not self._catches:
             return self._compile(graph_module, example_inputs)
         try:

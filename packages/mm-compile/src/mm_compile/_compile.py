@@ -1,24 +1,28 @@
 """``compile_model``: the one entrance."""
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
+from ._cache import open_cache
 from ._config import CompileConfig, check_against_torch, parse_config
 from ._errors import ConfigError, MMCompileError
 from ._handle import CompileHandle
-from ._install import install_regions
+from ._install import install_regions, unwrapped
 from ._region import Region
 from ._torch import describe_backend
+from ._verify import Verifier
+from ._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 
 
 def compile_model(
     model: nn.Module,
-    cfg: bool | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
+    cfg: bool | str | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
 ) -> CompileHandle:
     """Compile ``model`` in place, as ``cfg`` says.
 
@@ -28,9 +32,10 @@ def compile_model(
 
     Args:
         model: A module, or one wrapped by torch's ``DistributedDataParallel``.
-        cfg: True for the defaults; False or None for nothing; or the keyword arguments of this
-            torch's ``torch.compile`` (``backend``, ``mode``, ``dynamic``, ``fullgraph``,
-            ``options``, ``disable``, ...) plus those below. Never changed.
+        cfg: True for the defaults; False or None for nothing; ``"auto"`` for what pays (see
+            below); or the keyword arguments of this torch's ``torch.compile`` (``backend``,
+            ``mode``, ``dynamic``, ``fullgraph``, ``options``, ``disable``, ...) plus those below.
+            Never changed.
 
             * ``target``: ``"forward"`` (the default) is what ``model(...)`` runs, in training and
               evaluation alike. ``"train_step"``, ``"val_step"``, ``"test_step"``, ``"loss"`` and
@@ -43,7 +48,20 @@ def compile_model(
             * ``recompile_limit`` (4): how often a region may be compiled again in each mode, and
               ``on_recompile`` what happens beyond: ``"dynamic"`` (the default) compiles once more
               for any size, then runs eagerly; ``"eager"``; ``"raise"``.
+            * ``cache``: a directory in which inductor's compiled code is kept, so that the next
+              run starts warm; give all runs of a project the same one.
             * ``optimizer``: whether ``handle.compile_optimizer`` compiles the optimizer's step.
+            * ``disable="auto"``: the first training steps run eagerly and are timed. Then regions
+              are compiled, the largest group of equal ones first, as long as what they save in the
+              steps that are left (``handle.expect_steps``) is more than compiling takes. Which of
+              it holds is logged; all ranks do as rank 0. ``cfg="auto"`` is ``disable="auto"`` with
+              ``regions="auto"`` and ``on_error="eager"``.
+            * ``measure`` (0): True or how many training steps run eagerly at first, after two that
+              do not count, so that the report compares eager and compiled steps.
+            * ``verify``: True or in how many training calls (of each region) outputs and gradients
+              are compared with eager ones first, or a dict of ``steps``, ``rtol`` and ``atol``.
+              Training is the same with and without. A region that deviates more runs eagerly or
+              raises ``NumericsError``, as ``on_error`` says.
 
     Returns:
         A handle that undoes and reports.
@@ -67,10 +85,17 @@ def compile_model(
     if not config.enabled:
         return CompileHandle(config, [])
     check_against_torch(config)
+    config = dataclasses.replace(config, code_cache=open_cache(config.cache, config.keywords))
     regions = _install(model, config)
     backend = describe_backend(config.keywords)
     _logger.debug("compile: %s by %s", ", ".join(region.label for region in regions), backend)
-    return CompileHandle(config, regions)
+    verifier = Verifier(config, len(regions)) if config.verify is not None else None
+    for region in regions:
+        region.verifier = verifier
+    count = (lambda: 0) if verifier is None else (lambda: verifier.num_comparisons)
+    return CompileHandle(
+        config, regions, WarmUp(unwrapped(model), regions, config, count), verifier
+    )
 
 
 def _install(model: nn.Module, config: CompileConfig) -> list[Region]:

@@ -21,5 +21,29 @@ class CompileError(MMCompileError, RuntimeError):
     """Something did not compile, and cannot or shall not run eagerly instead."""
 
 
+class CacheFileError(MMCompileError, ValueError):
+    """A file is no packed compile cache, or there is no compile cache to pack."""
+
+
 class RecompileLimitError(MMCompileError, RuntimeError):
     """A region was compiled again more often than ``recompile_limit`` allows."""
+
+
+class NumericsError(CompileError):
+    """Compiled code computes something else than eager code, beyond what ``verify`` allows.
+
+    Attributes:
+        region: The module's dotted name; empty for the model itself.
+        tensor: What deviates most.
+        deviation: The largest difference of an element.
+    """
+
+    def __init__(self, message: str, region: str, tensor: str, deviation: float) -> None:
+        super().__init__(message)
+        self.region = region
+        self.tensor = tensor
+        self.deviation = deviation
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # It crosses processes: torch's spawn sends what a rank raised.
+        return type(self), (str(self), self.region, self.tensor, self.deviation)

@@ -2,10 +2,13 @@
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ._errors import CompileError
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared as text
 _OWN_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared as text
@@ -49,14 +52,34 @@ def failure_of_dynamo(error: BaseException) -> Failure:
     return Failure(f"{type(error).__name__}: {_first_lines(text)}", _user_frame(trace))
 
 
+def not_compiled(label: str, error: BaseException) -> CompileError:
+    """Return the error for a region that does not compile."""
+    return CompileError(
+        f"compile: {label} did not compile: {failure_of_dynamo(error)}. Set "
+        'on_error="eager" to train on with this region uncompiled, or leave it out by regions.'
+    )
+
+
+def not_repeatable(label: str, error: BaseException) -> CompileError:
+    """Return the error for a region that does not compile, and has had effects already."""
+    return CompileError(
+        f"compile: {label} did not compile: {failure_of_dynamo(error)}. A part of it had run "
+        "already, so it cannot be run again eagerly; use target='forward'."
+    )
+
+
 def _first_lines(text: str) -> str:
     lines = [line.strip() for line in _ADVICE.sub("", text).splitlines() if line.strip()]
     return " ".join(lines[:3])[:300]
 
 
 def _user_frame(trace: str) -> str | None:
-    # The innermost frame that is the user's: the operation itself is often in torch's files.
-    frames = [(found["file"], found["line"]) for found in _FRAME.finditer(trace)]
+    return innermost_user_frame((found["file"], found["line"]) for found in _FRAME.finditer(trace))
+
+
+def innermost_user_frame(frames: Iterable[tuple[str, str]]) -> str | None:
+    """Return ``file:line`` of the last frame that is the user's; None if none is."""
+    # The operation itself is often in torch's files.
     own = [
         f"{file}:{line}"
         for file, line in frames

@@ -1,36 +1,21 @@
 """What ``compile_model`` hands back: the way to undo, and the report."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
 from ._config import CompileConfig
+from ._errors import ConfigError
 from ._optimizer import CompiledStep
+from ._receipt import RegionStatus, StepTimes, status_of
 from ._region import Region
 from ._report import CompileReport, DynamoCounts
 from ._torch import describe_backend
+from ._verify import Verifier
+from ._warm_up import WarmUp
 
-
-@dataclass(frozen=True)
-class RegionStatus:
-    """How a compiled part of a model does.
-
-    Attributes:
-        name: Its dotted name in the model; empty for the model itself.
-        target: The method that is compiled.
-        is_compiled: Whether calls run compiled code.
-        failure: Why they do not, with the user's ``file:line`` where known; else None.
-        recompiles: How often its code was compiled again for other inputs.
-        graphs: Graphs captured of its code. Regions that share code share these two numbers.
-    """
-
-    name: str
-    target: str
-    is_compiled: bool
-    failure: str | None
-    recompiles: int
-    graphs: int
+_logger = logging.getLogger(__name__)
 
 
 class CompileHandle:
@@ -40,12 +25,22 @@ class CompileHandle:
     false, ``undo`` does nothing and the report counts nothing.
     """
 
-    def __init__(self, config: CompileConfig, regions: Sequence[Region]) -> None:
+    def __init__(
+        self,
+        config: CompileConfig,
+        regions: Sequence[Region],
+        warm_up: WarmUp | None = None,
+        verifier: Verifier | None = None,
+    ) -> None:
         self._config = config
         self._regions = list(regions)
         self._steps: list[CompiledStep] = []
         self._enabled = bool(regions)
         self._before = DynamoCounts.now() if regions else DynamoCounts()
+        self._verifier = verifier
+        self._warm_up = warm_up
+        if warm_up is not None:
+            warm_up.on_done = self._tell
 
     @property
     def enabled(self) -> bool:
@@ -55,7 +50,38 @@ class CompileHandle:
     @property
     def regions(self) -> tuple[RegionStatus, ...]:
         """What was compiled, in the model's order, and how each part does now."""
-        return tuple(map(_status_of, self._regions))
+        results = {} if self._verifier is None else self._verifier.results
+        return tuple(status_of(region, results.get(region.index)) for region in self._regions)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether training steps have been timed, and ``"auto"`` has decided: once, then for ever.
+
+        False where the model is not compiled at all.
+        """
+        return self._warm_up is not None and self._warm_up.is_done
+
+    def expect_steps(self, num_steps: int) -> None:
+        """Say how many training calls of the model are to come.
+
+        ``"auto"`` weighs them; without a word it expects as many as there have been. The report
+        tells whether compiling pays in that many. Does nothing where nothing is compiled.
+
+        Args:
+            num_steps: Calls of the model in training, each micro-batch of an accumulating run
+                counted.
+
+        Raises:
+            ConfigError: If it is negative.
+
+        Example:
+            >>> handle = compile_model(model, "auto")
+            >>> handle.expect_steps(num_epochs * len(loader))
+        """
+        if num_steps < 0:
+            raise ConfigError(f"expect_steps got {num_steps}; it takes 0 or more.")
+        if self._warm_up is not None:
+            self._warm_up.expect(num_steps)
 
     def compile_optimizer(self, optimizer: Optimizer) -> None:
         """Compile ``optimizer.step`` in place, if the config says ``optimizer=True``.
@@ -75,14 +101,21 @@ class CompileHandle:
 
     def undo(self) -> None:
         """Make the model run eagerly again, as it was before; a second call does nothing."""
+        if self._warm_up is not None:
+            self._warm_up.stop()
         for region in self._regions:
             region.remove()
         for step in self._steps:
             step.remove()
+        if self._config.code_cache is not None:
+            self._config.code_cache.close()
         self._enabled = False
 
     def report(self) -> CompileReport:
-        """Count graphs, graph breaks, recompilations and seconds since the model was compiled."""
+        """Tell what was compiled since ``compile_model``, and what it cost and gained.
+
+        Waits for no device: what is not known yet is left out.
+        """
         counts = DynamoCounts.now().since(self._before) if self._config.enabled else DynamoCounts()
         return CompileReport(
             target=", ".join(self._config.target),
@@ -92,15 +125,26 @@ class CompileHandle:
             graph_breaks=counts.graph_breaks,
             recompiles=counts.recompiles,
             compile_seconds=counts.compile_seconds,
+            regions=self.regions,
+            steps=self._step_times(counts.compile_seconds),
+            decision=None if self._warm_up is None else self._warm_up.message,
         )
 
+    def _step_times(self, compile_seconds: float) -> StepTimes | None:
+        if self._warm_up is None:
+            return None
+        measured = self._warm_up.measured()
+        if measured.compiled_step_s is None:
+            return None
+        # Steps that compare, too, are no measure of what compiling took.
+        startup = None if self._verifier is not None else measured.startup_s
+        return StepTimes(
+            compiled_s=measured.compiled_step_s,
+            eager_s=measured.eager_step_s,
+            startup_s=compile_seconds if startup is None else startup,
+            clock=self._warm_up.clock,
+            expected_steps=self._warm_up.num_expected,
+        )
 
-def _status_of(region: Region) -> RegionStatus:
-    return RegionStatus(
-        name=region.name,
-        target=region.attribute,
-        is_compiled=region.is_active and region.failure is None,
-        failure=None if region.failure is None else str(region.failure),
-        recompiles=region.kind.count_recompiles(),
-        graphs=region.kind.count_graphs(),
-    )
+    def _tell(self) -> None:
+        _logger.info("compile: %s", self.report())

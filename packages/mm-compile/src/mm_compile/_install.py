@@ -46,7 +46,7 @@ def install_regions(model: nn.Module, config: CompileConfig) -> list[Region]:
 def _make_regions(model: nn.Module, attribute: str, config: CompileConfig) -> list[Region]:
     # Inside a wrapper, whose own val_step and predict then run compiled code too; dynamo, which
     # knows the wrapper while its forward runs, still cuts graphs at the gradient buckets.
-    inner = _unwrapped(model) if attribute == "forward" else model
+    inner = unwrapped(model) if attribute == "forward" else model
     modules = [("", inner)]
     if config.regions is not None:
         modules = find_regions(inner, config.regions)
@@ -61,7 +61,8 @@ def _make_regions(model: nn.Module, attribute: str, config: CompileConfig) -> li
     return _grouped(modules, attribute, config)
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside a data-parallel wrapper."""
     while isinstance(model, DistributedDataParallel):
         model = model.module
     if isinstance(model, DataParallel):

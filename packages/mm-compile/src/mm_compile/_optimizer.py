@@ -53,6 +53,7 @@ class CompiledStep:
             dynamic=config.keywords.get("dynamic"),
             catches=config.on_error == "eager",
             counts_runs=True,
+            code_cache=config.code_cache,
         )
         self._run = torch.compile(copied(_make_call(self._eager)), backend=self._backend)
         self._errors = dynamo_errors()

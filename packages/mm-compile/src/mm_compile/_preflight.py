@@ -31,7 +31,7 @@ class CompileSupport:
 
 
 def can_compile(
-    cfg: bool | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
+    cfg: bool | str | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
     device_type: str = "cpu",
 ) -> CompileSupport:
     """Say whether ``compile_model(model, cfg)`` has what it needs on this machine.

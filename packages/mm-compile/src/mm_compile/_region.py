@@ -1,9 +1,12 @@
 """A module that runs compiled code, or eagerly where that cannot be."""
 
+from __future__ import annotations
+
 import copy
 import logging
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -11,11 +14,17 @@ from torch import nn
 
 from ._agreement import Agreement
 from ._code import eager_method, own_method
-from ._errors import CompileError, RecompileLimitError
-from ._failure import Failure, failure_of_dynamo
-from ._inputs import Traits, describe_inputs
+from ._errors import TorchVersionError
+from ._failure import Failure, failure_of_dynamo, not_compiled, not_repeatable
+from ._inputs import describe_inputs
+from ._recompile_budget import count_compilation
+from ._surroundings import gradient_buckets, is_in_backward, refuse_checkpointing
 from ._torch import dynamo_errors, is_users_own_error
 from ._unit import Kind, Mode, Unit, mode_of
+
+if TYPE_CHECKING:  # both are made of regions
+    from ._verify import Verifier
+    from ._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +49,9 @@ class Region:
         label: The names, and the class, for messages.
         kind: The regions it shares compiled code with.
         failure: Why it runs eagerly; None while it is compiled.
+        held_back: Why it is not compiled now, though nothing failed; else None.
+        warm_up: Told when a call begins, by the model's first region.
+        verifier: Compares the first calls with eager ones.
     """
 
     def __init__(
@@ -57,15 +69,25 @@ class Region:
         self.failure: Failure | None = None
         self.agreement: Agreement | None = None
         self.reads_agreement = False
-        self._errors = dynamo_errors()
+        self.held_back: str | None = None
+        self.warm_up: WarmUp | None = None
+        self.verifier: Verifier | None = None
+        self._errors: tuple[type[Exception], ...] = (*dynamo_errors(), TorchVersionError)
+        # What the last forward ran; None is the eager method.
+        self._last: tuple[Mode, Unit | None] | None = None
         self._is_installed = False
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         """The eager method, where ``inspect.signature`` looks for it."""
+        return self._eager or eager_method(self.module, self.attribute)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module it lies on."""
         module = self._module()
         assert module is not None  # it holds this object
-        return self._eager or eager_method(module, self.attribute)
+        return module
 
     @property
     def is_active(self) -> bool:
@@ -75,11 +97,17 @@ class Region:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling():  # somebody compiles a whole around it
             return self.__wrapped__(*args, **kwargs)
-        if self.reads_agreement and self.agreement is not None:
-            self.agreement.read()
-        if self.failure is not None or not self._is_installed:
+        mode = mode_of(self.module)
+        if is_in_backward() and self._last is not None and self._last[0][:2] == mode[:2]:
+            # Checkpointing: what the forward saved has to be made again, exactly as it was.
+            mode, unit = self._last
+        else:
+            unit = self._choose(mode)
+            if unit is not None and self.verifier is not None:
+                unit = self._verified(unit, mode, args, kwargs)
+        if unit is None:
             return self.__wrapped__(*args, **kwargs)
-        return self._run_compiled(args, kwargs)
+        return self._run_compiled(unit, mode, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Also for copy.deepcopy. The copy must compute with its own parameters.
@@ -108,36 +136,72 @@ class Region:
             self.failure = failure
             _logger.warning("compile: %s runs eagerly from now on: %s", self.label, failure)
 
-    def _run_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = self._module()
-        assert module is not None
-        mode = mode_of(module)
-        unit, is_newcomer = self._unit(mode)
+    def _choose(self, mode: Mode) -> Unit | None:
+        if self.reads_agreement and self.agreement is not None:
+            self.agreement.read()
+        if self.warm_up is not None:
+            self.warm_up.begin_call()
+        if self.failure is None and self.kind.excess is not None:
+            # Else each of many blocks would compile once more before it gave up.
+            self._give_up(self.kind.excess)
+        is_eager = self.failure is not None or self.held_back is not None or not self._is_installed
+        unit = None if is_eager else self._unit(mode)
+        self._last = (mode, unit)
+        return unit
+
+    def _verified(
+        self, unit: Unit, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Unit | None:
+        assert self.verifier is not None
+        failure = self.verifier.check(self, partial(self._run_compiled, unit, mode), args, kwargs)
+        if failure is not None:
+            self._give_up(failure)
+        if self.failure is not None:  # it may also have failed to compile
+            self._last = (mode, None)
+            return None
+        return unit
+
+    def _run_compiled(
+        self, unit: Unit, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         backend = unit.backend
         num_graphs, num_runs = backend.num_graphs, backend.num_runs
+        num_breaks = len(backend.break_reasons)
+        is_newcomer = self.name not in unit.callers
+        unit.callers.add(self.name)
         try:
-            outputs = unit.run(module, *args, **kwargs)
+            if is_newcomer:
+                refuse_checkpointing()
+            with gradient_buckets(is_whole=not self.name):
+                outputs = unit.run(self._module(), *args, **kwargs)
         except self._errors as error:
             failed = error
         else:
+            unit.note_breaks(num_breaks)
+            if is_newcomer and not backend.num_graphs:
+                _logger.warning(
+                    "compile: %s has no graph: dynamo captured nothing, and it runs as it is.",
+                    self.label,
+                )
             if backend.failure is not None:
                 failure, backend.failure = backend.failure, None
                 self._give_up(failure)
             elif backend.num_graphs != num_graphs:
-                self._count(
-                    unit, mode, describe_inputs(self.__wrapped__, args, kwargs), is_newcomer
+                inputs = describe_inputs(self.__wrapped__, args, kwargs)
+                excess = count_compilation(
+                    self.kind, unit, mode, inputs, self.label, is_newcomer=is_newcomer
                 )
+                if excess is not None:
+                    self._give_up(excess)
             return outputs
         return self._recover(failed, backend.num_runs != num_runs, args, kwargs)
 
-    def _unit(self, mode: Mode) -> tuple[Unit, bool]:
+    def _unit(self, mode: Mode) -> Unit:
         unit = self.kind.units.get(mode)
         if unit is not None and self.name in unit.callers:
-            return unit, False
+            return unit
         self.kind = self.kind.for_newcomer()
-        unit = self.kind.unit(mode)
-        unit.callers.add(self.name)
-        return unit, True
+        return self.kind.unit(mode)
 
     def _recover(
         self,
@@ -151,53 +215,16 @@ class Region:
             if is_users_own_error(error) and self.attribute in _REPEATABLE:
                 # Shapes that do not fit, usually: eager code says so in the user's own lines.
                 self.__wrapped__(*args, **kwargs)
-            raise CompileError(
-                f"compile: {self.label} did not compile: {failure_of_dynamo(error)}. Set "
-                'on_error="eager" to train on with this region uncompiled, or leave it out by '
-                "regions."
-            ) from error
+            raise not_compiled(self.label, error) from error
         if has_partly_run and self.attribute not in _REPEATABLE:
-            raise CompileError(
-                f"compile: {self.label} did not compile: {failure_of_dynamo(error)}. A part of it "
-                "had run already, so it cannot be run again eagerly; use target='forward'."
-            ) from error
+            raise not_repeatable(self.label, error) from error
         # If this raises, the error is the user's and not the compiler's.
         outputs = self.__wrapped__(*args, **kwargs)
+        self._last = None
         self._give_up(failure_of_dynamo(error))
         return outputs
 
     def _give_up(self, failure: Failure) -> None:
-        self.run_eagerly_from_now_on(failure)
-        if self.agreement is not None:
+        if self.failure is None and self.agreement is not None:
             self.agreement.announce(self.index, failure)
-
-    def _count(self, unit: Unit, mode: Mode, inputs: Traits, is_newcomer: bool) -> None:  # noqa: FBT001
-        change = unit.remember(inputs)
-        if change is None:
-            return
-        if is_newcomer:
-            # Not compiled again, but like others of its kind only at first sight.
-            self.kind.num_strangers += 1
-            return
-        unit.num_recompiles += 1
-        change = change or "nothing in its inputs (a value that its code reads elsewhere)"
-        _logger.debug("compile: %s was compiled again; %s", self.label, change)
-        if unit.num_recompiles > self.kind.config.recompile_limit:
-            self._apply_policy(unit, mode, change)
-
-    def _apply_policy(self, unit: Unit, mode: Mode, change: str) -> None:
-        config = self.kind.config
-        excess = (
-            f"it was compiled again {unit.num_recompiles} times, recompile_limit is "
-            f"{config.recompile_limit}; the last time because {change}"
-        )
-        if config.on_recompile == "raise":
-            raise RecompileLimitError(
-                f"compile: {self.label}: {excess}. Set on_recompile to 'dynamic' or 'eager', pad "
-                "the inputs to fewer sizes (BucketingCollate), or raise recompile_limit."
-            )
-        if config.on_recompile == "dynamic" and not unit.is_dynamic:
-            _logger.warning("compile: %s: %s. It now compiles for any size.", self.label, excess)
-            self.kind.make_dynamic(mode)
-        else:
-            self._give_up(Failure(excess))
+        self.run_eagerly_from_now_on(failure)

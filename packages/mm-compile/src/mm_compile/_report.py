@@ -1,8 +1,12 @@
-"""What compiling did: a difference of dynamo's own counters."""
+"""What compiling did: a difference of dynamo's own counters, and what the regions tell."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ._receipt import RegionStatus, StepTimes, lines_about
+from ._torch import torch_version
 
 
 @dataclass(frozen=True)
@@ -10,7 +14,9 @@ class CompileReport:
     """What was compiled since a model was handed to ``compile_model``.
 
     Dynamo counts for the whole process, so two models that compile at the same time share the
-    numbers. Nothing is compiled before the first call of the model.
+    first four numbers. Nothing is compiled before the first call of the model.
+
+    ``str(report)`` is a text of several lines for a log.
 
     Attributes:
         target: ``"forward"`` or ``"train_step"``.
@@ -20,6 +26,9 @@ class CompileReport:
         graph_breaks: Places where capturing stopped; counted again by every recompilation.
         recompiles: How often code that was compiled before was compiled for other inputs.
         compile_seconds: Time spent in the compiler, in seconds.
+        regions: What was compiled, in the model's order, and how each part does.
+        steps: What training steps take; None before they were timed.
+        decision: What ``"auto"`` decided, and why; None before it did.
     """
 
     target: str
@@ -29,8 +38,38 @@ class CompileReport:
     graph_breaks: int
     recompiles: int
     compile_seconds: float
+    regions: tuple[RegionStatus, ...] = ()
+    steps: StepTimes | None = None
+    decision: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as numbers, texts, lists and dicts, fit for JSON.
+
+        Example:
+            >>> compile_model(model, True).report().to_dict()["graphs"]
+            0
+        """
+        fields = asdict(self)
+        if self.steps is not None:
+            fields["steps"]["saved_s"] = self.steps.saved_s
+            fields["steps"]["break_even_steps"] = self.steps.break_even_steps
+        # Tuples become lists in JSON: equal to what is read back.
+        plain: dict[str, Any] = _with_lists(fields)
+        return plain
 
     def __str__(self) -> str:
+        lines = [self._first_line()]
+        if self.regions:
+            lines += lines_about(self.regions)
+        if self.graph_breaks and not any(region.graph_breaks for region in self.regions):
+            lines.append("graph breaks: this torch does not tell where")
+        if self.decision is not None:
+            lines.append(self.decision)
+        if self.steps is not None:
+            lines.append(str(self.steps))
+        return "\n  ".join(lines)
+
+    def _first_line(self) -> str:
         mode = f" (mode {self.mode})" if self.mode else ""
         return (
             f"{self.target} by {self.backend}{mode}: {self.graphs} graphs, "
@@ -70,6 +109,12 @@ class DynamoCounts:
         )
 
 
+def _with_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_lists(item) for key, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _count_recompiles(utils: object) -> int:
     # Maps every piece of compiled code to the code it was made from: a second entry for one origin
     # is a recompilation. Every torch 2 has it, whereas CompilationMetrics came and changed later.
@@ -82,4 +127,17 @@ def _sum_compile_seconds(utils: object) -> float:
     table = getattr(utils, "compilation_time_metrics", None)
     if table is None:
         table = utils.compilation_metrics  # type: ignore[attr-defined]
-    return float(sum(sum(times) for name, times in table.items() if name.startswith("_compile")))
+    return float(
+        sum(
+            sum(times)
+            for name, times in table.items()
+            if name.startswith("_compile") or name in _backward_entries()
+        )
+    )
+
+
+def _backward_entries() -> tuple[str, ...]:
+    # Backward is compiled when it first runs, outside of any frame; newer ones name all of that.
+    if torch_version() >= (2, 6):
+        return ("backward._backward_impl",)
+    return ("compile_fx.<locals>.bw_compiler",)

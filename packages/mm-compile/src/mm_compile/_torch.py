@@ -48,14 +48,16 @@ def dynamo_errors() -> tuple[type[Exception], ...]:
     from torch._dynamo import exc  # noqa: PLC0415 - imports dynamo
 
     limit_hit = getattr(exc, "FailOnRecompileLimitHit", None)
-    return (exc.TorchDynamoException, *([limit_hit] if limit_hit else []))
+    # torch 2.0 lets its own assertions out as they are.
+    assertion = [AssertionError] if torch_version() < (2, 1) else []
+    return (exc.TorchDynamoException, *([limit_hit] if limit_hit else []), *assertion)
 
 
 def is_users_own_error(error: Exception) -> bool:
     """Whether eager code would most likely fail too: shapes that do not fit, for example."""
     from torch._dynamo import exc  # noqa: PLC0415 - imports dynamo
 
-    return isinstance(error, exc.TorchRuntimeError)
+    return isinstance(error, (exc.TorchRuntimeError, AssertionError))
 
 
 def compile_keywords() -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """One piece of compiled code, and the kinds of regions that share such pieces."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
@@ -9,10 +9,14 @@ import torch
 from ._backend import GuardedBackend
 from ._code import copied
 from ._config import CompileConfig
+from ._failure import Failure
 from ._inputs import Traits, describe_nearest_change
+from ._receipt_breaks import GraphBreak, graph_break_of
+from ._surroundings import active_ddp
 
-# Whether the module trains, and whether gradients are recorded.
-Mode = tuple[bool, bool]
+# Whether the module trains, whether gradients are recorded, and whether those of a data-parallel
+# wrapper are: its graphs end where the gradient buckets do, code compiled before wrapping does not.
+Mode = tuple[bool, bool, bool]
 
 # Modules that find code of their kind and compile anew when they first run, since they differ in
 # what it reads or is given. After this many, every module that has not run yet gets code of its
@@ -32,6 +36,8 @@ class Unit:
         is_dynamic: Whether every dimension is compiled as one that changes.
         num_recompiles: How often it was compiled for inputs other than the first ones.
         callers: Names of the regions that have run it.
+        changes: What changed when it was compiled again, each time.
+        breaks: Where capturing it stopped.
     """
 
     def __init__(
@@ -46,11 +52,14 @@ class Unit:
             dynamic=keywords.get("dynamic"),
             catches=config.on_error == "eager",
             counts_runs=config.target != ("forward",),
+            code_cache=config.code_cache,
         )
         rest = {name: keywords[name] for name in keywords.keys() - {"backend", "mode", "options"}}
         self.run = torch.compile(function, backend=self.backend, **rest)
         self.num_recompiles = 0
         self.callers: set[str] = set()
+        self.changes: list[str] = []
+        self.breaks: list[GraphBreak] = []
         self._history: list[Traits] = []
 
     def remember(self, inputs: Traits) -> str | None:
@@ -65,6 +74,12 @@ class Unit:
         self._history.append(inputs)
         return None if is_first else change or ""
 
+    def note_breaks(self, start: int) -> None:
+        """Keep the graph breaks that dynamo has found since there were ``start`` of them."""
+        for reason in self.backend.break_reasons[start:]:
+            if (found := graph_break_of(reason)) not in self.breaks:
+                self.breaks.append(found)
+
 
 @dataclass
 class Kind:
@@ -75,18 +90,24 @@ class Kind:
         config: The checked config.
         units: The compiled code of each mode that has occurred.
         num_strangers: Regions that compiled anew when they first ran.
+        excess: Why none of them runs compiled code any more, once their common budget is spent.
     """
 
     function: FunctionType
     config: CompileConfig
     units: dict[Mode, Unit] = field(default_factory=dict)
     num_strangers: int = 0
+    excess: Failure | None = None
 
     def unit(self, mode: Mode) -> Unit:
         """Return the code of a mode; it is compiled when it first runs."""
         if mode not in self.units:
             self.units[mode] = Unit(copied(self.function), self.config)
         return self.units[mode]
+
+    def twin(self) -> Unit:
+        """Make code that is compiled of the same function, for nobody's use but the caller's."""
+        return Unit(copied(self.function), replace(self.config, on_error="raise"))
 
     def make_dynamic(self, mode: Mode) -> None:
         """Compile a mode anew, for dimensions that change."""
@@ -109,4 +130,5 @@ class Kind:
 
 def mode_of(module: Any) -> Mode:
     """Return the mode that a call of ``module`` would run in now."""
-    return (module.training, torch.is_grad_enabled())
+    records = torch.is_grad_enabled()
+    return (module.training, records, records and active_ddp() is not None)

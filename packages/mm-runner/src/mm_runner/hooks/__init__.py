@@ -1,6 +1,7 @@
 """Hooks: what a run does besides training steps, at the stages it passes."""
 
 from ._checkpoint import CheckpointHook
+from ._compile_report import CompileReportHook
 from ._hook import STAGES, Hook
 from ._hook_list import HookList, build_hooks
 from ._iter_timer import IterTimerHook
@@ -13,6 +14,7 @@ from ._sampler_seed import DistSamplerSeedHook
 __all__ = [
     "STAGES",
     "CheckpointHook",
+    "CompileReportHook",
     "DistSamplerSeedHook",
     "Hook",
     "HookList",

@@ -74,7 +74,8 @@ class LoggerHook(Hook):
 
     def _log_training(self, runner: Any, step: int, steps: int) -> None:
         # Under some optimizers the learning rate is a tensor.
-        scalars = {"lr": float(runner.optim_wrapper.param_groups[0]["lr"])}
+        rates = runner.optim_wrapper.get_lr()
+        scalars = {name: float(of_groups[0]) for name, of_groups in rates.items()}
         scalars.update(runner.message_hub.means("train"))
         position = f"[{runner.epoch + 1}][{step:>{len(str(steps))}}/{steps}]"
         line = runner.log_processor.line("train", position, scalars, eta_s=self._eta_s(runner))

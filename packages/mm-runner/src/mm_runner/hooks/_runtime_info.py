@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
+from mm_runner.optim import named_wrappers
+
 from ._hook import Hook
 
 __all__ = ["RuntimeInfoHook"]
@@ -15,10 +17,14 @@ __all__ = ["RuntimeInfoHook"]
 class RuntimeInfoHook(Hook):
     """Puts the position of the run and the losses of every step into ``runner.message_hub``.
 
-    Tensors are kept, not read: a step does not wait for the device.
+    Tensors are kept, not read: a step does not wait for the device. The norm of the gradients is
+    ``grad_norm``, that of one of several optimizer wrappers ``<name>.grad_norm``.
     """
 
     priority = "VERY_HIGH"
+
+    def __init__(self) -> None:
+        self._last_results: dict[str, Any] = {}
 
     @override
     def before_train(self, runner: Any) -> None:
@@ -42,6 +48,11 @@ class RuntimeInfoHook(Hook):
             for name, value in outputs.items():
                 if isinstance(value, (Tensor, int, float)):
                     hub.update_scalar(f"train/{name}", value)
-        result = getattr(runner.optim_wrapper, "last_result", None)
-        if result is not None and result.grad_norm is not None:
-            hub.update_scalar("train/grad_norm", result.grad_norm)
+        for name, wrapper in named_wrappers(runner.optim_wrapper).items():
+            result = wrapper.last_result
+            # One of several wrappers that did not step keeps its result.
+            is_new = result is not self._last_results.get(name)
+            self._last_results[name] = result
+            if is_new and result.grad_norm is not None:
+                key = f"{name}.grad_norm" if name else "grad_norm"
+                hub.update_scalar(f"train/{key}", result.grad_norm)

@@ -12,6 +12,8 @@ from mm_runner.data import num_batches
 from mm_runner.errors import CheckpointWriteError, ConfigError
 from mm_runner.model import train_step_of
 
+from ._loss_names import naming_losses
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -91,16 +93,21 @@ class EpochBasedTrainLoop:
         runner = self.runner
         runner.call_hook("before_train_epoch")
         runner.model.train()
-        for index, batch in enumerate(self.dataloader):
-            mm_dist.mark_iteration(self.iter + 1)
-            runner.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
-            outputs = step(batch, runner.optim_wrapper)
-            runner.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
-            self.iter += 1
-            if index == 0:  # kernels are compiled: dist_cfg's steady_timeout may hold
-                mm_dist.enter_steady_state()
+        with naming_losses(runner.message_hub):
+            for index, batch in enumerate(self.dataloader):
+                self._run_iter(step, index, batch)
         runner.call_hook("after_train_epoch")
         self.epoch += 1
+
+    def _run_iter(self, step: Any, index: int, batch: Any) -> None:
+        runner = self.runner
+        mm_dist.mark_iteration(self.iter + 1)
+        runner.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
+        outputs = step(batch, runner.optim_wrapper)
+        runner.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
+        self.iter += 1
+        if index == 0:  # kernels are compiled: dist_cfg's steady_timeout may hold
+            mm_dist.enter_steady_state()
 
     def _validate_if_due(self) -> None:
         if self.runner.val_loop is None or not self._validation_is_due():

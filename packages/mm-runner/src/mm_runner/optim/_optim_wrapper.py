@@ -8,10 +8,16 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from mm_amp import OptimWrapperDict
 from mm_runner.errors import ConfigError
-from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg
+from mm_runner.registry import (
+    OPTIM_WRAPPER_CONSTRUCTORS,
+    OPTIM_WRAPPERS,
+    OPTIMIZERS,
+    build_from_cfg,
+)
 
-__all__ = ["build_optim_wrapper", "scale_lr"]
+__all__ = ["build_optim_wrapper", "named_wrappers", "scale_lr"]
 
 
 def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapper") -> Any:
@@ -20,20 +26,27 @@ def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapp
     Args:
         model: The model whose parameters are trained, wrapped or not.
         cfg: A ready wrapper (has ``update_params``), or a dict: ``optimizer`` (a config or a torch
-            optimizer), ``type`` (``"OptimWrapper"`` by default) and the wrapper's arguments.
+            optimizer), ``type`` (``"OptimWrapper"`` by default) and the wrapper's arguments. For
+            several optimizers a dict of ready wrappers by name; or ``constructor`` and what that
+            takes, such as ``dict(constructor="MultiOptimWrapperConstructor", generator=...,
+            critic=...)``.
         where: Path of ``cfg`` in the configuration, for messages.
 
     Returns:
-        The wrapper.
+        The wrapper; of several, an ``OptimWrapperDict``.
 
     Raises:
         ConfigError: If a key is missing or unknown, or nothing in the model is trainable.
-        ComponentNotFoundError: If a ``type`` names nothing.
+        ComponentNotFoundError: If a ``type`` or ``constructor`` names nothing.
     """
     if hasattr(cfg, "update_params"):
         return cfg
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: an optim wrapper or a dict is needed, got {cfg!r}.")
+    if cfg.get("constructor") is not None:
+        return _construct(model, cfg, where)
+    if cfg and all(hasattr(value, "update_params") for value in cfg.values()):
+        return OptimWrapperDict(**cfg)
     if "optimizer" not in cfg:
         raise ConfigError(
             f"{where}.optimizer: this key is missing; given: {', '.join(map(repr, cfg)) or 'none'}."
@@ -78,6 +91,31 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Mapping[str, Any], real_batch_si
     for group in optim_wrapper.param_groups:
         group["lr"] *= factor
     return factor
+
+
+def named_wrappers(optim_wrapper: Any) -> dict[str, Any]:
+    """Return the wrappers by name; one that is not in an ``OptimWrapperDict`` has the name ``""``.
+
+    Args:
+        optim_wrapper: An optimizer wrapper, or an ``OptimWrapperDict``.
+    """
+    if isinstance(optim_wrapper, OptimWrapperDict):
+        return dict(optim_wrapper.items())
+    return {"": optim_wrapper}
+
+
+def _construct(model: nn.Module, cfg: Mapping[str, Any], where: str) -> Any:
+    arguments = dict(cfg)
+    constructor = build_from_cfg(
+        {
+            "type": arguments.pop("constructor"),
+            "paramwise_cfg": arguments.pop("paramwise_cfg", None),
+            "optim_wrapper_cfg": arguments,
+        },
+        OPTIM_WRAPPER_CONSTRUCTORS,
+        where=f"{where}.constructor",
+    )
+    return constructor(model)
 
 
 def _trainable_parameters(model: nn.Module, where: str) -> list[nn.Parameter]:

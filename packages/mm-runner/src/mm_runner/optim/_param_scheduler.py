@@ -10,10 +10,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from mm_runner.errors import CheckpointError, ConfigError
+from mm_amp import OptimWrapperDict
+from mm_runner.errors import CheckpointError, ConfigError, did_you_mean
 from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg, check_cfg
 
-__all__ = ["ParamScheduler", "build_param_schedulers"]
+__all__ = ["ParamScheduler", "build_param_schedulers", "named_schedulers"]
 
 
 class ParamScheduler:
@@ -122,39 +123,69 @@ class ParamScheduler:
 
 def build_param_schedulers(
     optim_wrapper: Any, cfg: Any, *, num_epochs: int, num_iters: int
-) -> list[ParamScheduler]:
+) -> list[ParamScheduler] | dict[str, list[ParamScheduler]]:
     """Build every scheduler of ``cfg``.
 
     Args:
-        optim_wrapper: Has the ``optimizer``.
-        cfg: ``None``, one config, or a list of configs.
+        optim_wrapper: An optimizer wrapper, or an ``OptimWrapperDict``.
+        cfg: ``None``, one config, or a list of configs. For an ``OptimWrapperDict`` that is for
+            each of its wrappers; or a dict of these by name, where others have no schedule.
         num_epochs: Epochs of the run.
         num_iters: Iterations of the run.
+
+    Returns:
+        The schedulers; for an ``OptimWrapperDict``, by the name of the wrapper.
 
     Raises:
         ConfigError: If ``cfg`` is something else or does not fit.
     """
+    if not isinstance(optim_wrapper, OptimWrapperDict):
+        return _build_list(optim_wrapper.optimizer, cfg, "param_scheduler", num_epochs, num_iters)
+    return {
+        name: _build_list(
+            optim_wrapper[name].optimizer, own, f"param_scheduler.{name}", num_epochs, num_iters
+        )
+        for name, own in _by_name(optim_wrapper, cfg).items()
+    }
+
+
+def named_schedulers(
+    schedulers: list[ParamScheduler] | dict[str, list[ParamScheduler]],
+) -> dict[str, list[ParamScheduler]]:
+    """Return schedulers by the name of their wrapper; those of the only one under ``""``."""
+    return schedulers if isinstance(schedulers, dict) else {"": schedulers}
+
+
+def _by_name(optim_wrapper: OptimWrapperDict, cfg: Any) -> dict[str, Any]:
+    if not isinstance(cfg, Mapping) or "type" in cfg:
+        return dict.fromkeys(optim_wrapper, cfg)
+    for name in cfg:
+        if name not in optim_wrapper:
+            raise ConfigError(
+                f"param_scheduler.{name}: there is no optim wrapper of this name; there is "
+                f"{', '.join(optim_wrapper)}.{did_you_mean(str(name), optim_wrapper)}"
+            )
+    return {name: cfg.get(name) for name in optim_wrapper}
+
+
+def _build_list(
+    optimizer: Optimizer, cfg: Any, where: str, num_epochs: int, num_iters: int
+) -> list[ParamScheduler]:
     if cfg is None:
         return []
     listed = list(cfg) if isinstance(cfg, Sequence) and not isinstance(cfg, str) else [cfg]
     schedulers = []
     for index, one in enumerate(listed):
-        where = f"param_scheduler[{index}]" if len(listed) > 1 else "param_scheduler"
+        place = f"{where}[{index}]" if len(listed) > 1 else where
         if not isinstance(one, Mapping):
-            raise ConfigError(f"{where}: a dict with the key 'type' is needed, got {one!r}.")
+            raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
         if "ReduceLROnPlateau" in str(one.get("type")):
             raise ConfigError(
-                f"{where}: {one['type']!r} follows a metric, which this version cannot do; use a "
+                f"{place}: {one['type']!r} follows a metric, which this version cannot do; use a "
                 "schedule by epoch or iteration."
             )
         schedulers.append(
-            ParamScheduler(
-                optim_wrapper.optimizer,
-                one,
-                num_epochs=num_epochs,
-                num_iters=num_iters,
-                where=where,
-            )
+            ParamScheduler(optimizer, one, num_epochs=num_epochs, num_iters=num_iters, where=place)
         )
     return schedulers
 

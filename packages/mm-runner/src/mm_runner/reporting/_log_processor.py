@@ -54,7 +54,8 @@ class LogProcessor:
         Args:
             phase: ``"train"``, ``"val"`` or ``"test"``.
             position: Where in the phase, as ``"[2][10/23]"``.
-            scalars: Values by name; the learning rate and times stand first.
+            scalars: Values by name; the learning rate (of several optimizers, ``<name>.lr``) and
+                times stand first.
             eta_s: Seconds until the end of training.
 
         Example:
@@ -62,10 +63,11 @@ class LogProcessor:
             'Epoch(train)  [1][10/23]  lr: 1.0000e-01  eta: 0:01:01  loss: 2.5000'
         """
         parts = [f"Epoch({phase})", position]
-        parts += [f"{key}: {scalars[key]:.{self.num_digits}e}" for key in ("lr",) if key in scalars]
+        rates = [key for key in scalars if key == "lr" or key.endswith(".lr")]
+        parts += [f"{key}: {scalars[key]:.{self.num_digits}e}" for key in rates]
         if eta_s is not None:
             parts.append(f"eta: {timedelta(seconds=int(eta_s))}")
         ordered = [key for key in _SECONDS if key in scalars]
-        ordered += [key for key in scalars if key != "lr" and key not in _SECONDS]
+        ordered += [key for key in scalars if key not in rates and key not in _SECONDS]
         parts += [f"{key}: {scalars[key]:.{self.num_digits}f}" for key in ordered]
         return "  ".join(parts)

@@ -79,6 +79,12 @@ class MessageHub:
             for name, window in windows.items()
         }
 
+    def newest(self, phase: str) -> dict[str, float]:
+        """Return the newest value of every scalar of ``phase``, by name; this waits too."""
+        prefix = f"{phase}/"
+        found = {k[len(prefix) :]: v[-1] for k, v in self._scalars.items() if k.startswith(prefix)}
+        return {name: float(value) for name, value in found.items()}
+
     def clear(self, phase: str) -> None:
         """Forget the scalars of ``phase``."""
         prefix = f"{phase}/"

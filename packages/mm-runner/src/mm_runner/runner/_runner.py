@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-import mm_compile
 import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import build_hooks
 from mm_runner.model import eval_step_of, train_step_of, unwrap_model
-from mm_runner.optim import build_optim_wrapper, build_param_schedulers, scale_lr
+from mm_runner.optim import build_param_schedulers
 from mm_runner.reporting import LogProcessor, MessageHub
 
 from ._building import build_eval_loop, build_train_loop
 from ._checks import check_phase, checked_cfg, checked_mapping
+from ._compiling import RunCompiler
 from ._environment import seed_everything, set_up_process, switch_deterministic
 from ._loading import apply_checkpoint, find_checkpoint
 from ._logs import RunLogs, build_log_processor, plain_config
+from ._optimizers import build_wrapper_of_run, describe_wrappers
 from ._snapshot import write_snapshot
-from ._wrapping import build_model, wrap_model
+from ._wrapping import build_model
 
 if TYPE_CHECKING:
     import logging
@@ -59,8 +60,12 @@ class Runner:
         test_cfg: ``dict()`` or a loop's config.
         auto_scale_lr: ``dict(base_batch_size=..., enable=True)`` scales the learning rate by the
             batch of the whole run, accumulation included.
-        optim_wrapper: A wrapper, or ``dict(type='OptimWrapper', optimizer=dict(type=...), ...)``.
-        param_scheduler: Config of a schedule, or a list of them.
+        optim_wrapper: A wrapper, or ``dict(type='OptimWrapper', optimizer=dict(type=...), ...)``;
+            several: an ``OptimWrapperDict``, a dict of wrappers by name, or
+            ``dict(constructor='MultiOptimWrapperConstructor', ...)``. The model's own
+            ``train_step`` then says which of them steps when.
+        param_scheduler: Config of a schedule, or a list of them; for several wrappers also a dict
+            of these by name.
         val_evaluator: A metric, its config, or a list of these.
         test_evaluator: Likewise, for the test.
         default_hooks: Replaces default hooks by name: ``runtime_info``, ``timer``,
@@ -171,8 +176,8 @@ class Runner:
         init_weights: Any = getattr(built, "init_weights", None)
         if self._train and init_weights is not None:
             init_weights()
-        self.model = wrap_model(built, self.cfg, self.dist_info)
-        self.compile_handle = mm_compile.compile_model(self.model, self.cfg.get("compile"))
+        self._compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)
+        self.model, self.compile_handle = self._compiler.wrap(built, self.cfg, self.dist_info)
 
         # Of all loaders, and of nothing else; the sampler_seed hook sets it anew each epoch.
         self.loader_generator = torch.Generator().manual_seed(self.seed)
@@ -180,7 +185,7 @@ class Runner:
         self.val_loop: Any = None
         self.test_loop: Any = None
         self.optim_wrapper: Any = None
-        self.param_schedulers: list[ParamScheduler] = []
+        self.param_schedulers: list[ParamScheduler] | dict[str, list[ParamScheduler]] = []
         self.is_training = False
         self.is_resuming = False
 
@@ -336,8 +341,9 @@ class Runner:
             self, self._train["train_dataloader"], self._train["train_cfg"]
         )
         self._build_val_loop()
-        self.optim_wrapper = build_optim_wrapper(self.model, self._train["optim_wrapper"])
-        self._scale_lr()
+        self.optim_wrapper = build_wrapper_of_run(
+            self, self._train["optim_wrapper"], self._auto_scale_lr
+        )
         self.param_schedulers = build_param_schedulers(
             self.optim_wrapper,
             self._param_scheduler_cfg,
@@ -350,6 +356,7 @@ class Runner:
             if checkpoint is not None:
                 apply_checkpoint(self, checkpoint)
             self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
+            self._compiler.begin_training(self)
             self._tell_summary()
             self.train_loop.run()
             self.call_hook("after_run")
@@ -454,16 +461,6 @@ class Runner:
         self.call_hook("after_run")
         return metrics
 
-    def _scale_lr(self) -> None:
-        if not self._auto_scale_lr.get("enable", False):
-            return
-        accumulated = getattr(self.optim_wrapper, "accumulative_counts", 1)
-        loader = self.train_dataloader
-        per_process = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
-        batch = self.world_size * per_process * accumulated
-        factor = scale_lr(self.optim_wrapper, self._auto_scale_lr, batch)
-        self.logger.info(f"auto_scale_lr: batch of {batch}, learning rates times {factor:g}.")
-
     def _read_checkpoint(self, *, training: bool) -> dict[str, Any] | None:
         """Read what is to be loaded, before anything depends on the seed in it."""
         if self._has_loaded:
@@ -490,8 +487,8 @@ class Runner:
         compiled = self.cfg.get("compile")
         self.logger.info(
             f"{self.model_name} on {self.device}, {self.world_size} process(es) by launcher "
-            f"{self.launcher!r}; {type(self.optim_wrapper).__name__} over "
-            f"{type(self.optim_wrapper.optimizer).__name__}; compile: {compiled or 'off'}; "
+            f"{self.launcher!r}; {describe_wrappers(self.optim_wrapper)}; "
+            f"compile: {compiled or 'off'}; "
             f"seed {self.seed}; work_dir {self.work_dir}"
         )
 

@@ -20,6 +20,7 @@ from mm_runner.checkpoint import (
     set_rng_state,
 )
 from mm_runner.model import unwrap_model
+from mm_runner.optim import named_schedulers
 
 from ._sharded_state import as_sharded, read_optimizer, write_optimizer
 
@@ -60,7 +61,7 @@ def write_snapshot(
     if save_optimizer and runner.optim_wrapper is not None:
         checkpoint["optimizer"] = _optimizer_state(runner)
     if save_param_scheduler and runner.param_schedulers:
-        checkpoint["param_schedulers"] = [one.state_dict() for one in runner.param_schedulers]
+        checkpoint["param_schedulers"] = _scheduler_states(runner)
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
 
     def write() -> None:
@@ -100,15 +101,30 @@ def restore_training(runner: Runner, checkpoint: dict[str, Any]) -> None:
         _restore_optimizer(runner, checkpoint["optimizer"])
     else:
         runner.logger.warning("The checkpoint has no optimizer state: the optimizer starts anew.")
-    states = checkpoint.get("param_schedulers", [])
-    if len(states) != len(runner.param_schedulers):
-        runner.logger.warning(
-            f"The checkpoint has {len(states)} parameter schedulers, this run "
-            f"{len(runner.param_schedulers)}; those without a state start anew."
-        )
-    for scheduler, state in zip(runner.param_schedulers, states, strict=False):
-        scheduler.load_state_dict(state)
+    _restore_schedulers(runner, checkpoint.get("param_schedulers", []))
     _restore_rng(runner, checkpoint)
+
+
+def _scheduler_states(runner: Runner) -> list[Any] | dict[str, list[Any]]:
+    states = {
+        name: [one.state_dict() for one in schedulers]
+        for name, schedulers in named_schedulers(runner.param_schedulers).items()
+    }
+    return states if isinstance(runner.param_schedulers, dict) else states[""]
+
+
+def _restore_schedulers(runner: Runner, saved: list[Any] | dict[str, list[Any]]) -> None:
+    by_name = saved if isinstance(saved, dict) else {"": saved}
+    for name, schedulers in named_schedulers(runner.param_schedulers).items():
+        states = by_name.get(name, [])
+        if len(states) != len(schedulers):
+            runner.logger.warning(
+                f"The checkpoint has {len(states)} parameter schedulers"
+                f"{f' of {name!r}' if name else ''}, this run {len(schedulers)}; those without a "
+                "state start anew."
+            )
+        for scheduler, state in zip(schedulers, states, strict=False):
+            scheduler.load_state_dict(state)
 
 
 def _restore_rng(runner: Runner, checkpoint: dict[str, Any]) -> None:

@@ -1,0 +1,89 @@
+"""Where rank 0 writes what is compiled from which step on, and the others read it."""
+
+import json
+from collections import deque
+from dataclasses import asdict
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+
+from ._agreement import find_store
+from ._receipt_plan import Decision
+
+# Models are compiled in one order on all ranks; two models need two boards.
+_boards = count()
+# Reading costs a message to the store: every step at first, then seldom.
+_READ_ALWAYS = 64
+_READ_EVERY = 16
+
+
+class LocalBoard:
+    """Keeps a decision until the next step begins."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Decision]] = deque()
+
+    def is_open(self, _num_steps: int) -> bool:
+        """Whether this process may decide now."""
+        return True
+
+    def announce(self, decision: Decision, num_steps: int) -> None:
+        """Let a decision hold from the next step on."""
+        self._waiting.append((num_steps + 1, decision))
+
+    def due(self, num_steps: int) -> list[Decision]:
+        """Take the decisions that hold from step ``num_steps`` on, or from an earlier one."""
+        decisions = []
+        while self._waiting and self._waiting[0][0] <= num_steps:
+            decisions.append(self._waiting.popleft()[1])
+        return decisions
+
+
+class SharedBoard(LocalBoard):
+    """Lets rank 0 decide for all ranks, by the store of the process group.
+
+    A decision holds from the next step at which boards are read. Ranks that average gradients
+    cannot be a whole step apart, so by then each of them finds it. No collective: nobody waits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prefix = f"mm_compile/auto/{next(_boards)}"
+        self._num_read = 0
+
+    def is_open(self, num_steps: int) -> bool:
+        """Whether this process may decide now."""
+        is_decider = find_store() is None or dist.get_rank() == 0
+        return is_decider and _is_reading_step(num_steps)
+
+    def announce(self, decision: Decision, num_steps: int) -> None:
+        """Let a decision hold, on all ranks, from the next reading step on."""
+        since = next(step for step in count(num_steps + 1) if _is_reading_step(step))
+        self._waiting.append((since, decision))
+        store = find_store()
+        if store is not None:
+            self._num_read += 1
+            notice = json.dumps({"since": since, "decision": asdict(decision)})
+            store.set(f"{self._prefix}/{self._num_read}", notice)
+            store.add(f"{self._prefix}/number", 1)
+
+    def due(self, num_steps: int) -> list[Decision]:
+        """Take the decisions that hold from step ``num_steps`` on, or from an earlier one."""
+        store = find_store()
+        if store is not None and dist.get_rank() != 0 and _is_reading_step(num_steps):
+            self._read(store)
+        return super().due(num_steps)
+
+    def _read(self, store: Any) -> None:
+        number = store.add(f"{self._prefix}/number", 0)
+        while self._num_read < number:
+            self._num_read += 1
+            notice = json.loads(store.get(f"{self._prefix}/{self._num_read}"))
+            fields = notice["decision"]
+            fields["compiled"] = tuple(fields["compiled"])
+            self._waiting.append((notice["since"], Decision(**fields)))
+
+
+def _is_reading_step(num_steps: int) -> bool:
+    return num_steps <= _READ_ALWAYS or num_steps % _READ_EVERY == 0

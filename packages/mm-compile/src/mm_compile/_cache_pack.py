@@ -1,0 +1,143 @@
+"""A cache as one file, to be stored or sent to machines of the same kind."""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import uuid
+import zipfile
+from pathlib import Path
+
+from ._cache import check_directory
+from ._cache_bundle import BUNDLE_NAME, BundleError, list_bundles, read_bundle
+from ._errors import CacheFileError
+
+_FOLDER_NAME = re.compile(r"torch-[A-Za-z0-9_.+-]{1,64}-[0-9a-f]{24}")
+_DESCRIPTION = b"A compile cache of mm-compile; unpack it with mm_compile.unpack_cache.\n"
+
+
+def pack_cache(directory: str | os.PathLike[str], file: str | os.PathLike[str]) -> int:
+    """Pack the cache in ``directory`` into one file.
+
+    Takes what is whole, for every torch and machine that has written there; jobs may go on using
+    the cache meanwhile. The file appears when it is complete, and replaces an older one.
+
+    Args:
+        directory: A directory that was the ``cache`` of :func:`mm_compile.compile_model`.
+        file: The file to write; a zip.
+
+    Returns:
+        How many bundles of compiled code it holds.
+
+    Raises:
+        CacheFileError: If there is no compiled code in ``directory``.
+
+    Example:
+        >>> pack_cache("work_dirs/compile_cache", "cache.zip")  # doctest: +SKIP
+        3
+    """
+    directory, file = Path(directory), Path(file)
+    bundles = [path for folder in _folders(directory) for path in list_bundles(folder)]
+    draft = file.with_name(f".{uuid.uuid4().hex}.tmp")
+    num_packed = 0
+    try:
+        # Bundles are compressed.
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED) as archive:
+            archive.comment = _DESCRIPTION
+            for path in bundles:
+                if _is_whole(path):
+                    archive.write(path, f"{path.parent.name}/{path.name}")
+                    num_packed += 1
+        if not num_packed:
+            raise CacheFileError(
+                f"{directory} holds no compiled code to pack. Name the directory given as cache "
+                "to compile_model, after a run that has compiled."
+            )
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    return num_packed
+
+
+def unpack_cache(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> int:
+    """Unpack a file of :func:`pack_cache` into a cache's directory, beside what is there.
+
+    The file is read as a list of bundles and as nothing else: one with any other member, or a
+    bundle that is not what its name says, is refused as a whole. Compiled code is a program: unpack
+    files only of people whose programs you would run.
+
+    Args:
+        file: A file of :func:`pack_cache`.
+        directory: The cache's directory; created if need be.
+
+    Returns:
+        How many bundles were added; those that were there are not counted.
+
+    Raises:
+        CacheFileError: If it is no such file, or damaged. Nothing was unpacked then.
+        ConfigError: If ``directory`` cannot be one.
+
+    Example:
+        >>> unpack_cache("cache.zip", "/scratch/compile_cache")  # doctest: +SKIP
+        3
+    """
+    file, directory = Path(file), check_directory(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    # Beside its destination, so that bundles are renamed and not copied.
+    draft = Path(tempfile.mkdtemp(prefix=".unpack_", dir=directory))
+    try:
+        members = _extract(file, draft)
+        return sum(_move(draft / name, directory / name) for name in members)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _extract(file: Path, draft: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+            for name in names:
+                _check_member(file, name)
+                content = archive.read(name)
+                if hashlib.sha256(content).hexdigest() != name.partition("/")[2][:64]:
+                    raise CacheFileError(f"{file} is damaged in {name!r}; nothing was unpacked.")
+                (draft / name).parent.mkdir(exist_ok=True)
+                (draft / name).write_bytes(content)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        if isinstance(error, CacheFileError):
+            raise
+        raise CacheFileError(f"{file} is no file of pack_cache, or damaged: {error}.") from error
+    return names
+
+
+def _check_member(file: Path, name: str) -> None:
+    # With such names there are no links, no paths out of the directory and no other folders.
+    folder, _, bundle = name.partition("/")
+    if not _FOLDER_NAME.fullmatch(folder) or not BUNDLE_NAME.fullmatch(bundle):
+        raise CacheFileError(
+            f"{file} has a member {name!r}, which pack_cache does not write; nothing was unpacked."
+        )
+
+
+def _move(source: Path, destination: Path) -> bool:
+    if destination.exists():
+        return False
+    destination.parent.mkdir(exist_ok=True)
+    source.replace(destination)
+    return True
+
+
+def _folders(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return sorted(
+        path for path in directory.iterdir() if _FOLDER_NAME.fullmatch(path.name) and path.is_dir()
+    )
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return read_bundle(path).key.name == path.parent.name
+    except (BundleError, OSError):
+        return False

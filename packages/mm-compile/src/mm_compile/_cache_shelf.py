@@ -1,0 +1,151 @@
+"""The part of a cache that fits this process: its bundles, and the folder they are used in."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import ClassVar
+
+from ._cache_bundle import (
+    Bundle,
+    BundleError,
+    list_bundles,
+    read_bundle,
+    remove_drafts,
+    write_bundle,
+)
+from ._cache_inductor import forget_loaded, keeping_graphs, remembering_probes
+from ._cache_key import CacheKey
+from ._cache_workspace import Workspace
+
+_logger = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Compiled code of one key.
+
+    Args:
+        directory: The cache's directory.
+        key: What the code must have been compiled for.
+
+    Attributes:
+        folder: Where the bundles of the key lie.
+        marks: Names of the graphs whose code is at hand.
+    """
+
+    # What inductor has loaded it knows by content, for the whole process.
+    _last_entered: ClassVar[Path | None] = None
+
+    def __init__(self, directory: Path, key: CacheKey) -> None:
+        self.folder = directory / key.name
+        self.marks: set[str] = set()
+        self._key = key
+        self._read: set[str] = set()
+        self._verdicts: dict[str, bool] = {}
+        self._has_told_of_places = False
+        self._is_writable = True
+        self._workspace = Workspace()
+        self.refresh()
+        _logger.info(
+            "compile: %s has code of %d graphs for this run.", self.folder, len(self.marks)
+        )
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let inductor find and put its files here."""
+        if Shelf._last_entered != self._workspace.path:
+            forget_loaded()
+            Shelf._last_entered = self._workspace.path
+        with self._workspace.entered(), keeping_graphs(), remembering_probes(self._verdicts):
+            yield
+
+    def refresh(self) -> None:
+        """Take in what was published since."""
+        bundles, refused = [], []
+        for path in list_bundles(self.folder):
+            if path.name in self._read:
+                continue
+            self._read.add(path.name)
+            try:
+                bundles.append(self._checked(read_bundle(path)))
+            except (BundleError, OSError) as error:
+                refused.append(f"{path.name[:12]}: {error}")
+        if refused:
+            _logger.warning(
+                "compile: %d files in %s are ignored, and their code is compiled again (%s).",
+                len(refused),
+                self.folder,
+                refused[0],
+            )
+        # The newest first: it was written where an older one of the same graph did not work.
+        try:
+            for bundle in sorted(bundles, key=lambda each: each.created_s, reverse=True):
+                self._take(bundle)
+        except OSError as error:
+            # A full disk leaves half a file.
+            self.start_anew(error)
+
+    def publish(self, mark: str | None) -> None:
+        """Write what inductor has made since, for a graph or after all of them."""
+        files = self._workspace.take_new()
+        is_new = False
+        if mark is not None and mark not in self.marks:
+            self.refresh()
+            if mark in self.marks:  # another machine was quicker
+                return
+            self.marks.add(mark)
+            is_new = True
+        if not (is_new or files) or not self._is_writable:
+            return
+        try:
+            bundle = Bundle(self._key, [mark] if mark else [], files, self._verdicts)
+            self._read.add(write_bundle(self.folder, bundle))
+            remove_drafts(self.folder)
+        except OSError as error:
+            self._is_writable = False
+            _logger.warning("compile: nothing more is kept in %s: %s", self.folder, error)
+
+    def start_anew(self, error: Exception) -> None:
+        """Forget everything that was read, since some of it does not work."""
+        _logger.warning(
+            "compile: code from %s cannot be used here and is compiled again: %s: %s",
+            self.folder,
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+        self.marks.clear()
+        self._verdicts.clear()
+        self._workspace.remove()
+        self._workspace = Workspace()
+
+    def close(self) -> None:
+        """Write the rest, and remove the folder."""
+        with suppress(OSError):
+            self.publish(None)
+        self._workspace.remove()
+
+    def _checked(self, bundle: Bundle) -> Bundle:
+        if bundle.key.name != self._key.name:
+            raise BundleError("it was made for another torch, machine or config")
+        return bundle
+
+    def _take(self, bundle: Bundle) -> None:
+        if bundle.marks and self.marks.issuperset(bundle.marks):
+            return
+        self._workspace.put(bundle.files)
+        if bundle.key.places == self._key.places:
+            self.marks.update(bundle.marks)
+            self._verdicts.update(bundle.verdicts)
+        elif not self._has_told_of_places:
+            self._has_told_of_places = True
+            changes = [
+                f"{name} lay in {place}, here in {self._key.places.get(name)}"
+                for name, place in bundle.key.places.items()
+                if self._key.places.get(name) != place
+            ]
+            _logger.warning(
+                "compile: code in %s comes from an installation that lies elsewhere (%s): its C++ "
+                "is built again.",
+                self.folder,
+                "; ".join(changes),
+            )

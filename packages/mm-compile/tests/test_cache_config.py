@@ -1,0 +1,83 @@
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from toy import Toy, needs_compile
+
+from mm_compile import ConfigError, TorchVersionError, can_compile, compile_model
+
+IS_NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
+
+
+def test_true_is_for_mm_runner():
+    with pytest.raises(ConfigError, match=r"cache is True; it takes a directory.*mm-runner"):
+        compile_model(Toy(), {"cache": True})
+
+
+@pytest.mark.parametrize("value", [3, ["a"], b"x"], ids=["number", "list", "bytes"])
+def test_what_is_no_path_is_refused(value):
+    with pytest.raises(ConfigError, match="it takes a directory"):
+        compile_model(Toy(), {"cache": value})
+
+
+def test_a_file_or_a_place_within_one_is_refused(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    for path in (file, str(file / "cache")):
+        with pytest.raises(ConfigError, match=r"notes.txt is a file; it takes a directory"):
+            compile_model(Toy(), {"cache": path})
+    assert file.read_text() == "mine"
+
+
+PROBE = """
+import os, sys
+from mm_compile import ConfigError
+from mm_compile._cache import check_directory
+if os.getuid() == 0:
+    os.setuid(65534)  # root may write anywhere
+for name in sys.argv[1:]:
+    try:
+        check_directory(name)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs permissions of POSIX")
+def test_a_directory_that_cannot_be_written_or_created_is_refused():
+    result = subprocess.run(
+        [sys.executable, "-c", PROBE, "/usr", "/usr/cache", "/usr/cache/of/mine"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = result.stdout.splitlines()
+    assert "cannot be written: /usr is not writable" in lines[0]
+    assert "cannot be created: /usr is not writable" in lines[1]
+    assert "cannot be created: /usr is not writable" in lines[2]
+
+
+@needs_compile
+@pytest.mark.parametrize("value", [None, False])
+def test_it_is_off(value):
+    assert compile_model(Toy(), {"cache": value, "backend": "eager"}).enabled
+
+
+@pytest.mark.skipif(not IS_NEW, reason="needs a torch that keeps graphs")
+def test_asking_creates_nothing_and_another_backend_says_that_it_keeps_nothing(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "mm_compile")
+    directory = tmp_path / "deep" / "cache"
+    assert can_compile({"cache": directory, "backend": "eager"}).ok
+    compile_model(Toy(), {"cache": os.fspath(directory), "backend": "eager"})
+    assert not directory.parent.exists()
+    assert "backend 'eager' has nothing to keep" in caplog.text
+
+
+@needs_compile
+@pytest.mark.skipif(IS_NEW, reason="needs an old torch")
+def test_an_old_torch_is_refused_at_once(tmp_path):
+    with pytest.raises(TorchVersionError, match=r"compile.cache needs PyTorch >= 2\.4"):
+        compile_model(Toy(), {"cache": tmp_path})

@@ -1,0 +1,251 @@
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mm_compile import can_compile, compile_model, pack_cache, unpack_cache
+from mm_compile._cache_bundle import list_bundles, read_bundle, write_bundle
+
+SUPPORT = can_compile()
+IS_NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
+pytestmark = [
+    pytest.mark.skipif(not (SUPPORT.ok and IS_NEW), reason=str(SUPPORT.reason or "old torch")),
+    # Its own imports warn, of another thing in every version of torch.
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+# Where torch may find headers that it has compiled before, which takes long.
+REAL_TEMPORARY_FOLDER = tempfile.gettempdir()
+
+
+class Product(nn.Module):
+    """Compiles without any C++ of its own, which is quick."""
+
+    def __init__(self, size=4):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, size))
+
+    def forward(self, inputs):
+        return inputs @ self.weight
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    tempfile.tempdir = None
+
+
+@pytest.fixture
+def counted():
+    """``counted()`` tells hits and misses since it was last called."""
+    from torch._dynamo.utils import counters  # noqa: PLC0415 - imports dynamo
+
+    def count():
+        hits, misses = (counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss"))
+        counters.clear()
+        return hits, misses
+
+    counters.clear()
+    return count
+
+
+def run_once(directory, model=None, **cfg):
+    """Compile a model as a new process would, call it, and undo."""
+    torch._dynamo.reset()
+    model = model or Product()
+    handle = compile_model(model, {"cache": directory, **cfg})
+    with torch.no_grad():
+        outputs = model(torch.ones(3, 4))
+    handle.undo()
+    return outputs
+
+
+def bundles_in(directory):
+    return [path for folder in directory.iterdir() for path in list_bundles(folder)]
+
+
+SCRIPT = """
+import json, logging, sys
+import torch
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+sys.path.insert(0, sys.argv[2])
+from test_cache_warm import Product
+from mm_compile import compile_model
+torch.set_num_threads(1)
+model = torch.nn.Sequential(Product(), torch.nn.ReLU())
+compile_model(model, {"cache": sys.argv[1]})
+loss = model(torch.linspace(-1, 1, 20).view(5, 4)).sum()
+loss.backward()
+from torch._dynamo.utils import counters
+print(json.dumps([counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")]))
+print(json.dumps([loss.item(), model[0].weight.grad.tolist()]))
+"""
+
+
+def run_process(directory, temporary):
+    tests = Path(__file__).parent
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, directory, tests]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    counts, numbers = map(json.loads, done.stdout.splitlines()[-2:])
+    return counts, numbers, done.stderr
+
+
+def test_training_starts_warm_in_a_new_process_at_another_path_of_another_machine(
+    tmp_path,
+):
+    first, second, machine = tmp_path / "first", tmp_path / "second", tmp_path / "machine"
+    counts, cold, log = run_process(first, REAL_TEMPORARY_FOLDER)
+    assert counts == [0, 2]
+    assert "has code of 0 graphs for this run" in log
+    pack_cache(first, tmp_path / "cache.zip")
+    shutil.rmtree(first)
+    unpack_cache(tmp_path / "cache.zip", second)
+    before = bundles_in(second)
+    # Another machine: nothing that torch keeps in temporary folders is there.
+    machine.mkdir()
+    counts, warm, log = run_process(second, machine)
+    assert counts == [2, 0]
+    assert warm == cold
+    assert "has code of 0 graphs" not in log
+    # Nothing was compiled: neither a library that inductor missed, nor the headers for one.
+    assert bundles_in(second) == before
+    assert not list(machine.rglob("*.gch"))
+    assert not list(machine.glob("mm_compile_*_*"))
+
+
+def test_it_computes_what_eager_computes_and_leaves_the_process_as_it_was(
+    tmp_path, monkeypatch, counted
+):
+    from torch._inductor import codecache, config  # noqa: PLC0415 - loaded only to compile
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/some/where")
+    run_once(None)  # torch sets variables of its own
+    counted()
+    environment, settings = dict(os.environ), config.fx_graph_cache
+    functions = dict(vars(codecache))
+    expected = Product()(torch.ones(3, 4))
+    for _ in range(2):
+        torch.testing.assert_close(run_once(tmp_path / "cache"), expected)
+        assert dict(os.environ) == environment
+        assert config.fx_graph_cache == settings
+        changed = [name for name in functions if vars(codecache).get(name) is not functions[name]]
+        assert [name for name in changed if callable(functions[name])] == []
+        assert list((tmp_path / "tmp").glob("mm_compile_*_*")) == []
+    assert counted() == (1, 1)
+
+
+def test_two_directories_in_one_process_are_both_whole(tmp_path, counted):
+    first, second = tmp_path / "first", tmp_path / "second"
+    run_once(first)
+    run_once(second)
+    assert counted() == (0, 2)
+    shutil.rmtree(first)
+    run_once(second)
+    assert counted() == (1, 0)
+
+
+def test_another_config_does_not_use_it(tmp_path, counted):
+    run_once(tmp_path / "cache")
+    run_once(tmp_path / "cache", options={"max_fusion_size": 8})
+    assert counted() == (0, 2)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_what_is_damaged_or_foreign_is_ignored_said_and_compiled_again(tmp_path, caplog, counted):
+    caplog.set_level(logging.WARNING, "mm_compile")
+    directory = tmp_path / "cache"
+    expected = run_once(directory)
+    (path,) = bundles_in(directory)
+    bundle = read_bundle(path)
+    path.write_bytes(path.read_bytes()[:-7])
+    other = dataclasses.replace(bundle.key, facts={**bundle.key.facts, "cpu": "another"})
+    write_bundle(path.parent, dataclasses.replace(bundle, key=other))
+    counted()
+    torch.testing.assert_close(run_once(directory), expected)
+    assert counted() == (0, 1)
+    (record,) = caplog.records
+    assert "2 files in" in record.getMessage()
+    assert "are ignored, and their code is compiled again" in record.getMessage()
+
+
+def test_code_that_does_not_load_is_said_and_compiled_again(tmp_path, caplog, counted):
+    caplog.set_level(logging.WARNING, "mm_compile")
+    directory = tmp_path / "cache"
+    expected = run_once(directory)
+    (path,) = bundles_in(directory)
+    bundle = read_bundle(path)
+    path.unlink()
+    broken = {
+        name: b"raise ImportError('no GLIBC_9.99')\n" if name.endswith(".py") else content
+        for name, content in bundle.files.items()
+    }
+    write_bundle(path.parent, dataclasses.replace(bundle, files=broken))
+    counted()
+    torch.testing.assert_close(run_once(directory), expected)
+    assert "cannot be used here and is compiled again: ImportError: no GLIBC" in caplog.text
+    caplog.clear()
+    counted()
+    torch.testing.assert_close(run_once(directory), expected)
+    assert caplog.text == ""
+    assert counted() == (1, 0)
+
+
+def test_another_place_of_torch_is_told(tmp_path, caplog, counted):
+    caplog.set_level(logging.WARNING, "mm_compile")
+    directory = tmp_path / "cache"
+    run_once(directory)
+    (path,) = bundles_in(directory)
+    bundle = read_bundle(path)
+    path.unlink()
+    key = dataclasses.replace(bundle.key, places={**bundle.key.places, "torch": "/opt/torch"})
+    write_bundle(path.parent, dataclasses.replace(bundle, key=key))
+    counted()
+    run_once(directory)
+    assert "torch lay in /opt/torch, here in" in caplog.text
+    assert "its C++ is built again" in caplog.text
+    assert counted() == (1, 0)  # the graph is used all the same
+    caplog.clear()
+    run_once(directory)
+    assert caplog.text == ""
+
+
+def test_a_directory_that_fills_up_does_not_end_the_run(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "mm_compile")
+    directory = tmp_path / "cache"
+    run_once(directory)
+    (folder,) = directory.iterdir()
+    shutil.rmtree(folder)
+    folder.write_text("no folder")  # nothing can be written in here
+    expected = Product()(torch.ones(3, 4))
+    torch.testing.assert_close(run_once(directory), expected)
+    assert f"nothing more is kept in {folder}" in caplog.text
+
+
+def test_regions_are_kept_too(tmp_path, counted):
+    for expected in ((0, 2), (2, 0)):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(Product(), Product())
+        handle = compile_model(model, {"cache": tmp_path / "cache", "regions": "auto"})
+        model(torch.ones(3, 4)).sum().backward()
+        model(torch.ones(3, 4)).sum().backward()
+        handle.undo()
+        assert counted() == expected

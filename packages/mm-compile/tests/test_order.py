@@ -1,0 +1,208 @@
+"""Compiled models among what else is put in or around a model, in one process."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
+from toy import needs_compile
+from wrapped import Dropping, Net, Watch, train
+
+from mm_compile import CompileError, compile_model
+from mm_compile._torch import torch_version
+
+pytestmark = needs_compile
+by_regions = pytest.mark.parametrize("regions", [None, "auto"], ids=["whole", "regions"])
+# Older ones let checkpointing see what dynamo traces, and miscount.
+checkpoints_regions = pytest.mark.skipif(
+    torch_version() < (2, 6), reason="this torch compiles no region that checkpointing calls"
+)
+
+
+def expect_same_training(make, cfg, **steps):
+    """Train the model compiled and uncompiled, and return the compiled one's backend and handle."""
+    eager, model, backend = make(), make(), Watch()
+    handle = compile_model(model, {"backend": backend, **cfg})
+    expected = train(eager, **steps)
+    torch.testing.assert_close(train(model, **steps), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    return backend, handle
+
+
+class CheckpointedInside(Dropping):
+    def forward(self, inputs):
+        return checkpoint(self.inner, inputs, use_reentrant=False)
+
+
+class CheckpointedAround(Net):
+    use_reentrant = False
+
+    def call(self, block, inputs):
+        return checkpoint(block, inputs, use_reentrant=self.use_reentrant)
+
+
+class ReentrantAround(CheckpointedAround):
+    use_reentrant = True
+
+
+def wrapped_before():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (  # noqa: PLC0415
+        checkpoint_wrapper,
+    )
+
+    return Net(kind=lambda size: checkpoint_wrapper(Dropping(size)))
+
+
+@checkpoints_regions
+@pytest.mark.parametrize(
+    ("make", "regions"),
+    [
+        (partial(Net, CheckpointedInside), None),
+        (partial(Net, CheckpointedInside), "auto"),
+        (CheckpointedAround, "auto"),
+        (ReentrantAround, "auto"),
+        (wrapped_before, "auto"),
+    ],
+    ids=["whole", "inside", "around", "reentrant", "wrapper"],
+)
+def test_activation_checkpointing_gives_the_same_training(make, regions):
+    backend, handle = expect_same_training(make, {"regions": regions})
+    assert all(region.is_compiled for region in handle.regions)
+    blocks = 1 if regions is None else 3
+    assert backend.count("forward") >= 3 * blocks
+    assert backend.count("backward") == 3 * blocks
+
+
+@pytest.mark.skipif(torch_version() >= (2, 6), reason="this torch checkpoints around regions")
+@pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")  # torch 2.4's own
+def test_checkpointing_around_a_region_is_refused_where_torch_would_fail_in_backward(backend):
+    with pytest.raises(CompileError, match=r"needs PyTorch >= 2\.6.*use_reentrant=True"):
+        expect_same_training(CheckpointedAround, {"backend": backend, "regions": "auto"})
+    cfg = {"regions": "auto", "on_error": "eager"}
+    _, handle = expect_same_training(CheckpointedAround, cfg)
+    assert not any(region.is_compiled for region in handle.regions)
+    _, handle = expect_same_training(ReentrantAround, {"regions": "auto"})
+    assert all(region.is_compiled for region in handle.regions)
+
+
+@checkpoints_regions
+def test_a_region_wrapped_after_compiling_is_checkpointed_around(backend):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (  # noqa: PLC0415
+        checkpoint_wrapper,
+    )
+
+    model, eager = Net(), Net()
+    compile_model(model, {"backend": backend, "regions": "auto"})
+    for index, block in enumerate(model.blocks):
+        model.blocks[index] = checkpoint_wrapper(block)
+    torch.testing.assert_close(train(model), train(eager))
+    assert list(model.state_dict()) == list(eager.state_dict())
+    assert backend.calls == 3 * 3 * 2  # each block again in backward
+
+
+@checkpoints_regions
+@pytest.mark.parametrize("policy", ["eager", "dynamic"])
+def test_what_checkpointing_computes_again_runs_as_it_ran_before_the_budget_was_spent(policy):
+    cfg = {
+        "regions": "auto",
+        "dynamic": False,
+        "recompile_limit": 1,
+        "on_recompile": policy,
+    }
+    _, handle = expect_same_training(CheckpointedAround, cfg, rows=(4, 5, 6, 7))
+    assert handle.regions[0].is_compiled == (policy == "dynamic")
+
+
+@by_regions
+def test_autocast_is_compiled_in_and_out_of_it(regions, backend):
+    bfloat16 = partial(torch.autocast, "cpu", torch.bfloat16)
+    model, eager = Net(), Net()
+    compile_model(model, {"backend": backend, "regions": regions})
+    # Graphs that are only captured run the very operations of eager code.
+    assert train(model, context=bfloat16) == train(eager, context=bfloat16)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=0, atol=0)
+    calls = backend.calls
+    inputs = torch.randn(5, 4)
+    for module in (model, eager):
+        module.eval()
+    assert model(inputs).dtype == torch.float32
+    with bfloat16():
+        outputs = model(inputs)
+        assert outputs.dtype == torch.bfloat16
+        torch.testing.assert_close(outputs, eager(inputs))
+    torch.testing.assert_close(model(inputs), eager(inputs))
+    assert backend.calls == calls + 3 * (1 if regions is None else 3)
+
+
+@by_regions
+def test_an_average_of_the_weights_is_its_own_model(regions, backend):
+    model = Net()
+    compile_model(model, {"backend": backend, "regions": regions})
+    average = AveragedModel(model)
+    snapshots = []
+    for _ in range(2):
+        train(model)
+        average.update_parameters(model)
+        snapshots.append(copy.deepcopy(model.state_dict()))
+    mean = {name: (snapshots[0][name] + snapshots[1][name]) / 2 for name in snapshots[0]}
+    torch.testing.assert_close(dict(average.module.state_dict()), mean)
+    expected = Net()
+    expected.load_state_dict(average.module.state_dict())
+    calls, inputs = backend.calls, torch.randn(5, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(average.eval()(inputs), expected.eval()(inputs))
+        assert backend.calls == calls
+        compile_model(average.module, {"backend": backend, "regions": regions})
+        torch.testing.assert_close(average(inputs), expected(inputs))
+        assert backend.calls == calls + (1 if regions is None else 3)
+        assert not torch.allclose(model.eval()(inputs), expected(inputs))
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # torch 2.0's loader
+@by_regions
+def test_checkpoints_pass_between_compiled_and_uncompiled_models(regions, backend, tmp_path):
+    model, plain = Net(), Net()
+    compile_model(model, {"backend": backend, "regions": regions})
+    train(model)
+    torch.save({"model": model.state_dict()}, tmp_path / "compiled.pt")
+    plain.load_state_dict(torch.load(tmp_path / "compiled.pt", weights_only=True)["model"])
+    inputs = torch.randn(5, 4)
+    torch.testing.assert_close(plain.eval()(inputs), model.eval()(inputs))
+    train(plain)
+    torch.save({"model": plain.state_dict()}, tmp_path / "plain.pt")
+    calls = backend.calls
+    model.load_state_dict(torch.load(tmp_path / "plain.pt", weights_only=True)["model"])
+    # Code that is compiled already computes with what was loaded.
+    torch.testing.assert_close(model.eval()(inputs), plain.eval()(inputs))
+    assert backend.calls > calls
+
+
+def test_hooks_on_a_compiled_model_and_in_it_are_called(backend):
+    model, seen = Net(), []
+    compile_model(model, {"backend": backend, "regions": "auto"})
+    model(torch.randn(5, 4))
+    model.blocks[1].register_forward_hook(lambda *_: seen.append("block"))
+    model.register_forward_hook(lambda *_: seen.append("model"))
+    model(torch.randn(5, 4))
+    assert seen == ["block", "model"]
+
+
+class Accumulating(nn.Module):
+    """Two calls of one block before backward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Dropping(4) for _ in range(2))
+
+    def forward(self, inputs):
+        first, second = self.blocks
+        return second(first(second(first(inputs))))
+
+
+@by_regions
+def test_accumulated_gradients_of_blocks_that_are_called_twice_are_the_same(regions):
+    expect_same_training(Accumulating, {"regions": regions}, rows=(5, 5, 5, 5))

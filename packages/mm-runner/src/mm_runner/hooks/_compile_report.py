@@ -1,0 +1,56 @@
+"""Tells what compiling did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import override
+
+from ._hook import Hook
+
+__all__ = ["CompileReportHook"]
+
+
+class CompileReportHook(Hook):
+    """Logs the report of ``runner.compile_handle`` once steps are timed, at the latest at the end.
+
+    The Runner adds it to a run that compiles. What falls back to eager code after the report is
+    logged at the end of the training.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(self) -> None:
+        self._told: set[str] | None = None
+
+    @override
+    def before_train(self, runner: Any) -> None:
+        self._told = None
+
+    @override
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if self._told is None and runner.compile_handle.is_warm:
+            self._tell(runner)
+
+    @override
+    def after_train(self, runner: Any) -> None:
+        if self._told is None:
+            self._tell(runner)
+            return
+        for name, failure in _failures(runner.compile_handle).items():
+            if name not in self._told:
+                runner.logger.warning(f"compile: {name} ended up running eagerly: {failure}")
+
+    def _tell(self, runner: Any) -> None:
+        runner.logger.info(f"compile: {runner.compile_handle.report()}")
+        self._told = set(_failures(runner.compile_handle))
+
+
+def _failures(handle: Any) -> dict[str, str]:
+    return {
+        region.name or "the model": region.failure
+        for region in handle.regions
+        if region.failure is not None
+    }

@@ -1,0 +1,106 @@
+"""The optimizer wrapper of a run, or several of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mm_amp import OptimWrapperDict
+from mm_dist import MMDistributedDataParallel
+from mm_runner.errors import ConfigError
+from mm_runner.model import unwrap_model
+from mm_runner.optim import build_optim_wrapper, named_wrappers, scale_lr
+
+from ._sharded_state import as_sharded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from mm_runner.runner import Runner
+
+__all__ = ["build_wrapper_of_run", "describe_wrappers"]
+
+# What the Runner and its hooks ask of a wrapper, besides what train_step does.
+_ASKED = (
+    "get_lr",
+    "initialize_count_status",
+    "last_result",
+    "load_state_dict",
+    "num_skipped",
+    "optimizer",
+    "param_groups",
+    "state_dict",
+    "step_skipped",
+)
+
+
+def build_wrapper_of_run(runner: Runner, cfg: Any, auto_scale_lr: Mapping[str, Any]) -> Any:
+    """Build the optimizer wrapper, and scale the learning rates if that is enabled.
+
+    Args:
+        runner: Has the model and the training loader.
+        cfg: As of :func:`mm_runner.optim.build_optim_wrapper`.
+        auto_scale_lr: As of :func:`mm_runner.optim.scale_lr`.
+
+    Raises:
+        ConfigError: If ``cfg`` does not fit, also to how the model is wrapped.
+    """
+    optim_wrapper = build_optim_wrapper(runner.model, cfg)
+    if isinstance(optim_wrapper, OptimWrapperDict):
+        _check_train_step(runner.model, optim_wrapper)
+    for name, wrapper in named_wrappers(optim_wrapper).items():
+        _check_complete(wrapper)
+        _settle_batch(runner, wrapper, f" of {name}" if name else "", auto_scale_lr)
+    return optim_wrapper
+
+
+def _check_complete(wrapper: Any) -> None:
+    missing = [name for name in _ASKED if not hasattr(wrapper, name)]
+    if missing:
+        raise ConfigError(
+            f"optim_wrapper: {type(wrapper).__name__} has no {', no '.join(missing)}; derive it "
+            "from mm_amp.OptimWrapper or mm_amp.AmpOptimWrapper."
+        )
+
+
+def _settle_batch(
+    runner: Runner, wrapper: Any, of_whom: str, auto_scale_lr: Mapping[str, Any]
+) -> None:
+    """Tell how many samples an optimizer step takes, and scale the learning rates by that."""
+    loader: Any = runner.train_dataloader
+    per_process = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
+    accumulated = getattr(wrapper, "accumulative_counts", 1)
+    batch = runner.world_size * per_process * accumulated
+    if accumulated > 1:
+        runner.logger.info(
+            f"Effective batch{of_whom}: {batch} = {runner.world_size} process(es) x {per_process} "
+            f"samples x {accumulated} accumulated."
+        )
+    if auto_scale_lr.get("enable", False):
+        factor = scale_lr(wrapper, auto_scale_lr, batch)
+        runner.logger.info(
+            f"auto_scale_lr: batch of {batch}, learning rates{of_whom} times {factor:g}."
+        )
+
+
+def describe_wrappers(optim_wrapper: Any) -> str:
+    """Name the wrappers and their optimizers, in one line."""
+    return ", ".join(
+        f"{f'{name}: ' if name else ''}{type(wrapper).__name__} over "
+        f"{type(wrapper.optimizer).__name__}"
+        for name, wrapper in named_wrappers(optim_wrapper).items()
+    )
+
+
+def _check_train_step(model: nn.Module, optim_wrapper: OptimWrapperDict) -> None:
+    """Raise unless it is the model's own ``train_step`` that gets the wrappers."""
+    own = getattr(type(model), "train_step", None)
+    is_ours = own is MMDistributedDataParallel.train_step or as_sharded(model) is not None
+    if is_ours or (own is None and unwrap_model(model) is not model):
+        raise ConfigError(
+            f"optim_wrapper: {len(optim_wrapper)} of them were given, "
+            f"{', '.join(optim_wrapper)}, and {type(model).__name__} steps the model as a whole, "
+            "with one. To let the model's own train_step choose, give "
+            "cfg=dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel'))."
+        )
