@@ -2,7 +2,7 @@
 
 project = "mm"
 author = "The mm contributors"
-copyright = author  # noqa: A001 (Sphinx's name)
+copyright = author
 extensions = ["myst_parser"]
 root_doc = "docs/index"
 # The packages' own pages are a part of the site, so that links to them work there too.
