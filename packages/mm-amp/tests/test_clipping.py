@@ -234,3 +234,18 @@ def test_gradients_without_a_known_model_are_named_by_number(model, sgd):
     wrapper = OptimWrapper(sgd, clip_grad={"max_norm": 1.0, "error_if_nonfinite": True})
     with pytest.raises(NonFiniteError, match=r"from the loss on: gradient 3, .*gradient 2, "):
         wrapper.step()
+
+
+@pytest.mark.parametrize(
+    "clip_grad",
+    [{"type": "value", "clip_value": 1.0}, {"type": "agc", "clip_factor": 0.1}],
+    ids=["value", "agc"],
+)
+def test_sparse_gradients_are_named(clip_grad):
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = OptimWrapper(optimizer, clip_grad=clip_grad)
+    with wrapper.optim_context(model):
+        loss = model(torch.tensor([1, 2])).mean()
+    with pytest.raises(ConfigError, match=r"gradient of 0\.weight is sparse.*sparse=False"):
+        wrapper.update_params(loss)

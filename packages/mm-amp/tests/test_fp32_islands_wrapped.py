@@ -191,6 +191,33 @@ def test_island_is_part_of_the_graph(compiled):
     assert torch.equal(_output(model), _output(net))
 
 
+class _Scaled(nn.Module):
+    def forward(self, value, *, options):
+        return value * options["scale"]
+
+
+class _WithKeywords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scaled = nn.Linear(4, 4), _Scaled()
+
+    def forward(self, inputs):
+        value = self.linear(inputs)
+        return self.scaled(value=value, options={"scale": value})
+
+
+@needs_compile
+@_traces_islands
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_keyword_arguments_of_an_island_do_not_break_the_graph():
+    net = _WithKeywords()
+    add_fp32_islands(net, "scaled", device_type="cpu")
+    output = _output(torch.compile(net, backend="eager", fullgraph=True))
+    assert output.dtype == torch.float32
+    assert torch.equal(output, _output(net))
+
+
 def _output(model):
     with autocast("cpu", "bfloat16"):
         return model(torch.ones(2, 4))

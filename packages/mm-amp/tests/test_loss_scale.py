@@ -60,7 +60,7 @@ def test_dict_is_copied():
 def test_a_torch_without_scaler_names_the_remedy(monkeypatch):
     monkeypatch.delattr(torch.amp, "GradScaler", raising=False)
     with pytest.raises(TorchVersionError, match="use dtype='bfloat16'"):
-        build_torch_scaler(LossScale(), "mps", use_fsdp=False)
+        build_torch_scaler(LossScale({}), "mps", use_fsdp=False)
 
 
 class _OldFusedSGD(torch.optim.SGD):

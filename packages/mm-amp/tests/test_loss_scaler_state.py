@@ -82,3 +82,9 @@ def test_damaged_scaler_state_is_named(model):
     del state["loss_scaler"]["scale"]
     with pytest.raises(ConfigError, match="loss_scaler lacks scale"):
         _wrap(model).load_state_dict(state)
+
+
+def test_scaler_state_of_another_type_is_named(model):
+    state = {**_wrap(model).state_dict(), "loss_scaler": 1024.0}
+    with pytest.raises(ConfigError, match="loss_scaler is a float"):
+        _wrap(model).load_state_dict(state)

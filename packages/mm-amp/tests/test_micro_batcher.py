@@ -273,6 +273,30 @@ def test_one_sample_too_large_is_an_error():
         batcher.update_params(_batches()[0], _Memory(model, 0))
 
 
+def test_a_split_that_cuts_nothing_is_not_asked_for_ever():
+    model = nn.Linear(4, 1)
+    batcher = MicroBatcher(_wrap(model), model, split=lambda batch, _: [(batch, 8)])
+    with pytest.raises(MicroBatchError, match=r"parts of 8 samples.*at most 4 \(.*allocate"):
+        batcher.update_params(_batches()[0], _Memory(model, 0))
+
+
+@pytest.mark.parametrize(
+    ("parts", "match"),
+    [
+        ([], "split returned no samples"),
+        ([("part", 0)], "split returned no samples"),
+        (["part"], "split returned a str among its parts; each must be a pair"),
+        ([("part", -1)], "samples that split returned is -1"),
+        ([("part", "8")], "samples that split returned is '8'"),
+    ],
+    ids=str,
+)
+def test_what_a_split_returns_is_checked(model, sgd, parts, match):
+    batcher = MicroBatcher(OptimWrapper(sgd), model, split=lambda *_: parts)
+    with pytest.raises(ConfigError, match=match):
+        batcher.update_params(torch.ones(8, 4), lambda part: model(part).mean())
+
+
 def test_parts_grow_again_and_wait_longer_after_each_failure():
     model = _make_model()
     batcher = MicroBatcher(_wrap(model), model, start=8, grow_after=2)

@@ -161,6 +161,8 @@ def test_load_state_dict_takes_mmengine_format_and_leaves_it_as_it_is(sgd):
 def test_load_state_dict_refuses_what_is_no_optimizer_state(model, sgd):
     with pytest.raises(ConfigError, match=r"no state and no param_groups, only 0\.weight"):
         OptimWrapper(sgd).load_state_dict(model.state_dict())
+    with pytest.raises(ConfigError, match="the state is a NoneType"):
+        OptimWrapper(sgd).load_state_dict(None)
 
 
 def test_repr_shows_the_settings(sgd):
@@ -202,6 +204,20 @@ def test_accumulative_counts_is_what_was_given(sgd):
     assert OptimWrapper(sgd, accumulative_counts=3).accumulative_counts == 3
 
 
-def test_initialize_count_status_refuses_negative_counts(model, sgd):
-    with pytest.raises(ConfigError, match="init_counts is -1 and max_counts 3"):
-        OptimWrapper(sgd).initialize_count_status(model, -1, 3)
+@pytest.mark.parametrize(
+    ("init_counts", "max_counts", "message"),
+    [
+        (-1, 3, "init_counts is -1; it must be an integer of at least 0"),
+        (0, -1, "max_counts is -1"),
+        (2.5, 3, r"init_counts is 2\.5"),
+        (0, "3", "max_counts is '3'"),
+        (0, None, "max_counts is None"),
+    ],
+)
+def test_initialize_count_status_refuses_what_is_no_count(
+    model, sgd, init_counts, max_counts, message
+):
+    wrapper = OptimWrapper(sgd, accumulative_counts=2)
+    with pytest.raises(ConfigError, match=message):
+        wrapper.initialize_count_status(model, init_counts, max_counts)
+    assert wrapper.inner_count == 0

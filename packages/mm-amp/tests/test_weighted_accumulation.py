@@ -94,6 +94,39 @@ def test_a_window_of_weight_zero_changes_nothing(model, ragged, window, as_tenso
     torch.testing.assert_close(found, dict(model.state_dict()), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_mean_over_nothing_is_no_bad_loss(window, as_tensor):
+    """All labels are padding: cross entropy is NaN then, though its gradients are 0."""
+    model = nn.Linear(4, 3)
+    start = copy.deepcopy(model.state_dict())
+    wrapper = OptimWrapper(
+        torch.optim.SGD(model.parameters(), lr=0.1), accumulative_counts=window, max_skips=1
+    )
+    for _ in range(window):
+        loss = nn.functional.cross_entropy(
+            model(torch.ones(2, 4)), torch.tensor([-100, -100]), ignore_index=-100
+        )
+        assert bool(loss.isnan())
+        result = wrapper.update_params(loss, weight=torch.tensor(0) if as_tensor else 0)
+    assert bool(result.stepped)
+    torch.testing.assert_close(model.state_dict(), start, rtol=0, atol=0)
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+def test_after_a_window_of_weight_zero_nothing_overflows_in_float16(model, batches, as_tensor):
+    wrapper = AmpOptimWrapper(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        {"init_scale": 1024.0},
+        "float16",
+        accumulative_counts=2,
+    )
+    for weight, batch in zip([5e6, 5e6, 0.0, 0.0, 5e6, 5e6], batches, strict=False):
+        _step(wrapper, model, batch, torch.tensor(weight) if as_tensor else weight)
+    assert wrapper.num_skipped == 0
+
+
 @needs_cpu_float16
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("clip_grad", [None, {"max_norm": 0.05}], ids=["unclipped", "clipped"])

@@ -60,6 +60,7 @@ class AbstractOptimWrapper(ABC):
         """
         load_optimizer_state(self.optimizer, state_dict)
         self._precision.load_state_dict(state_dict)
+        self._skips.restart()
 
     @property
     def step_skipped(self) -> bool:

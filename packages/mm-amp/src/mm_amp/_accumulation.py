@@ -5,8 +5,7 @@ import logging
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ._checks import check_positive_int
-from ._errors import ConfigError
+from ._checks import check_count, check_positive_int
 
 _logger = logging.getLogger(__name__)
 
@@ -28,12 +27,8 @@ class MicroBatches:
 
     def expect(self, done: int, total: int) -> None:
         """Start at ``done`` of ``total`` micro-batches, so that the last, short window is known."""
-        if done < 0 or total < 0:
-            raise ConfigError(
-                f"init_counts is {done} and max_counts {total}; both must be at least 0."
-            )
-        self.done = done
-        self._total = total
+        done, total = check_count("init_counts", done), check_count("max_counts", total)
+        self.done, self._total = done, total
 
     def ends_window(self, done: int) -> bool:
         """Whether the optimizer is due once ``done`` micro-batches are done."""

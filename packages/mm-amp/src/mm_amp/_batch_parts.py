@@ -3,13 +3,14 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 
-from ._errors import ConfigError
+from ._checks import check_count
+from ._errors import ConfigError, ConfigTypeError
 
 _Path = tuple[Any, ...]
 
@@ -85,6 +86,25 @@ def _equal_slices(num: int, num_parts: int) -> list[slice]:
     # A short last part would be the noisiest, and batch norm fails on a single sample.
     edges = [num * index // num_parts for index in range(num_parts + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def check_parts(parts: Iterable[Any]) -> list[tuple[Any, int]]:
+    """Return, as a list, what a split function gave.
+
+    Raises:
+        ConfigError: If that is not pairs of a part and its number of samples, at least one in all.
+    """
+    listed = list(parts)
+    for pair in listed:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise ConfigTypeError(
+                f"split returned a {type(pair).__name__} among its parts; each must be a pair "
+                "(part, number of samples)."
+            )
+        check_count("the number of samples that split returned", pair[1])
+    if not sum(num for _, num in listed):
+        raise ConfigError("split returned no samples; each batch must have at least one.")
+    return listed
 
 
 def count_samples(batch: Any) -> int:

@@ -40,6 +40,13 @@ def check_positive_int(name: str, value: Any) -> int:
     return int(value)
 
 
+def check_count(name: str, value: Any) -> int:
+    """Return ``value`` as an int of at least 0, or raise ``ConfigError``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 0.")
+    return int(value)
+
+
 def check_positive_number(name: str, value: Any) -> float:
     """Return ``value`` as a float above zero (infinity included), or raise ``ConfigError``."""
     if not is_number(value) or not value > 0:  # "not >" also refuses NaN

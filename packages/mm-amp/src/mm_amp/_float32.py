@@ -42,6 +42,8 @@ def _cast_entries(owner: Any, entries: Mapping[Any, Any]) -> Any:
     changed = {key: value for key, value in cast.items() if value is not entries[key]}
     if not changed:
         return owner
+    if type(owner) is dict:  # keyword arguments: no compiler looks into copy.copy
+        return cast
     copied = copy.copy(owner)  # keeps the class, its order and its defaults
     for key, value in changed.items():
         copied[key] = value

@@ -105,6 +105,16 @@ class IslandsOfWrapper:
             islands.undo()
         self._by_model.clear()
 
+    # Copies and pickles with its models: weak references can do neither.
+    def __getstate__(self) -> tuple[tuple[str, ...], list[tuple[nn.Module, "Fp32Islands"]]]:
+        return self.patterns, list(self._by_model.items())
+
+    def __setstate__(
+        self, state: tuple[tuple[str, ...], list[tuple[nn.Module, "Fp32Islands"]]]
+    ) -> None:
+        self.patterns, by_model = state
+        self._by_model = WeakKeyDictionary(dict(by_model))
+
 
 class Fp32Islands:
     """The islands that one ``add_fp32_islands`` made.

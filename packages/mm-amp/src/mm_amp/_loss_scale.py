@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +28,7 @@ class LossScale(NamedTuple):
         static: The factor, if it never changes.
     """
 
-    options: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any]
     static: float | None = None
 
 
@@ -41,7 +40,7 @@ def parse_loss_scale(loss_scale: Any, *, use_fsdp: bool) -> LossScale:
             arguments with values that torch accepts.
     """
     if isinstance(loss_scale, str) and loss_scale == _DYNAMIC:
-        return LossScale()
+        return LossScale({})
     if is_number(loss_scale):
         static = check_finite_number("loss_scale", loss_scale)
         return LossScale({"init_scale": static}, static)

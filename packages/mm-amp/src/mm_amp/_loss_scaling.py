@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._errors import UnsupportedError
 from ._parameters import first_device, have_gradient
 from ._scaled_step import scaled_step, skips_by_itself
 
@@ -42,25 +43,36 @@ class LossScaling:
         self._static = static
         self._is_sharded = is_sharded
         self._is_unscaled = False
+        self._is_stepping = False
         self._has_warned = False
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss that backward starts from."""
-        self.last_loss = loss  # detach() would cost as much as a call; step lets it go
+        if self._is_stepping:
+            self._give_up_step()
+        self.last_loss = loss  # detach() would cost as much as a call; mostly step drops it
         scaled: Tensor = self.scaler.scale(loss)
         return scaled
 
     def factor(self) -> Tensor:
-        """Return a copy of the present scale, 0-d."""
+        """Return a copy of the present scale, 0-d.
+
+        Raises:
+            UnsupportedError: If there are gradients, though no loss was ever scaled.
+        """
         # get_scale() would wait for the device. The scale itself is changed in place by update().
         now = self.scaler._get_scale_async()  # noqa: SLF001 - the same from torch 1.13 to 2.15
         if now is None:  # nothing was scaled yet
+            self._check_no_gradients()
             now = self.scaler.scale(torch.ones((), device=first_device(self._optimizer)))
         scale: Tensor = now.clone()
         return scale
 
     def unscale(self) -> None:
         """Take the scale out of the gradients, once, for clipping to see the true ones."""
+        if self._is_unscaled:  # by a step that failed, and is tried again
+            return
+        self._is_stepping = True
         self.scaler.unscale_(self._optimizer)
         self._is_unscaled = True
 
@@ -76,12 +88,34 @@ class LossScaling:
             return False, False
         if self._is_sharded and skips_by_itself(self._optimizer) and not self._is_unscaled:
             self.unscale()  # where ranks agree on an overflow; left to step, they would not
-        self._is_unscaled = False
+        self._is_stepping = True
         done = scaled_step(self.scaler, self._optimizer, kwargs)
         self.scaler.update(self._static)
+        self._is_unscaled = self._is_stepping = False
         if done[0] is True:
             self.last_loss = None
+        self.let_graph_go()
         return done
+
+    def let_graph_go(self) -> None:
+        """Keep of the last loss its value only, once backward is done."""
+        if self.last_loss is not None:
+            self.last_loss = self.last_loss.detach()
+
+    def _give_up_step(self) -> None:
+        """Let torch's scaler forget a step that failed; it would take new gradients for its own."""
+        self.scaler.update(self.factor())
+        self._is_unscaled = self._is_stepping = False
+
+    def _check_no_gradients(self) -> None:
+        """Raise if there are any: the step would divide them by a scale that they do not have."""
+        if have_gradient(self._optimizer):
+            raise UnsupportedError(
+                "step() was called with gradients that no backward(loss) of this wrapper made, so "
+                "they do not have its loss scale. Call backward(loss) of the wrapper that steps; "
+                "where several optimizers train on one loss, make them one with several parameter "
+                "groups, or use dtype='bfloat16'."
+            )
 
     def _warn_of_no_gradients(self, model: Any) -> None:
         """Warn, once: torch's scaler would fail with "No inf checks were recorded"."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._batch_parts import BatchSplitter
+from ._batch_parts import BatchSplitter, check_parts
 from ._batch_start import BatchStart
 from ._checks import check_loss, check_positive_int
 from ._ddp_parts import DdpParts, check_model
@@ -147,7 +147,7 @@ class MicroBatcher:
             What was done, as by ``OptimWrapper.update_params``.
 
         Raises:
-            MicroBatchError: On all ranks, if not even parts of one sample fit, and on ranks without
+            MicroBatchError: On all ranks, if not even the smallest parts fit, and on ranks without
                 trouble of their own if another rank failed otherwise.
         """
         if not self._is_used:
@@ -217,7 +217,7 @@ class MicroBatcher:
         with ExitStack() as cleanup:
             cleanup.callback(self._wrapper._deferred_sync.release)  # noqa: SLF001
             try:
-                parts = list(self._split(batch, self.size))
+                parts = check_parts(self._split(batch, self.size))
                 num_samples = sum(num for _, num in parts)
                 largest_part = max(num for _, num in parts)
                 loss = self._train_on(parts, num_samples, compute_loss, factor)
@@ -254,6 +254,11 @@ class MicroBatcher:
             raise MicroBatchError(
                 f"memory ran out with parts of one sample ({message or 'on another rank'}); use a "
                 "smaller model or samples, activation checkpointing, or a lower precision."
+            )
+        if self.size is not None and tried > self.size:  # smaller parts would never come
+            raise MicroBatchError(
+                f"memory ran out with parts of {tried} samples, though split was asked for at most "
+                f"{self.size} ({message or 'on another rank'}); let it cut smaller ones."
             )
         self.size = (tried + 1) // 2
         if self._has_just_grown and self._grow_after is not None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from ._autocast import check_autocast, parse_device
 from ._autocast_dtype import resolve_dtype
-from ._errors import ConfigError, TorchVersionError
+from ._errors import ConfigError, ConfigTypeError, TorchVersionError
 from ._first_fsdp import contains_first_fsdp
 from ._loss_scale import LossScale, build_torch_scaler, parse_loss_scale
 from ._loss_scaling import LossScaling
@@ -171,6 +171,11 @@ class MixedPrecision(AbstractPrecision):
         if not saved:  # MMEngine saves an empty dict for a scaler that is off
             _logger.info("The state holds no loss scaler; the loss scale starts afresh.")
             return
+        if not isinstance(saved, Mapping):
+            raise ConfigTypeError(
+                f"The state's {SCALER_KEY} is a {type(saved).__name__}; "
+                "it must be what state_dict() of a wrapper returned."
+            )
         missing = sorted(self.scaler.state_dict().keys() - saved.keys())
         if missing:
             raise ConfigError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ._errors import ConfigError
+from ._errors import ConfigError, ConfigTypeError
 
 _logger = logging.getLogger(__name__)
 SCALER_KEY = "loss_scaler"  # MMEngine's name
@@ -24,6 +24,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     Raises:
         ConfigError: If it is no optimizer's state.
     """
+    if not isinstance(state, Mapping):
+        raise ConfigTypeError(
+            f"the state is a {type(state).__name__}; pass what state_dict() of a wrapper or of a "
+            "torch optimizer returned."
+        )
     missing = [key for key in ("state", "param_groups") if key not in state]
     if missing:
         raise ConfigError(

@@ -97,9 +97,10 @@ class OptimWrapper(AbstractOptimWrapper):
             zero_kwargs: Passed on to ``optimizer.zero_grad``.
             weight: What ``loss`` is the mean over on this rank: its number of samples or tokens; a
                 number of at least 0 or a 0-d tensor, whose value is not read. Micro-batches of
-                all ranks then count by their weight, as they would in one big batch. Give it in
-                every call or in none, on all ranks alike; it costs one scalar all-reduce per
-                optimizer step. Defaults to ``None``: all micro-batches count the same.
+                all ranks then count by their weight, as they would in one big batch; where it is 0,
+                the loss may be NaN, but not its gradients. Give it in every call or in none, on all
+                ranks alike; it costs one scalar all-reduce per optimizer step. Defaults to
+                ``None``: all micro-batches count the same.
 
         Returns:
             What was done; also kept as ``last_result``.
@@ -110,23 +111,31 @@ class OptimWrapper(AbstractOptimWrapper):
         """
         if self._weights.is_weighted is not (weight is not None):
             self._weights.check_use(is_weighted=weight is not None)
-        self.backward(self.scale_loss(loss) if weight is None else self._weigh(loss, weight))
+        if weight is None:
+            self.backward(self.scale_loss(loss))
+        else:
+            self._backward_weighed(loss, weight)
         if not self.should_update():
             return self._note_accumulated()
         result = self.step(**step_kwargs) if step_kwargs else self.step()
         self.zero_grad(**zero_kwargs) if zero_kwargs else self.zero_grad()
         return result
 
-    def _weigh(self, loss: Tensor, weight: float | Tensor) -> Tensor:
-        window = self._micro_batches.current_window
-        return self._weights.weigh(check_loss(loss), weight, window, self._model)
+    def _backward_weighed(self, loss: Tensor, weight: float | Tensor) -> None:
+        window, before = self._micro_batches.current_window, self._weights.remember()
+        try:
+            self.backward(self._weights.weigh(check_loss(loss), weight, window, self._model))
+        except BaseException:
+            self._weights.go_back(before)  # a micro-batch that is not counted has no weight either
+            raise
 
     def _note_accumulated(self) -> StepResult:
         self._skips.note_accumulated()
         scaling = self._precision.scaling
-        self.last_result = (
-            ACCUMULATED if scaling is None else ACCUMULATED._replace(loss_scale=scaling.factor())
-        )
+        self.last_result = ACCUMULATED
+        if scaling is not None:
+            scaling.let_graph_go()
+            self.last_result = ACCUMULATED._replace(loss_scale=scaling.factor())
         return self.last_result
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
@@ -163,6 +172,7 @@ class OptimWrapper(AbstractOptimWrapper):
             What was done; also kept as ``last_result``.
 
         Raises:
+            UnsupportedError: If the loss is scaled, but no ``backward`` of this wrapper ever ran.
             NonFiniteError: On all ranks, if ``max_skips`` steps in a row were not finite, or
                 ``clip_grad`` has ``error_if_nonfinite`` and the norm is not.
         """
@@ -210,10 +220,19 @@ class OptimWrapper(AbstractOptimWrapper):
             return None
         if scaling is not None:
             scaling.unscale()
-        return self._clipper.clip(parameters, self._model)
+        try:
+            return self._clipper.clip(parameters, self._model)
+        except RuntimeError as error:
+            if "sparse" in str(error).lower():
+                from ._clipper import check_no_sparse  # noqa: PLC0415 - hardly ever
+
+                check_no_sparse(parameters, self._model)
+            raise
 
     def zero_grad(self, **kwargs: Any) -> None:
         """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
+        if self._guard is not None:
+            self._guard.drop_losses(0)  # those that went into the gradients
         self.optimizer.zero_grad(**kwargs) if kwargs else self.optimizer.zero_grad()
 
     def optim_context(self, model: nn.Module) -> AbstractContextManager[object]:
@@ -244,6 +263,9 @@ class OptimWrapper(AbstractOptimWrapper):
             model: The model, searched for BatchNorm layers.
             init_counts: Micro-batches already done, 0 unless training is resumed.
             max_counts: Micro-batches in the whole training.
+
+        Raises:
+            ConfigError: If one of them is no integer of at least 0.
         """
         self._micro_batches.expect(init_counts, max_counts)
         self._precision.prepare(model)

@@ -21,7 +21,7 @@ def scaled_step(
         ``(stepped, skipped)``: bools, or 0-d bool tensors for an optimizer that skips by itself.
     """
     if skips_by_itself(optimizer):
-        scaler.step(optimizer, **kwargs)
+        _step_fused(scaler, optimizer, kwargs)
         overflow = _found_inf(scaler, optimizer)
         return overflow == 0, overflow != 0
     stepped = _step_watched(scaler, optimizer, kwargs)
@@ -39,6 +39,16 @@ def unscales_by_itself(optimizer: torch.optim.Optimizer) -> bool:
     Gradients that ``unscale_`` has already divided would be divided a second time.
     """
     return skips_by_itself(optimizer) and "grad_scaler" in signature(optimizer.step).parameters
+
+
+def _step_fused(scaler: Any, optimizer: torch.optim.Optimizer, kwargs: Mapping[str, Any]) -> None:
+    try:
+        scaler.step(optimizer, **kwargs)
+    except BaseException:
+        # The scaler takes these away after a step only, and would multiply the next with them.
+        for name in ("grad_scale", "found_inf"):
+            vars(optimizer).pop(name, None)
+        raise
 
 
 def _step_watched(scaler: Any, optimizer: torch.optim.Optimizer, kwargs: Mapping[str, Any]) -> bool:

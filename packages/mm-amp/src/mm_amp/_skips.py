@@ -40,6 +40,13 @@ class SkipLog:
             self._news = self._count(skipped=self._news.read())
         return self._news
 
+    def restart(self) -> None:
+        """Forget the steps before, but for their number: the run goes on from another state."""
+        self.num_in_a_row = 0
+        self.is_quiet = True
+        self._news = False
+        self._on_its_way = None
+
     def note_accumulated(self) -> None:
         """Take in a micro-batch that did not step: no news."""
         if self._news is not False:

@@ -78,20 +78,20 @@ class WindowWeights:
         ranks = self._ranks_of(model)
         share = _share(check_weight(weight), loss.device, ranks)
         if window == 1:  # known as a whole: gradients need no correction
-            return loss * _like(share / _at_least_tiny(_mean_over(ranks, share)), loss)
+            return _times(loss, share / _at_least_tiny(_mean_over(ranks, share)))
         if self.num_due == 0:
             usual = _mean_over(ranks, share) if self._usual is None else self._usual
             self._expected = _or_one(usual) * window
         self._sum = self._sum + share
         self.num_due += 1
-        return loss * _like(share / self._expected, loss)
+        return _times(loss, share / self._expected)
 
     def correct_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Turn the gradients of a full window into those of one big batch, if any are due."""
         assert self._ranks is not None
         mean_sum = _mean_over(self._ranks, self._sum)  # the window's only exchange
         factor = self._expected / _at_least_tiny(mean_sum)
-        self._usual = mean_sum / self.num_due
+        self._usual = _or_before(mean_sum / self.num_due, self._usual)
         self._sum, self.num_due = 0.0, 0
         with torch.no_grad():
             _multiply(local_gradients(optimizer), factor)
@@ -128,9 +128,23 @@ def _or_one(value: float | Tensor) -> float | Tensor:
     return value or 1.0
 
 
-def _like(factor: float | Tensor, loss: Tensor) -> float | Tensor:
-    # Two 0-d tensors would compute in the wider dtype of both.
-    return factor.to(loss.dtype) if isinstance(factor, Tensor) else factor
+def _or_before(value: float | Tensor, before: float | Tensor | None) -> float | Tensor | None:
+    """Return ``value``, or if it is 0, what there was before: nothing is learnt from a window of 0.
+
+    Else the next window would expect next to nothing, and overflow in float16.
+    """
+    if isinstance(value, Tensor):
+        before = torch.ones_like(value) * (1.0 if before is None else before)
+        return torch.where(value > 0, value, before)
+    return value or before
+
+
+def _times(loss: Tensor, factor: float | Tensor) -> Tensor:
+    """Return ``loss * factor``, and 0 for a factor of 0: a mean over no samples is NaN."""
+    if not isinstance(factor, Tensor):
+        return loss * factor if factor else (loss * factor).nan_to_num(nan=0.0)
+    factor = factor.to(loss.dtype)  # two 0-d tensors would compute in the wider dtype of both
+    return (loss * factor).masked_fill(factor == 0, 0.0)
 
 
 def _multiply(gradients: list[Tensor], factor: float | Tensor) -> None:
