@@ -67,10 +67,22 @@ def test_what_cannot_be_padded_is_refused_in_words():
         BucketingCollate([2, 4])([torch.ones(5)])
     with pytest.raises(ConfigError, match="samples of type dict and no pad_values"):
         BucketingCollate([2])([{"x": torch.ones(1)}])
-    with pytest.raises(ConfigError, match="as many numbers as there are dims"):
+    with pytest.raises(ConfigError, match="as many whole numbers above 0 as there are dims"):
         BucketingCollate([2, 4], dims=(0, 1))
     with pytest.raises(ConfigError, match="0 lengths and num_buckets=2"):
         BucketingCollate.from_lengths([], 2)
+
+
+@pytest.mark.parametrize("sizes", [[], 4, [4.0], ["4"], [0], [(4, 4)]])
+def test_sizes_that_are_none_are_refused(sizes):
+    with pytest.raises(ConfigError, match="it takes at least one size"):
+        BucketingCollate(sizes)
+
+
+def test_the_smallest_size_is_taken_in_whatever_order_they_are_given():
+    assert BucketingCollate([8, 4])([torch.ones(3)]).shape == (1, 4)
+    collate = BucketingCollate([(8, 8), (2, 16), (4, 4)], dims=(0, 1))
+    assert collate([torch.ones(2, 3)]).shape == (1, 4, 4)
 
 
 @needs_compile

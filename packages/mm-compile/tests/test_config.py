@@ -22,6 +22,11 @@ def test_a_config_that_asks_for_nothing_leaves_the_model_untouched(model, cfg):
         ({"bakend": "eager"}, "no argument 'bakend'. Did you mean 'backend'"),
         ({"target": "foward"}, "'foward' does not exist. Did you mean 'forward'"),
         ({"target": 3}, "compile.target is 3; it takes a method's name or a list"),
+        ({"target": [["loss"]]}, "does not exist. Did you mean 'loss'"),
+        ({"regions": ["layers.*", 1]}, "takes 'auto' or a list of patterns"),
+        ({"options": {1: True}}, "its keys are names of options"),
+        ({"cache": ""}, "it takes the path of a directory"),
+        ({"cache": "~nobody-of-this-name/x"}, "compile.cache is '~nobody"),
         ({"fullgraph": "yes"}, "compile.fullgraph is 'yes'; it takes True or False"),
         ({"backend": 7}, "compile.backend is 7; it takes a backend's name or a callable"),
         ({"options": ["max_autotune"]}, "compile.options is"),
@@ -63,3 +68,18 @@ def test_the_config_is_not_changed(model):
 def test_only_modules_are_compiled():
     with pytest.raises(ConfigError, match=r"got function; it compiles a torch\.nn\.Module"):
         compile_model(lambda: None, cfg=False)
+
+
+@needs_compile
+@pytest.mark.parametrize("number", [-1, "ten", None, float("nan"), float("inf")])
+def test_a_number_of_steps_is_a_number(model, number):
+    handle = compile_model(model, {"backend": "eager"})
+    with pytest.raises(ConfigError, match="expect_steps got"):
+        handle.expect_steps(number)
+
+
+@needs_compile
+def test_only_optimizers_have_a_step_to_compile(model):
+    handle = compile_model(model, {"backend": "eager"})
+    with pytest.raises(ConfigError, match="compile_optimizer got list"):
+        handle.compile_optimizer([])

@@ -137,6 +137,28 @@ def test_code_that_dynamo_does_not_support_falls_back(backend):
     assert backend.calls == 0
 
 
+class Noting(nn.Module):
+    """Some torch versions fail, by an assertion of their own, to capture this change of a set."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.seen = ([], {0})
+
+    def forward(self, inputs):
+        outputs = self.linear(inputs)
+        torch._dynamo.graph_break()
+        self.seen[1].add(1)
+        return outputs
+
+
+def test_an_assertion_of_dynamos_own_falls_back_too(backend):
+    model = Noting()
+    compile_model(model, {"backend": backend, "on_error": "eager"})
+    inputs = torch.randn(3, 4)
+    torch.testing.assert_close(model(inputs), model.linear(inputs))
+
+
 @pytest.mark.parametrize("on_error", ["raise", "eager"])
 def test_an_error_of_the_users_own_stays_what_it_is(model, backend, on_error):
     handle = compile_model(model, {"backend": backend, "on_error": on_error})

@@ -12,7 +12,7 @@ from toy import needs_compile
 from wrapped import Dropping, Net, Watch, train
 
 from mm_compile import CompileError, compile_model
-from mm_compile._torch import torch_version
+from mm_compile._torch import shares_code, torch_version
 
 pytestmark = needs_compile
 by_regions = pytest.mark.parametrize("regions", [None, "auto"], ids=["whole", "regions"])
@@ -188,6 +188,27 @@ def test_hooks_on_a_compiled_model_and_in_it_are_called(backend):
     model.register_forward_hook(lambda *_: seen.append("model"))
     model(torch.randn(5, 4))
     assert seen == ["block", "model"]
+
+
+@pytest.mark.skipif(not shares_code(), reason="dynamo does not look at hooks that come later")
+@pytest.mark.parametrize("regions", [None, "auto"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_hooks_inside_of_a_region_are_called_from_when_they_are_there(backend, regions, when):
+    model, seen = Net(), []
+
+    def register():
+        return model.blocks[1].first.register_forward_hook(lambda *_: seen.append(1))
+
+    compile_model(model, {"backend": backend, "regions": regions})
+    hook = register() if when == "before" else None
+    model(torch.randn(5, 4))
+    hook = hook or register()
+    del seen[:]
+    model(torch.randn(5, 4))
+    assert seen == [1]
+    hook.remove()
+    model(torch.randn(5, 4))
+    assert seen == [1]
 
 
 class Accumulating(nn.Module):

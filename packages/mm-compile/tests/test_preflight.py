@@ -1,9 +1,11 @@
 import sysconfig
 
 import pytest
+import torch
 from toy import needs_compile
 
 from mm_compile import CompileSupport, ConfigError, can_compile
+from mm_compile import _config as config
 from mm_compile import _preflight as preflight
 
 pytestmark = needs_compile
@@ -56,6 +58,27 @@ def test_inductor_on_cuda_needs_triton_a_c_compiler_and_headers(monkeypatch, tmp
     assert "on cuda needs Python's headers" in reason()
     (tmp_path / "Python.h").touch()
     assert reason() is None
+
+
+def test_inductor_on_cuda_needs_a_gpu_that_triton_knows_by_a_stand_in_device(monkeypatch):
+    monkeypatch.setattr(preflight, "find_spec", lambda _name: object())  # stands in for Triton
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an old GPU")
+    assert "this is an old GPU of 6.1" in can_compile(device_type="cuda").reason
+
+
+def test_inductor_needs_code_for_the_device():
+    assert "writes no code for npu" in can_compile(device_type="npu").reason
+    assert can_compile({"backend": "eager"}, device_type="npu").ok
+
+
+def test_a_key_that_needs_another_torch_is_a_reason_and_no_error(monkeypatch):
+    monkeypatch.setattr(config, "compiles_optimizers", lambda: False)  # as before torch 2.4
+    support = can_compile({"backend": "eager", "optimizer": True})
+    assert not support.ok
+    assert "compile.optimizer needs PyTorch >= 2.4" in support.reason
 
 
 def test_a_wrong_config_raises():

@@ -149,3 +149,16 @@ def test_blocks_that_share_code_spend_one_budget_and_stop_together(backend):
     assert backend.graphs == 4
     assert not any(region.is_compiled for region in handle.regions)
     assert len({region.failure for region in handle.regions}) == 1
+
+
+def test_inference_mode_is_a_mode_of_its_own_and_no_recompilation(model, backend):
+    handle = compile_model(
+        model.eval(), {"backend": backend, "recompile_limit": 0, "on_recompile": "raise"}
+    )
+    inputs = torch.randn(3, 4)
+    with torch.no_grad():
+        expected = model(inputs)
+    with torch.inference_mode():
+        assert torch.equal(model(inputs), expected)
+        model(inputs)
+    assert handle.regions[0].recompiles == 0

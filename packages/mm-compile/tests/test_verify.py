@@ -293,6 +293,7 @@ def test_hooks_around_a_region_and_its_parameters_know_nothing(backend):
         ({"step": 2}, "no key 'step'. Did you mean 'steps'"),
         (-1, "verify.steps is -1"),
         ({"rtol": "big"}, "verify.rtol is 'big'; it takes a tolerance"),
+        ({"atol": float("nan")}, "verify.atol is nan; it takes a tolerance"),
     ],
 )
 def test_a_wrong_verify_is_refused(model, verify, message):
@@ -300,9 +301,18 @@ def test_a_wrong_verify_is_refused(model, verify, message):
         compile_model(model, {"backend": "eager", "verify": verify})
 
 
-def test_what_steps_an_optimizer_cannot_be_verified(model):
+@pytest.mark.parametrize("verify", [1, True, {}, {"rtol": 0.1}])
+def test_what_steps_an_optimizer_cannot_be_verified(model, verify):
     with pytest.raises(ConfigError, match="which only 'forward', 'loss', 'predict' may"):
-        compile_model(model, {"backend": "eager", "verify": 1, "target": "train_step"})
+        compile_model(model, {"backend": "eager", "verify": verify, "target": "train_step"})
+
+
+@pytest.mark.parametrize("verify", [True, {}, {"steps": None}])
+def test_one_call_is_compared_by_default(model, verify):
+    handle = compile_model(model.eval(), {"backend": "eager", "verify": verify})
+    model(torch.ones(2, 4))
+    model(torch.ones(2, 4))
+    assert handle.regions[0].verified.num_calls == 1
 
 
 class OnDevice(nn.Linear):

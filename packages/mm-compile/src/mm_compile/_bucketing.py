@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from math import prod
+from operator import index
 from typing import Any
 
 from torch import Tensor
@@ -21,8 +23,8 @@ class BucketingCollate:
     let ``length_key`` carry the true sizes to it.
 
     Args:
-        sizes: The sizes allowed, in ascending order: numbers, or tuples where ``dims`` names
-            several dimensions.
+        sizes: The sizes allowed: numbers, or tuples where ``dims`` names several dimensions. Of
+            those that a batch fits in, the one with the fewest elements is taken.
         dims: Dimensions of a sample's tensor that are padded at their end, batch not counted.
         pad_values: What to pad, and with which value: ``{"image": 0.0, "mask": 255}``; keys are
             those of a sample that is a dict, or positions in one that is a tuple. Leave it out for
@@ -49,13 +51,8 @@ class BucketingCollate:
         length_key: str | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self.sizes = [(size,) if isinstance(size, int) else tuple(size) for size in sizes]
         self.dims = tuple(dims)
-        if not self.sizes or any(len(size) != len(self.dims) for size in self.sizes):
-            raise ConfigError(
-                f"BucketingCollate got sizes={list(sizes)} and dims={self.dims}; it takes at least "
-                "one size, each with as many numbers as there are dims."
-            )
+        self.sizes = _ascending(sizes, self.dims)
         self._pad_values = None if pad_values is None else dict(pad_values)
         self._length_key = length_key
         self._collate = collate
@@ -74,7 +71,7 @@ class BucketingCollate:
         Raises:
             ConfigError: If there is no length, or no bucket.
         """
-        if not lengths or num_buckets < 1:
+        if not len(lengths) or num_buckets < 1:
             raise ConfigError(
                 f"BucketingCollate.from_lengths got {len(lengths)} lengths and "
                 f"num_buckets={num_buckets}; it takes at least one of both."
@@ -141,6 +138,23 @@ class BucketingCollate:
         for dim, room in zip(self.dims, size, strict=True):
             amounts[2 * (tensor.ndim - 1 - dim % tensor.ndim) + 1] = room - tensor.shape[dim]
         return pad(tensor, amounts, value=value)
+
+
+def _ascending(sizes: Sequence[int | Size], dims: Size) -> list[Size]:
+    try:
+        each = [tuple(size) if isinstance(size, (tuple, list)) else (size,) for size in sizes]
+        checked = [tuple(map(index, size)) for size in each]
+        is_fine = bool(checked) and all(
+            len(size) == len(dims) and min(size, default=0) > 0 for size in checked
+        )
+    except TypeError:  # not even numbers
+        is_fine = False
+    if not is_fine:
+        raise ConfigError(
+            f"BucketingCollate got sizes={sizes!r} and dims={dims}; it takes at least one size, "
+            "each with as many whole numbers above 0 as there are dims."
+        )
+    return sorted(checked, key=prod)
 
 
 def choose_sizes(lengths: Sequence[int], num_buckets: int) -> list[int]:

@@ -47,7 +47,12 @@ def check_directory(value: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigError: If it is a file, or cannot be written or created.
     """
-    path = Path(value).expanduser().absolute()
+    try:
+        path = Path(value).expanduser().absolute()
+    except RuntimeError as error:  # of another user, "~name"
+        raise ConfigError(f"compile.cache is {str(value)!r}, but: {error}") from error
+    if not str(value) or "\0" in str(value):
+        raise ConfigError(f"compile.cache is {str(value)!r}; it takes the path of a directory.")
     existing = path
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent

@@ -73,10 +73,12 @@ class Workspace:
         """Read files that appeared or changed since this was last asked."""
         new = {}
         for name, path in self._walk():
-            state = _version_of(path)
-            if self._seen.get(name) != state:
-                new[name] = path.read_bytes()
-                self._seen[name] = state
+            # A thread or worker of inductor may rename its drafts meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                state = _version_of(path)
+                if self._seen.get(name) != state:
+                    new[name] = path.read_bytes()
+                    self._seen[name] = state
         return new
 
     def remove(self) -> None:

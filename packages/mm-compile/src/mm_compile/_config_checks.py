@@ -62,7 +62,10 @@ def check_types(given: Mapping[str, Any]) -> None:
 
 def target_names(target: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """Return the targets, each once, in the order given."""
-    return (target,) if isinstance(target, str) else tuple(dict.fromkeys(target))
+    if isinstance(target, str):
+        return (target,)
+    # What is no name may not be hashable either; it is refused with the other unknown names.
+    return tuple(dict.fromkeys(name if isinstance(name, str) else repr(name) for name in target))
 
 
 def check_choices(given: Mapping[str, Any]) -> None:
@@ -79,7 +82,8 @@ def check_choices(given: Mapping[str, Any]) -> None:
         if name not in known:
             raise ConfigError(f"compile.{key} {name!r} does not exist. {suggest(name, known)}")
     regions = given.get("regions", "auto")
-    if regions != "auto" and (isinstance(regions, str) or not regions):
+    is_list = not isinstance(regions, str) and regions and all(isinstance(e, str) for e in regions)
+    if regions != "auto" and not is_list:
         raise ConfigError(
             f"compile.regions is {regions!r}; it takes 'auto' or a list of patterns of module "
             "names, such as ['layers.*']."
@@ -98,6 +102,10 @@ def check_combination(given: Mapping[str, Any]) -> None:
     limit = given.get("recompile_limit", 0)
     if isinstance(limit, bool) or limit < 0:
         raise ConfigError(f"compile.recompile_limit is {limit!r}; it takes 0 or more.")
+    if not all(isinstance(name, str) for name in given.get("options", ())):
+        raise ConfigError(
+            f"compile.options is {given['options']!r}; its keys are names of options."
+        )
     if "mode" in given and "options" in given:
         raise ConfigError(
             f"compile has mode={given['mode']!r} and options={given['options']!r}; torch.compile "

@@ -72,16 +72,16 @@ class CompileHandle:
                 counted.
 
         Raises:
-            ConfigError: If it is negative.
+            ConfigError: If it is no number, or negative.
 
         Example:
             >>> handle = compile_model(model, "auto")
             >>> handle.expect_steps(num_epochs * len(loader))
         """
-        if num_steps < 0:
-            raise ConfigError(f"expect_steps got {num_steps}; it takes 0 or more.")
+        if not (isinstance(num_steps, (int, float)) and 0 <= num_steps < float("inf")):
+            raise ConfigError(f"expect_steps got {num_steps!r}; it takes a number, 0 or more.")
         if self._warm_up is not None:
-            self._warm_up.expect(num_steps)
+            self._warm_up.expect(int(num_steps))
 
     def compile_optimizer(self, optimizer: Optimizer) -> None:
         """Compile ``optimizer.step`` in place, if the config says ``optimizer=True``.
@@ -93,7 +93,13 @@ class CompileHandle:
 
         Raises:
             AlreadyCompiledError: If its step is compiled.
+            ConfigError: If it is no optimizer.
         """
+        if not (hasattr(optimizer, "step") and hasattr(optimizer, "param_groups")):
+            raise ConfigError(
+                f"compile_optimizer got {type(optimizer).__name__}; it compiles the step of a "
+                "torch.optim.Optimizer."
+            )
         if self._enabled and self._config.optimizer:
             step = CompiledStep(optimizer, self._config)
             step.install()

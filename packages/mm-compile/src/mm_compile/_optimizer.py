@@ -13,7 +13,7 @@ from ._code import copied
 from ._config import CompileConfig
 from ._errors import AlreadyCompiledError, CompileError
 from ._failure import Failure, failure_of_dynamo
-from ._torch import dynamo_errors
+from ._torch import dynamo_errors, is_of_dynamo
 
 _logger = logging.getLogger(__name__)
 
@@ -68,7 +68,9 @@ class CompiledStep:
         try:
             with _RatesAsTensors(self._optimizer, self._rates):
                 outputs = self._run()
-        except self._errors as error:
+        except Exception as error:
+            if not is_of_dynamo(error, self._errors):
+                raise
             failed = error
         else:
             if self._backend.failure is not None:

@@ -10,11 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ._config import check_against_torch, parse_config
+from ._errors import TorchVersionError
 from ._torch import compile_refusal, describe_backend
 
 # Devices whose kernels inductor writes in Triton; for the others it writes C++.
 _TRITON_DEVICES = ("cuda", "xpu")
+_LEAST_CAPABILITY = (7, 0)
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ def can_compile(
     """Say whether ``compile_model(model, cfg)`` has what it needs on this machine.
 
     Looks for torch >= 2.0, a Python that this torch compiles on and, for the inductor backend, the
-    C++ compiler (CPU), or Triton and the C compiler it uses (CUDA, XPU), and Python's headers.
-    Compiles nothing.
+    C++ compiler (CPU), or Triton, the C compiler it uses and a GPU that it knows (CUDA, XPU), and
+    Python's headers; for other devices, whether inductor writes code for them. Compiles nothing.
 
     Args:
         cfg: What ``compile_model`` takes.
@@ -59,7 +63,10 @@ def can_compile(
         return CompileSupport(ok=True)
     reason = compile_refusal()
     if reason is None:
-        check_against_torch(config)
+        try:
+            check_against_torch(config)
+        except TorchVersionError as error:  # of one key
+            return CompileSupport(ok=False, reason=str(error))
         if describe_backend(config.keywords) == "inductor":
             reason = _missing_for_inductor(device_type)
     return CompileSupport(ok=reason is None, reason=reason)
@@ -70,9 +77,12 @@ def _missing_for_inductor(device_type: str) -> str | None:
         # Triton compiles, with a C compiler, what starts its kernels.
         return (
             _missing_triton(device_type)
+            or _missing_capability(device_type)
             or _missing_c_compiler(device_type)
             or _missing_python_headers(device_type)
         )
+    if device_type != "cpu":
+        return _missing_code_for(device_type)
     return _missing_cxx_compiler() or _missing_python_headers(device_type)
 
 
@@ -82,6 +92,32 @@ def _missing_triton(device_type: str) -> str | None:
     return (
         f"backend 'inductor' on {device_type} needs Triton, which is not installed: install the "
         "triton that belongs to this torch, or use backend 'aot_eager'."
+    )
+
+
+def _missing_capability(device_type: str) -> str | None:
+    if device_type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+        return None
+    capability = torch.cuda.get_device_capability()
+    if capability >= _LEAST_CAPABILITY:
+        return None
+    return (
+        f"backend 'inductor' needs a GPU of CUDA capability >= 7.0 for Triton; this is "
+        f"{torch.cuda.get_device_name()} of {capability[0]}.{capability[1]}: use backend "
+        "'aot_eager'."
+    )
+
+
+def _missing_code_for(device_type: str) -> str | None:
+    from torch._inductor.codegen import common  # noqa: PLC0415 - loaded only to compile
+
+    # Others add theirs when they are imported: torch_npu, for example. torch 2.0 has none of them.
+    getattr(common, "init_backend_registration", lambda: None)()
+    if getattr(common, "get_scheduling_for_device", lambda _: None)(device_type) is not None:
+        return None
+    return (
+        f"backend 'inductor' writes no code for {device_type}: name the backend that comes with "
+        "the device, or use 'aot_eager'."
     )
 
 

@@ -48,7 +48,8 @@ def check_receipt(given: Mapping[str, Any], targets: tuple[str, ...]) -> None:
             "timed are training steps, and none of these runs in one. Use target='forward', or "
             "drop measure."
         )
-    if given.get("verify") and not set(targets) <= set(REPEATABLE):
+    # An empty dict is a verify with its defaults.
+    if given.get("verify", False) not in (False, 0) and not set(targets) <= set(REPEATABLE):
         raise ConfigError(
             f"compile has verify={given['verify']!r} and target={given['target']!r}; what is "
             f"compared runs more than once, which only {', '.join(map(repr, REPEATABLE))} may. Use "

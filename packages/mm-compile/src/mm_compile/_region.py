@@ -18,8 +18,13 @@ from ._errors import TorchVersionError
 from ._failure import Failure, failure_of_dynamo, not_compiled, not_repeatable
 from ._inputs import describe_inputs
 from ._recompile_budget import count_compilation
-from ._surroundings import gradient_buckets, is_in_backward, refuse_checkpointing
-from ._torch import dynamo_errors, is_users_own_error
+from ._surroundings import (
+    gradient_buckets,
+    guarded_hooks,
+    is_in_backward,
+    refuse_checkpointing,
+)
+from ._torch import dynamo_errors, is_of_dynamo, is_users_own_error
 from ._unit import Kind, Mode, Unit, mode_of
 
 if TYPE_CHECKING:  # both are made of regions
@@ -172,9 +177,11 @@ class Region:
         try:
             if is_newcomer:
                 refuse_checkpointing()
-            with gradient_buckets(is_whole=not self.name):
+            with gradient_buckets(is_whole=not self.name), guarded_hooks():
                 outputs = unit.run(self._module(), *args, **kwargs)
-        except self._errors as error:
+        except Exception as error:
+            if not is_of_dynamo(error, self._errors):
+                raise
             failed = error
         else:
             unit.note_breaks(num_breaks)

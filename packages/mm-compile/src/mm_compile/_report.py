@@ -19,7 +19,7 @@ class CompileReport:
     ``str(report)`` is a text of several lines for a log.
 
     Attributes:
-        target: ``"forward"`` or ``"train_step"``.
+        target: The methods that are compiled, with commas between them.
         backend: The backend's name.
         mode: The mode, or None where the config names none.
         graphs: Graphs captured, those of recompilations included.

@@ -1,4 +1,4 @@
-"""What goes on around a region: data-parallel wrappers, and checkpointing."""
+"""What goes on around a region: data-parallel wrappers, checkpointing, and hooks."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ._errors import TorchVersionError
-from ._torch import torch_version
+from ._torch import shares_code, torch_version
 
 # Since torch 2.0; before, nothing is compiled.
 _backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # noqa: SLF001
@@ -77,3 +77,23 @@ def gradient_buckets(*, is_whole: bool) -> Iterator[None]:
         yield
     finally:
         dist._DEFAULT_FIRST_BUCKET_BYTES = first  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+@contextmanager
+def guarded_hooks() -> Iterator[None]:
+    """Let dynamo ask, before it runs code, whether the modules in it have the same hooks.
+
+    It does not by itself: hooks registered on a module in a region would be passed over if they
+    came after the code, or if the code was compiled for another region of its kind.
+    """
+    if not shares_code():  # these ask in ways of their own, or not at all
+        yield
+        return
+    from torch._dynamo import config  # noqa: PLC0415 - imports dynamo
+
+    before = config.skip_nnmodule_hook_guards
+    config.skip_nnmodule_hook_guards = False
+    try:
+        yield
+    finally:
+        config.skip_nnmodule_hook_guards = before

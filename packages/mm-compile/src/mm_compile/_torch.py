@@ -53,11 +53,22 @@ def dynamo_errors() -> tuple[type[Exception], ...]:
     return (exc.TorchDynamoException, *([limit_hit] if limit_hit else []), *assertion)
 
 
+def is_of_dynamo(error: Exception, errors: tuple[type[Exception], ...]) -> bool:
+    """Whether dynamo raised ``error`` while it captured, and no code that ran did.
+
+    Args:
+        error: What a call of compiled code raised.
+        errors: What :func:`dynamo_errors` names, and what else shall count.
+    """
+    # Its own assertions, and some others, come out as they are, with the stack that it captured.
+    return isinstance(error, errors) or hasattr(error, "real_stack")
+
+
 def is_users_own_error(error: Exception) -> bool:
     """Whether eager code would most likely fail too: shapes that do not fit, for example."""
     from torch._dynamo import exc  # noqa: PLC0415 - imports dynamo
 
-    return isinstance(error, (exc.TorchRuntimeError, AssertionError))
+    return isinstance(error, (exc.TorchRuntimeError, AssertionError, IndexError))
 
 
 def compile_keywords() -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from ._surroundings import active_ddp
 
 # Whether the module trains, whether gradients are recorded, and whether those of a data-parallel
 # wrapper are: its graphs end where the gradient buckets do, code compiled before wrapping does not.
-Mode = tuple[bool, bool, bool]
+# Last, whether inference mode is on, under which dynamo compiles anew.
+Mode = tuple[bool, bool, bool, bool]
 
 # Modules that find code of their kind and compile anew when they first run, since they differ in
 # what it reads or is given. After this many, every module that has not run yet gets code of its
@@ -131,4 +132,5 @@ class Kind:
 def mode_of(module: Any) -> Mode:
     """Return the mode that a call of ``module`` would run in now."""
     records = torch.is_grad_enabled()
-    return (module.training, records, records and active_ddp() is not None)
+    is_wrapped = records and active_ddp() is not None
+    return (module.training, records, is_wrapped, torch.is_inference_mode_enabled())

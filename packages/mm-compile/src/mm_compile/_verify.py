@@ -11,9 +11,17 @@ from torch import nn
 from ._config import CompileConfig
 from ._errors import NumericsError
 from ._failure import Failure
-from ._torch import describe_backend, dynamo_errors
+from ._torch import describe_backend, dynamo_errors, is_of_dynamo
 from ._verify_compare import Deviation, Verified, compare, least_precise
-from ._verify_run import Run, Trace, active_autocast, holds_shards, trace, without_autocast_cache
+from ._verify_run import (
+    Run,
+    Trace,
+    active_autocast,
+    holds_shards,
+    is_uninitialized,
+    trace,
+    without_autocast_cache,
+)
 from ._verify_state import SavedState
 
 if TYPE_CHECKING:
@@ -65,6 +73,8 @@ class Verifier:
         if not torch.is_grad_enabled():
             return None
         module = region.module
+        if is_uninitialized(module):  # its parameters are made in this call
+            return None
         if holds_shards(module):
             self._leave(region, "it holds sharded modules; verify them one by one by regions")
             return None
@@ -132,7 +142,9 @@ class Verifier:
         with inductor.patch(fallback_random=True):
             try:
                 return trace(run, region, args, kwargs, state)
-            except dynamo_errors():
+            except Exception as error:
+                if not is_of_dynamo(error, dynamo_errors()):
+                    raise
                 return None
 
     def _twin_of(self, region: Region) -> Unit:

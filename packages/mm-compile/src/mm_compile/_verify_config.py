@@ -48,13 +48,15 @@ def parse_verify(verify: bool | int | Mapping[str, Any]) -> VerifyConfig | None:
     Raises:
         ConfigError: If a key is unknown, or a value is no number or negative.
     """
-    given = dict(verify) if isinstance(verify, Mapping) else {"steps": int(verify)}
+    given = dict(verify) if isinstance(verify, Mapping) else {"steps": verify}
     for key, value in given.items():
         if key not in _KEYS:
             raise ConfigError(f"compile.verify has no key {key!r}. {suggest(key, _KEYS)}")
         kinds = (int,) if key == "steps" else (int, float)
-        if value is not None and (not isinstance(value, kinds) or value < 0):
+        # A tolerance that is not a number would refuse everything.
+        if value is not None and not (isinstance(value, kinds) and value >= 0):
             wanted = "a number of training calls" if key == "steps" else "a tolerance"
             raise ConfigError(f"compile.verify.{key} is {value!r}; it takes {wanted}, 0 or more.")
-    steps = given.pop("steps", _DEFAULT_STEPS)
+    steps = given.pop("steps", None)
+    steps = _DEFAULT_STEPS if steps is None else steps
     return VerifyConfig(steps=int(steps), **given) if steps else None

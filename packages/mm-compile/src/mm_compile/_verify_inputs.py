@@ -1,7 +1,9 @@
 """Copies of a call's inputs that a call can change and gradients can be taken of."""
 
 import inspect
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy as shallow_copy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -16,8 +18,8 @@ class CopiedInputs:
     """Inputs of a call, copied deep enough to call again without a trace.
 
     The copies look like the originals to a compiler: same layout, same need of a gradient, same
-    object where one tensor is given twice. Objects that are no tensors, containers or plain values
-    are passed on as they are.
+    object where one is given twice. Objects that are no tensors, containers, dataclasses or plain
+    values are passed on as they are.
 
     Args:
         method: What is called; it names the arguments.
@@ -40,24 +42,38 @@ class CopiedInputs:
     ) -> None:
         self._shake = Shake(shake)
         self.leaves: list[Named] = []
-        self._made: dict[int, Tensor] = {}
+        self._made: dict[int, Any] = {}
         names = _positional_names(method, args)
         self.args = tuple(self._copy(name, value) for name, value in zip(names, args, strict=True))
         self.kwargs = {name: self._copy(repr(name), value) for name, value in kwargs.items()}
 
     def _copy(self, name: str, value: Any) -> Any:
+        if id(value) not in self._made:
+            self._made[id(value)] = self._copy_anew(name, value)
+        return self._made[id(value)]
+
+    def _copy_anew(self, name: str, value: Any) -> Any:
         if isinstance(value, Tensor):
-            if id(value) not in self._made:
-                self._made[id(value)] = self._copy_tensor(name, value)
-            return self._made[id(value)]
-        if type(value) is dict:
-            return {key: self._copy(f"{name}[{key!r}]", item) for key, item in value.items()}
+            return self._copy_tensor(name, value)
+        if isinstance(value, (dict, UserDict)):
+            copy: Any = shallow_copy(value)
+            for key, item in value.items():
+                copy[key] = self._copy(f"{name}[{key!r}]", item)
+            return copy
         if isinstance(value, (list, tuple)):
             items = [self._copy(f"{name}[{index}]", item) for index, item in enumerate(value)]
-            if type(value) in {list, tuple}:
-                return type(value)(items)
-            return type(value)(*items) if hasattr(value, "_fields") else value
+            return _like(value, items)
+        if is_dataclass(value) and not isinstance(value, type):
+            return self._copy_fields(name, value)
         return value
+
+    def _copy_fields(self, name: str, value: Any) -> Any:
+        copy = shallow_copy(value)
+        for each in fields(value):
+            if hasattr(value, each.name):
+                item = self._copy(f"{name}.{each.name}", getattr(value, each.name))
+                object.__setattr__(copy, each.name, item)  # it may be frozen
+        return copy
 
     def _copy_tensor(self, name: str, tensor: Tensor) -> Tensor:
         if tensor.requires_grad:
@@ -124,6 +140,16 @@ def _copy_of(tensor: Tensor) -> Tensor:
     except RuntimeError:
         # Elements share memory, as in an expanded tensor: nothing can change it in place.
         return tensor.detach()
+
+
+def _like(value: Any, items: list[Any]) -> Any:
+    if isinstance(value, list):
+        copy = shallow_copy(value)
+        copy[:] = items
+        return copy
+    if type(value) is tuple:
+        return tuple(items)
+    return type(value)(*items) if hasattr(value, "_fields") else value
 
 
 def _positional_names(method: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:

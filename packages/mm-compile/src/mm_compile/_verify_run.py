@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ._torch import torch_version
 from ._verify_inputs import CopiedInputs, Named, Shake, tensors_in
@@ -123,6 +124,11 @@ def without_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(is_enabled)
+
+
+def is_uninitialized(module: nn.Module) -> bool:
+    """Whether the shapes of a lazy module's tensors are not known yet."""
+    return any(map(is_lazy, (*module.parameters(), *module.buffers())))
 
 
 def holds_shards(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_Attributes = dict[str, Any]
+from ._verify_attributes import SavedAttributes, keep_version
 
 
 class SavedState:
@@ -31,7 +31,7 @@ class SavedState:
         )
         self._random = self._read_random()
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-        self._attributes = [(part, _attributes(part)) for part in module.modules()]
+        self._attributes = SavedAttributes(module.modules())
         self._holdings = [(part, dict(part._buffers)) for part in module.modules()]  # noqa: SLF001
 
     def random_changed(self, later: list[torch.Tensor]) -> bool:
@@ -51,15 +51,11 @@ class SavedState:
         for part, holding in self._holdings:
             if any(part._buffers.get(name) is not buffer for name, buffer in holding.items()):  # noqa: SLF001
                 part._buffers.update(holding)  # noqa: SLF001
-        keep_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]  # noqa: SLF001
         with torch.no_grad():
             for buffer, value in self._buffers:
-                # An earlier forward of this step may have saved the buffer for its backward; the
-                # values that it saw are those written here.
                 with keep_version(buffer):
                     buffer.copy_(value)
-        for part, attributes in self._attributes:
-            _write_attributes(part, attributes)
+        self._attributes.restore()
 
     def _read_random(self) -> tuple[list[torch.Tensor], Any, Any]:
         numpy = sys.modules.get("numpy")
@@ -84,24 +80,3 @@ def _module_of(device: torch.device) -> Any:
 def _index(device: torch.device) -> tuple[torch.device, ...]:
     # Of Apple's there is one, and its functions do not ask which.
     return () if device.type == "mps" else (device,)
-
-
-def _attributes(part: nn.Module) -> _Attributes:
-    # Counters, caches and lists of a user's own; a list is kept with what it holds.
-    return {
-        name: (value, value.copy() if isinstance(value, (list, dict, set)) else None)
-        for name, value in vars(part).items()
-        if not name.startswith("_") and not isinstance(value, nn.Module)
-    }
-
-
-def _write_attributes(part: nn.Module, saved: _Attributes) -> None:
-    present = vars(part)
-    for name in [name for name in present if not name.startswith("_") and name not in saved]:
-        del present[name]
-    for name, (value, content) in saved.items():
-        if present.get(name) is not value:
-            present[name] = value
-        if content is not None and value != content:
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(content)

@@ -1,0 +1,158 @@
+"""What a verified call changes besides its outputs is changed once, as without ``verify``."""
+
+from collections import Counter, OrderedDict, UserDict, deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from toy import CountingBackend, needs_compile
+
+from mm_compile import compile_model
+from mm_compile._torch import torch_version
+
+pytestmark = needs_compile
+# torch 2.0 computes with what attributes held when it compiled, and compiles no lazy module.
+needs_torch_2_1 = pytest.mark.skipif(
+    torch_version() < (2, 1), reason="torch 2.0 compiles it wrongly"
+)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+
+class Remembering(Layer):
+    """Keeps what it saw, in every form that plain attributes can have."""
+
+    def __init__(self):
+        super().__init__()
+        self._calls = 0
+        self.hidden = {"h": torch.zeros(2, 4)}
+        self.latest = [torch.zeros(2, 4)]
+        self.nested = {"seen": []}
+        self.queue = deque(maxlen=2)
+        self.counts = Counter()
+        self.mean = torch.zeros(4)
+
+    def forward(self, inputs):
+        outputs = self.linear(inputs) + self.hidden["h"] + self.latest[0] + self.mean
+        self.remember(inputs, outputs)
+        return outputs
+
+    def remember(self, inputs, outputs):
+        self._calls += 1
+        self.hidden["h"] = outputs.detach()
+        self.latest[0] = outputs.detach() / 2
+        self.nested["seen"].append(self._calls)
+        self.queue.append(self._calls)
+        self.counts.update(["calls"])
+        self.mean.mul_(0.5).add_(inputs.mean(0))
+
+
+@needs_torch_2_1
+def test_attributes_and_what_they_hold_are_put_back():
+    def train(cfg):
+        torch.manual_seed(0)
+        model = Remembering()
+        # Some torch versions capture a deque or a Counter wrongly.
+        model.remember = torch._dynamo.disable(model.remember)
+        compile_model(model, cfg)
+        for _ in range(4):
+            model(torch.ones(2, 4)).sum().backward()
+        lists = (model._calls, model.nested, list(model.queue), dict(model.counts))
+        return lists, [model.hidden["h"], model.latest[0], model.mean, model.linear.weight.grad]
+
+    expected, expected_tensors = train(None)
+    lists, tensors = train({"backend": CountingBackend(), "verify": 3, "recompile_limit": 4})
+    assert lists == expected
+    assert all(map(torch.equal, tensors, expected_tensors))
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+
+
+class Images(list):
+    pass
+
+
+def _image_of(batch):
+    if isinstance(batch, (Sample, Pair)):
+        return batch.image
+    return batch.pop("image") if isinstance(batch, (dict, UserDict)) else batch.pop()
+
+
+class Consuming(Layer):
+    """Takes its input out of the batch, and changes it in place."""
+
+    def forward(self, batch):
+        return self.linear(_image_of(batch).add_(1))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda image: {"image": image},
+        lambda image: OrderedDict(image=image),
+        lambda image: UserDict(image=image),
+        lambda image: [image],
+        lambda image: Images([image]),
+        Sample,
+        Pair,
+    ],
+    ids=["dict", "OrderedDict", "UserDict", "list", "list subclass", "dataclass", "namedtuple"],
+)
+def test_a_batch_that_is_changed_is_changed_once(wrap, backend):
+    model = Consuming()
+    handle = compile_model(model, {"backend": backend, "verify": 1})
+    image = torch.ones(2, 4)
+    outputs = model(wrap(image))
+    assert torch.equal(image, torch.full((2, 4), 2.0))
+    assert torch.equal(outputs, model.linear(image))
+    assert handle.regions[0].verified.num_calls == 1
+
+
+def test_backward_of_a_comparison_ends_at_the_region(backend):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Linear(4, 4)
+            self.head = Head(self.stem.weight)
+
+        def forward(self, inputs):
+            return self.head(OrderedDict(features=self.stem(inputs).exp()))
+
+    class Head(nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, batch):
+            return batch["features"] @ self.weight
+
+    model = Tied()
+    compile_model(model, {"backend": backend, "regions": ["head"], "verify": 1})
+    # Would fail if the comparison had gone through the stem, whose weight the head has too.
+    model(torch.ones(2, 4)).sum().backward()
+
+
+@needs_torch_2_1
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_lazy_modules_are_compared_once_they_have_their_shapes(backend):
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+    handle = compile_model(model, {"backend": backend, "verify": 1})
+    inputs = torch.randn(5, 4)
+    model(inputs)
+    assert handle.regions[0].verified is None
+    model(inputs)
+    assert handle.regions[0].verified.num_calls == 1
+    assert (model[0].in_features, int(model[1].num_batches_tracked)) == (4, 2)
