@@ -221,3 +221,17 @@ def test_initialize_count_status_refuses_what_is_no_count(
     with pytest.raises(ConfigError, match=message):
         wrapper.initialize_count_status(model, init_counts, max_counts)
     assert wrapper.inner_count == 0
+
+
+def test_a_subclass_decides_for_itself_when_to_step_and_how_to_scale():
+    class EverySecond(OptimWrapper):
+        def should_update(self):
+            return self.inner_count % 2 == 0
+
+        def scale_loss(self, loss):
+            return loss / 4
+
+    parameter = nn.Parameter(torch.zeros(()))
+    wrapper = EverySecond(torch.optim.SGD([parameter], lr=1.0))
+    assert [wrapper.update_params(2 * parameter).stepped for _ in range(2)] == [False, True]
+    assert parameter.item() == -1

@@ -69,6 +69,11 @@ class OptimWrapper(AbstractOptimWrapper):
         max_skips: int | None = None,
     ) -> None:
         super().__init__(optimizer, accumulative_counts)
+        # Most runs: two calls less in every step. A subclass may have its own answers.
+        self._steps_always = self._micro_batches.window == 1 and (
+            (type(self).scale_loss, type(self).should_update)
+            == (OptimWrapper.scale_loss, OptimWrapper.should_update)
+        )
         self._clipper = None if clip_grad is None else _build_clipper(clip_grad)
         self._clip_grad = None if clip_grad is None else dict(clip_grad)  # for repr only
         self._deferred_sync = SyncDeferral()
@@ -112,10 +117,10 @@ class OptimWrapper(AbstractOptimWrapper):
         if self._weights.is_weighted is not (weight is not None):
             self._weights.check_use(is_weighted=weight is not None)
         if weight is None:
-            self.backward(self.scale_loss(loss))
+            self.backward(loss if self._steps_always else self.scale_loss(loss))
         else:
             self._backward_weighed(loss, weight)
-        if not self.should_update():
+        if not (self._steps_always or self.should_update()):
             return self._note_accumulated()
         result = self.step(**step_kwargs) if step_kwargs else self.step()
         self.zero_grad(**zero_kwargs) if zero_kwargs else self.zero_grad()
