@@ -10,18 +10,16 @@ and eager code compute the same.
 
 import json
 import logging
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.distributed as dist
 
+from ._board_names import board_name
 from ._failure import Failure
 
 _logger = logging.getLogger(__name__)
 
-# Models are compiled in one order on all ranks; two models need two boards.
-_boards = count()
 # Reading costs a message to the store: every step at first, when code is compiled, then seldom.
 _READ_ALWAYS = 32
 _READ_EVERY = 16
@@ -34,11 +32,12 @@ class Agreement:
 
     Args:
         apply: Called as ``apply(index, failure)`` for every notice of another rank.
+        labels: Those of the model's regions.
     """
 
-    def __init__(self, apply: Callable[[int, Failure], None]) -> None:
+    def __init__(self, apply: Callable[[int, Failure], None], labels: Iterable[str]) -> None:
         self._apply = apply
-        self._prefix = f"mm_compile/{next(_boards)}"
+        self._prefix = board_name("failures", labels)
         self._num_calls = 0
         self._num_read = 0
 

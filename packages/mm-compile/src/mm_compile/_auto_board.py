@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import count
 from typing import Any
@@ -9,10 +10,9 @@ from typing import Any
 import torch.distributed as dist
 
 from ._agreement import find_store
+from ._board_names import board_name
 from ._receipt_plan import Decision
 
-# Models are compiled in one order on all ranks; two models need two boards.
-_boards = count()
 # Reading costs a message to the store: every step at first, then seldom.
 _READ_ALWAYS = 64
 _READ_EVERY = 16
@@ -45,11 +45,14 @@ class SharedBoard(LocalBoard):
 
     A decision holds from the next step at which boards are read. Ranks that average gradients
     cannot be a whole step apart, so by then each of them finds it. No collective: nobody waits.
+
+    Args:
+        labels: Those of the model's regions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Iterable[str]) -> None:
         super().__init__()
-        self._prefix = f"mm_compile/auto/{next(_boards)}"
+        self._prefix = board_name("auto", labels)
         self._num_read = 0
 
     def is_open(self, num_steps: int) -> bool:

@@ -114,7 +114,7 @@ def _share_failures(regions: list[Region]) -> None:
     def apply(index: int, failure: Failure) -> None:
         regions[index].run_eagerly_from_now_on(failure)
 
-    agreement = Agreement(apply)
+    agreement = Agreement(apply, [region.label for region in regions])
     for region in regions:
         region.agreement = agreement
     regions[0].reads_agreement = True

@@ -46,7 +46,8 @@ class WarmUp:
         self._groups = _group(regions)
         self._auto = AutoPlan([len(group) for group in self._groups]) if config.auto else None
         self._plan: Plan = self._auto or MeasuringPlan(range(len(self._groups)), config.measure)
-        self._board = SharedBoard() if config.auto else LocalBoard()
+        labels = [region.label for region in regions]
+        self._board = SharedBoard(labels) if config.auto else LocalBoard()
         self._held_back = _WAITING if config.auto else _MEASURING
         # Made when training begins: the model may be moved to its device before.
         self._times: StepTimer | None = None
