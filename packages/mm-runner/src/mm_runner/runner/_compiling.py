@@ -88,8 +88,28 @@ class RunCompiler:
         is_told = any(isinstance(hook, CompileReportHook) for hook in runner.hooks)
         if handle.enabled and not is_told:
             runner.register_hook(CompileReportHook())
+            self._tell_of_short_batch(runner)
+
+    def _tell_of_short_batch(self, runner: Runner) -> None:
+        loader = runner.train_dataloader
+        is_dynamic = isinstance(self._cfg, Mapping) and self._cfg.get("dynamic") is True
+        num_left = _size_of_short_batch(loader)
+        if num_left and not is_dynamic:
+            runner.logger.info(
+                f"compile: the last batch of an epoch has a size of {num_left}, the others of "
+                f"{loader.batch_size}: the model is compiled for it once more. "
+                "train_dataloader=dict(drop_last=True) avoids that."
+            )
 
     def _compiles_steps(self) -> bool:
         target = self._cfg.get("target") if isinstance(self._cfg, Mapping) else None
         names = [target] if isinstance(target, str) else target or []
         return not _STEPS.isdisjoint(name for name in names if isinstance(name, str))
+
+
+def _size_of_short_batch(loader: Any) -> int:
+    """Return how many samples the last batch of an epoch has if it is a short one, else 0."""
+    has_length = loader.batch_size and hasattr(loader.sampler, "__len__")
+    if not has_length or loader.drop_last or len(loader.sampler) < loader.batch_size:
+        return 0
+    return int(len(loader.sampler) % loader.batch_size)
