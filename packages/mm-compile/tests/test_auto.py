@@ -6,9 +6,9 @@ from timed import Blocks, SteppedClock, Timed, TimedBackend, auto, compiled, tra
 from toy import needs_compile
 
 from mm_compile import ConfigError, compile_model
-from mm_compile._auto_plan import AutoPlan
-from mm_compile._receipt_steps import StepTimer
 from mm_compile._torch import shares_code
+from mm_compile._warm_up._auto_plan import AutoPlan
+from mm_compile._warm_up._steps import StepTimer
 
 pytestmark = needs_compile
 by_kind = pytest.mark.skipif(not shares_code(), reason="this torch compiles every block anew")
@@ -17,7 +17,7 @@ by_kind = pytest.mark.skipif(not shares_code(), reason="this torch compiles ever
 @pytest.fixture
 def clock(monkeypatch):
     clock = SteppedClock()
-    monkeypatch.setattr("mm_compile._warm_up.clock_for", lambda _model: clock)
+    monkeypatch.setattr("mm_compile._warm_up._warm_up.clock_for", lambda _model: clock)
     return clock
 
 

@@ -35,7 +35,7 @@ def test_a_file_or_a_place_within_one_is_refused(tmp_path):
 PROBE = """
 import os, sys
 from mm_compile import ConfigError
-from mm_compile._cache import check_directory
+from mm_compile._cache._code_cache import check_directory
 if os.getuid() == 0:
     os.setuid(65534)  # root may write anywhere
 for name in sys.argv[1:]:

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from mm_compile import CacheFileError, ConfigError, pack_cache, unpack_cache
-from mm_compile._cache_bundle import (
+from mm_compile._cache._bundle import (
     Bundle,
     BundleError,
     list_bundles,
@@ -14,7 +14,7 @@ from mm_compile._cache_bundle import (
     remove_drafts,
     write_bundle,
 )
-from mm_compile._cache_key import CacheKey
+from mm_compile._cache._key import CacheKey
 
 KEY = CacheKey({"torch": "2.13.0+cpu", "cpu": "avx2"}, {"torch": "/opt/torch"})
 FILES = {"ab/cab.so": b"\x7fELF...", "fxgraph/x/y": b"graph"}

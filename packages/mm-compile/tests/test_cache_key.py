@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from mm_compile._cache_graph import device_types_of, mark_of
-from mm_compile._cache_key import find_key
+from mm_compile._cache._graph import device_types_of, mark_of
+from mm_compile._cache._key import find_key
 
 IS_NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
 pytestmark = pytest.mark.skipif(not IS_NEW, reason="this torch keeps no graphs")

@@ -8,9 +8,9 @@ from test_cache_warm import IS_NEW, SUPPORT, Product
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import mm_compile._cache
+import mm_compile._cache._code_cache
 from mm_compile import compile_model
-from mm_compile._cache import CodeCache
+from mm_compile._cache._code_cache import CodeCache
 
 collectives = pytest.importorskip("torch.distributed._functional_collectives")
 pytestmark = pytest.mark.skipif(
@@ -90,7 +90,7 @@ def test_a_graph_that_communicates_is_left_to_torch(tmp_path, monkeypatch):
     def refuse(_subject):
         raise AssertionError("it waits for its turn")
 
-    monkeypatch.setattr(mm_compile._cache, "turn", refuse)
+    monkeypatch.setattr(mm_compile._cache._code_cache, "turn", refuse)
     cache = CodeCache(tmp_path / "cache", {})
     assert cache.compile(talks, [torch.ones(2)], lambda: "compiled") == "compiled"
     assert not (tmp_path / "cache").exists()

@@ -6,13 +6,13 @@ import tempfile
 
 import pytest
 
-from mm_compile._cache_turn import turn
+from mm_compile._cache._turn import turn
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there every process compiles")
 
 HOLDER = """
 import sys
-from mm_compile._cache_turn import turn
+from mm_compile._cache._turn import turn
 with turn(sys.argv[1]):
     print("here", flush=True)
     order = sys.stdin.readline()

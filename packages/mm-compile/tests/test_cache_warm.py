@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mm_compile import can_compile, compile_model, pack_cache, unpack_cache
-from mm_compile._cache_bundle import list_bundles, read_bundle, write_bundle
+from mm_compile._cache._bundle import list_bundles, read_bundle, write_bundle
 
 SUPPORT = can_compile()
 IS_NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mm_compile._cache_workspace import Workspace
+from mm_compile._cache._workspace import Workspace
 
 HOLDER = """
 import sys
-from mm_compile._cache_workspace import Workspace
+from mm_compile._cache._workspace import Workspace
 workspace = Workspace()
 (workspace.path / "half.so").write_bytes(b"half")
 print(workspace.path, flush=True)

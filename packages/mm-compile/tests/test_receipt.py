@@ -10,10 +10,10 @@ from torch import nn
 from toy import needs_compile
 
 from mm_compile import ConfigError, compile_model
-from mm_compile._receipt import StepTimes
-from mm_compile._receipt_clock import DeviceClock, HostClock, clock_for
-from mm_compile._receipt_steps import StepTimer
+from mm_compile._receipt._regions import StepTimes
 from mm_compile._torch import torch_version
+from mm_compile._warm_up._clock import DeviceClock, HostClock, clock_for
+from mm_compile._warm_up._steps import StepTimer
 
 pytestmark = needs_compile
 
@@ -21,7 +21,7 @@ pytestmark = needs_compile
 @pytest.fixture
 def clock(monkeypatch):
     clock = SteppedClock()
-    monkeypatch.setattr("mm_compile._warm_up.clock_for", lambda _model: clock)
+    monkeypatch.setattr("mm_compile._warm_up._warm_up.clock_for", lambda _model: clock)
     return clock
 
 

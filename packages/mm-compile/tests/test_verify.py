@@ -11,7 +11,7 @@ from toy import CountingBackend, needs_compile
 
 from mm_compile import CompileError, ConfigError, NumericsError, compile_model
 from mm_compile._torch import torch_version
-from mm_compile._verify_state import SavedState
+from mm_compile._verify._state import SavedState
 
 pytestmark = needs_compile
 

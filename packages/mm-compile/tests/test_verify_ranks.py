@@ -10,8 +10,9 @@ from timed import train as train_timed
 from torch.nn.parallel import DistributedDataParallel
 from toy import CountingBackend, needs_compile
 
-from mm_compile import _warm_up, compile_model
+from mm_compile import compile_model
 from mm_compile._torch import torch_version
+from mm_compile._warm_up import _warm_up
 
 pytestmark = needs_compile
 CAN_SHARD = torch_version() > (2, 6)

@@ -5,7 +5,7 @@ from torch import nn
 from toy import CountingBackend
 
 from mm_compile import compile_model
-from mm_compile._receipt_clock import HostClock
+from mm_compile._warm_up._clock import HostClock
 
 
 class SteppedClock(HostClock):

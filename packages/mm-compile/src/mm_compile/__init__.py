@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from ._bucketing import BucketingCollate
-from ._cache_pack import pack_cache, unpack_cache
+from ._cache._pack import pack_cache, unpack_cache
 from ._compile import compile_model
 from ._errors import (
     AlreadyCompiledError,
@@ -17,10 +17,10 @@ from ._errors import (
 )
 from ._handle import CompileHandle
 from ._preflight import CompileSupport, can_compile
-from ._receipt import RegionStatus, StepTimes
-from ._receipt_breaks import GraphBreak
-from ._report import CompileReport
-from ._verify_compare import Verified
+from ._receipt._breaks import GraphBreak
+from ._receipt._regions import RegionStatus, StepTimes
+from ._receipt._report import CompileReport
+from ._verify._compare import Verified
 
 __all__ = [
     "AlreadyCompiledError",

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ._cache import CodeCache
+from ._cache._code_cache import CodeCache
 from ._failure import Failure, failure_of_backend
-from ._receipt_breaks import break_reason_of, dynamo_break_reasons
+from ._receipt._breaks import break_reason_of, dynamo_break_reasons
 from ._torch import describe_backend, torch_version
 
 Compiled = Callable[..., Any]

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from ._cache import open_cache
+from ._cache._code_cache import open_cache
 from ._config import CompileConfig, check_against_torch, parse_config
 from ._errors import ConfigError, MMCompileError
 from ._handle import CompileHandle
 from ._install import install_regions, unwrapped
 from ._region import Region
 from ._torch import describe_backend
-from ._verify import Verifier
-from ._warm_up import WarmUp
+from ._verify._verifier import Verifier
+from ._warm_up._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 

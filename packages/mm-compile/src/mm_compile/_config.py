@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ._cache import CodeCache, parse_cache
-from ._cache_inductor import require_cache
+from ._cache._code_cache import CodeCache, parse_cache
+from ._cache._inductor import require_cache
 from ._config_checks import (
     OWN_KEYS,
     check_choices,
@@ -18,7 +18,7 @@ from ._config_checks import (
     target_names,
 )
 from ._errors import ConfigError, TorchVersionError
-from ._receipt_config import check_receipt, number_of_steps
+from ._receipt._config import check_receipt, number_of_steps
 from ._suggestion import suggest
 from ._torch import (
     backend_names,
@@ -28,7 +28,7 @@ from ._torch import (
     require_compile,
     version_limit,
 )
-from ._verify_config import VerifyConfig, parse_verify
+from ._verify._config import VerifyConfig, parse_verify
 
 # What the shortest form of "as much as pays" means: nothing that can go wrong ends the run.
 AUTO: Mapping[str, Any] = {"disable": "auto", "regions": "auto", "on_error": "eager"}

@@ -8,12 +8,12 @@ from torch.optim import Optimizer
 from ._config import CompileConfig
 from ._errors import ConfigError
 from ._optimizer import CompiledStep
-from ._receipt import RegionStatus, StepTimes, status_of
+from ._receipt._regions import RegionStatus, StepTimes, status_of
+from ._receipt._report import CompileReport, DynamoCounts
 from ._region import Region
-from ._report import CompileReport, DynamoCounts
 from ._torch import describe_backend
-from ._verify import Verifier
-from ._warm_up import WarmUp
+from ._verify._verifier import Verifier
+from ._warm_up._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from ._torch import dynamo_errors, is_of_dynamo, is_users_own_error
 from ._unit import Kind, Mode, Unit, mode_of
 
 if TYPE_CHECKING:  # both are made of regions
-    from ._verify import Verifier
-    from ._warm_up import WarmUp
+    from ._verify._verifier import Verifier
+    from ._warm_up._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from ._code import copied
 from ._config import CompileConfig
 from ._failure import Failure
 from ._inputs import Traits, describe_nearest_change
-from ._receipt_breaks import GraphBreak, graph_break_of
+from ._receipt._breaks import GraphBreak, graph_break_of
 from ._surroundings import active_ddp
 
 # Whether the module trains, whether gradients are recorded, and whether those of a data-parallel

@@ -6,15 +6,16 @@ from weakref import ref
 
 from torch import nn
 
+from mm_compile._config import CompileConfig
+from mm_compile._receipt._config import TRAINED
+from mm_compile._region import Region
+from mm_compile._surroundings import is_in_backward
+
 from ._auto_board import LocalBoard, SharedBoard
 from ._auto_plan import AutoPlan
-from ._config import CompileConfig
-from ._receipt_clock import HostClock, clock_for
-from ._receipt_config import TRAINED
-from ._receipt_plan import Decision, Measured, MeasuringPlan, Plan
-from ._receipt_steps import StepTimer
-from ._region import Region
-from ._surroundings import is_in_backward
+from ._clock import HostClock, clock_for
+from ._plan import Decision, Measured, MeasuringPlan, Plan
+from ._steps import StepTimer
 
 _logger = logging.getLogger(__name__)
 _MEASURING = "its eager step is being timed"

@@ -9,9 +9,10 @@ import uuid
 import zipfile
 from pathlib import Path
 
-from ._cache import check_directory
-from ._cache_bundle import BUNDLE_NAME, BundleError, list_bundles, read_bundle
-from ._errors import CacheFileError
+from mm_compile._errors import CacheFileError
+
+from ._bundle import BUNDLE_NAME, BundleError, list_bundles, read_bundle
+from ._code_cache import check_directory
 
 _FOLDER_NAME = re.compile(r"torch-[A-Za-z0-9_.+-]{1,64}-[0-9a-f]{24}")
 _DESCRIPTION = b"A compile cache of mm-compile; unpack it with mm_compile.unpack_cache.\n"

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ._errors import TorchVersionError
-from ._torch import torch_version
+from mm_compile._errors import TorchVersionError
+from mm_compile._torch import torch_version
 
 Compile = Callable[..., Any]
 

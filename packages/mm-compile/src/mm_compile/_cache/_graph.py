@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._torch import torch_version
+from mm_compile._torch import torch_version
 
 
 def mark_of(graph_module: nn.Module, inputs: Sequence[Any]) -> str:

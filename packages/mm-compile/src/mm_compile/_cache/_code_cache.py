@@ -8,19 +8,20 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ._cache_graph import device_types_of, has_collectives, mark_of
-from ._cache_inductor import (
+from mm_compile._errors import ConfigError
+from mm_compile._torch import describe_backend
+
+from ._graph import device_types_of, has_collectives, mark_of
+from ._inductor import (
     compile_parts,
     compiles_backward_at_once,
     compiling_communicates,
     is_disabled,
     without_precompiled_headers,
 )
-from ._cache_key import find_key
-from ._cache_shelf import Shelf
-from ._cache_turn import turn
-from ._errors import ConfigError
-from ._torch import describe_backend
+from ._key import find_key
+from ._shelf import Shelf
+from ._turn import turn
 
 _logger = logging.getLogger(__name__)
 

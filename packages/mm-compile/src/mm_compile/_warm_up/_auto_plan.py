@@ -7,8 +7,8 @@ compiler in the rest of the run; what it cost and gained then tells about the ne
 
 from collections.abc import Sequence
 
-from ._receipt_plan import NUM_SAMPLES, Decision, Measured
-from ._receipt_steps import StageTimes, StepTimer, in_words
+from ._plan import NUM_SAMPLES, Decision, Measured
+from ._steps import StageTimes, StepTimer, in_words
 
 # Expected before anything was compiled: one group takes inductor 30 s on a slow machine, and a
 # fully compiled step is a tenth faster.

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ._errors import ConfigError
-from ._suggestion import suggest
+from mm_compile._errors import ConfigError
+from mm_compile._suggestion import suggest
 
 _KEYS = ("steps", "rtol", "atol")
 _DEFAULT_STEPS = 1

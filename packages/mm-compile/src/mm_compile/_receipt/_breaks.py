@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any
 
-from ._failure import innermost_user_frame
+from mm_compile._failure import innermost_user_frame
 
 _MAX_LENGTH = 200
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ._config import CompileConfig
-from ._errors import NumericsError
-from ._failure import Failure
-from ._torch import describe_backend, dynamo_errors, is_of_dynamo
-from ._verify_compare import Deviation, Verified, compare, least_precise
-from ._verify_run import (
+from mm_compile._config import CompileConfig
+from mm_compile._errors import NumericsError
+from mm_compile._failure import Failure
+from mm_compile._torch import describe_backend, dynamo_errors, is_of_dynamo
+
+from ._compare import Deviation, Verified, compare, least_precise
+from ._run import (
     Run,
     Trace,
     active_autocast,
@@ -22,11 +23,11 @@ from ._verify_run import (
     trace,
     without_autocast_cache,
 )
-from ._verify_state import SavedState
+from ._state import SavedState
 
 if TYPE_CHECKING:
-    from ._region import Region
-    from ._unit import Unit
+    from mm_compile._region import Region
+    from mm_compile._unit import Unit
 
 _logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from ._receipt_clock import DeviceClock, HostClock
+from ._clock import DeviceClock, HostClock
 
 # Steps after a change that are no measure of those to come: kernels are chosen, buckets and
 # optimizer states made, device graphs recorded.

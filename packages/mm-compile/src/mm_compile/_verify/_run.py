@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ._torch import torch_version
-from ._verify_inputs import CopiedInputs, Named, Shake, tensors_in
-from ._verify_state import SavedState
+from mm_compile._torch import torch_version
+
+from ._inputs import CopiedInputs, Named, Shake, tensors_in
+from ._state import SavedState
 
 if TYPE_CHECKING:
-    from ._region import Region
+    from mm_compile._region import Region
 
 # ``run(args, kwargs)``
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]

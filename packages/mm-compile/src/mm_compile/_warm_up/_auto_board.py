@@ -9,9 +9,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ._agreement import find_store
-from ._board_names import board_name
-from ._receipt_plan import Decision
+from mm_compile._agreement import find_store
+from mm_compile._board_names import board_name
+
+from ._plan import Decision
 
 # Reading costs a message to the store: every step at first, then seldom.
 _READ_ALWAYS = 64

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from ._cache_bundle import (
+from ._bundle import (
     Bundle,
     BundleError,
     list_bundles,
@@ -14,9 +14,9 @@ from ._cache_bundle import (
     remove_drafts,
     write_bundle,
 )
-from ._cache_inductor import forget_loaded, keeping_graphs, remembering_probes
-from ._cache_key import CacheKey
-from ._cache_workspace import Workspace
+from ._inductor import forget_loaded, keeping_graphs, remembering_probes
+from ._key import CacheKey
+from ._workspace import Workspace
 
 _logger = logging.getLogger(__name__)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ._receipt import RegionStatus, StepTimes, lines_about
-from ._torch import torch_version
+from mm_compile._torch import torch_version
+
+from ._regions import RegionStatus, StepTimes, lines_about
 
 
 @dataclass(frozen=True)

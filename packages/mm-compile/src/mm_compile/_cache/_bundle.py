@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from ._cache_key import CacheKey
+from ._key import CacheKey
 
 SUFFIX = ".bundle"
 BUNDLE_NAME = re.compile(r"[0-9a-f]{64}\.bundle")

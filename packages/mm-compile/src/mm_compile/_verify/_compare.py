@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._verify_config import VerifyConfig
-from ._verify_inputs import Named
+from ._config import VerifyConfig
+from ._inputs import Named
 
 # A tensor far smaller than the largest of its sort may be nothing but rounding: the gradient of a
 # bias before a normalization, which is zero but for that.

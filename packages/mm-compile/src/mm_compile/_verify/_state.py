@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._verify_attributes import SavedAttributes, keep_version
+from ._attributes import SavedAttributes, keep_version
 
 
 class SavedState:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ._receipt_steps import SETTLING_STEPS, StepTimer
+from ._steps import SETTLING_STEPS, StepTimer
 
 # How many ordinary steps tell what a step takes.
 NUM_SAMPLES = 8

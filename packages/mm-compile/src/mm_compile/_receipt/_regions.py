@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from ._receipt_breaks import GraphBreak
-from ._receipt_steps import in_words
-from ._region import Region
-from ._verify_compare import Verified
+from mm_compile._region import Region
+from mm_compile._verify._compare import Verified
+from mm_compile._warm_up._steps import in_words
+
+from ._breaks import GraphBreak
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ._errors import ConfigError
+from mm_compile._errors import ConfigError
 
 # Eager steps that are timed where measure=True.
 _DEFAULT_MEASURE = 8

@@ -1,0 +1,1 @@
+"""What compiling did: graph breaks, recompilations, seconds, and whether it pays."""

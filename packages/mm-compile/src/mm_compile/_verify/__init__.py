@@ -1,0 +1,1 @@
+"""Compiled code compared with eager code, in the first calls."""

@@ -1,0 +1,1 @@
+"""The first steps of a training: timed, and with ``"auto"`` compiled one kind after the other."""
