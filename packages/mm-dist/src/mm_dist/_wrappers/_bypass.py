@@ -9,10 +9,8 @@ from torch import Tensor
 
 from mm_dist._errors import GradientSyncError
 
-# A hook costs several microseconds per backward: many at first, then one, which moves on.
-_NUM_WATCHED = 8
-_NUM_FIRST_PASSES = 10
-_PASSES_PER_TURN = 50
+# A watched parameter costs up to a microsecond per backward, so it is this many of any model.
+_NUM_WATCHED = 2
 _NUM_LEARNING_PASSES = 2
 
 
@@ -22,9 +20,8 @@ class ForwardGuard:
     torch averages the first gradient that a parameter gets after the wrapper's forward. Any other
     stays local, silently: of the module called around the wrapper, of a second backward.
 
-    Every parameter is watched until the wrapper's first forward; then a few are for the first
-    steps, of each child (the backbone, the head, ...) at least one, as far as they suffice;
-    afterwards these few take turns.
+    Every parameter is watched until the wrapper's first forward; afterwards a few are, of each
+    child (the backbone, the head, ...) at least one, as far as they suffice.
 
     Args:
         wrapper: The data-parallel wrapper.
@@ -38,7 +35,6 @@ class ForwardGuard:
             (parameter, _watch_early(parameter, name, self._passes))
             for name, parameter in parameters
         ]
-        self._watchers: list[_Watcher] = []
 
     def note_forward(self, is_synchronized: bool) -> None:  # noqa: FBT001 (called in each step)
         """Expect a backward pass.
@@ -52,8 +48,6 @@ class ForwardGuard:
         passes.is_deferred = not is_synchronized
         if self._early:
             self._watch_few()
-        elif not passes.number % _PASSES_PER_TURN or passes.number == _NUM_FIRST_PASSES:
-            self._watch_next()
 
     def _watch_few(self) -> None:
         for parameter, handle in self._early:
@@ -62,19 +56,9 @@ class ForwardGuard:
             if not parameter._backward_hooks:  # noqa: SLF001
                 parameter._backward_hooks = None  # noqa: SLF001
         self._early.clear()
-        self._watchers = [
-            _Watcher(self._passes, name, parameter)
-            for name, parameter in _choose_watched(self._parameters)
-        ]
-        for watcher in self._watchers:
-            watcher.begin()
-
-    def _watch_next(self) -> None:
-        for watcher in self._watchers:
-            watcher.end()
-        if self._watchers:
-            turn = self._passes.number // _PASSES_PER_TURN
-            self._watchers[turn % len(self._watchers)].begin()
+        for name, parameter in _choose_watched(self._parameters):
+            if parameter.requires_grad:  # else frozen since
+                _hook_accumulation(parameter, _Watcher(self._passes, name).note)
 
 
 class _Passes:
@@ -101,31 +85,14 @@ class _Passes:
 class _Watcher:
     """The hook of one parameter: counts its gradients since the wrapper's forward."""
 
-    __slots__ = ("_handle", "_limit", "_name", "_num_gradients", "_number", "_parameter", "_passes")
+    __slots__ = ("_limit", "_name", "_num_gradients", "_number", "_passes")
 
-    def __init__(self, passes: _Passes, name: str, parameter: Tensor) -> None:
+    def __init__(self, passes: _Passes, name: str) -> None:
         self._passes = passes
         self._name = name
-        self._parameter = weakref.ref(parameter)
-        self._handle: Any = None
         self._number = 0
         self._num_gradients = 0
         self._limit = 1
-
-    def begin(self) -> None:
-        parameter = self._parameter()
-        if parameter is not None and parameter.requires_grad:  # else frozen since
-            self._handle = _hook_accumulation(parameter, self.note)
-
-    def end(self) -> None:
-        parameter: Any = self._parameter()
-        if self._handle is None or parameter is None:
-            return
-        self._handle.remove()
-        self._handle = None
-        # As above: an empty dict of hooks costs as much as a hook.
-        if getattr(parameter, "_post_accumulate_grad_hooks", None) == {}:
-            parameter._post_accumulate_grad_hooks = None  # noqa: SLF001
 
     def note(self, *_: Any) -> None:
         number = self._passes.number
@@ -163,14 +130,15 @@ def _watch_early(parameter: Tensor, name: str, passes: _Passes) -> Any:
     return parameter.register_hook(confirm)  # type: ignore[no-untyped-call]
 
 
-def _hook_accumulation(parameter: Any, hook: Callable[..., None]) -> Any:
-    """Call ``hook`` whenever a gradient was added to ``.grad``; return the handle that ends it."""
+def _hook_accumulation(parameter: Any, hook: Callable[..., None]) -> None:
+    """Call ``hook`` whenever a gradient was added to ``.grad``."""
     if hasattr(parameter, "register_post_accumulate_grad_hook"):  # since torch 2.1, and cheaper
-        return parameter.register_post_accumulate_grad_hook(hook)
+        parameter.register_post_accumulate_grad_hook(hook)
+        return
     with torch.enable_grad():
         view = parameter.expand_as(parameter)
     # The node lives as long as torch's reducer, which has a hook there itself.
-    return view.grad_fn.next_functions[0][0].register_hook(hook)
+    view.grad_fn.next_functions[0][0].register_hook(hook)
 
 
 def _choose_watched(parameters: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:

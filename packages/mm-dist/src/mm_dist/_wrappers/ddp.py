@@ -35,9 +35,8 @@ class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
 
     A backward pass whose gradients would silently stay on their rank raises: that of the module
     called around the wrapper, or the second one after one forward. All parameters are watched for
-    this until the first forward, a few in the first steps, and then one of these at a time, at a
-    cost of a few microseconds per step. A parameter that the loss does not reach is named, with
-    the remedies.
+    this until the first forward, afterwards one or two of them, at a cost of a few
+    microseconds per step. A parameter that the loss does not reach is named, with the remedies.
 
     ``device_ids`` defaults to the device of the module. It and ``output_device`` are dropped for a
     module on the CPU, where torch refuses them. ``broadcast_buffers`` is passed as
