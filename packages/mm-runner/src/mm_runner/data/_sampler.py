@@ -23,7 +23,42 @@ __all__ = ["DefaultSampler", "InfiniteSampler"]
 _CHUNK = 4096
 
 
-class DefaultSampler(Sampler[int]):
+class _RankSampler(Sampler[int]):
+    """What both samplers know: the data, the seed, and which rank this is."""
+
+    def __init__(self, dataset: Sized, seed: int | None, *, shuffle: bool) -> None:
+        name = type(self).__name__
+        if not hasattr(dataset, "__len__"):
+            raise ConfigError(
+                f"{name} needs a dataset with a length, {type(dataset).__name__} has none. "
+                "An iterable dataset takes no sampler."
+            )
+        if len(dataset) == 0:
+            raise ConfigError(f"The dataset ({type(dataset).__name__}) is empty.")
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = sync_random_seed() if seed is None else seed
+        self.rank, self.world_size = get_dist_info()
+        self._num_to_skip = 0
+
+    def skip(self, num_samples: int) -> None:
+        """Leave out the first samples of this rank's share, in the next iteration only.
+
+        Takes the same time for any number, as nothing is drawn.
+        """
+        self._num_to_skip = num_samples
+
+    def _draw(self, positions: range, epoch: int) -> Iterator[int]:
+        """Yield what stands at ``positions`` of the order; those past its end wrap to the front."""
+        size = len(self.dataset)
+        order = Permutation(size, self.seed, epoch) if self.shuffle else None
+        for begin in range(0, len(positions), _CHUNK):
+            chunk = positions[begin : begin + _CHUNK]
+            indices = torch.arange(chunk.start, chunk.stop, chunk.step) % size
+            yield from (indices if order is None else order[indices]).tolist()
+
+
+class DefaultSampler(_RankSampler):
     """Deals the dataset out to the ranks like cards: rank ``r`` gets positions ``r, r + W, ...``.
 
     The order depends on ``seed`` and the epoch alone, so it is the same however often a run was
@@ -48,24 +83,14 @@ class DefaultSampler(Sampler[int]):
         seed: int | None = None,
         round_up: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
     ) -> None:
-        _check_dataset(dataset, "DefaultSampler")
-        self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = sync_random_seed() if seed is None else seed
+        super().__init__(dataset, seed, shuffle=shuffle)
         self.round_up = round_up
         self.epoch = 0
-        self.rank, self.world_size = get_dist_info()
-        self._num_to_skip = 0
 
     def __iter__(self) -> Iterator[int]:
         positions = self._positions()[self._num_to_skip :]
         self._num_to_skip = 0
-        size = len(self.dataset)
-        order = Permutation(size, self.seed, self.epoch) if self.shuffle else None
-        for begin in range(0, len(positions), _CHUNK):
-            chunk = positions[begin : begin + _CHUNK]
-            indices = torch.arange(chunk.start, chunk.stop, chunk.step) % size
-            yield from (indices if order is None else order[indices]).tolist()
+        return self._draw(positions, self.epoch)
 
     def __len__(self) -> int:
         return len(self._positions())
@@ -73,13 +98,6 @@ class DefaultSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation of ``epoch``, counted from 0."""
         self.epoch = epoch
-
-    def skip(self, num_samples: int) -> None:
-        """Leave out the first samples of this rank's share, in the next iteration only.
-
-        Takes the same time for any number, as nothing is drawn.
-        """
-        self._num_to_skip = num_samples
 
     def _positions(self) -> range:
         """Return this rank's positions in the order; those past the end wrap to its front."""
@@ -89,7 +107,7 @@ class DefaultSampler(Sampler[int]):
         return range(self.rank, size, self.world_size)
 
 
-class InfiniteSampler(Sampler[int]):
+class InfiniteSampler(_RankSampler):
     """Goes through the dataset without end, dealt out to the ranks like cards.
 
     One permutation follows another, so over all ranks each sample comes once before any comes
@@ -111,25 +129,16 @@ class InfiniteSampler(Sampler[int]):
         shuffle: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
         seed: int | None = None,
     ) -> None:
-        _check_dataset(dataset, "InfiniteSampler")
-        self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = sync_random_seed() if seed is None else seed
-        self.rank, self.world_size = get_dist_info()
-        self._num_to_skip = 0
+        super().__init__(dataset, seed, shuffle=shuffle)
 
     def __iter__(self) -> Iterator[int]:
         size, step = len(self.dataset), self.world_size
         begin = self.rank + self._num_to_skip * step
         self._num_to_skip = 0
         for epoch in count(begin // size):
-            end = (epoch + 1) * size
-            order = Permutation(size, self.seed, epoch) if self.shuffle else None
-            for first in range(begin, end, _CHUNK * step):
-                last = min(first + _CHUNK * step, end)
-                indices = torch.arange(first, last, step) - epoch * size
-                yield from (indices if order is None else order[indices]).tolist()
-            begin += len(range(begin, end, step)) * step
+            positions = range(begin, (epoch + 1) * size, step)
+            yield from self._draw(positions, epoch)
+            begin += len(positions) * step
 
     def __len__(self) -> int:
         """Return the size of the dataset, which progress is counted by; there is no end."""
@@ -137,20 +146,3 @@ class InfiniteSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: epochs follow one another by themselves."""
-
-    def skip(self, num_samples: int) -> None:
-        """Leave out the first samples of this rank's share, in the next iteration only.
-
-        Takes the same time for any number, as nothing is drawn.
-        """
-        self._num_to_skip = num_samples
-
-
-def _check_dataset(dataset: Sized, sampler: str) -> None:
-    if not hasattr(dataset, "__len__"):
-        raise ConfigError(
-            f"{sampler} needs a dataset with a length, {type(dataset).__name__} has none. "
-            "An iterable dataset takes no sampler."
-        )
-    if len(dataset) == 0:
-        raise ConfigError(f"The dataset ({type(dataset).__name__}) is empty.")
