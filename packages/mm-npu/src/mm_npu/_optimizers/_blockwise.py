@@ -1,7 +1,7 @@
 """What the optimizers with a rule of ours share: a step over stacks and blocks."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any, ClassVar
 
@@ -63,23 +63,12 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
         """Say, for each group's units, what to multiply gradients of a dtype by; one if absent."""
         return [{} for _ in units]
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def update_parameters(self) -> None:
         """Update the parameters that have a gradient.
-
-        Args:
-            closure: Called first, with gradients enabled, to compute loss and gradients anew.
-
-        Returns:
-            What ``closure`` returned, or None.
 
         Raises:
             ConfigError: If a gradient is sparse.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         plans = [self._plan(index, group) for index, group in enumerate(self.param_groups)]
         try:
             self._run(plans)
@@ -88,7 +77,6 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
             for plan in plans:
                 check_dense_gradients(type(self).__name__, plan.params)
             raise
-        return loss
 
     def _run(self, plans: Sequence["_Plan"]) -> None:
         scales = self.gradient_scales([plan.units for plan in plans])

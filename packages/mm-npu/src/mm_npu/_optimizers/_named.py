@@ -7,7 +7,7 @@ implementation, which is the class itself. The two exchange state dicts.
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -79,6 +79,34 @@ class AbstractNamedOptimizer(Optimizer):
         Raises:
             ConfigError: If a value is out of range.
         """
+
+    @abstractmethod
+    def update_parameters(self) -> None:
+        """Update the parameters that have a gradient; gradients are not recorded.
+
+        Raises:
+            ConfigError: If a gradient is sparse.
+        """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have a gradient.
+
+        Args:
+            closure: Called first, with gradients enabled, to compute loss and gradients anew.
+
+        Returns:
+            What ``closure`` returned, or None.
+
+        Raises:
+            ConfigError: If a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.update_parameters()
+        return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with hyper-parameters of their own; see ``torch.optim.Optimizer``.

@@ -28,27 +28,15 @@ class AbstractTorchOptimizer(AbstractNamedOptimizer):
         torch.bfloat16,
     )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def update_parameters(self) -> None:
         """Update the parameters that have a gradient.
-
-        Args:
-            closure: Called first, with gradients enabled, to compute loss and gradients anew.
-
-        Returns:
-            What ``closure`` returned, or None.
 
         Raises:
             ConfigError: If a gradient is sparse.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for index, group in enumerate(self.param_groups):
             self.look_at_gradients(index, group)
         type(self).plain_step(self)
-        return loss
 
     def look_at_gradients(self, index: int, group: dict[str, Any]) -> None:
         """Check the gradients of a group, and choose its kernel, until each parameter has had one.

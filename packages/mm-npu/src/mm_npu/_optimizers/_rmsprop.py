@@ -40,7 +40,34 @@ def update(operands: Operands, spares: Spares, options: Options) -> None:
         add_ratio(p, gradient, root, -options["lr"])
 
 
-class NpuFusedRMSprop(AbstractBlockwiseOptimizer):
+class AbstractRMSprop(AbstractBlockwiseOptimizer):
+    """What RMSprop and RMSpropTF share: their numbers, and which state these need."""
+
+    def check_group(self, group: Mapping[str, Any]) -> None:
+        """Check that every number is >= 0.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
+        for key in ("lr", "alpha", "eps", "weight_decay", "momentum"):
+            check_not_negative(type(self).__name__, key, group[key])
+
+    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Name the running averages and the momentum buffer, as far as the group needs them."""
+        names = ["square_avg"]
+        if group["momentum"] > 0:
+            names.append("momentum_buffer")
+        if group["centered"]:
+            names.append("grad_avg")
+        return tuple(names)
+
+    def options(self, group: Mapping[str, Any], step: int) -> Options:
+        """Give the group's hyper-parameters."""
+        del step
+        return {key: group[key] for key in self.group_keys}
+
+
+class NpuFusedRMSprop(AbstractRMSprop):
     r"""RMSprop: ``torch_npu.optim.NpuFusedRMSprop`` on an NPU, a portable form elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g`:
@@ -114,31 +141,3 @@ class NpuFusedRMSprop(AbstractBlockwiseOptimizer):
             "centered": centered,
         }
         super().__init__(params, defaults, compiled=compiled)
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check that every number is >= 0.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        for key in ("lr", "alpha", "eps", "weight_decay", "momentum"):
-            check_not_negative(type(self).__name__, key, group[key])
-
-    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Name the running averages and the momentum buffer, as far as the group needs them."""
-        return name_rmsprop_state(group)
-
-    def options(self, group: Mapping[str, Any], step: int) -> Options:
-        """Give the group's hyper-parameters."""
-        del step
-        return {key: group[key] for key in self.group_keys}
-
-
-def name_rmsprop_state(group: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name the state of RMSprop and RMSpropTF, as far as the group needs it."""
-    names = ["square_avg"]
-    if group["momentum"] > 0:
-        names.append("momentum_buffer")
-    if group["centered"]:
-        names.append("grad_avg")
-    return tuple(names)

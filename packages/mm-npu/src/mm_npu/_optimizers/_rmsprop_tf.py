@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ._arguments import check_not_negative
 from ._arithmetic import (
     add_ratio,
     add_scaled,
@@ -14,9 +13,8 @@ from ._arithmetic import (
     move_average_of_squares,
     prepare_gradient,
 )
-from ._blockwise import AbstractBlockwiseOptimizer
 from ._operands import Operands
-from ._rmsprop import name_rmsprop_state
+from ._rmsprop import AbstractRMSprop
 from ._rules import Options, Spares
 
 
@@ -57,7 +55,7 @@ def _descend(
         add_scaled(p, momentum_buffer, -lr, root)
 
 
-class NpuFusedRMSpropTF(AbstractBlockwiseOptimizer):
+class NpuFusedRMSpropTF(AbstractRMSprop):
     r"""RMSpropTF: ``torch_npu.optim.NpuFusedRMSpropTF`` on an NPU, a portable form elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g`, where :math:`s` starts at one:
@@ -144,21 +142,3 @@ class NpuFusedRMSpropTF(AbstractBlockwiseOptimizer):
             "lr_in_momentum": lr_in_momentum,
         }
         super().__init__(params, defaults, compiled=compiled)
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check that every number is >= 0.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        for key in ("lr", "alpha", "eps", "weight_decay", "momentum"):
-            check_not_negative(type(self).__name__, key, group[key])
-
-    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Name the running averages and the momentum buffer, as far as the group needs them."""
-        return name_rmsprop_state(group)
-
-    def options(self, group: Mapping[str, Any], step: int) -> Options:
-        """Give the group's hyper-parameters."""
-        del step
-        return {key: group[key] for key in self.group_keys}

@@ -100,8 +100,9 @@ class NpuFusedSGD(AbstractTorchOptimizer, torch.optim.SGD):
         super().look_at_gradients(index, group)
         if group.get("fused") is None or group["momentum"] == 0:
             return
-        buffered: dict[int, int] = self.__dict__.setdefault("_buffered", {})
-        if buffered.get(index) == len(group["params"]):
+        # Beside the gradients met, and forgotten with them when a state is loaded.
+        met: dict[Any, int] = self.__dict__.setdefault("_met", {})
+        if met.get(("buffers", index)) == len(group["params"]):
             return
         buffers = [
             self.state.get(p, {}).get("momentum_buffer")
@@ -113,16 +114,4 @@ class NpuFusedSGD(AbstractTorchOptimizer, torch.optim.SGD):
             group["fused"] = False
         else:
             self.choose_kernel(group)
-        buffered[index] = sum(buffer is not None for buffer in buffers)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, of ``torch_npu``'s class of this name, or of torch's twin.
-
-        Args:
-            state_dict: What ``state_dict`` of one of them gave. Not changed.
-
-        Raises:
-            ConfigError: If it comes from an optimizer that computes something else.
-        """
-        super().load_state_dict(state_dict)
-        self.__dict__.pop("_buffered", None)
+        met["buffers", index] = sum(buffer is not None for buffer in buffers)
