@@ -8,17 +8,10 @@ whole step apart, so they agree from the next step on; results are right meanwhi
 and eager code compute the same.
 """
 
-import json
-import logging
 from collections.abc import Callable, Iterable
-from typing import Any
 
-import torch.distributed as dist
-
-from ._board_names import board_name
 from ._failure import Failure
-
-_logger = logging.getLogger(__name__)
+from ._notice_board import NoticeBoard
 
 # Reading costs a message to the store: every step at first, when code is compiled, then seldom.
 _READ_ALWAYS = 32
@@ -37,39 +30,18 @@ class Agreement:
 
     def __init__(self, apply: Callable[[int, Failure], None], labels: Iterable[str]) -> None:
         self._apply = apply
-        self._prefix = board_name("failures", labels)
+        self._board = NoticeBoard("failures", labels)
         self._num_calls = 0
-        self._num_read = 0
 
     def announce(self, index: int, failure: Failure) -> None:
         """Tell the other ranks that this one runs region ``index`` eagerly."""
-        store = find_store()
-        if store is None:
-            return
-        ticket = store.add(f"{self._prefix}/tickets", 1)
-        notice = {"rank": dist.get_rank(), "index": index, "reason": str(failure)}
-        store.set(f"{self._prefix}/{ticket}", json.dumps(notice))
+        self._board.post({"index": index, "reason": str(failure)})
 
     def read(self) -> None:
         """Apply what other ranks have announced; called once a step."""
         self._num_calls += 1
         if self._num_calls > _READ_ALWAYS and self._num_calls % _READ_EVERY:
             return
-        store = find_store()
-        if store is None:
-            return
-        num_notices = store.add(f"{self._prefix}/tickets", 0)
-        while self._num_read < num_notices:
-            self._num_read += 1
-            # Waits for a writer that has its ticket and is about to write.
-            notice = json.loads(store.get(f"{self._prefix}/{self._num_read}"))
-            if notice["rank"] != dist.get_rank():
-                failure = Failure(f"so does rank {notice['rank']}: {notice['reason']}")
-                self._apply(notice["index"], failure)
-
-
-def find_store() -> Any:
-    """Return the store of the process group; None without a group of several ranks."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
+        for notice in self._board.unread():
+            failure = Failure(f"so does rank {notice['rank']}: {notice['reason']}")
+            self._apply(notice["index"], failure)

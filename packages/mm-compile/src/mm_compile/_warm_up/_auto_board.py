@@ -1,16 +1,11 @@
 """Where rank 0 writes what is compiled from which step on, and the others read it."""
 
-import json
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import count
-from typing import Any
 
-import torch.distributed as dist
-
-from mm_compile._agreement import find_store
-from mm_compile._board_names import board_name
+from mm_compile._notice_board import NoticeBoard
 
 from ._plan import Decision
 
@@ -53,40 +48,26 @@ class SharedBoard(LocalBoard):
 
     def __init__(self, labels: Iterable[str]) -> None:
         super().__init__()
-        self._prefix = board_name("auto", labels)
-        self._num_read = 0
+        self._board = NoticeBoard("auto", labels)
 
     def is_open(self, num_steps: int) -> bool:
         """Whether this process may decide now."""
-        is_decider = find_store() is None or dist.get_rank() == 0
-        return is_decider and _is_reading_step(num_steps)
+        return self._board.is_first_rank and _is_reading_step(num_steps)
 
     def announce(self, decision: Decision, num_steps: int) -> None:
         """Let a decision hold, on all ranks, from the next reading step on."""
         since = next(step for step in count(num_steps + 1) if _is_reading_step(step))
         self._waiting.append((since, decision))
-        store = find_store()
-        if store is not None:
-            self._num_read += 1
-            notice = json.dumps({"since": since, "decision": asdict(decision)})
-            store.set(f"{self._prefix}/{self._num_read}", notice)
-            store.add(f"{self._prefix}/number", 1)
+        self._board.post({"since": since, "decision": asdict(decision)})
 
     def due(self, num_steps: int) -> list[Decision]:
         """Take the decisions that hold from step ``num_steps`` on, or from an earlier one."""
-        store = find_store()
-        if store is not None and dist.get_rank() != 0 and _is_reading_step(num_steps):
-            self._read(store)
+        if not self._board.is_first_rank and _is_reading_step(num_steps):
+            for notice in self._board.unread():
+                fields = notice["decision"]
+                fields["compiled"] = tuple(fields["compiled"])
+                self._waiting.append((notice["since"], Decision(**fields)))
         return super().due(num_steps)
-
-    def _read(self, store: Any) -> None:
-        number = store.add(f"{self._prefix}/number", 0)
-        while self._num_read < number:
-            self._num_read += 1
-            notice = json.loads(store.get(f"{self._prefix}/{self._num_read}"))
-            fields = notice["decision"]
-            fields["compiled"] = tuple(fields["compiled"])
-            self._waiting.append((notice["since"], Decision(**fields)))
 
 
 def _is_reading_step(num_steps: int) -> bool:
