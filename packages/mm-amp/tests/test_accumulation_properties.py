@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from recording import RecordingSGD, make_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,25 +49,6 @@ _TRIES = settings(
 )
 
 
-class _RecordingSGD(torch.optim.SGD):
-    """Keeps the gradients that each step saw, whole."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.seen = []
-
-    def step(self, closure=None):
-        grads = [p.grad for group in self.param_groups for p in group["params"]]
-        whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads]
-        self.seen.append([g.clone() for g in whole])
-        return super().step(closure)
-
-
-def _make_model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-
-
 def _make_batches(case):
     generator = torch.Generator().manual_seed(1)
 
@@ -78,8 +60,8 @@ def _make_batches(case):
 
 def _train_on_big_batches(case):
     """Return gradients per step, and the parameters, of one process that sees whole windows."""
-    model, batches = _make_model(), _make_batches(case)
-    optimizer = _RecordingSGD(model.parameters(), lr=0.1)
+    model, batches = make_model(), _make_batches(case)
+    optimizer = RecordingSGD(model.parameters(), lr=0.1)
     wrapper = OptimWrapper(optimizer, clip_grad=case.clip_grad)
     for start in range(0, len(batches), case.window):
         parts = [part for ranks in batches[start : start + case.window] for part in ranks]
@@ -90,7 +72,7 @@ def _train_on_big_batches(case):
 
 def _train_wrapped(model, case, rank=0):
     """Train as a loop would; return gradients per step, and the parameters, whole."""
-    optimizer = _RecordingSGD(model.parameters(), lr=0.1)
+    optimizer = RecordingSGD(model.parameters(), lr=0.1)
     wrapper = OptimWrapper(optimizer, case.window, case.clip_grad)
     wrapper.initialize_count_status(model, 0, len(case.sizes))
     for batches in _make_batches(case):
@@ -109,7 +91,7 @@ def _assert_close(found, expected):
 @_TRIES
 @given(_cases(ranks=1))
 def test_accumulation_equals_the_big_batch(case):
-    gradients, parameters = _train_wrapped(_make_model(), case)
+    gradients, parameters = _train_wrapped(make_model(), case)
     expected_gradients, expected_parameters = _train_on_big_batches(case)
     assert len(gradients) == -(-len(case.sizes) // case.window)
     _assert_close(gradients, expected_gradients)
@@ -126,7 +108,7 @@ def _train_ddp(rank, case):
         work = dist.all_reduce(bucket.buffer().div_(_RANKS), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    model = DistributedDataParallel(_make_model(), bucket_cap_mb=0.0001)  # several buckets
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.0001)  # several buckets
     model.register_comm_hook(None, count_and_average)
     with _CountCollectives("allreduce") as reductions:
         trained = _train_wrapped(model, case, rank)
@@ -156,7 +138,7 @@ class _CountCollectives(TorchDispatchMode):
 def _train_fully_sharded(rank, case):
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - new torch
 
-    model = _make_model()
+    model = make_model()
     fully_shard(model[0])
     fully_shard(model)
     num_groups = 2

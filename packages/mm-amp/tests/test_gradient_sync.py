@@ -7,31 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import train_step
+from recording import RecordingSGD, make_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mm_amp import AmpOptimWrapper, OptimWrapper
 
 _RANKS = 2
-
-
-class _RecordingSGD(torch.optim.SGD):
-    """Keeps the gradients that each step saw, whole."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.seen = []
-
-    def step(self, closure=None):
-        grads = [p.grad for group in self.param_groups for p in group["params"]]
-        whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads]
-        self.seen.append([g.clone() for g in whole])
-        return super().step(closure)
-
-
-def _make_model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
 
 def _make_batches(total):
@@ -46,7 +28,7 @@ def _make_batches(total):
 
 def _train_on_big_batches(model, batches, window):
     """Return the gradients of each step of a single process that sees whole windows at once."""
-    optimizer = _RecordingSGD(model.parameters(), lr=0.1)
+    optimizer = RecordingSGD(model.parameters(), lr=0.1)
     for start in range(0, len(batches), window):
         parts = [part for ranks in batches[start : start + window] for part in ranks]
         inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -63,7 +45,7 @@ def _double_step(wrapper, model, batch):
 
 
 def _expect_big_batch_gradients(rank, window, total):
-    model = _make_model()
+    model = make_model()
     expected = _train_on_big_batches(copy.deepcopy(model), batches := _make_batches(total), window)
     reductions = []
 
@@ -74,7 +56,7 @@ def _expect_big_batch_gradients(rank, window, total):
 
     parallel = DistributedDataParallel(model)
     parallel.register_comm_hook(None, count_and_average)
-    optimizer = _RecordingSGD(model.parameters(), lr=0.1)
+    optimizer = RecordingSGD(model.parameters(), lr=0.1)
     wrapper = OptimWrapper(optimizer, accumulative_counts=window)
     wrapper.initialize_count_status(parallel, 0, total)
     for ranks in batches:
@@ -86,7 +68,7 @@ def _expect_big_batch_gradients(rank, window, total):
 
 def _expect_sharded_scaler_to_agree(rank):
     """An overflow on one rank is one on all, though nothing else is exchanged."""
-    model = _make_model().float()
+    model = make_model().float()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapper = AmpOptimWrapper(optimizer, {"init_scale": 64.0}, "float16", use_fsdp=True)
     inputs, targets = (tensor.float() for tensor in _make_batches(1)[0][rank])
@@ -109,11 +91,11 @@ def test_ddp_accumulation_equals_the_big_batch_with_one_all_reduce_per_step(run_
 def _expect_sharded(rank):
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - new torch
 
-    model = _make_model()
+    model = make_model()
     expected = _train_on_big_batches(copy.deepcopy(model), batches := _make_batches(5), window=2)
     fully_shard(model[0])
     fully_shard(model[2])  # the root stays whole: the wrapper has to look inside it
-    optimizer = _RecordingSGD(model.parameters(), lr=0.1)
+    optimizer = RecordingSGD(model.parameters(), lr=0.1)
     wrapper = OptimWrapper(optimizer, accumulative_counts=2, clip_grad={"max_norm": 1e9})
     wrapper.initialize_count_status(model, 0, 5)
     for ranks in batches:
@@ -128,7 +110,7 @@ def _expect_sharded(rank):
 def _expect_sharded_overflow(rank):
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - new torch
 
-    model = _make_model().float()
+    model = make_model().float()
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapper = AmpOptimWrapper(optimizer, {"init_scale": 64.0}, "float16")

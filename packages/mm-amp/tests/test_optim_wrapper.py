@@ -4,21 +4,10 @@ import logging
 import pytest
 import torch
 from conftest import train_step
+from recording import RecordingSGD
 from torch import nn
 
 from mm_amp import ConfigError, ConfigTypeError, OptimWrapper
-
-
-class _RecordingSGD(torch.optim.SGD):
-    """Keeps the gradients that each step saw."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.seen = []
-
-    def step(self, closure=None):
-        self.seen.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
-        return super().step(closure)
 
 
 def test_update_params_steps_and_zeroes(model, sgd, batches):
@@ -52,7 +41,7 @@ def test_update_params_passes_arguments_on(model, batches):
 
 @pytest.mark.parametrize(("window", "total"), [(1, 3), (2, 4), (3, 7), (4, 3)])
 def test_accumulated_gradients_equal_one_big_batch(model, batches, window, total):
-    optimizer = _RecordingSGD(model.parameters(), lr=0.0)
+    optimizer = RecordingSGD(model.parameters(), lr=0.0)
     wrapper = OptimWrapper(optimizer, accumulative_counts=window)
     wrapper.initialize_count_status(model, 0, total)
     results = [train_step(wrapper, model, batch) for batch in batches[:total]]
