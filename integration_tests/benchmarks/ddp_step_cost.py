@@ -180,6 +180,14 @@ def compare_undisturbed(rounds, column):
     return {"A": {"decile": base}, **rows}
 
 
+def make_batch(rank):
+    generator = torch.Generator().manual_seed(rank)
+    return {
+        "inputs": torch.randn(16, 32, generator=generator),
+        "targets": torch.randint(10, (16,), generator=generator),
+    }
+
+
 def run_rank(rank, store, arguments):
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -189,11 +197,7 @@ def run_rank(rank, store, arguments):
         world_size=2,
         timeout=timedelta(seconds=120),
     )
-    generator = torch.Generator().manual_seed(rank)
-    data = {
-        "inputs": torch.randn(16, 32, generator=generator),
-        "targets": torch.randint(10, (16,), generator=generator),
-    }
+    data = make_batch(rank)
     gc.collect()
     gc.disable()
     shuffle = random.Random(0).shuffle  # noqa: S311 (the same on both ranks)
@@ -213,13 +217,7 @@ def run_rank(rank, store, arguments):
 
 
 def show(report, arguments) -> None:
-    machine = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "mm-dist": mm_dist.__version__,
-        "processor": f"{read_processor_name()}, {os.cpu_count()} cores",
-        "load average": round(os.getloadavg()[0], 1),
-    }
+    machine = read_machine()
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(
         f"{_MODEL}; 2 gloo ranks, 1 thread each; {arguments.rounds} rounds of {arguments.turns} "
@@ -243,6 +241,16 @@ def describe(row):
     low, high = row.get("quartiles", (None, None))
     spread = "" if low is None else f"[{low:+6.1f}, {high:+6.1f}]"
     return f"{row['added']:+7.1f} {spread:16} x{row['ratio']:.4f}"
+
+
+def read_machine():
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "mm-dist": mm_dist.__version__,
+        "processor": f"{read_processor_name()}, {os.cpu_count()} cores",
+        "load average": round(os.getloadavg()[0], 1),
+    }
 
 
 def read_processor_name():
