@@ -49,6 +49,13 @@ TORCH = {
     "2.15.0": Torch("3.13"),
 }
 DEFAULT_TORCH = "2.13.0"
+# What mm-runner is compared with, each in the version that the comparison was written for.
+PEERS = (
+    "accelerate==1.15.0",
+    "lightning-fabric==2.6.6",
+    "mmengine==0.10.7",
+    "transformers==5.23.0",
+)
 SITE = ("sphinx==8.1.3", "myst-parser==4.0.1", "furo==2024.8.6")
 
 each_package = nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
@@ -150,7 +157,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure what our code costs; names after ``--`` choose the benchmarks, all by default."""
-    install_wheels(session, DEFAULT_TORCH)
+    install_wheels(session, DEFAULT_TORCH, *PEERS)
     folder = ROOT / "integration_tests" / "benchmarks"
     available = {path.stem: path for path in sorted(folder.glob("*.py"))}
     unknown = set(session.posargs) - set(available)

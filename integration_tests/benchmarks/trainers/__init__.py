@@ -1,0 +1,1 @@
+"""One small training, written for each trainer that the benchmark compares."""

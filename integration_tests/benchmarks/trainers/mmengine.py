@@ -1,0 +1,29 @@
+"""MMEngine's Runner, with its default hooks."""
+
+from __future__ import annotations
+
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+
+from .task import LEARNING_RATE, LOG_INTERVAL, TinyClassifier, build_loader
+
+
+class Classifier(BaseModel):
+    def __init__(self, clock):
+        super().__init__()
+        self.network = TinyClassifier(clock)
+
+    def forward(self, inputs, labels, mode="loss"):  # noqa: ARG002 (the Runner's signature)
+        return {"loss": self.network(inputs, labels)}
+
+
+def train(num_steps, clock, directory):
+    Runner(
+        model=Classifier(clock),
+        work_dir=str(directory),
+        train_dataloader=build_loader(num_steps),
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        optim_wrapper={"optimizer": {"type": "SGD", "lr": LEARNING_RATE, "momentum": 0.9}},
+        default_hooks={"logger": {"type": "LoggerHook", "interval": LOG_INTERVAL}},
+        log_level="INFO",
+    ).train()
