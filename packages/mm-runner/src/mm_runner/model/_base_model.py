@@ -116,7 +116,7 @@ class BaseModel(nn.Module, ABC):
                 tensors.
             ConfigError: If no name contains ``"loss"``.
         """
-        if not isinstance(losses, Mapping):
+        if not isinstance(losses, (dict, Mapping)):  # a dict first: the cheaper question
             raise TypeError(
                 f"forward(mode='loss') must return a dict of losses, got {type(losses).__name__}. "
                 "Return dict(loss=...)."

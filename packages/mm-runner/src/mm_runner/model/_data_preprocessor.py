@@ -39,6 +39,8 @@ class BaseDataPreprocessor(nn.Module):
         """Return ``data`` with its tensors on :attr:`device`; containers keep their type."""
         if isinstance(data, Tensor):
             return data.to(self._device, non_blocking=self._non_blocking)
+        if type(data) is dict:  # what nearly every batch is
+            return {key: self.cast_data(value) for key, value in data.items()}
         if isinstance(data, Mapping):
             return type(data)({key: self.cast_data(value) for key, value in data.items()})  # type: ignore[call-arg]
         if isinstance(data, tuple) and hasattr(data, "_fields"):  # a named tuple

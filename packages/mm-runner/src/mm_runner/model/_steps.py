@@ -96,7 +96,8 @@ def run_eval_step(module: Any, data: Any) -> Any:
 
 
 def _forward(model: nn.Module, data: Any, mode: str) -> Any:
-    if isinstance(data, Mapping):
+    # A dict first: asking for a Mapping costs several times as much, in every step.
+    if isinstance(data, (dict, Mapping)):
         return model(**data, mode=mode)
     if isinstance(data, (list, tuple)):
         return model(*data, mode=mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,12 @@ class RunConsole:
 
     def print(self, line: str) -> None:
         """Print ``line`` as it is, above the bar if there is one."""
-        if self._is_main:
+        if not self._is_main:
+            return
+        if self._progress is None:  # then rich would do the same in a hundred times the time
+            file = sys.stdout if self._console is None else self._console.file
+            print(line, file=file, flush=True)
+        else:
             self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def start_progress(self, description: str, total: int, done: int = 0) -> None:
