@@ -1,44 +1,46 @@
 import sys
 from importlib import invalidate_caches
+from pathlib import Path
 
 import pytest
+import torch
 
 from mm_npu import npu_unavailable_reason
 from mm_npu._optimizers import _named
 
-# A stand-in for torch_npu, not a copy of it: just the two things that mm_npu asks of it.
+# A stand-in for torch_npu, not a copy of it: what mm_npu asks of it, and what it does wrong.
 STAND_IN = """
 import torch
-from . import npu, optim
+from . import npu, optim, profiler
 """
 STAND_IN_NPU = """
+from types import SimpleNamespace as _Namespace
+
+CALLS = []
+config = _Namespace()
+utils = _Namespace(get_cann_version=lambda module: {"CANN": "8.5.0", "DRIVER": ""}[module])
+
 def is_available():
-    return {available}
+    return AVAILABLE
+
+def device_count():
+    return 2
+
+def get_device_name(index):
+    CALLS.append(("get_device_name", index))
+    if index == 1:
+        raise RuntimeError("the device does not answer")
+    return "Ascend910B1"
+
+def set_compile_mode(jit_compile=False):
+    CALLS.append(("set_compile_mode", jit_compile))
 """
-STAND_IN_OPTIM = """
-import torch
-
-class NpuFusedAdamW(torch.optim.Optimizer):
-    '''Stands in for torch_npu's class: takes its arguments, and nothing else.'''
-
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2,
-                 amsgrad=False):
-        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
-        super().__init__(params, defaults)
-
-class Plain(torch.optim.Optimizer):
-    def __init__(self, params, lr=1e-3):
-        super().__init__(params, dict(lr=lr))
-
-class NpuFusedAdadelta(Plain): pass
-class NpuFusedAdam(Plain): pass
-class NpuFusedAdamP(Plain): pass
-class NpuFusedBertAdam(Plain): pass
-class NpuFusedLamb(Plain): pass
-class NpuFusedRMSprop(Plain): pass
-class NpuFusedRMSpropTF(Plain): pass
-class NpuFusedSGD(Plain): pass
+STAND_IN_PROFILER = """
+class ProfilerActivity:
+    CPU, NPU = "cpu", "npu"
 """
+STAND_IN_OPTIM = Path(__file__).with_name("stand_in_optim.py").read_text(encoding="utf-8")
+RELEASE = ".".join(torch.__version__.split(".")[:2])
 
 
 def forget_torch_npu():
@@ -51,7 +53,8 @@ def forget_torch_npu():
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     """Look for torch_npu anew in each test, warn anew, and read no variable of the machine."""
-    monkeypatch.delenv("MM_NPU_STRICT", raising=False)
+    for name in ("MM_NPU_STRICT", "MM_NPU_JIT_COMPILE", "MM_NPU_INTERNAL_FORMAT", "NPUJITCompile"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(_named, "_warned", set())
     forget_torch_npu()
     yield
@@ -62,17 +65,23 @@ def _fresh(monkeypatch):
 def put_torch_npu(tmp_path, monkeypatch):
     """Give a function that puts a package torch_npu, a real one on disk, on sys.path."""
 
-    def put(init=STAND_IN, *, available=True):
+    def put(init=STAND_IN, *, available=True, release=f"{RELEASE}.7"):
         package = tmp_path / "site" / "torch_npu"
         package.mkdir(parents=True)
-        (package / "__init__.py").write_text(init, encoding="utf-8")
-        (package / "npu.py").write_text(STAND_IN_NPU.format(available=available), encoding="utf-8")
-        (package / "optim.py").write_text(STAND_IN_OPTIM, encoding="utf-8")
-        metadata = package.parent / "torch_npu-9.8.7.dist-info"
+        files = {
+            "__init__.py": init,
+            "npu.py": STAND_IN_NPU.replace("AVAILABLE", str(available)),
+            "optim.py": STAND_IN_OPTIM,
+            "profiler.py": STAND_IN_PROFILER,
+        }
+        for name, text in files.items():
+            (package / name).write_text(text, encoding="utf-8")
+        metadata = package.parent / f"torch_npu-{release}.dist-info"
         metadata.mkdir()
-        text = "Metadata-Version: 2.1\nName: torch_npu\nVersion: 9.8.7\n"
+        text = f"Metadata-Version: 2.1\nName: torch_npu\nVersion: {release}\n"
         (metadata / "METADATA").write_text(text, encoding="utf-8")
         monkeypatch.syspath_prepend(package.parent)
         forget_torch_npu()
+        return package.parent
 
     return put

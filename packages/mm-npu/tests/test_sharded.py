@@ -59,3 +59,38 @@ def test_rules_with_norms_refuse_sharded_parameters(name, shard):
     params = [torch.nn.Parameter(shard(p)) for p in make_params([(4, 3)])]
     with pytest.raises(ConfigError, match=f"{name} was given parameters that are sharded"):
         make(name, params)
+
+
+@pytest.fixture
+def flatten():
+    """Give a function that wraps a module in torch's first FSDP, as the first of two ranks."""
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    fsdp = pytest.importorskip("torch.distributed.fsdp").FullyShardedDataParallel
+    dist.init_process_group("fake", rank=0, world_size=2, store=fake.FakeStore())
+
+    def wrap(module, **options):
+        return fsdp(module, device_id=torch.device("cpu"), **options)
+
+    yield wrap
+    dist.destroy_process_group()
+
+
+each_kind = pytest.mark.parametrize("keeps_params", [False, True], ids=["flat", "pieces"])
+
+
+@each_kind
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # of torch, about FSDP
+def test_rules_with_norms_refuse_what_the_first_fsdp_has_flattened(flatten, keeps_params):
+    model = flatten(torch.nn.Linear(4, 3), use_orig_params=keeps_params)
+    for name in sorted(WITH_NORMS | set(NO_COMMON_NORM)):
+        with pytest.raises(ConfigError, match=f"{name} was given parameters that are sharded"):
+            make(name, model.parameters())
+    for name in sorted(set(RULES) - WITH_NORMS):
+        optimizer = make(name, model.parameters(), **NO_COMMON_NORM.get(name, {}))
+        for _ in range(2):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            before = [p.detach().clone() for p in model.parameters()]
+            optimizer.step()
+        pairs = zip(model.parameters(), before, strict=True)
+        assert all(p.numel() == 0 or not p.detach().equal(old) for p, old in pairs), name

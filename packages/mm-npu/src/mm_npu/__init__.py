@@ -1,29 +1,68 @@
 """Ascend NPUs: whether one is there, and their fused optimizers by name on every machine."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from ._availability import is_npu_available, npu_unavailable_reason
-from ._errors import (
-    ConfigError,
-    MMNpuError,
-    NpuUnavailableError,
-    PortableOptimizerWarning,
-    TorchVersionError,
-)
-from ._optimizers import (
-    NpuFusedAdadelta,
-    NpuFusedAdam,
-    NpuFusedAdamP,
-    NpuFusedAdamW,
-    NpuFusedBertAdam,
-    NpuFusedLamb,
-    NpuFusedRMSprop,
-    NpuFusedRMSpropTF,
-    NpuFusedSGD,
-)
+if TYPE_CHECKING:
+    from ._availability import is_npu_available, npu_unavailable_reason
+    from ._devices._profiler import npu_profiler
+    from ._devices._report import NpuReport, npu_report
+    from ._devices._switches import NpuSwitches, set_npu_switches
+    from ._errors import (
+        ConfigError,
+        FusedOptimizerError,
+        MMNpuError,
+        NpuUnavailableError,
+        PortableOptimizerWarning,
+        TorchVersionError,
+        UntrainedParameterWarning,
+    )
+    from ._optimizers import (
+        NpuFusedAdadelta,
+        NpuFusedAdam,
+        NpuFusedAdamP,
+        NpuFusedAdamW,
+        NpuFusedBertAdam,
+        NpuFusedLamb,
+        NpuFusedRMSprop,
+        NpuFusedRMSpropTF,
+        NpuFusedSGD,
+    )
+
+# Imported when asked for: torch itself cannot be imported beside a broken torch_npu, and it is the
+# command of this package that has to tell of that.
+_MODULES = {
+    "_availability": ("is_npu_available", "npu_unavailable_reason"),
+    "_devices._profiler": ("npu_profiler",),
+    "_devices._report": ("NpuReport", "npu_report"),
+    "_devices._switches": ("NpuSwitches", "set_npu_switches"),
+    "_errors": (
+        "ConfigError",
+        "FusedOptimizerError",
+        "MMNpuError",
+        "NpuUnavailableError",
+        "PortableOptimizerWarning",
+        "TorchVersionError",
+        "UntrainedParameterWarning",
+    ),
+    "_optimizers": (
+        "NpuFusedAdadelta",
+        "NpuFusedAdam",
+        "NpuFusedAdamP",
+        "NpuFusedAdamW",
+        "NpuFusedBertAdam",
+        "NpuFusedLamb",
+        "NpuFusedRMSprop",
+        "NpuFusedRMSpropTF",
+        "NpuFusedSGD",
+    ),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "ConfigError",
+    "FusedOptimizerError",
     "MMNpuError",
     "NpuFusedAdadelta",
     "NpuFusedAdam",
@@ -34,14 +73,32 @@ __all__ = [
     "NpuFusedRMSprop",
     "NpuFusedRMSpropTF",
     "NpuFusedSGD",
+    "NpuReport",
+    "NpuSwitches",
     "NpuUnavailableError",
     "PortableOptimizerWarning",
     "TorchVersionError",
+    "UntrainedParameterWarning",
     "__version__",
     "is_npu_available",
+    "npu_profiler",
+    "npu_report",
     "npu_unavailable_reason",
+    "set_npu_switches",
 ]
-__version__ = version("mm-npu")
+__version__: str  # read from the installed package when asked for
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name == "__version__":
+        value: Any = version("mm-npu")
+    elif name in _HOMES:
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,23 +1,15 @@
 """Whether Ascend NPUs can be used: looked up when asked, with the reason if not.
 
-Reads only. No context is created on a device, no compile mode is switched, and the environment is
-left as it was: ``torch_npu`` changes it while it is imported, even if that import fails.
+Reads only. No context is created on a device, no compile mode is switched, and after a failure the
+environment and the loaded modules are what they were.
 """
 
-import os
-import sys
+import re
 from functools import cache
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
 import torch
 
-_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-
-# What torch_npu raises where it is installed but cannot work: a missing library of CANN, a driver
-# that does not answer, a torch of another version.
-_BROKEN = (ImportError, OSError, RuntimeError, AttributeError)
+from ._devices import _torch_npu as torch_npu
 
 
 def is_npu_available() -> bool:
@@ -42,49 +34,47 @@ def npu_unavailable_reason() -> str | None:
         >>> npu_unavailable_reason()
         'torch_npu is not installed; install the release made for torch 2.13.'
     """
-    if "torch_npu" not in sys.modules and find_spec("torch_npu") is None:
-        release = ".".join(torch.__version__.split(".")[:2])
-        return f"torch_npu is not installed; install the release made for torch {release}."
+    if not torch_npu.is_installed():
+        return (
+            "torch_npu is not installed; install the release made for torch "
+            f"{_release(torch.__version__)}."
+        )
+    found = torch_npu.installed_version() or "of unknown version"
+    mismatch = _describe_mismatch(found)
+    if mismatch is not None and not torch_npu.is_loaded():
+        return mismatch
     try:
-        has_device = _ask_torch_npu()
-    except _BROKEN as error:
-        return _describe_broken(error)
+        has_device = bool(torch_npu.load().npu.is_available())
+    except torch_npu.BROKEN as error:
+        return (
+            f"torch_npu {found} is installed but does not work "
+            f"({torch_npu.describe_error(error)}); install CANN and source its set_env.sh, or "
+            f"uninstall torch_npu, or set {torch_npu.AUTOLOAD_VARIABLE}=0 so that import torch "
+            "leaves it alone."
+        )
     if has_device:
         return None
     return (
-        f"torch_npu {_torch_npu_version()} finds no NPU; check the driver with npu-smi info, and "
-        "the variable ASCEND_RT_VISIBLE_DEVICES."
+        f"torch_npu {found} finds no NPU; check the driver with npu-smi info, and the variable "
+        "ASCEND_RT_VISIBLE_DEVICES."
     )
 
 
-def _ask_torch_npu() -> bool:
-    autoload = os.environ.get(_AUTOLOAD)
-    try:
-        return bool(import_module("torch_npu").npu.is_available())
-    except _BROKEN:
-        # Only after a failure: a working torch_npu sets the variable for a purpose of its own.
-        _set_environment(_AUTOLOAD, autoload)
-        raise
+def _describe_mismatch(found: str) -> str | None:
+    """Say if ``torch_npu`` is made for another torch, whose C++ interface it would miss.
 
-
-def _set_environment(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
-
-
-def _describe_broken(error: Exception) -> str:
-    cause = " ".join(str(error).split()).rstrip(".") or "no message"
+    To import it then can end the process instead of raising.
+    """
+    wanted, here = _release(found), _release(torch.__version__)
+    if wanted is None or here is None or wanted == here:
+        return None
     return (
-        f"torch_npu {_torch_npu_version()} is installed but does not work "
-        f"({type(error).__name__}: {cause}); install CANN and source its set_env.sh, or uninstall "
-        f"torch_npu, or set {_AUTOLOAD}=0 so that import torch leaves it alone."
+        f"torch_npu {found} is made for torch {wanted} and this is torch {torch.__version__}; "
+        f"install torch_npu {here} or torch {wanted}, or uninstall torch_npu."
     )
 
 
-def _torch_npu_version() -> str:
-    try:
-        return version("torch_npu")
-    except PackageNotFoundError:
-        return "of unknown version"
+def _release(text: str) -> str | None:
+    """Return the first two numbers of a version, which torch and ``torch_npu`` share."""
+    match = re.match(r"\d+\.\d+", text)
+    return None if match is None else match[0]

@@ -13,9 +13,17 @@ class NpuUnavailableError(MMNpuError, RuntimeError):
     """An NPU was insisted on, and there is none."""
 
 
+class FusedOptimizerError(MMNpuError, RuntimeError):
+    """An optimizer of ``torch_npu`` was used in a way that its packed parameters do not allow."""
+
+
 class TorchVersionError(MMNpuError, RuntimeError):
     """The installed torch lacks a feature that was asked for."""
 
 
 class PortableOptimizerWarning(UserWarning):
     """An optimizer made for NPUs runs in its portable implementation."""
+
+
+class UntrainedParameterWarning(UserWarning):
+    """An optimizer of ``torch_npu`` is about to pack its parameters, and some have no gradient."""

@@ -13,9 +13,10 @@ from mm_npu._errors import ConfigError
 
 from ._arguments import check_dense_gradients
 from ._compiled import check_can_compile, run_compiled
-from ._named import AbstractNamedOptimizer, int_step
-from ._operands import Layout, is_sharded
+from ._named import AbstractNamedOptimizer
+from ._operands import Layout, is_flattened, is_sharded
 from ._rules import NormRule, Options, Rule, Scratch, run_in_blocks, run_norms_in_blocks
+from ._step_count import int_step
 from ._units import AbstractUnit, Entry, make_units
 
 
@@ -125,7 +126,8 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
                 takes norms of a parameter that is sharded over ranks.
         """
         super().add_param_group(param_group)
-        if self.takes_norms and any(map(is_sharded, self.param_groups[-1]["params"])):
+        params = self.param_groups[-1]["params"]
+        if self.takes_norms and any(is_sharded(p) or is_flattened(p) for p in params):
             raise ConfigError(
                 f"{type(self).__name__} was given parameters that are sharded over ranks; it takes "
                 "norms over whole ones. Build it without sharding, or take NpuFusedAdamW."

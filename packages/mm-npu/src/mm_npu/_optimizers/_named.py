@@ -1,7 +1,8 @@
 """What the ``NpuFused*`` names share: which implementation they give, and state dicts.
 
-On an NPU, constructing one gives ``torch_npu``'s own object. Elsewhere it gives the portable
-implementation, which is the class itself. The two exchange state dicts.
+On an NPU, constructing one gives ``torch_npu``'s own object, with checks put before some of its
+methods (``_guard``). Elsewhere it gives the portable implementation, which is the class itself. The
+two exchange state dicts.
 """
 
 import inspect
@@ -19,6 +20,8 @@ from mm_npu._errors import ConfigError, NpuUnavailableError, PortableOptimizerWa
 from mm_npu._strictness import is_strict
 
 from ._arguments import check_real_parameters
+from ._guard import guard_native
+from ._step_count import int_step
 
 # Names that have been warned of: once per process and name is enough.
 _warned: set[str] = set()
@@ -64,7 +67,9 @@ class AbstractNamedOptimizer(Optimizer):
         reason = _reason_for_portable(cls)
         if reason is None:
             kwargs = {key: value for key, value in kwargs.items() if key not in cls.own_keywords}
-            return getattr(import_module("torch_npu.optim"), cls.native_name)(*args, **kwargs)
+            native = getattr(import_module("torch_npu.optim"), cls.native_name)(*args, **kwargs)
+            guard_native(native)
+            return native
         if strict:
             raise NpuUnavailableError(
                 f"{cls.__name__} was asked for with strict=True or MM_NPU_STRICT=1, but {reason}"
@@ -182,11 +187,6 @@ def _lay_out(entry: Mapping[str, Any]) -> dict[str, Any]:
     # An empty momentum buffer, which torch 1.13's SGD writes, is none for torch_npu.
     entry = {key: value for key, value in entry.items() if value is not None}
     return int_step(entry)
-
-
-def int_step(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter's state with ``step``, if there is one, as an int."""
-    return {**entry, "step": int(entry["step"])} if "step" in entry else dict(entry)
 
 
 def _without_torchs_own(group: Mapping[str, Any]) -> dict[str, Any]:

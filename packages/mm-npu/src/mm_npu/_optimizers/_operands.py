@@ -52,6 +52,12 @@ def is_sharded(p: Any) -> bool:
     return type(p) is not torch.nn.Parameter and hasattr(p, "to_local")
 
 
+def is_flattened(p: Tensor) -> bool:
+    """Say whether torch's first FSDP manages ``p``: as a flat parameter, or as a piece of one."""
+    # The marks that it looks for itself, of parameters it was given and of those it has made.
+    return any(getattr(p, mark, False) for mark in ("_fsdp_flattened", "_is_flat_param"))
+
+
 def local(tensor: Any) -> Tensor:
     """Return this rank's part of a DTensor, and any other tensor itself."""
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor

@@ -1,0 +1,81 @@
+"""Import ``torch_npu``, and leave the process as it was if that fails.
+
+A broken installation ends its import in any exception, ``SystemExit`` included; it sets an
+environment variable first, leaves modules that are loaded by half, and prints.
+"""
+
+import os
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_NAME = "torch_npu"
+
+# What torch_npu raises where it is installed but cannot work: a library of CANN is missing, the
+# driver does not answer, CANN's folders are incomplete (a plain Exception), and worse.
+BROKEN = (Exception, SystemExit)
+
+
+def is_loaded() -> bool:
+    """Say whether somebody has imported ``torch_npu`` already."""
+    return sys.modules.get(_NAME) is not None
+
+
+def is_installed() -> bool:
+    """Say whether ``torch_npu`` could be imported; it is not."""
+    # A name that is None in sys.modules has been blocked there.
+    return is_loaded() or (_NAME not in sys.modules and find_spec(_NAME) is not None)
+
+
+def installed_version() -> str | None:
+    """Return the version in the metadata of the installed ``torch_npu``, None without any."""
+    try:
+        return version(_NAME)
+    except PackageNotFoundError:
+        return None
+
+
+def load() -> Any:
+    """Import ``torch_npu`` and return it.
+
+    What it prints while it is imported goes to the standard error, so that the standard output of
+    a command stays what the command writes.
+
+    Raises:
+        Exception: Whatever ``torch_npu`` raises; see ``BROKEN``.
+    """
+    if is_loaded():
+        return sys.modules[_NAME]
+    autoload, modules = os.environ.get(AUTOLOAD_VARIABLE), set(sys.modules)
+    try:
+        with redirect_stdout(sys.stderr):
+            return import_module(_NAME)
+    except BROKEN:
+        # Only after a failure: a working torch_npu sets the variable for a purpose of its own.
+        _set_environment(AUTOLOAD_VARIABLE, autoload)
+        _forget_modules_except(modules)
+        raise
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception's type and message as a part of a sentence, on one line."""
+    cause = " ".join(str(error).split()).rstrip(".") or "no message"
+    return f"{type(error).__name__}: {cause}"
+
+
+def _set_environment(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _forget_modules_except(modules: set[str]) -> None:
+    """Drop what was loaded by half: the next import would fail there, for another reason."""
+    for name in set(sys.modules) - modules:
+        if name.partition(".")[0] == _NAME:
+            del sys.modules[name]

@@ -1,0 +1,104 @@
+"""What ``torch_npu``'s own optimizers can pack, and what they cannot."""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mm_npu._errors import ConfigError, FusedOptimizerError, UntrainedParameterWarning
+
+from ._operands import is_flattened, is_sharded
+
+_DTYPES = (torch.float32, torch.float16)
+_NUM_NAMED = 10
+
+
+class Trained(NamedTuple):
+    """A parameter that requires gradients, and how messages call it."""
+
+    parameter: Tensor
+    name: str
+
+
+def trained_parameters(optimizer: Any) -> Iterator[Trained]:
+    """Yield the parameters that require gradients, in the optimizer's order.
+
+    They are called as ``param_groups`` tells, from torch 2.6 on, or by their place in it.
+    """
+    for group_index, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names")
+        for index, p in enumerate(group["params"]):
+            name = f"param_groups[{group_index}][{index}]" if names is None else names[index]
+            if p.requires_grad:
+                yield Trained(p, f"{name} of shape {tuple(p.shape)}")
+
+
+def check_parameters(optimizer: str, trained: Iterable[Trained]) -> None:
+    """Check that parameters can be packed.
+
+    Raises:
+        ConfigError: If one is sharded over ranks, or neither float32 nor float16.
+    """
+    for p, name in trained:
+        if is_sharded(p) or is_flattened(p):
+            raise ConfigError(
+                f"{optimizer} was given {name}, which is sharded over ranks; torch_npu lays "
+                "parameters end to end in a memory of its own, and sharding in another. Train with "
+                "MMDistributedDataParallel, or with an optimizer of torch such as "
+                "torch.optim.AdamW."
+            )
+        if p.dtype not in _DTYPES:
+            raise ConfigError(
+                f"{optimizer} was given {name} and {p.dtype}; on an NPU it takes float32 and "
+                "float16. Keep the parameters in float32 and compute in bfloat16 under autocast "
+                "(AmpOptimWrapper with dtype='bfloat16'), or take an optimizer of torch such as "
+                "torch.optim.AdamW."
+            )
+
+
+def check_no_views(optimizer: str, packed: Iterable[Trained]) -> None:
+    """Check that no gradient is a view of a buffer that somebody else fills.
+
+    Raises:
+        FusedOptimizerError: If one is.
+    """
+    for p, name in packed:
+        if p.grad is not None and p.grad._is_view():  # noqa: SLF001 - it has no public name
+            raise FusedOptimizerError(
+                f"{optimizer} found a gradient of {name} that is a view of a common buffer, as DDP "
+                "makes them; torch_npu moves gradients to a buffer of its own, and would not see "
+                "later ones. Build DDP with gradient_as_bucket_view=False."
+            )
+
+
+def part_gradients(packed: Iterable[Trained]) -> None:
+    """Give each gradient a memory of its own, the whole of which ``torch_npu`` counts as its size.
+
+    Backward of a concatenation, for one, leaves gradients that are pieces of one memory.
+    """
+    for p, _ in packed:
+        gradient = p.grad
+        if gradient is not None and _memory_size(gradient) != gradient.numel():
+            p.grad = gradient.clone()
+
+
+def _memory_size(tensor: Tensor) -> int:
+    """Return how many elements the memory of a tensor has room for."""
+    # torch before 2.0 knows no untyped_storage, and from there on warns of storage.
+    num_bytes: int = getattr(tensor, "untyped_storage", tensor.storage)().nbytes()
+    return num_bytes // tensor.element_size()
+
+
+def tell_of_left_out(optimizer: str, left_out: list[Trained]) -> None:
+    """Warn of parameters that have no gradient when the others are packed."""
+    names = ", ".join(each.name for each in left_out[:_NUM_NAMED])
+    more = len(left_out) - _NUM_NAMED
+    message = (
+        f"{optimizer} packs its parameters now, and {len(left_out)} that require gradients have "
+        f"none: {names}{f' and {more} more' if more > 0 else ''}; torch_npu will never train them. "
+        "Freeze those that are not to be trained (requires_grad=False), and give the others "
+        "p.grad = torch.zeros_like(p) before the first step."
+    )
+    warnings.warn(message, UntrainedParameterWarning, stacklevel=2)
