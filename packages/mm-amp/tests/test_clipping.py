@@ -62,6 +62,45 @@ def test_a_model_that_can_clip_itself_is_asked_to(sgd):
     assert sharded.asked == (0.1, 2)
 
 
+class _Packing(torch.optim.SGD):
+    """Stands in for the optimizers of torch_npu, which clip all gradients in one tensor."""
+
+    is_fused_optimizer = True
+
+    def clip_grad_norm_fused_(self, max_norm, norm_type=2):
+        self.asked = (max_norm, norm_type)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        return clip_grad_norm_(parameters, max_norm, norm_type)
+
+
+@pytest.mark.parametrize("norm_type", [2, float("inf")])
+def test_an_optimizer_that_has_packed_its_gradients_is_asked_to_clip(twins, norm_type):
+    model, twin = twins
+    optimizer = _Packing(model.parameters(), lr=0.1)
+    clip_grad = {"max_norm": 0.1, "norm_type": norm_type, "error_if_nonfinite": True}
+    wrapper = OptimWrapper(optimizer, clip_grad=clip_grad)
+    norm = clip_grad_norm_(twin.parameters(), 0.1, norm_type=norm_type)
+    torch.testing.assert_close(wrapper.step().grad_norm, norm, rtol=0, atol=0)
+    torch.testing.assert_close(_gradients(model), _gradients(twin), rtol=0, atol=0)
+    assert optimizer.asked == (0.1, norm_type)
+    model[0].weight.grad[0, 0] = float("inf")
+    with pytest.raises(NonFiniteError, match="gradient"):
+        wrapper.step()
+
+
+@pytest.mark.usefixtures("twins")
+def test_the_optimizers_own_clipping_is_for_norms_where_nothing_else_is_asked_for(model):
+    optimizer = _Packing(model.parameters(), lr=0.1)
+    others = [{"type": "value", "clip_value": 0.2}, {"type": "agc", "clip_factor": 0.01}]
+    if "foreach" in signature(clip_grad_norm_).parameters:
+        others.append({"max_norm": 0.1, "foreach": False})
+    for clip_grad in others:
+        OptimWrapper(optimizer, clip_grad=clip_grad).step()
+    optimizer.is_fused_optimizer = False  # has the method, and packs nothing
+    OptimWrapper(optimizer, clip_grad={"max_norm": 0.1}).step()
+    assert not hasattr(optimizer, "asked")
+
+
 @needs_foreach
 @pytest.mark.usefixtures("twins")
 def test_a_model_that_clips_itself_takes_no_foreach(sgd):

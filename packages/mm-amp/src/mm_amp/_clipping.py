@@ -13,7 +13,7 @@ from ._adaptive_clipping import AdaptiveClipper
 from ._checks import check_keys, check_positive_number, did_you_mean
 from ._clipper import AbstractClipper
 from ._errors import ConfigError, ConfigTypeError, TorchVersionError
-from ._norm_clipping import NormClipper
+from ._norm_clipping import FusedClip, NormClipper
 from ._sharded_norm import are_whole, local_part
 
 
@@ -46,7 +46,9 @@ _CLIPPERS: dict[str, tuple[_Clipper, str, Callable[..., object] | None]] = {
 }
 
 
-def build_clipper(clip_grad: Mapping[str, Any]) -> AbstractClipper:
+def build_clipper(
+    clip_grad: Mapping[str, Any], optimizer: torch.optim.Optimizer | None = None
+) -> AbstractClipper:
     """Build what ``clip_grad`` describes; the mapping itself is left as it is.
 
     Args:
@@ -54,6 +56,8 @@ def build_clipper(clip_grad: Mapping[str, Any]) -> AbstractClipper:
             ``error_if_nonfinite`` and ``foreach`` may be added; ``dict(type='value',
             clip_value=0.5)``, to which ``foreach`` may be added; or ``dict(type='agc',
             clip_factor=0.01)``, to which ``eps`` (default 0.001) may be.
+        optimizer: Asked to clip by norm itself if it can, as those of ``torch_npu`` on an NPU,
+            which have all gradients in one tensor.
 
     Raises:
         ConfigError: If the type is unknown, or a key is unknown, missing or has a bad value.
@@ -73,7 +77,15 @@ def build_clipper(clip_grad: Mapping[str, Any]) -> AbstractClipper:
         raise ConfigError(f"clip_grad of type {kind!r} needs {required}; got {dict(clip_grad)}.")
     if function is not None:
         _check_foreach(function, options)
+    if clipper is NormClipper:
+        options["clip_fused"] = _fused_clip_of(optimizer)
     return clipper(**options)
+
+
+def _fused_clip_of(optimizer: Any) -> FusedClip | None:
+    """Return how an optimizer clips gradients that it has packed; None if it does not pack."""
+    is_packing = getattr(optimizer, "is_fused_optimizer", False)
+    return getattr(optimizer, "clip_grad_norm_fused_", None) if is_packing else None
 
 
 def _check_foreach(function: Callable[..., object], options: Mapping[str, Any]) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ._fp32_islands import IslandsOfWrapper
 
 _logger = logging.getLogger(__name__)
+# The same from torch 1.13 to 2.15.
+_KEYS_OF_TORCH = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 
 
 class MixedPrecision(AbstractPrecision):
@@ -176,7 +178,10 @@ class MixedPrecision(AbstractPrecision):
                 f"The state's {SCALER_KEY} is a {type(saved).__name__}; "
                 "it must be what state_dict() of a wrapper returned."
             )
-        missing = sorted(self.scaler.state_dict().keys() - saved.keys())
+        own = self.scaler.state_dict()
+        # A device's own scaler can keep more, which a state of torch's does not have.
+        saved = {**{key: own[key] for key in own.keys() - _KEYS_OF_TORCH}, **saved}
+        missing = sorted(own.keys() - saved.keys())
         if missing:
             raise ConfigError(
                 f"The state's {SCALER_KEY} lacks {', '.join(missing)}; "

@@ -1,6 +1,7 @@
 """Clipping by the total norm of all gradients, sharded or not."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from ._errors import ConfigError
 from ._norm_check import NormCheck
 from ._sharded_norm import are_whole, local_part, total_norm_of_sharded
 
+# Clips all gradients at once: ``clip(max_norm, norm_type=...)`` returns their norm, 0-d.
+FusedClip = Callable[..., Tensor]
 _CAN_CLIP_IN_TWO = hasattr(nn_utils, "clip_grads_with_norm_")  # torch 2.6
 
 
@@ -29,6 +32,7 @@ class NormClipper(AbstractClipper):
         norm_type: object = 2.0,
         *,
         error_if_nonfinite: bool = False,
+        clip_fused: FusedClip | None = None,
         **options: Any,
     ) -> None:
         self._max_norm = check_positive_number("clip_grad max_norm", max_norm)
@@ -40,15 +44,20 @@ class NormClipper(AbstractClipper):
             else None
         )
         self._options = options
+        # Whoever asks for foreach gets torch's.
+        self._clip_fused = clip_fused if options.get("foreach") is None else None
         self._model: Any = None
         self._is_clipped_by_model = False
 
     @override
     def clip(self, parameters: list[Tensor], model: Any) -> Tensor | None:
+        if self._clip_fused is not None:
+            return self._clip_elsewhere(self._clip_fused, parameters, model)
         if model is not self._model:
             self._look_at(model)
         if self._is_clipped_by_model:
-            return self._clip_by_model(model)
+            # All parameters: ranks have gradients of different ones.
+            return self._clip_elsewhere(model.clip_grad_norm_, list(model.parameters()), model)
         if are_whole(parameters):
             return self._clip_alike(parameters)
         return self._clip_sharded(parameters)
@@ -66,17 +75,12 @@ class NormClipper(AbstractClipper):
             )
         self._model = model
 
-    def _clip_by_model(self, model: Any) -> Tensor:
+    def _clip_elsewhere(self, clip: FusedClip, parameters: list[Tensor], model: Any) -> Tensor:
         if self._check is None:
-            return self._ask_model(model)
-        parameters = list(model.parameters())  # all: ranks have gradients of different ones
+            return clip(self._max_norm, norm_type=self._norm_type)
         self._check.remember(parameters)  # before: of an infinite norm clipping makes NaN and 0
-        total = self._ask_model(model)
+        total = clip(self._max_norm, norm_type=self._norm_type)
         self._check(total, parameters, model)
-        return total
-
-    def _ask_model(self, model: Any) -> Tensor:
-        total: Tensor = model.clip_grad_norm_(self._max_norm, norm_type=self._norm_type)
         return total
 
     def _clip_alike(self, parameters: list[Tensor]) -> Tensor:

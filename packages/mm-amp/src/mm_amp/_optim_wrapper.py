@@ -74,7 +74,7 @@ class OptimWrapper(AbstractOptimWrapper):
             (type(self).scale_loss, type(self).should_update)
             == (OptimWrapper.scale_loss, OptimWrapper.should_update)
         )
-        self._clipper = None if clip_grad is None else _build_clipper(clip_grad)
+        self._clipper = None if clip_grad is None else _build_clipper(clip_grad, optimizer)
         self._clip_grad = None if clip_grad is None else dict(clip_grad)  # for repr only
         self._deferred_sync = SyncDeferral()
         self._weights = WindowWeights()
@@ -303,7 +303,9 @@ class OptimWrapper(AbstractOptimWrapper):
         }
 
 
-def _build_clipper(clip_grad: Mapping[str, Any]) -> "AbstractClipper":
+def _build_clipper(
+    clip_grad: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> "AbstractClipper":
     from ._clipping import build_clipper  # noqa: PLC0415 - not every run clips
 
-    return build_clipper(clip_grad)
+    return build_clipper(clip_grad, optimizer)

@@ -20,11 +20,14 @@ def scaled_step(
     Returns:
         ``(stepped, skipped)``: bools, or 0-d bool tensors for an optimizer that skips by itself.
     """
-    if skips_by_itself(optimizer):
+    if not skips_by_itself(optimizer):
+        stepped = _step_watched(scaler, optimizer, kwargs)
+    elif _can_step_fused(scaler, optimizer):
         _step_fused(scaler, optimizer, kwargs)
         overflow = _found_inf(scaler, optimizer)
         return overflow == 0, overflow != 0
-    stepped = _step_watched(scaler, optimizer, kwargs)
+    else:
+        stepped = _step_unscaled(scaler, optimizer, kwargs)
     return stepped, not stepped
 
 
@@ -39,6 +42,27 @@ def unscales_by_itself(optimizer: torch.optim.Optimizer) -> bool:
     Gradients that ``unscale_`` has already divided would be divided a second time.
     """
     return skips_by_itself(optimizer) and "grad_scaler" in signature(optimizer.step).parameters
+
+
+def _can_step_fused(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the two agree on how: a device's own scaler still hands itself to ``step``.
+
+    That of ``torch_npu`` does, and torch's optimizers do not take it since 2.0.
+    """
+    is_torchs: bool = type(scaler).step.__module__.startswith("torch.")
+    return is_torchs or unscales_by_itself(optimizer)
+
+
+def _step_unscaled(
+    scaler: Any, optimizer: torch.optim.Optimizer, kwargs: Mapping[str, Any]
+) -> bool:
+    """Let the scaler unscale and skip for a fused optimizer, as it does for any other."""
+    fused: Any = optimizer
+    fused._step_supports_amp_scaling = False  # noqa: SLF001 - torch's mark
+    try:
+        return _step_watched(scaler, optimizer, kwargs)
+    finally:
+        fused._step_supports_amp_scaling = True  # noqa: SLF001
 
 
 def _step_fused(scaler: Any, optimizer: torch.optim.Optimizer, kwargs: Mapping[str, Any]) -> None:
