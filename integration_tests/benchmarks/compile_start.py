@@ -1,9 +1,9 @@
 """How long a compiled model takes to start: cold, warm, in regions; and how fast it is then.
 
-For transformers of 8, 12 and 24 equal blocks and for a ResNet-18 of small width, on the CPU, in
-one run. A start is everything from ``compile_model`` to the end of the first forward and backward;
-importing torch is not part of it, importing torch's compiler is. Each start is a process of its
-own:
+For transformers of 8, 12 and 24 equal blocks, one of 8 that are four times as wide, and a ResNet-18
+of small width, on the CPU, in one run. A start is everything from ``compile_model`` to the end of
+the first forward and backward; importing torch is not part of it, importing torch's compiler is.
+Each start is a process of its own:
 
 * ``plain``: ``torch.compile(model)``, with an empty cache of inductor's.
 * ``whole, cold`` and ``regions, cold``: ``compile_model`` with an empty cache directory, of the
@@ -21,8 +21,9 @@ own ``Module.compile()``) take turns, in an order that is drawn anew for each: w
 does meets them alike. A turn is some steps in a row, of which the median counts; the table shows
 the median over turns of the ratio to ``plain`` in the same turn, with the quartiles, and ``plain'``
 is a second one like it: what it differs by is the machine's noise. Regions are not fused with what
-lies around them, and each call of one costs torch about a third of a millisecond, whoever compiled
-it: compare them with ``by hand``, too.
+lies around them, and each call of one costs torch about a quarter of a millisecond, whoever
+compiled it: compare them with ``by hand``, too. Of the ResNet-18 ``regions`` is ``whole``: its
+blocks hardly repeat.
 
 Run: ``python compile_start.py [--models transformer-8 ...] [--rounds 1] [--turns 40] [--json
 FILE]``. A model takes minutes; ``--json`` adds to what the file has of other models. It prints, and
@@ -67,11 +68,11 @@ _AIMS = {"cold / warm": 10, "whole / regions, 12 blocks": 2, "whole / regions, 2
 class Block(nn.Module):
     """A transformer's block that normalizes first."""
 
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
-        self.project_in, self.project_out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
-        self.first, self.last = nn.Linear(_WIDTH, 2 * _WIDTH), nn.Linear(2 * _WIDTH, _WIDTH)
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project_in, self.project_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.first, self.last = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x):
         batch, length, width = x.shape
@@ -83,11 +84,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, num_blocks):
+    def __init__(self, num_blocks, width=_WIDTH):
         super().__init__()
-        self.embedding = nn.Embedding(_WORDS, _WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
-        self.head = nn.Linear(_WIDTH, _WORDS)
+        self.embedding = nn.Embedding(_WORDS, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(num_blocks))
+        self.head = nn.Linear(width, _WORDS)
 
     def forward(self, words, targets):
         x = self.embedding(words)
@@ -144,10 +145,11 @@ def make_model(name):
     if name == "resnet-18":
         return ResNet18(), (torch.randn(_BATCH, 3, 32, 32), torch.randint(10, (_BATCH,)))
     words = torch.randint(_WORDS, (2, _BATCH, _LENGTH))
-    return Transformer(int(name.removeprefix("transformer-"))), tuple(words)
+    return Transformer(*map(int, name.removeprefix("transformer-").split("x"))), tuple(words)
 
 
-_MODELS = ("transformer-8", "transformer-12", "transformer-24", "resnet-18")
+# Number of blocks, and width if that is another one.
+_MODELS = ("transformer-8", "transformer-8x256", "transformer-12", "transformer-24", "resnet-18")
 
 
 def compiled(kind, name, cache):

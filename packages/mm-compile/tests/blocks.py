@@ -33,14 +33,16 @@ class Stack(nn.Module):
 
 
 class Stages(nn.Module):
-    """Two stages of two blocks, the way a ResNet is made."""
+    """Two stages of three blocks, the way a ResNet is made."""
 
     def __init__(self):
         super().__init__()
         # Dynamo distinguishes inputs that have a gradient: no block gets the model's own.
         self.stem = nn.Linear(4, 4)
-        first = nn.Sequential(Block(4, 4), Block(4, 4))
-        self.stages = nn.Sequential(first, nn.Sequential(Block(4, 8), Block(8, 8)))
+        first = nn.Sequential(*(Block(4, 4) for _ in range(3)))
+        self.stages = nn.Sequential(
+            first, nn.Sequential(Block(4, 8), *(Block(8, 8) for _ in range(2)))
+        )
         self.head = nn.Linear(8, 1)
 
     def forward(self, inputs):

@@ -142,6 +142,7 @@ def test_auto_is_short_for_what_cannot_go_wrong(clock):
         ({"disable": "always"}, "disable is 'always'; it takes True, False or 'auto'"),
         ({"disable": "auto", "target": ["forward", "val_step"]}, "weighs one method"),
         ({"disable": "auto", "optimizer": True}, "weighs the model alone"),
+        ({"disable": "auto", "measure": True}, "Drop measure"),
         ({"measure": -1}, "measure is -1"),
         ({"measure": 3, "target": "predict"}, "none of these runs in one"),
     ],

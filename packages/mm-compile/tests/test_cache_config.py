@@ -35,11 +35,12 @@ def test_a_file_or_a_place_within_one_is_refused(tmp_path):
 PROBE = """
 import os, sys
 from mm_compile import ConfigError
-from mm_compile._cache._code_cache import check_directory
+from mm_compile._cache._directory import check_directory
 if os.getuid() == 0:
     os.setuid(65534)  # root may write anywhere
 for name in sys.argv[1:]:
     try:
+        print(check_directory(name, is_read=True))
         check_directory(name)
     except ConfigError as error:
         print(error)
@@ -47,7 +48,7 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs permissions of POSIX")
-def test_a_directory_that_cannot_be_written_or_created_is_refused():
+def test_a_directory_that_cannot_be_written_or_created_is_refused_except_for_reading():
     result = subprocess.run(
         [sys.executable, "-c", PROBE, "/usr", "/usr/cache", "/usr/cache/of/mine"],
         capture_output=True,
@@ -55,9 +56,10 @@ def test_a_directory_that_cannot_be_written_or_created_is_refused():
         check=True,
     )
     lines = result.stdout.splitlines()
-    assert "cannot be written: /usr is not writable" in lines[0]
-    assert "cannot be created: /usr is not writable" in lines[1]
+    assert lines[0] == "/usr"
+    assert "cannot be written: /usr is not writable" in lines[1]
     assert "cannot be created: /usr is not writable" in lines[2]
+    assert "cannot be created: /usr is not writable" in lines[3]
 
 
 @needs_compile

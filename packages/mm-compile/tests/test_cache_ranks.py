@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mm_compile._cache._code_cache
 from mm_compile import compile_model
 from mm_compile._cache._code_cache import CodeCache
+from mm_compile._cache._inductor import compiles_backward_at_once
 
 collectives = pytest.importorskip("torch.distributed._functional_collectives")
 pytestmark = pytest.mark.skipif(
@@ -62,8 +63,11 @@ def fail_once(directory, flag):
 def _expect_one_to_compile(rank, folder):
     warnings.simplefilter("ignore")
     hits, misses = zip(*gather(train(folder / "same", size=4)), strict=True)
-    assert sorted(misses) == [0, 2]
-    assert sorted(hits) == [0, 2]
+    # Each graph is compiled by one rank and loaded by the other.
+    assert (sum(misses), sum(hits)) == (2, 2)
+    if compiles_backward_at_once():
+        assert sorted(misses) == [0, 2]
+    # Elsewhere backward has a turn of its own, and whoever comes first to that may be the other.
 
     # Ranks of different graphs do not wait for each other, and compile each its own.
     assert gather(train(folder / "different", size=5 + rank)) == [[0, 2], [0, 2]]

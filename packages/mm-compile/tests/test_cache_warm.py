@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from mm_compile import can_compile, compile_model, pack_cache, unpack_cache
+from mm_compile import ConfigError, can_compile, compile_model, pack_cache, unpack_cache
 from mm_compile._cache._bundle import list_bundles, read_bundle, write_bundle
 
 SUPPORT = can_compile()
@@ -237,6 +237,26 @@ def test_a_directory_that_fills_up_does_not_end_the_run(tmp_path, caplog):
     expected = Product()(torch.ones(3, 4))
     torch.testing.assert_close(run_once(directory), expected)
     assert f"nothing more is kept in {folder}" in caplog.text
+
+
+def test_a_directory_that_can_only_be_read_is_read(tmp_path, caplog, counted, monkeypatch):
+    directory = tmp_path / "cache"
+    outputs = run_once(directory)
+    before = sorted(bundles_in(directory))
+    assert counted() == (0, 1)
+    # Root, who may run these tests, may write anywhere.
+    monkeypatch.setattr(
+        "mm_compile._cache._directory._is_allowed", lambda _path, access: access == os.R_OK
+    )
+    assert torch.equal(run_once(directory), outputs)
+    assert counted() == (1, 0)
+    run_once(directory, nn.Sequential(Product(), Product()))
+    assert counted()[1] == 1  # a new graph is compiled
+    assert sorted(bundles_in(directory)) == before
+    lines = [line for line in caplog.messages if "can only be read" in line]
+    assert len(lines) == 2  # once for each model
+    with pytest.raises(ConfigError, match="is not writable"):
+        compile_model(Product(), {"cache": tmp_path / "missing"})
 
 
 def test_regions_are_kept_too(tmp_path, counted):

@@ -1,15 +1,15 @@
 """Compiled models among what else is put in or around a model, in one process."""
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from toy import needs_compile
-from wrapped import Dropping, Net, Watch, train
+from wrapped import Accumulating, Dropping, Net, Watch, train
 
 from mm_compile import CompileError, compile_model
 from mm_compile._torch import shares_code, torch_version
@@ -211,17 +211,23 @@ def test_hooks_inside_of_a_region_are_called_from_when_they_are_there(backend, r
     assert seen == [1]
 
 
-class Accumulating(nn.Module):
-    """Two calls of one block before backward."""
+@pytest.mark.skipif(not shares_code(), reason="this torch has no such setting")
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_setting_for_hooks_is_dynamos_own_again_after_a_call(fails):
+    seen = []
 
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Dropping(4) for _ in range(2))
+    def backend(graph_module, _inputs):
+        seen.append(torch._dynamo.config.skip_nnmodule_hook_guards)
+        if fails:
+            raise NotImplementedError
+        return graph_module.forward
 
-    def forward(self, inputs):
-        first, second = self.blocks
-        return second(first(second(first(inputs))))
+    model = Net()
+    compile_model(model, {"backend": backend, "on_error": "raise"})
+    with pytest.raises(CompileError) if fails else nullcontext():
+        model(torch.randn(5, 4))
+    assert seen == [False]
+    assert torch._dynamo.config.skip_nnmodule_hook_guards is True
 
 
 @by_regions

@@ -34,10 +34,10 @@ def test_five_shapes_make_at_most_two_graphs_of_each_region(backend, caplog):
     model = Stages()
     handle = compile_model(model, {"backend": backend, "regions": "auto"})
     run(model, [3, 4, 5, 6, 7])
-    num_kinds = 3 if shares_code() else 4
+    num_kinds = 3 if shares_code() else 6
     assert backend.graphs == 2 * num_kinds
-    assert [(region.graphs, region.recompiles) for region in handle.regions] == [(2, 1)] * 4
-    assert backend.calls == 20
+    assert [(region.graphs, region.recompiles) for region in handle.regions] == [(2, 1)] * 6
+    assert backend.calls == 30
     assert warnings_of(caplog) == []
 
 

@@ -72,6 +72,19 @@ class Net(nn.Module):
         return block(inputs)
 
 
+class Accumulating(nn.Module):
+    """Two calls of one block before backward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Dropping(4) for _ in range(2))
+
+    def forward(self, inputs):
+        first, second = self.blocks
+        return second(first(second(first(inputs))))
+
+
 def train(model, rank=0, rows=(5, 5, 5), no_sync=None, context=nullcontext):
     """Take an SGD step after each two batches of the given numbers of rows, and after the last.
 

@@ -9,6 +9,7 @@ import torch
 from ._cache._code_cache import CodeCache
 from ._failure import Failure, failure_of_backend
 from ._receipt._breaks import break_reason_of, dynamo_break_reasons
+from ._surroundings import HookGuards
 from ._torch import describe_backend, torch_version
 
 Compiled = Callable[..., Any]
@@ -35,6 +36,7 @@ class GuardedBackend:
         catches: bool,
         counts_runs: bool,
         code_cache: CodeCache | None = None,
+        hook_guards: HookGuards | None = None,
     ) -> None:
         self._compile: Compiled = _backend_function(keywords, dynamic=dynamic)
         if code_cache is not None:
@@ -43,6 +45,7 @@ class GuardedBackend:
         self.__name__ = describe_backend(keywords)
         self._catches = catches
         self._counts_runs = counts_runs
+        self._hook_guards = hook_guards
         self.num_graphs = 0
         self.num_runs = 0
         self.failure: Failure | None = None
@@ -53,6 +56,8 @@ class GuardedBackend:
     def __call__(self, graph_module: Any, example_inputs: Any) -> Any:
         """Compile one graph, as dynamo asks for it."""
         self.num_graphs += 1
+        if self._hook_guards is not None:
+            self._hook_guards.begin()
         if self._collects_breaks:
             self.break_reasons += break_reason_of(graph_module)
         if not self._catches:

@@ -2,16 +2,21 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from ._cache._code_cache import open_cache
 from ._config import CompileConfig, check_against_torch, parse_config
+from ._device_graphs import DeviceGraphs, records_graphs
 from ._errors import ConfigError, MMCompileError
 from ._handle import CompileHandle
 from ._install import install_regions, unwrapped
+from ._known_bad import tell_known_bad
+from ._outermost import OutermostCall
+from ._receipt._config import TRAINED
 from ._region import Region
 from ._torch import describe_backend
 from ._verify._verifier import Verifier
@@ -86,16 +91,36 @@ def compile_model(
         return CompileHandle(config, [])
     check_against_torch(config)
     config = dataclasses.replace(config, code_cache=open_cache(config.cache, config.keywords))
+    tell_known_bad(model, config)
     regions = _install(model, config)
     backend = describe_backend(config.keywords)
     _logger.debug("compile: %s by %s", ", ".join(region.label for region in regions), backend)
     verifier = Verifier(config, len(regions)) if config.verify is not None else None
-    for region in regions:
-        region.verifier = verifier
+    if verifier is not None:
+        for region in regions:
+            region.check = partial(verifier.check, region)
+    inner = unwrapped(model)
+    outermost, graphs = _watch_calls(inner, regions, config)
     count = (lambda: 0) if verifier is None else (lambda: verifier.num_comparisons)
-    return CompileHandle(
-        config, regions, WarmUp(unwrapped(model), regions, config, count), verifier
-    )
+    warm_up = WarmUp(inner, regions, config, outermost, count)
+    return CompileHandle(config, regions, warm_up, verifier, [outermost, *graphs])
+
+
+def _watch_calls(
+    model: nn.Module, regions: Sequence[Region], config: CompileConfig
+) -> tuple[OutermostCall, list[DeviceGraphs]]:
+    # Of several methods, one that training calls.
+    root = next((each for each in regions if each.attribute in TRAINED), regions[0])
+    outermost = OutermostCall(model, is_installed=bool(root.name))
+    root.outermost = outermost
+    if root.agreement is not None:
+        outermost.listeners.append(root.agreement.read)
+    if not records_graphs(config.keywords):
+        return outermost, []
+    graphs = DeviceGraphs(model.parameters())
+    outermost.listeners.append(graphs.begin)
+    outermost.keepers.append(graphs.keep)
+    return outermost, [graphs]
 
 
 def _install(model: nn.Module, config: CompileConfig) -> list[Region]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ._cache._code_cache import CodeCache, parse_cache
+from ._cache._code_cache import CodeCache
+from ._cache._directory import parse_cache
 from ._cache._inductor import require_cache
 from ._config_checks import (
     OWN_KEYS,

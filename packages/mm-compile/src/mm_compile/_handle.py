@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch.optim import Optimizer
 
@@ -18,6 +19,13 @@ from ._warm_up._warm_up import WarmUp
 _logger = logging.getLogger(__name__)
 
 
+class Removable(Protocol):
+    """What lies on a model beside its regions."""
+
+    def remove(self) -> None:
+        """Take it off."""
+
+
 class CompileHandle:
     """A compiled model's way back, and what compiling it did.
 
@@ -31,6 +39,7 @@ class CompileHandle:
         regions: Sequence[Region],
         warm_up: WarmUp | None = None,
         verifier: Verifier | None = None,
+        watchers: Sequence[Removable] = (),
     ) -> None:
         self._config = config
         self._regions = list(regions)
@@ -38,6 +47,7 @@ class CompileHandle:
         self._enabled = bool(regions)
         self._before = DynamoCounts.now() if regions else DynamoCounts()
         self._verifier = verifier
+        self._watchers = list(watchers)
         self._warm_up = warm_up
         if warm_up is not None:
             warm_up.on_done = self._tell
@@ -109,6 +119,8 @@ class CompileHandle:
         """Make the model run eagerly again, as it was before; a second call does nothing."""
         if self._warm_up is not None:
             self._warm_up.stop()
+        for watcher in self._watchers:
+            watcher.remove()
         for region in self._regions:
             region.remove()
         for step in self._steps:

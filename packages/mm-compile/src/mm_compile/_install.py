@@ -52,7 +52,7 @@ def _make_regions(model: nn.Module, attribute: str, config: CompileConfig) -> li
         modules = find_regions(inner, config.regions)
         if not modules:
             _logger.info(
-                "compile: regions='auto' found no repeated block in %s; it is compiled whole.",
+                "compile: regions='auto' found too few equal blocks in %s; it is compiled whole.",
                 type(inner).__name__,
             )
             modules = [("", inner)]
@@ -117,4 +117,3 @@ def _share_failures(regions: list[Region]) -> None:
     agreement = Agreement(apply, [region.label for region in regions])
     for region in regions:
         region.agreement = agreement
-    regions[0].reads_agreement = True

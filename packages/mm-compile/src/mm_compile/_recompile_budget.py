@@ -1,48 +1,83 @@
 """How often a region may be compiled again, and what happens beyond."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from ._errors import RecompileLimitError
 from ._failure import Failure
-from ._inputs import Traits
+from ._inputs import Traits, describe_inputs
 from ._unit import Kind, Mode, Unit
 
 _logger = logging.getLogger(__name__)
 
 
-def count_compilation(
-    kind: Kind, unit: Unit, mode: Mode, inputs: Traits, label: str, *, is_newcomer: bool
+@dataclass(frozen=True)
+class Call:
+    """A call of a region that has run compiled code.
+
+    Attributes:
+        mode: The mode it ran in.
+        label: The region, for messages.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        is_newcomer: Whether the region ran this code for the first time.
+    """
+
+    mode: Mode
+    label: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_newcomer: bool
+
+
+def look_at(
+    kind: Kind, unit: Unit, call: Call, method: Callable[..., Any], before: tuple[int, int]
 ) -> Failure | None:
-    """Count that code was compiled in a call, and apply the policy if that was once too often.
+    """Look at what was compiled in a call, and count it.
 
     Args:
         kind: The regions that share the code.
         unit: The code.
-        mode: The mode that it is for.
-        inputs: What the call was given.
-        label: The region that was called, for messages.
-        is_newcomer: Whether that region ran the code for the first time.
+        call: The call.
+        method: The eager method, which names the inputs.
+        before: How many graphs and graph breaks there were when the call began.
 
     Returns:
-        Why the regions of this kind have to run eagerly; None if they do not.
+        Why the region has to run eagerly; None if it does not.
 
     Raises:
-        RecompileLimitError: If the policy is to raise.
+        RecompileLimitError: If it was compiled once too often, and the policy is to raise.
     """
+    backend = unit.backend
+    num_graphs, num_breaks = before
+    unit.note_breaks(num_breaks)
+    if call.is_newcomer and not backend.num_graphs:
+        _logger.warning(
+            "compile: %s has no graph: dynamo captured nothing, and it runs as it is.", call.label
+        )
+    failure, backend.failure = backend.failure, None
+    if failure is not None or backend.num_graphs == num_graphs:
+        return failure
+    return _count(kind, unit, call, describe_inputs(method, call.args, call.kwargs))
+
+
+def _count(kind: Kind, unit: Unit, call: Call, inputs: Traits) -> Failure | None:
     change = unit.remember(inputs)
     if change is None:
         return None
-    if is_newcomer:
+    if call.is_newcomer:
         # Not compiled again, but like others of its kind only at first sight.
         kind.num_strangers += 1
         return None
     unit.num_recompiles += 1
     change = change or "nothing in its inputs (a value that its code reads elsewhere)"
     unit.changes.append(change)
-    _logger.debug("compile: %s was compiled again; %s", label, change)
+    _logger.debug("compile: %s was compiled again; %s", call.label, change)
     if unit.num_recompiles <= kind.config.recompile_limit:
         return None
-    return _apply_policy(kind, unit, mode, change, label)
+    return _apply_policy(kind, unit, call.mode, change, call.label)
 
 
 def _apply_policy(kind: Kind, unit: Unit, mode: Mode, change: str, label: str) -> Failure | None:

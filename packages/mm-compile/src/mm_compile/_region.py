@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
-from weakref import ref
+from typing import Any
 
 import torch
 from torch import nn
 
 from ._agreement import Agreement
-from ._code import eager_method, own_method
 from ._errors import TorchVersionError
 from ._failure import Failure, failure_of_dynamo, not_compiled, not_repeatable
-from ._inputs import describe_inputs
-from ._recompile_budget import count_compilation
-from ._surroundings import (
-    gradient_buckets,
-    guarded_hooks,
-    is_in_backward,
-    refuse_checkpointing,
-)
+from ._outermost import OutermostCall
+from ._recompile_budget import Call, look_at
+from ._slot import MethodSlot
+from ._surroundings import Surroundings, is_in_backward, refuse_checkpointing
 from ._torch import dynamo_errors, is_of_dynamo, is_users_own_error
 from ._unit import Kind, Mode, Unit, mode_of
 
-if TYPE_CHECKING:  # both are made of regions
-    from ._verify._verifier import Verifier
-    from ._warm_up._warm_up import WarmUp
+# Calls what it is given on copies of a call's inputs, and says what deviates.
+Check = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Failure | None]
 
 _logger = logging.getLogger(__name__)
 
@@ -44,8 +36,7 @@ class Region:
     """One method of one module, compiled; it lies on that module under the method's name.
 
     There it is called between the module's hooks, whoever registered them: wrappers of the module
-    (data parallel, sharding, checkpointing) see no difference. A copy of the module holds the
-    class's own method in its place, and no trace of this package.
+    (data parallel, sharding, checkpointing) see no difference.
 
     Attributes:
         name: The module's name in the model; empty for the model itself.
@@ -55,16 +46,16 @@ class Region:
         kind: The regions it shares compiled code with.
         failure: Why it runs eagerly; None while it is compiled.
         held_back: Why it is not compiled now, though nothing failed; else None.
-        warm_up: Told when a call begins, by the model's first region.
-        verifier: Compares the first calls with eager ones.
+        outermost: Where the calls of the whole model are told, if this one's may be such.
+        check: Compares the first calls with eager ones.
     """
 
     def __init__(
         self, module: nn.Module, attribute: str, name: str, kind: Kind, index: int = 0
     ) -> None:
-        self._module = ref(module)
-        self._previous = vars(module).get(attribute)
-        self._eager = own_method(module, attribute)
+        self._slot = MethodSlot(module, attribute)
+        self._module = self._slot.of
+        self._surroundings = Surroundings(is_whole=not name)
         self.name = name
         self.attribute = attribute
         self.index = index
@@ -73,10 +64,9 @@ class Region:
         self.kind = kind
         self.failure: Failure | None = None
         self.agreement: Agreement | None = None
-        self.reads_agreement = False
         self.held_back: str | None = None
-        self.warm_up: WarmUp | None = None
-        self.verifier: Verifier | None = None
+        self.outermost: OutermostCall | None = None
+        self.check: Check | None = None
         self._errors: tuple[type[Exception], ...] = (*dynamo_errors(), TorchVersionError)
         # What the last forward ran; None is the eager method.
         self._last: tuple[Mode, Unit | None] | None = None
@@ -85,14 +75,12 @@ class Region:
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         """The eager method, where ``inspect.signature`` looks for it."""
-        return self._eager or eager_method(self.module, self.attribute)
+        return self._slot.eager
 
     @property
     def module(self) -> nn.Module:
         """The module it lies on."""
-        module = self._module()
-        assert module is not None  # it holds this object
-        return module
+        return self._slot.module
 
     @property
     def is_active(self) -> bool:
@@ -102,38 +90,23 @@ class Region:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling():  # somebody compiles a whole around it
             return self.__wrapped__(*args, **kwargs)
-        mode = mode_of(self.module)
-        if is_in_backward() and self._last is not None and self._last[0][:2] == mode[:2]:
-            # Checkpointing: what the forward saved has to be made again, exactly as it was.
-            mode, unit = self._last
-        else:
-            unit = self._choose(mode)
-            if unit is not None and self.verifier is not None:
-                unit = self._verified(unit, mode, args, kwargs)
-        if unit is None:
-            return self.__wrapped__(*args, **kwargs)
-        return self._run_compiled(unit, mode, args, kwargs)
+        outermost = self.outermost
+        if outermost is not None and not outermost.is_running:
+            return outermost.around(self._call, args, kwargs)
+        return self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Also for copy.deepcopy. The copy must compute with its own parameters.
-        if self._eager is not None:
-            return copy.copy, (self._eager,)
-        return getattr, (self._module(), self.attribute)
+        return self._slot.reduced()
 
     def install(self) -> None:
         """Put it in its module's place."""
-        setattr(self._module(), self.attribute, self)
+        self._slot.fill(self)
         self._is_installed = True
 
     def remove(self) -> None:
         """Take it out again, unless somebody replaced it since; theirs stays then."""
         self._is_installed = False
-        module = self._module()
-        if module is None or vars(module).get(self.attribute) is not self:
-            return
-        delattr(module, self.attribute)
-        if self._previous is not None:
-            setattr(module, self.attribute, self._previous)
+        self._slot.clear(self)
 
     def run_eagerly_from_now_on(self, failure: Failure) -> None:
         """Give up compiled code, and say why."""
@@ -141,11 +114,20 @@ class Region:
             self.failure = failure
             _logger.warning("compile: %s runs eagerly from now on: %s", self.label, failure)
 
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        mode = mode_of(self._module())
+        if is_in_backward() and self._last is not None and self._last[0][:2] == mode[:2]:
+            # Checkpointing: what the forward saved has to be made again, exactly as it was.
+            mode, unit = self._last
+        else:
+            unit = self._choose(mode)
+            if unit is not None and self.check is not None:
+                unit = self._verified(unit, mode, args, kwargs)
+        if unit is None:
+            return self.__wrapped__(*args, **kwargs)
+        return self._run_compiled(unit, mode, args, kwargs)
+
     def _choose(self, mode: Mode) -> Unit | None:
-        if self.reads_agreement and self.agreement is not None:
-            self.agreement.read()
-        if self.warm_up is not None:
-            self.warm_up.begin_call()
         if self.failure is None and self.kind.excess is not None:
             # Else each of many blocks would compile once more before it gave up.
             self._give_up(self.kind.excess)
@@ -157,8 +139,8 @@ class Region:
     def _verified(
         self, unit: Unit, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Unit | None:
-        assert self.verifier is not None
-        failure = self.verifier.check(self, partial(self._run_compiled, unit, mode), args, kwargs)
+        assert self.check is not None
+        failure = self.check(partial(self._run_compiled, unit, mode), args, kwargs)
         if failure is not None:
             self._give_up(failure)
         if self.failure is not None:  # it may also have failed to compile
@@ -170,37 +152,31 @@ class Region:
         self, unit: Unit, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         backend = unit.backend
-        num_graphs, num_runs = backend.num_graphs, backend.num_runs
-        num_breaks = len(backend.break_reasons)
+        before = (backend.num_graphs, len(backend.break_reasons))
+        num_runs = backend.num_runs
         is_newcomer = self.name not in unit.callers
-        unit.callers.add(self.name)
+        surroundings = self._surroundings.enter()
         try:
             if is_newcomer:
+                unit.callers.add(self.name)
                 refuse_checkpointing()
-            with gradient_buckets(is_whole=not self.name), guarded_hooks():
-                outputs = unit.run(self._module(), *args, **kwargs)
+            outputs = unit.run(self._module(), *args, **kwargs)
         except Exception as error:
             if not is_of_dynamo(error, self._errors):
                 raise
             failed = error
         else:
-            unit.note_breaks(num_breaks)
-            if is_newcomer and not backend.num_graphs:
-                _logger.warning(
-                    "compile: %s has no graph: dynamo captured nothing, and it runs as it is.",
-                    self.label,
-                )
-            if backend.failure is not None:
-                failure, backend.failure = backend.failure, None
-                self._give_up(failure)
-            elif backend.num_graphs != num_graphs:
-                inputs = describe_inputs(self.__wrapped__, args, kwargs)
-                excess = count_compilation(
-                    self.kind, unit, mode, inputs, self.label, is_newcomer=is_newcomer
-                )
-                if excess is not None:
-                    self._give_up(excess)
+            is_known = before == (backend.num_graphs, len(backend.break_reasons))
+            if is_newcomer or not is_known or backend.failure is not None:
+                call = Call(mode, self.label, args, kwargs, is_newcomer=is_newcomer)
+                failure = look_at(self.kind, unit, call, self.__wrapped__, before)
+                if failure is not None:
+                    self._give_up(failure)
             return outputs
+        finally:
+            self._surroundings.leave(surroundings)
+            if unit.hook_guards.is_begun:
+                unit.hook_guards.end()
         return self._recover(failed, backend.num_runs != num_runs, args, kwargs)
 
     def _unit(self, mode: Mode) -> Unit:

@@ -18,6 +18,10 @@ Signature = tuple[object, ...]
 # They hold modules and have no forward of their own.
 _HOLDERS = (nn.ModuleList, nn.ModuleDict)
 _CONTAINERS = (*_HOLDERS, nn.Sequential)
+# Fewer blocks than so many of a kind, on average, take about as long to compile one by one as the
+# whole model does, whose steps are then faster: what lies between blocks is not fused, and a block
+# of convolutions turns its tensors to another memory layout and back.
+_LEAST_REPEATS = 2
 
 
 def find_regions(model: nn.Module, regions: str | Sequence[str]) -> list[Named]:
@@ -28,13 +32,16 @@ def find_regions(model: nn.Module, regions: str | Sequence[str]) -> list[Named]:
         regions: ``"auto"`` for repeated blocks, or patterns of dotted names.
 
     Returns:
-        Names and modules, in the model's order; empty if ``"auto"`` finds no repeated block.
+        Names and modules, in the model's order; empty if ``"auto"`` finds no repeated block, or
+        blocks of so many kinds that compiling them one by one gains nothing.
 
     Raises:
         ConfigError: If a pattern matches nothing that can be compiled.
     """
     if regions == "auto":
-        return list(_find_blocks(model))
+        blocks = list(_find_blocks(model))
+        num_kinds = len({signature_of(block) for _, block in blocks})
+        return blocks if len(blocks) >= _LEAST_REPEATS * num_kinds else []
     return _find_matches(model, regions)
 
 

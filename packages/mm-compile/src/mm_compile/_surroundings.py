@@ -1,8 +1,7 @@
 """What goes on around a region: data-parallel wrappers, checkpointing, and hooks."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 
 import torch
@@ -52,9 +51,8 @@ def active_ddp() -> DistributedDataParallel | None:
     return wrapper
 
 
-@contextmanager
-def gradient_buckets(*, is_whole: bool) -> Iterator[None]:
-    """Let dynamo cut graphs where the gradient buckets of the active wrapper end, if there is one.
+class Surroundings:
+    """Lets dynamo cut graphs where the gradient buckets of the active wrapper end, if there is one.
 
     Of a model compiled as a whole all gradients would be ready at once, at the very end of
     backward, with nothing left to overlap their exchange with. So dynamo cuts its graph, with a
@@ -62,38 +60,57 @@ def gradient_buckets(*, is_whole: bool) -> Iterator[None]:
     makes it raise. Regions end anyway where they end: of these only one larger than a bucket needs
     a cut, and none needs a first bucket of its own.
 
+    Every call of a region passes here, compiling or not: hence no context manager.
+
     Args:
         is_whole: Whether the model is compiled as a whole, and not by regions.
     """
-    wrapper = active_ddp()
-    if wrapper is None:
-        yield
-        return
-    first = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]  # noqa: SLF001
-    size = int(wrapper.bucket_bytes_cap)
-    # dynamo has no other way to be told.
-    dist._DEFAULT_FIRST_BUCKET_BYTES = min(first, size) if is_whole else size  # type: ignore[attr-defined]  # noqa: SLF001
-    try:
-        yield
-    finally:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = first  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def __init__(self, *, is_whole: bool) -> None:
+        self._is_whole = is_whole
+
+    def enter(self) -> int | None:
+        """Change torch's setting; returns what :meth:`leave` puts back."""
+        wrapper = active_ddp()
+        if wrapper is None:
+            return None
+        first: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]  # noqa: SLF001
+        size = int(wrapper.bucket_bytes_cap)
+        # dynamo has no other way to be told.
+        dist._DEFAULT_FIRST_BUCKET_BYTES = min(first, size) if self._is_whole else size  # type: ignore[attr-defined]  # noqa: SLF001
+        return first
+
+    def leave(self, first: int | None) -> None:
+        """Put the setting back."""
+        if first is not None:
+            dist._DEFAULT_FIRST_BUCKET_BYTES = first  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-@contextmanager
-def guarded_hooks() -> Iterator[None]:
-    """Let dynamo ask, before it runs code, whether the modules in it have the same hooks.
+class HookGuards:
+    """Lets dynamo ask, before it runs code, whether the modules in it have the same hooks.
 
     It does not by itself: hooks registered on a module in a region would be passed over if they
-    came after the code, or if the code was compiled for another region of its kind.
+    came after the code, or if the code was compiled for another region of its kind. What code asks
+    before it runs is written right after its graphs were compiled: so a backend begins this, and
+    the region that was called ends it. A call that compiles nothing pays nothing.
     """
-    if not shares_code():  # these ask in ways of their own, or not at all
-        yield
-        return
-    from torch._dynamo import config  # noqa: PLC0415 - imports dynamo
 
-    before = config.skip_nnmodule_hook_guards
-    config.skip_nnmodule_hook_guards = False
-    try:
-        yield
-    finally:
-        config.skip_nnmodule_hook_guards = before
+    def __init__(self) -> None:
+        self.is_begun = False
+
+    def begin(self) -> None:
+        """Change dynamo's setting, until :meth:`end`."""
+        if self.is_begun or not shares_code():  # older ones ask in ways of their own, or not at all
+            return
+        from torch._dynamo import config  # noqa: PLC0415 - imports dynamo
+
+        self.is_begun = bool(config.skip_nnmodule_hook_guards)
+        if self.is_begun:
+            config.skip_nnmodule_hook_guards = False
+
+    def end(self) -> None:
+        """Put it back."""
+        from torch._dynamo import config  # noqa: PLC0415 - imports dynamo
+
+        self.is_begun = False
+        config.skip_nnmodule_hook_guards = True

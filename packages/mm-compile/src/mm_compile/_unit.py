@@ -12,7 +12,7 @@ from ._config import CompileConfig
 from ._failure import Failure
 from ._inputs import Traits, describe_nearest_change
 from ._receipt._breaks import GraphBreak, graph_break_of
-from ._surroundings import active_ddp
+from ._surroundings import HookGuards, active_ddp
 
 # Whether the module trains, whether gradients are recorded, and whether those of a data-parallel
 # wrapper are: its graphs end where the gradient buckets do, code compiled before wrapping does not.
@@ -33,6 +33,7 @@ class Unit:
 
     Attributes:
         backend: What compiles and counts its graphs.
+        hook_guards: Begun by the backend; whoever calls ``run`` ends it.
         run: ``run(module, *args, **kwargs)``, compiled.
         is_dynamic: Whether every dimension is compiled as one that changes.
         num_recompiles: How often it was compiled for inputs other than the first ones.
@@ -44,6 +45,7 @@ class Unit:
     def __init__(
         self, function: FunctionType, config: CompileConfig, *, is_dynamic: bool = False
     ) -> None:
+        self.hook_guards = HookGuards()
         keywords = dict(config.keywords)
         if is_dynamic:
             keywords["dynamic"] = True
@@ -54,6 +56,7 @@ class Unit:
             catches=config.on_error == "eager",
             counts_runs=config.target != ("forward",),
             code_cache=config.code_cache,
+            hook_guards=self.hook_guards,
         )
         rest = {name: keywords[name] for name in keywords.keys() - {"backend", "mode", "options"}}
         self.run = torch.compile(function, backend=self.backend, **rest)

@@ -21,6 +21,7 @@ from ._key import CacheKey
 
 SUFFIX = ".bundle"
 BUNDLE_NAME = re.compile(r"[0-9a-f]{64}\.bundle")
+FOLDER_NAME = re.compile(r"torch-[A-Za-z0-9_.+-]{1,64}-[0-9a-f]{24}")
 _MANIFEST = "manifest.json"
 # A writer that takes longer was killed.
 _STALE_S = 3600.0
@@ -119,6 +120,15 @@ def list_bundles(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if BUNDLE_NAME.fullmatch(path.name))
     except OSError:
         return []
+
+
+def list_folders(directory: Path) -> list[Path]:
+    """List the folders of a cache, one for each key; nothing if there is no cache."""
+    if not directory.is_dir():
+        return []
+    return sorted(
+        path for path in directory.iterdir() if FOLDER_NAME.fullmatch(path.name) and path.is_dir()
+    )
 
 
 def remove_drafts(folder: Path) -> None:

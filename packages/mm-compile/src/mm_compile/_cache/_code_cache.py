@@ -1,16 +1,15 @@
 """A directory of compiled code that outlives the process, and moves to other machines."""
 
 import logging
-import os
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from mm_compile._errors import ConfigError
 from mm_compile._torch import describe_backend
 
+from ._directory import can_only_be_read
 from ._graph import device_types_of, has_collectives, mark_of
 from ._inductor import (
     compile_parts,
@@ -26,49 +25,6 @@ from ._turn import turn
 _logger = logging.getLogger(__name__)
 
 Compile = Callable[[], Any]
-
-
-def parse_cache(value: str | os.PathLike[str] | bool) -> Path | None:  # noqa: FBT001 - a config value
-    """Read what a config has under ``cache``.
-
-    Raises:
-        ConfigError: If it is True, or no directory.
-    """
-    if value is True:
-        raise ConfigError(
-            "compile.cache is True; it takes a directory here. mm-runner is what chooses one for "
-            "True. Write cache='DIR', one for all runs of a project."
-        )
-    return None if value is False else check_directory(value)
-
-
-def check_directory(value: str | os.PathLike[str]) -> Path:
-    """Check that ``value`` can be a cache's directory; creates nothing.
-
-    Raises:
-        ConfigError: If it is a file, or cannot be written or created.
-    """
-    try:
-        path = Path(value).expanduser().absolute()
-    except RuntimeError as error:  # of another user, "~name"
-        raise ConfigError(f"compile.cache is {str(value)!r}, but: {error}") from error
-    if not str(value) or "\0" in str(value):
-        raise ConfigError(f"compile.cache is {str(value)!r}; it takes the path of a directory.")
-    existing = path
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        raise ConfigError(
-            f"compile.cache is {str(value)!r}, but {existing} is a file; it takes a directory."
-        )
-    uses_effective = os.access in os.supports_effective_ids
-    if not os.access(existing, os.W_OK | os.X_OK, effective_ids=uses_effective):
-        action = "written" if existing == path else "created"
-        raise ConfigError(
-            f"compile.cache is {str(value)!r}, which cannot be {action}: {existing} is not "
-            "writable. Name another directory, or change its permissions."
-        )
-    return path
 
 
 def open_cache(directory: Path | None, keywords: Mapping[str, Any]) -> "CodeCache | None":
@@ -95,6 +51,11 @@ def open_cache(directory: Path | None, keywords: Mapping[str, Any]) -> "CodeCach
             directory,
         )
         return None
+    if can_only_be_read(directory):
+        _logger.warning(
+            "compile: %s can only be read: what it holds is used, and nothing is kept there.",
+            directory,
+        )
     return CodeCache(directory, keywords)
 
 
@@ -112,6 +73,7 @@ class CodeCache:
     def __init__(self, directory: Path, keywords: Mapping[str, Any]) -> None:
         self._directory = directory
         self._keywords = dict(keywords)
+        self._is_writable = not can_only_be_read(directory)
         self._shelves: dict[frozenset[str], Shelf | None] = {}
         # Also at the end of the process.
         weakref.finalize(self, _close_all, self._shelves)
@@ -139,6 +101,8 @@ class CodeCache:
             return compile_graph()
         mark = mark_of(graph_module, inputs)
         if mark not in shelf.marks:
+            if not shelf.is_writable:  # nobody would have anything of it to wait for another one
+                return _compile_cold(shelf, mark, compile_graph)
             with turn(f"{shelf.folder.resolve()}/{mark}"):
                 shelf.refresh()
                 if mark not in shelf.marks:
@@ -158,7 +122,9 @@ class CodeCache:
         if device_types not in self._shelves:
             key = find_key(device_types, self._keywords)
             try:
-                self._shelves[device_types] = Shelf(self._directory, key)
+                self._shelves[device_types] = Shelf(
+                    self._directory, key, is_writable=self._is_writable
+                )
             except OSError as error:  # a full disk must not end a run
                 _logger.warning("compile: the cache is not used: %s", error)
                 self._shelves[device_types] = None
@@ -186,5 +152,6 @@ def _load(shelf: Shelf, mark: str, compile_graph: Compile) -> Any:
     except Exception as error:  # noqa: BLE001 - what was compiled elsewhere may fail in any way
         shelf.start_anew(error)
         return _compile_cold(shelf, mark, compile_graph)
+    shelf.note_use(mark)
     shelf.publish(mark)
     return compiled

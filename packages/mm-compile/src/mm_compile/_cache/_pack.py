@@ -2,19 +2,25 @@
 
 import hashlib
 import os
-import re
 import shutil
 import tempfile
 import uuid
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from mm_compile._errors import CacheFileError
 
-from ._bundle import BUNDLE_NAME, BundleError, list_bundles, read_bundle
-from ._code_cache import check_directory
+from ._bundle import (
+    BUNDLE_NAME,
+    FOLDER_NAME,
+    BundleError,
+    list_bundles,
+    list_folders,
+    read_bundle,
+)
+from ._directory import check_directory
 
-_FOLDER_NAME = re.compile(r"torch-[A-Za-z0-9_.+-]{1,64}-[0-9a-f]{24}")
 _DESCRIPTION = b"A compile cache of mm-compile; unpack it with mm_compile.unpack_cache.\n"
 
 
@@ -39,7 +45,7 @@ def pack_cache(directory: str | os.PathLike[str], file: str | os.PathLike[str]) 
         3
     """
     directory, file = Path(directory), Path(file)
-    bundles = [path for folder in _folders(directory) for path in list_bundles(folder)]
+    bundles = [path for folder in list_folders(directory) for path in list_bundles(folder)]
     draft = file.with_name(f".{uuid.uuid4().hex}.tmp")
     num_packed = 0
     try:
@@ -47,9 +53,11 @@ def pack_cache(directory: str | os.PathLike[str], file: str | os.PathLike[str]) 
         with zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED) as archive:
             archive.comment = _DESCRIPTION
             for path in bundles:
-                if _is_whole(path):
-                    archive.write(path, f"{path.parent.name}/{path.name}")
-                    num_packed += 1
+                # A job may remove one meanwhile, for its age.
+                with suppress(FileNotFoundError):
+                    if _is_whole(path):
+                        archive.write(path, f"{path.parent.name}/{path.name}")
+                        num_packed += 1
         if not num_packed:
             raise CacheFileError(
                 f"{directory} holds no compiled code to pack. Name the directory given as cache "
@@ -115,7 +123,7 @@ def _extract(file: Path, draft: Path) -> list[str]:
 def _check_member(file: Path, name: str) -> None:
     # With such names there are no links, no paths out of the directory and no other folders.
     folder, _, bundle = name.partition("/")
-    if not _FOLDER_NAME.fullmatch(folder) or not BUNDLE_NAME.fullmatch(bundle):
+    if not FOLDER_NAME.fullmatch(folder) or not BUNDLE_NAME.fullmatch(bundle):
         raise CacheFileError(
             f"{file} has a member {name!r}, which pack_cache does not write; nothing was unpacked."
         )
@@ -127,14 +135,6 @@ def _move(source: Path, destination: Path) -> bool:
     destination.parent.mkdir(exist_ok=True)
     source.replace(destination)
     return True
-
-
-def _folders(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        return []
-    return sorted(
-        path for path in directory.iterdir() if _FOLDER_NAME.fullmatch(path.name) and path.is_dir()
-    )
 
 
 def _is_whole(path: Path) -> bool:

@@ -16,9 +16,12 @@ from ._bundle import (
 )
 from ._inductor import forget_loaded, keeping_graphs, remembering_probes
 from ._key import CacheKey
+from ._prune import note_use, prune
 from ._workspace import Workspace
 
 _logger = logging.getLogger(__name__)
+# Looking for what to remove costs a look at every bundle.
+_PRUNE_EVERY = 32
 
 
 class Shelf:
@@ -27,23 +30,28 @@ class Shelf:
     Args:
         directory: The cache's directory.
         key: What the code must have been compiled for.
+        is_writable: Whether anything may be written there.
 
     Attributes:
         folder: Where the bundles of the key lie.
         marks: Names of the graphs whose code is at hand.
+        is_writable: Whether what is compiled is still kept.
     """
 
     # What inductor has loaded it knows by content, for the whole process.
     _last_entered: ClassVar[Path | None] = None
 
-    def __init__(self, directory: Path, key: CacheKey) -> None:
+    def __init__(self, directory: Path, key: CacheKey, *, is_writable: bool = True) -> None:
+        self.is_writable = is_writable
         self.folder = directory / key.name
         self.marks: set[str] = set()
         self._key = key
         self._read: set[str] = set()
         self._verdicts: dict[str, bool] = {}
         self._has_told_of_places = False
-        self._is_writable = True
+        # Where the code of each graph was read.
+        self._sources: dict[str, Path] = {}
+        self._num_written = 0
         self._workspace = Workspace()
         self.refresh()
         _logger.info(
@@ -67,7 +75,9 @@ class Shelf:
                 continue
             self._read.add(path.name)
             try:
-                bundles.append(self._checked(read_bundle(path)))
+                bundles.append((self._checked(read_bundle(path)), path))
+            except FileNotFoundError:
+                continue  # another job has removed it: it had not been used for long
             except (BundleError, OSError) as error:
                 refused.append(f"{path.name[:12]}: {error}")
         if refused:
@@ -79,8 +89,8 @@ class Shelf:
             )
         # The newest first: it was written where an older one of the same graph did not work.
         try:
-            for bundle in sorted(bundles, key=lambda each: each.created_s, reverse=True):
-                self._take(bundle)
+            for bundle, path in sorted(bundles, key=lambda each: each[0].created_s, reverse=True):
+                self._take(bundle, path)
         except OSError as error:
             # A full disk leaves half a file.
             self.start_anew(error)
@@ -95,15 +105,24 @@ class Shelf:
                 return
             self.marks.add(mark)
             is_new = True
-        if not (is_new or files) or not self._is_writable:
+        if not (is_new or files) or not self.is_writable:
             return
         try:
             bundle = Bundle(self._key, [mark] if mark else [], files, self._verdicts)
             self._read.add(write_bundle(self.folder, bundle))
             remove_drafts(self.folder)
+            if self._num_written % _PRUNE_EVERY == 0:
+                prune(self.folder.parent)
+            self._num_written += 1
         except OSError as error:
-            self._is_writable = False
+            self.is_writable = False
             _logger.warning("compile: nothing more is kept in %s: %s", self.folder, error)
+
+    def note_use(self, mark: str) -> None:
+        """Note that the code of a graph was of use, so that it is kept."""
+        path = self._sources.pop(mark, None)  # once for each process
+        if path is not None:
+            note_use(path)
 
     def start_anew(self, error: Exception) -> None:
         """Forget everything that was read, since some of it does not work."""
@@ -129,9 +148,12 @@ class Shelf:
             raise BundleError("it was made for another torch, machine or config")
         return bundle
 
-    def _take(self, bundle: Bundle) -> None:
+    def _take(self, bundle: Bundle, path: Path) -> None:
         if bundle.marks and self.marks.issuperset(bundle.marks):
             return
+        self._sources.update(dict.fromkeys(bundle.marks, path))
+        if not bundle.marks:  # results of autotuning, of use to all
+            note_use(path)
         self._workspace.put(bundle.files)
         if bundle.key.places == self._key.places:
             self.marks.update(bundle.marks)

@@ -42,6 +42,11 @@ def check_receipt(given: Mapping[str, Any], targets: tuple[str, ...]) -> None:
             "compile has disable='auto' and optimizer=True; 'auto' weighs the model alone. Drop "
             "one of the two."
         )
+    if disable == "auto" and given.get("measure"):
+        raise ConfigError(
+            f"compile has disable='auto' and measure={given['measure']!r}; 'auto' times "
+            "eager steps itself, as many as it needs. Drop measure."
+        )
     if given.get("measure") and not set(targets) & set(TRAINED):
         raise ConfigError(
             f"compile has measure={given['measure']!r} and target={given['target']!r}; what is "

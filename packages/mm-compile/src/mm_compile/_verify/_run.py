@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from mm_compile._region import Region
 from mm_compile._torch import torch_version
 
 from ._inputs import CopiedInputs, Named, Shake, tensors_in
 from ._state import SavedState
-
-if TYPE_CHECKING:
-    from mm_compile._region import Region
 
 # ``run(args, kwargs)``
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +11,9 @@ from torch import nn
 from mm_compile._config import CompileConfig
 from mm_compile._errors import NumericsError
 from mm_compile._failure import Failure
+from mm_compile._region import Region
 from mm_compile._torch import describe_backend, dynamo_errors, is_of_dynamo
+from mm_compile._unit import Unit
 
 from ._compare import Deviation, Verified, compare, least_precise
 from ._run import (
@@ -24,10 +26,6 @@ from ._run import (
     without_autocast_cache,
 )
 from ._state import SavedState
-
-if TYPE_CHECKING:
-    from mm_compile._region import Region
-    from mm_compile._unit import Unit
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +81,7 @@ class Verifier:
         deviations = self._compare(region, run, args, kwargs)
         if deviations:
             self._remember(region, max(deviations, key=lambda each: each.ratio))
-        elif region.failure is None and region.verifier is not None:
+        elif region.failure is None and region.check is not None:
             self._leave(region, "it has no outputs to compare")
         beyond = [each for each in deviations if each.is_beyond]
         return self._refuse(region, max(beyond, key=lambda each: each.ratio)) if beyond else None
@@ -126,7 +124,7 @@ class Verifier:
             self._leave(region, "its code does not compile with eager random numbers")
         elif not compiled.drew_like(eager):
             self._leave(region, "its compiled code draws other random numbers than eager code")
-        return region.verifier is not None
+        return region.check is not None
 
     def _trace_twin(
         self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], state: SavedState
@@ -138,7 +136,11 @@ class Verifier:
         twin = self._twin_of(region)
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return twin.run(region.module, *args, **kwargs)
+            try:
+                return twin.run(region.module, *args, **kwargs)
+            finally:
+                if twin.hook_guards.is_begun:
+                    twin.hook_guards.end()
 
         with inductor.patch(fallback_random=True):
             try:
@@ -180,7 +182,7 @@ class Verifier:
         _logger.warning("compile: %s cannot be verified: %s.", region.label, note)
 
     def _release(self, region: Region) -> None:
-        region.verifier = None
+        region.check = None
         self._num_regions -= 1
         if not self._num_regions:
             self._twins.clear()

@@ -7,9 +7,8 @@ from weakref import ref
 from torch import nn
 
 from mm_compile._config import CompileConfig
-from mm_compile._receipt._config import TRAINED
+from mm_compile._outermost import OutermostCall
 from mm_compile._region import Region
-from mm_compile._surroundings import is_in_backward
 
 from ._auto_board import LocalBoard, SharedBoard
 from ._auto_plan import AutoPlan
@@ -25,13 +24,14 @@ _WAITING = "auto: it is not known yet whether compiling pays"
 class WarmUp:
     """Times training steps, and compiles groups of regions as its plan says, until it is done.
 
-    The first region of the model that trains tells when a step begins. No step is run twice: the
-    eager ones are training steps like the others. Afterwards nothing of this is left in a step.
+    A step begins when the model is called in training. No step is run twice: the eager ones are
+    training steps like the others. Afterwards nothing of this is left in a step.
 
     Args:
         model: The model whose ``training`` tells training calls from others.
         regions: The regions, in the model's order.
         config: The checked config.
+        outermost: Tells when the model is called.
         count_disturbances: Counts what takes time that an ordinary step does not.
     """
 
@@ -40,6 +40,7 @@ class WarmUp:
         model: nn.Module,
         regions: Sequence[Region],
         config: CompileConfig,
+        outermost: OutermostCall,
         count_disturbances: Callable[[], int],
     ) -> None:
         self._model = ref(model)
@@ -60,9 +61,8 @@ class WarmUp:
         self.is_done = False
         self.on_done: Callable[[], None] = lambda: None
         self._stage = 0
-        # Of several methods, one that training calls.
-        self._root = next((each for each in regions if each.attribute in TRAINED), regions[0])
-        self._root.warm_up = self
+        self._outermost = outermost
+        outermost.listeners.append(self.begin_call)
         self._apply(self._plan.first())
 
     @property
@@ -81,9 +81,7 @@ class WarmUp:
             self._auto.expect(self.num_expected)
 
     def begin_call(self) -> None:
-        """Note that the model is called, by its first region."""
-        if is_in_backward():
-            return
+        """Note that the model is called."""
         model = self._model()
         if model is None or not model.training:
             if self._times is not None:
@@ -104,7 +102,7 @@ class WarmUp:
 
     def stop(self) -> None:
         """Leave the model as it is now."""
-        self._root.warm_up = None
+        self._outermost.forget(self.begin_call)
 
     def _apply(self, decision: Decision) -> None:
         self._stage = decision.stage
