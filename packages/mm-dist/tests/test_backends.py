@@ -1,4 +1,5 @@
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,3 +95,21 @@ def test_communication_device_with_a_stand_in_group(monkeypatch, config, data_de
     monkeypatch.setattr(backends, "backends_by_device_type", lambda _: config)
     monkeypatch.setattr(backends, "current_device", lambda name: torch.device(name, 1))
     assert communication_device(torch.device(data_device)) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("served", "device_type", "by_old_torch"),
+    [
+        ({"cpu": "gloo"}, None, None),
+        ({"cpu": "gloo", "cuda": "nccl"}, "cuda", "cuda"),
+        ({"cpu": "gloo", "npu": "hccl"}, None, None),
+        ({"npu": "hccl"}, "npu", None),
+    ],
+)
+def test_a_barrier_is_given_the_device_that_its_backend_would_guess(
+    monkeypatch, served, device_type, by_old_torch
+):
+    monkeypatch.setattr(dist.distributed_c10d, "BarrierOptions", SimpleNamespace(device=None))
+    assert backends.barrier_device_type(served) == device_type
+    monkeypatch.setattr(dist.distributed_c10d, "BarrierOptions", SimpleNamespace())
+    assert backends.barrier_device_type(served) == by_old_torch

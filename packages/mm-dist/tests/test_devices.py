@@ -203,9 +203,14 @@ def test_npu_is_used_under_its_own_name_with_a_stand_in_module(run_script):
     assert result.stdout == "npu:5 hccl\n", result.stderr
 
 
-def test_broken_extension_means_that_the_device_is_absent(run_script, tmp_path):
+@pytest.mark.parametrize(
+    "error",
+    ["ImportError('libhccl.so: cannot open')", "Exception('ASCEND_OPP_PATH')", "SystemExit(1)"],
+    ids=["no library", "half of CANN", "exit"],
+)
+def test_broken_extension_means_that_the_device_is_absent(run_script, tmp_path, error):
     # A stand-in for torch_npu on a machine without its driver libraries.
-    (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open')\n")
+    (tmp_path / "torch_npu.py").write_text(f"raise {error}\n")
     source = "import mm_dist\nprint(mm_dist.local_device(0, 'npu'))\n"
     result = run_script(source, PYTHONPATH=str(tmp_path))
     assert "LaunchError: Local rank 0 has no npu device" in result.stderr

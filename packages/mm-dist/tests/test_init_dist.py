@@ -238,6 +238,9 @@ def test_group_arguments_name_the_device_of_an_accelerator():
     assert arguments["timeout"] == timedelta(seconds=5)
     cpu = DistInfo(0, 2, 0, 2, "pytorch", "gloo", torch.device("cpu"))
     assert "device_id" not in _group_arguments(cpu, None, None)
+    # A gloo group beside this one would be asked for the device, which it does not serve.
+    npu = DistInfo(0, 2, 0, 2, "pytorch", "hccl", torch.device("privateuseone", 0))
+    assert "device_id" not in _group_arguments(npu, None, None)
 
 
 SCRIPT = """

@@ -16,7 +16,7 @@ from mm_dist import (
     enter_steady_state,
     init_dist,
 )
-from mm_dist._process_group import _steady, current_info, steady_switch
+from mm_dist._process_group import _group_timeouts, _steady, current_info, steady_switch
 from mm_dist._process_group._group_timeouts import (
     change_group_timeout,
     default_timeout,
@@ -130,3 +130,14 @@ def test_all_ranks_and_devices_are_awaited_before_the_timeout_changes(monkeypatc
     enter_steady_state()
     enter_steady_state()
     assert calls == ["barrier [3]", "synchronize", "0:00:02"]
+
+
+def test_a_backend_that_does_not_tell_its_options_has_no_known_timeout(monkeypatch):
+    # A stand-in for another vendor's backend under torch 2.15.
+    class Silent:
+        @property
+        def options(self):
+            raise RuntimeError("Backend hccl does not implement getBackendOptions.")
+
+    monkeypatch.setattr(_group_timeouts, "_backends_of", lambda _: [Silent()])
+    assert read_group_timeout(None) is None

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -154,6 +155,22 @@ def backends_by_device_type(group: Any = None) -> dict[str, str]:
         return {owner.name: config}
     pairs = (pair.partition(":") for pair in config.split(","))
     return {device_type: backend for device_type, _, backend in pairs}
+
+
+def barrier_device_type(backends: Mapping[str, str]) -> str | None:
+    """Return the type of the device that ``dist.barrier`` has to be given, if any.
+
+    NCCL needs one, and would guess it from the rank. With the backends of other accelerators torch
+    2.13 takes the current one, and warns of it; before 2.4 it refused to be given one.
+
+    Args:
+        backends: The backend of the group for each device type.
+    """
+    if "nccl" in backends.values():
+        return "cuda"
+    if "cpu" in backends or not hasattr(dist.distributed_c10d.BarrierOptions, "device"):
+        return None
+    return next(iter(backends))
 
 
 def communication_device(data_device: torch.device = CPU_DEVICE, group: Any = None) -> torch.device:

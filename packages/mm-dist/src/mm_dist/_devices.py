@@ -18,6 +18,9 @@ from mm_dist._warning import warn_caller
 
 GROUP = "mm.devices"
 _REQUIRED_KEYS = ("name", "process_group_backend", "device_module")
+# What an extension ends its import in where it cannot work: torch_npu raises a plain Exception if
+# CANN's folders are incomplete, and others leave by SystemExit.
+_BROKEN = (Exception, SystemExit)
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def load_extension(name: str | None) -> bool:
         return False
     try:
         importlib.import_module(name)
-    except (ImportError, OSError, RuntimeError):
+    except _BROKEN:
         # Its driver libraries are missing: the extension is installed, the device is not.
         return False
     return True
@@ -157,7 +160,7 @@ def plugin_rows() -> tuple[DeviceRow, ...]:
 def _load_row(entry: EntryPoint) -> DeviceRow | None:
     try:
         mapping = entry.load()
-    except (ImportError, OSError, RuntimeError) as error:
+    except _BROKEN as error:
         # As for torch_npu on a machine without its driver: the plugin is there, the device not.
         warn_caller(
             f"Device {entry.name!r} is not used: its plugin {entry.value} cannot be loaded here "

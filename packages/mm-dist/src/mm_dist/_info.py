@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from mm_dist._backends import backends_by_device_type
+from mm_dist._backends import backends_by_device_type, barrier_device_type
 from mm_dist._device_choice import current_device
 from mm_dist._errors import LaunchError
 from mm_dist._launchers import detect_launcher
@@ -132,11 +132,11 @@ def barrier(group: Any = None) -> None:
     """
     if not is_distributed() or get_rank(group) < 0:
         return
-    if "nccl" in backends_by_device_type(group).values():
-        # NCCL needs a device for its barrier, and would guess one from the rank.
-        dist.barrier(group, device_ids=[current_device("cuda").index])
-    else:
+    device_type = barrier_device_type(backends_by_device_type(group))
+    if device_type is None:
         dist.barrier(group)
+    else:
+        dist.barrier(group, device_ids=[current_device(device_type).index])
 
 
 def infer_launcher() -> str:

@@ -28,9 +28,17 @@ def read_group_timeout(group: Any) -> timedelta | None:
 
     Of a group with one backend per device, the shortest; ``None`` where no backend tells.
     """
-    options: list[Any] = [getattr(backend, "options", None) for backend in _backends_of(group)]
+    options = [_options_of(backend) for backend in _backends_of(group)]
     found = [each._timeout for each in options if hasattr(each, "_timeout")]  # noqa: SLF001
     return min(found) if found else None
+
+
+def _options_of(backend: Any) -> Any:
+    try:
+        return getattr(backend, "options", None)
+    except RuntimeError:
+        # torch 2.15 gives each backend the attribute, and those of other vendors need not fill it.
+        return None
 
 
 def change_group_timeout(group: Any, timeout: timedelta) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import torch.distributed as dist
 
 from mm_dist._device_choice import set_current_device
-from mm_dist._devices import find_accelerator_of
 from mm_dist._dist_info import DistInfo
 from mm_dist._errors import LaunchError
 from mm_dist._launchers import LaunchEnvironment
@@ -139,9 +138,10 @@ def _group_arguments(info: DistInfo, timeout: timedelta | None, store: Any) -> d
         arguments.update(rank=info.rank, world_size=info.world_size)
     if timeout is not None:
         arguments["timeout"] = timeout
-    is_own_backend = info.backend is not None and find_accelerator_of(info.backend) is not None
-    if is_own_backend and "device_id" in inspect.signature(dist.init_process_group).parameters:
-        # Without it NCCL guesses the device of barriers, and warns.
+    is_nccl = info.backend == "nccl"
+    if is_nccl and "device_id" in inspect.signature(dist.init_process_group).parameters:
+        # Without it NCCL guesses the device of barriers, and warns. With it torch asks every other
+        # group for that device too, and a gloo group serves none but the CPU and CUDA.
         arguments["device_id"] = info.device
     return arguments
 

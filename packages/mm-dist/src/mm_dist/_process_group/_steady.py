@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mm_dist._backends import backends_by_device_type
+from mm_dist._backends import backends_by_device_type, barrier_device_type
 from mm_dist._devices import device_module, find_row
 from mm_dist._process_group._group_timeouts import (
     change_group_timeout,
@@ -70,9 +70,8 @@ def enter_steady_state() -> None:
 
 def wait_for_all(device: torch.device) -> None:
     """Wait until all ranks are here and their devices have done what they were given."""
-    is_nccl = "nccl" in backends_by_device_type().values()
-    # NCCL needs a device for its barrier, and would guess one from the rank.
-    dist.barrier(device_ids=[device.index] if is_nccl else None)
+    is_needed = barrier_device_type(backends_by_device_type()) is not None
+    dist.barrier(device_ids=[device.index] if is_needed else None)
     synchronize_device(device)
 
 
