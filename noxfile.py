@@ -132,6 +132,14 @@ def npu(session: nox.Session, torch: str) -> None:
 
 
 @nox.session
+def faults(session: nox.Session) -> None:
+    """Kill training at random moments, and tell it to stop; every resumed run ends the same."""
+    install_wheels(session, DEFAULT_TORCH, "pytest>=8")
+    session.chdir(ROOT / "integration_tests")
+    session.run("pytest", "faults", *session.posargs)
+
+
+@nox.session
 def train(session: nox.Session) -> None:
     """Train on real images: two processes, mixed precision, compiled. Options after ``--``."""
     install_wheels(session, DEFAULT_TORCH)

@@ -2,6 +2,7 @@ import logging
 import os
 import pickle
 import random
+import warnings
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +17,12 @@ from mm_runner.checkpoint import (
     latest_readable,
     load_checkpoint_file,
     mark_latest,
+    remove_unfinished,
     rng_state,
     save_checkpoint_file,
     set_rng_state,
 )
+from mm_runner.checkpoint._atomic import write_atomically
 from mm_runner.errors import CheckpointWriteError
 
 CONTENT = {
@@ -177,7 +180,64 @@ def test_a_damaged_file_is_called_damaged(tmp_path, how):
         load_checkpoint_file(path)
 
 
-def test_no_changed_byte_makes_loading_fail_in_another_way(tmp_path):
+def test_a_changed_number_in_a_tensor_is_found(tmp_path):
+    path = tmp_path / "a.pth"
+    save_checkpoint_file({"state_dict": {"a": torch.full((1000,), 7.0)}}, path)
+    whole = bytearray(path.read_bytes())
+    place = whole.index(torch.full((100,), 7.0).numpy().tobytes()) + 200
+    whole[place] ^= 1
+    path.write_bytes(whole)
+    # torch's own loader does not look at the checksums that it writes.
+    assert not torch.equal(torch.load(path)["state_dict"]["a"], torch.full((1000,), 7.0))
+    with pytest.raises(CheckpointError, match=r"a\.pth is damaged: Bad CRC-32"):
+        load_checkpoint_file(path)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, "set_crc32_options"), reason="always writes checksums"
+)
+def test_a_file_without_checksums_is_read(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        save_checkpoint_file(CONTENT, tmp_path / "a.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert load_checkpoint_file(tmp_path / "a.pth")["states"] == CONTENT["states"]
+
+
+def test_a_program_is_refused(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is about to drop this
+        program = torch.jit.trace(torch.nn.Linear(1, 1), torch.ones(1))
+        torch.jit.save(program, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"a\.pth is a TorchScript program"):
+        load_checkpoint_file(tmp_path / "a.pth")
+
+
+def test_what_killed_processes_left_is_removed_and_what_is_being_written_stays(tmp_path):
+    (tmp_path / ".epoch_1.pth.123.unfinished").write_bytes(b"half")
+    (tmp_path / "epoch_1.pth").write_bytes(b"other")
+    seen = []
+
+    def write(file):
+        file.write(b"whole")
+        seen.extend(path.name for path in remove_unfinished(tmp_path))
+
+    write_atomically(tmp_path / "epoch_2.pth", write)
+    assert seen == [".epoch_1.pth.123.unfinished"]
+    assert names_in(tmp_path) == ["epoch_1.pth", "epoch_2.pth"]
+    assert remove_unfinished(tmp_path / "absent") == []
+
+
+def test_epochs_and_steps_side_by_side_are_ordered_by_time(tmp_path):
+    for index, name in enumerate(("iter_900.pth", "epoch_2.pth", "iter_50.pth")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (index, index))
+    found = [path.name for path in find_latest_checkpoint(tmp_path)]
+    assert found == ["iter_50.pth", "epoch_2.pth", "iter_900.pth"]
+
+
+def test_no_changed_byte_is_loaded_or_makes_loading_fail_in_another_way(tmp_path):
     path = tmp_path / "a.pth"
     save_checkpoint_file(CONTENT, path)
     whole = path.read_bytes()
@@ -188,7 +248,10 @@ def test_no_changed_byte_makes_loading_fail_in_another_way(tmp_path):
             changed[generator.randrange(len(whole))] = generator.randrange(256)
         path.write_bytes(changed)
         with suppress(CheckpointError):
-            assert isinstance(load_checkpoint_file(path), dict)
+            # The change was in what fills up the file.
+            loaded = load_checkpoint_file(path)
+            assert torch.equal(loaded["state_dict"]["weight"], CONTENT["state_dict"]["weight"])
+            assert loaded["meta"] == CONTENT["meta"]
 
 
 def test_a_pickled_object_is_refused_and_its_code_not_run(tmp_path):

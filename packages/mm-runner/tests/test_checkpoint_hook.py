@@ -1,3 +1,4 @@
+import hashlib
 import logging
 
 import pytest
@@ -8,6 +9,7 @@ from mm_runner import ConfigError
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.errors import CheckpointWriteError
 from mm_runner.hooks import CheckpointHook
+from mm_runner.hooks._best_checkpoints import BestCheckpoints
 
 
 @pytest.fixture
@@ -49,6 +51,26 @@ def test_epochs_that_are_saved(run, options, files):
     newest = f"epoch_{files[-1]}.pth"
     assert (runner.work_dir / "last_checkpoint").read_text() == f"{newest}\n"
     assert load_checkpoint_file(runner.work_dir / newest)["meta"]["epoch"] == int(files[-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        ({"interval": 4}, [4, 8, 12]),
+        ({"interval": 5, "max_keep_ckpts": 2}, [10, 12]),
+        ({"interval": 5, "save_last": False, "save_begin": 2}, [7, 12]),
+        ({"interval": -1, "filename_tmpl": "iter_{}.pth"}, [12]),
+    ],
+    ids=["interval", "keep-two", "begin", "only-last"],
+)
+def test_steps_that_are_saved(run, options, files):
+    runner = run({"by_epoch": False, **options}, epochs=2)
+    assert {path.name for path in runner.work_dir.glob("*.pth")} == {
+        f"iter_{number}.pth" for number in files
+    }
+    newest = runner.work_dir / f"iter_{files[-1]}.pth"
+    assert (runner.work_dir / "last_checkpoint").read_text() == f"{newest.name}\n"
+    assert load_checkpoint_file(newest)["meta"]["iter"] == files[-1]
 
 
 def test_a_file_name_and_a_directory_of_ones_own(run, tmp_path):
@@ -94,12 +116,40 @@ def test_auto_takes_the_first_metric_and_slashes_leave_the_name(run):
     assert saved(runner) == ["best_toy_accuracy.pth", "epoch_1.pth"]
 
 
+def test_several_metrics_have_a_best_of_their_own(run):
+    metrics = [
+        Scripted(name="accuracy", values=[0.5, 0.9, 0.7]),
+        Scripted(name="val_loss", values=[0.5, 0.6, 0.3]),
+    ]
+    options = {"save_best": ["accuracy", "val_loss"], "max_keep_ckpts": 1}
+    runner = run(options, epochs=3, val_evaluator=metrics)
+    assert saved(runner) == ["best_accuracy.pth", "best_val_loss.pth", "epoch_3.pth"]
+    for name, epoch in (("accuracy", 2), ("val_loss", 3)):
+        content = load_checkpoint_file(runner.work_dir / f"best_{name}.pth")
+        assert content["meta"]["epoch"] == epoch
+        assert content["checkpoint_hook"]["best"][name]["epoch"] == epoch
+
+
+def test_the_last_and_the_best_are_published(run):
+    options = {"published_keys": ["meta", "state_dict", "odd"], "save_best": "auto"}
+    runner = run(options, epochs=1, val_evaluator=Scripted(values=[0.5]))
+    published = [path for path in runner.work_dir.glob("*.pth") if "-" in path.name]
+    assert sorted(path.name.split("-")[0] for path in published) == ["best_accuracy", "epoch_1"]
+    for path in published:
+        assert set(load_checkpoint_file(path)) == {"meta", "state_dict"}
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert path.stem.endswith(f"-{digest[:8]}")
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "published_keys: epoch_1.pth has no 'odd'" in log
+    assert (runner.work_dir / "last_checkpoint").read_text() == "epoch_1.pth\n"
+
+
 def test_the_best_score_may_be_any_librarys_number(run):
     numpy = pytest.importorskip("numpy")
     metric = Scripted(values=[numpy.float64(0.5), numpy.float32(0.75)])
     runner = run({"save_best": "accuracy"}, epochs=2, val_evaluator=metric)
     content = load_checkpoint_file(runner.work_dir / "best_accuracy.pth")
-    assert content["checkpoint_hook"]["best"]["score"] == 0.75
+    assert content["checkpoint_hook"]["best"]["accuracy"]["score"] == 0.75
 
 
 def test_a_resumed_run_knows_what_to_prune_and_what_was_best(run):
@@ -134,7 +184,7 @@ def test_a_fresh_run_does_not_inherit_the_best_of_another(run):
     run({"save_best": "accuracy"}, epochs=1, val_evaluator=Scripted(values=[0.9]))
     runner = run({"save_best": "accuracy"}, epochs=1, val_evaluator=Scripted(values=[0.5]))
     content = load_checkpoint_file(runner.work_dir / "best_accuracy.pth")
-    assert content["checkpoint_hook"]["best"]["score"] == 0.5
+    assert content["checkpoint_hook"]["best"]["accuracy"]["score"] == 0.5
 
 
 def _failing_on(numbers, monkeypatch):
@@ -167,14 +217,21 @@ def test_the_old_checkpoint_stays_until_a_new_one_is_whole(run, monkeypatch, tmp
     assert sorted(p.name for p in (tmp_path / "run").glob("*.pth")) == ["epoch_1.pth"]
 
 
-def test_a_failed_write_of_the_last_epoch_is_an_error(run, monkeypatch):
-    _failing_on({2}, monkeypatch)
-    with pytest.raises(CheckpointWriteError, match=r"epoch_2\.pth failed: .*No space left"):
-        run({}, epochs=2)
+@pytest.mark.parametrize("in_background", [False, True], ids=["at-once", "asynchronously"])
+def test_a_failed_write_of_the_last_epoch_is_tried_again_and_then_an_error(
+    run, monkeypatch, in_background
+):
+    _failing_on({2, 4, 5}, monkeypatch)
+    metric = Scripted(values=[0.5, 0.9])
+    runner = run({"async_save": in_background}, epochs=2, val_evaluator=metric)
+    assert saved(runner) == ["epoch_1.pth", "epoch_2.pth"]
+    assert metric.values == []  # the validation was not lost
+    with pytest.raises(CheckpointWriteError, match=r"could not be written to .*run, twice"):
+        run({"async_save": in_background}, epochs=1)
 
 
 def test_a_failed_write_of_the_best_does_not_end_the_training(run, monkeypatch):
-    _failing_on({2}, monkeypatch)  # epoch 1, then its best
+    _failing_on({2}, monkeypatch)  # epoch 1 first, then its best
     metric = Scripted(values=[0.9, 0.5, 0.6])
     runner = run({"save_best": "accuracy"}, epochs=3, val_evaluator=metric)
     # What was never written is no best to beat.
@@ -184,13 +241,23 @@ def test_a_failed_write_of_the_best_does_not_end_the_training(run, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by_epoch": False}, r"CheckpointHook\.by_epoch: False.*in epochs"),
+        ({"minutes": 0}, r"CheckpointHook\.minutes: a positive number.*got 0"),
+        ({"backend_args": {"a": 1}}, r"CheckpointHook\.backend_args: .*mount the storage"),
+        ({"published_keys": 1}, r"published_keys: a name or a list of names.*got 1"),
+        ({"save_best": ["auto", "acc"]}, r"save_best: .*'auto' alone"),
+        (
+            {"save_best": ["acc"], "rule": ["less", "less"]},
+            r"rule: 2 rules were given for 1 metrics",
+        ),
         ({"interval": "1"}, r"CheckpointHook\.interval: an integer is needed.*'1'"),
         ({"save_best": "foo"}, r"CheckpointHook\.rule: .*'foo'.*rule='greater'"),
         ({"rule": "more"}, r"CheckpointHook\.rule: 'greater' or 'less' is needed, got 'more'"),
         ({"filename_tmpl": "last.pth"}, r"filename_tmpl: '\{\}' must stand.*got 'last\.pth'"),
     ],
-    ids=["by-iteration", "text", "metric", "rule", "template"],
+    ids=[
+        *("minutes", "backend", "published", "auto-and-more", "rules"),
+        *("text", "metric", "rule", "template"),
+    ],
 )
 def test_wrong_arguments_say_what_is_needed(options, message):
     with pytest.raises(ConfigError, match=message):
@@ -218,7 +285,17 @@ def test_a_metric_that_is_not_reported_names_those_that_are(run):
     ],
 )
 def test_rule_is_told_from_the_name_of_the_metric(metric, rule):
-    assert CheckpointHook(save_best=metric).rule == rule
+    best = BestCheckpoints(metric, None, None, None)
+    best.records[metric] = {"score": 0.5}
+    assert set(best.improved({metric: 0.6})) == ({metric} if rule == "greater" else set())
+
+
+def test_words_of_ones_own_tell_the_rule():
+    options = {"save_best": ["wer", "Quality"], "less_keys": ["WER"], "greater_keys": "qual"}
+    CheckpointHook(**options)
+    best = BestCheckpoints(options["save_best"], None, ["qual"], ["WER"])
+    best.records = {"wer": {"score": 0.5}, "Quality": {"score": 0.5}}
+    assert best.improved({"wer": 0.4, "Quality": 0.4}) == {"wer": 0.4}
 
 
 def test_a_metric_whose_rule_cannot_be_guessed_asks_for_one(run):

@@ -75,7 +75,7 @@ def test_the_report_is_logged_once_and_by_a_run_that_compiles_only(make_runner, 
     plain = make_runner(work_dir=tmp_path / "plain", train_cfg={"max_epochs": 1})
     plain.train()
     assert not any(isinstance(hook, CompileReportHook) for hook in plain.hooks)
-    assert "compile: off" in text_of_log(plain)
+    assert "  compile      off\n" in text_of_log(plain)
 
 
 class LateBackend:

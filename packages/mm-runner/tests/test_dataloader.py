@@ -1,3 +1,6 @@
+import random
+import sys
+import warnings
 from typing import Any, NamedTuple
 
 import pytest
@@ -119,6 +122,17 @@ def test_num_batch_per_epoch_shortens_the_epoch():
     assert len(build(loader_cfg(size=4, batch_size=2, num_batch_per_epoch=9))) == 2
 
 
+def test_a_shortened_dataset_has_the_attributes_of_the_whole():
+    loader = build(loader_cfg(batch_size=2, num_batch_per_epoch=2, num_workers=1))
+    assert loader.dataset.noise == 0.0
+    assert not hasattr(loader.dataset, "metainfo")
+    assert labels(loader) == [[0, 1], [2, 0]]
+    cfg = loader_cfg(num_batch_per_epoch=3)
+    del cfg["batch_size"]
+    sampler = {"type": BatchSampler, "batch_size": 2, "drop_last": False}
+    assert labels(build({**cfg, "batch_sampler": sampler})) == [[0, 1], [2, 0], [1, 2]]
+
+
 def test_num_batch_per_epoch_counts_the_batches_of_one_process():
     loader = build(loader_cfg(size=20, batch_size=2, num_batch_per_epoch=2), world_size=3)
     assert len(loader.dataset) == 2 * 2 * 3
@@ -164,6 +178,18 @@ def test_num_batch_per_epoch_without_a_batch_size_says_what_is_missing():
         build(cfg)
 
 
+def test_num_batch_per_epoch_needs_a_number_and_a_length():
+    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: a positive .* got 0 and Blobs"):
+        build(loader_cfg(num_batch_per_epoch=0))
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 2 and Stream"):
+        build(loader_cfg(dataset=Stream(), num_batch_per_epoch=2))
+
+
 def test_a_dataset_config_is_built_and_asked_to_read_its_files(monkeypatch):
     class Lazy(Blobs):
         is_read = False
@@ -199,11 +225,16 @@ def test_an_iterable_dataset_gets_no_sampler():
 class RandomNumbers(torch.utils.data.Dataset):
     """Gives what the worker's generators give."""
 
+    def __init__(self, size=4):
+        self.size = size
+
     def __len__(self):
-        return 4
+        return self.size
 
     def __getitem__(self, index):
-        return torch.randint(2**60, ()).item()
+        numpy = sys.modules.get("numpy")
+        drawn = numpy.random.randint(2**30) if numpy else 0
+        return f"{torch.randint(2**60, ()).item()} {random.random()} {drawn}"  # noqa: S311
 
 
 def test_workers_of_different_ranks_draw_different_numbers():
@@ -213,19 +244,54 @@ def test_workers_of_different_ranks_draw_different_numbers():
     assert draws[0] == tuple(batch[0] for batch in build(cfg, rank=0))
 
 
-def test_a_worker_init_fn_of_ones_own_is_used():
-    cfg = {
-        "dataset": RandomNumbers(),
-        "batch_size": 1,
-        "num_workers": 1,
-        "worker_init_fn": {"type": _seed_with, "seed": 5},
-    }
-    torch_first = torch.randint(2**60, (), generator=torch.Generator().manual_seed(5)).item()
-    assert next(iter(build(cfg)))[0] == torch_first
+def test_workers_draw_by_batch_however_many_they_are_and_whatever_they_were_seeded_with():
+    cfg = {"dataset": RandomNumbers(size=6), "batch_size": 2}
+    one, two = (list(build({**cfg, "num_workers": number})) for number in (1, 2))
+    assert one == two
+    own = {"type": _seed_alike, "seed": 5}
+    assert list(build({**cfg, "num_workers": 2, "worker_init_fn": own})) == one
+    assert list(build({**cfg, "num_workers": 2}, seed=1)) != one
+    loader = build({**cfg, "num_workers": 2, "persistent_workers": True})
+    epochs = []
+    for epoch in (0, 1, 0):
+        loader.batch_sampler.seek(epoch)
+        epochs.append(list(loader))
+    assert epochs[0] == epochs[2] == one
+    assert epochs[1] != one
 
 
-def _seed_with(worker_id, seed):
-    torch.manual_seed(seed + worker_id)
+def _seed_alike(worker_id, seed):  # noqa: ARG001
+    torch.manual_seed(seed)
+
+
+class Tags(RandomNumbers):
+    def __getitem__(self, index):
+        return _tag
+
+
+_tag = None
+
+
+def _set_tag(worker_id, text):
+    global _tag  # noqa: PLW0603 - that of the worker's process
+    _tag = f"{text}{worker_id}"
+
+
+def test_a_worker_init_fn_of_ones_own_is_called():
+    cfg = {"dataset": Tags(), "batch_size": 2, "num_workers": 2}
+    loader = build({**cfg, "worker_init_fn": {"type": _set_tag, "text": "worker"}})
+    assert list(loader) == [["worker0"] * 2, ["worker1"] * 2]
+
+
+class Warns(RandomNumbers):
+    def __getitem__(self, index):
+        return warnings.filters[0][0]
+
+
+def test_all_workers_but_the_first_can_be_told_to_be_quiet():
+    cfg = {"dataset": Warns(), "batch_size": 2, "num_workers": 2}
+    first, second = build({**cfg, "disable_subprocess_warning": True})
+    assert (first, second) == ([warnings.filters[0][0]] * 2, ["ignore"] * 2)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import pytest
 from toy import loader_cfg
 
 from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner import hooks as all_hooks
 from mm_runner.hooks import STAGES, Hook, HookList, LoggerHook, build_hooks, priority_of
+from mm_runner.registry import HOOKS
 
 DEFAULTS = [
     "RuntimeInfoHook",
@@ -97,6 +99,27 @@ def test_a_common_stage_is_called_for_every_mode(when, unit):
     assert modes == ["train", "val", "test"]
     expected = {f"{when}_{mode}_{unit}" for mode in ("train", "val", "test")}
     assert {stage for stage in STAGES if Common.acts_at(stage)} == expected
+
+
+def test_a_hook_lists_the_stages_at_which_it_acts():
+    hook = record([], "Both", "after_val_epoch", "before_train", "_after_iter")
+    assert hook.get_triggered_stages() == [
+        "before_train",
+        "after_train_iter",
+        "after_val_iter",
+        "after_val_epoch",
+        "after_test_iter",
+    ]
+    assert Hook().get_triggered_stages() == []
+    assert Hook().state_dict() == {}
+
+
+def test_every_hook_of_ours_is_found_by_its_name():
+    given = [getattr(all_hooks, name) for name in all_hooks.__all__]
+    kinds = {kind for kind in given if isinstance(kind, type) and issubclass(kind, Hook)}
+    # The base has no use by name, and the Runner adds the report.
+    for kind in kinds - {Hook, all_hooks.CompileReportHook}:
+        assert HOOKS.get(kind.__name__) is kind
 
 
 def test_the_helpers_of_mmengines_hooks_count_from_one():

@@ -2,11 +2,13 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 from toy import NO_VALIDATION, Classifier, Scripted, loader_cfg
+from typing_extensions import override
 
 from mm_runner import ConfigError
 from mm_runner.evaluator import Evaluator
-from mm_runner.hooks import Hook
-from mm_runner.loops import EpochBasedTrainLoop, TestLoop, ValLoop
+from mm_runner.hooks import STAGES, Hook
+from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop, TestLoop, ValLoop
+from mm_runner.loops._validation_schedule import ValidationSchedule
 
 
 class Epochs(Hook):
@@ -37,6 +39,161 @@ def test_epochs_that_are_validated(make_runner, options, validated):
     runner.train()
     assert epochs.validated == validated
     assert (runner.epoch, runner.iter, runner.max_epochs, runner.max_iters) == (5, 30, 5, 30)
+
+
+class Stages(Hook):
+    """Keeps the order of stages."""
+
+    def __init__(self):
+        self.stages = []
+
+
+def _note(stage):
+    def method(self, _, **arguments):
+        index = arguments.get("batch_idx")
+        self.stages.append(stage if index is None else f"{stage} {index}")
+
+    return method
+
+
+for _stage in STAGES:
+    if _stage != "after_load_checkpoint":
+        setattr(Stages, _stage, _note(_stage))
+
+
+def test_a_loop_over_steps_is_one_epoch_to_hooks(make_runner):
+    stages = Stages()
+    runner = make_runner(
+        train_dataloader=loader_cfg(size=8, batch_size=4),
+        val_dataloader=loader_cfg(size=3),
+        train_cfg={"by_epoch": False, "max_iters": 3, "val_interval": 2},
+        custom_hooks=[stages],
+        default_hooks={"checkpoint": None},
+    )
+    runner.train()
+    validation = ["before_val", "before_val_epoch", "before_val_iter 0", "after_val_iter 0"]
+    validation += ["after_val_epoch", "after_val"]
+    steps = [[f"before_train_iter {index}", f"after_train_iter {index}"] for index in range(3)]
+    assert stages.stages == [
+        *("before_run", "before_train", "before_train_epoch"),
+        *(*steps[0], *steps[1], *validation, *steps[2], *validation),
+        *("after_train_epoch", "after_train", "after_run"),
+    ]
+    assert type(runner.train_loop) is IterBasedTrainLoop
+    assert (runner.epoch, runner.iter, runner.max_epochs, runner.max_iters) == (0, 3, 1, 3)
+
+
+class ValidatedSteps(Hook):
+    def __init__(self):
+        self.steps = []
+
+    def before_val(self, runner):
+        self.steps.append(runner.iter)
+
+
+@pytest.mark.parametrize(
+    ("options", "validated"),
+    [
+        ({}, [11]),
+        ({"val_interval": 4}, [4, 8, 11]),
+        ({"val_interval": 2, "val_begin": 5}, [6, 8, 10, 11]),
+        ({"val_interval": 5, "dynamic_intervals": [(7, 2), (10, 1)]}, [5, 8, 10, 11]),
+    ],
+    ids=["default", "interval", "begin", "dynamic"],
+)
+def test_steps_that_are_validated(make_runner, options, validated):
+    steps = ValidatedSteps()
+    cfg = {"by_epoch": False, "max_iters": 11, **options}
+    make_runner(train_cfg=cfg, custom_hooks=[steps]).train()
+    assert steps.steps == validated
+
+
+@pytest.mark.parametrize("begin", [1, 4, 50])
+@pytest.mark.parametrize("changes", [None, [(7, 2)], [(5, 9), (12, 1), (17, 4)]])
+def test_the_next_validation_is_the_next_that_is_due(begin, changes):
+    schedule = ValidationSchedule(begin, 3, changes, last=30)
+    due = [count for count in range(1, 31) if schedule.is_due(count)]
+    assert due[-1] == 30
+    for count in range(30):
+        assert schedule.next_after(count) == next(one for one in due if one > count)
+
+
+def test_a_loop_over_steps_goes_through_the_data_anew_and_shuffles_it(make_runner):
+    drawn = []
+
+    class Drawn(Hook):
+        @override
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            drawn.append(data_batch["inputs"][:, 0].tolist())
+
+    cfg = {"by_epoch": False, "max_iters": 9}
+    runner = make_runner(train_cfg=cfg, custom_hooks=[Drawn()], **NO_VALIDATION)
+    runner.train()
+    passes = [[one for batch in part for one in batch] for part in (drawn[:6], drawn[6:])]
+    assert sorted(passes[0]) == sorted(runner.train_dataloader.dataset.inputs[:, 0].tolist())
+    assert passes[1] != passes[0][:12]
+    assert len(set(passes[1])) == 12
+    # As the epochs of a loop over epochs.
+    whole, drawn = drawn[:], []
+    make_runner(train_cfg={"max_epochs": 2}, custom_hooks=[Drawn()], **NO_VALIDATION).train()
+    assert drawn[:9] == whole
+
+
+def test_a_hook_may_end_training(make_runner):
+    class Enough(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            runner.train_loop.stop_training = runner.iter + 1 == 4
+
+        def after_train_epoch(self, runner):
+            runner.train_loop.stop_training = True
+
+    steps = make_runner(train_cfg={"by_epoch": False, "max_iters": 11}, custom_hooks=[Enough()])
+    steps.train()
+    assert steps.iter == 4
+    epochs = make_runner(train_cfg={"max_epochs": 3}, custom_hooks=[Enough()])
+    epochs.train()
+    assert epochs.epoch == 1
+
+
+def test_an_infinite_sampler_needs_a_loop_over_steps(make_runner):
+    loader = loader_cfg(sampler={"type": "InfiniteSampler"})
+    with pytest.raises(ConfigError, match=r"InfiniteSampler was given to a loop over epochs"):
+        make_runner(train_dataloader=loader).train()
+    runner = make_runner(
+        train_dataloader=loader, train_cfg={"by_epoch": False, "max_iters": 20}, **NO_VALIDATION
+    )
+    runner.train()
+    assert runner.train_loop.state_dict()["data"]["batch"] == 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"by_epoch": "no"}, r"train_cfg\.by_epoch"),
+        ({"max_iters": 0}, r"train_cfg\.max_iters: a positive integer is needed, got 0"),
+        (
+            {"dynamic_intervals": [(1, 0)]},
+            r"train_cfg\.dynamic_intervals\[0\]: a positive integer is needed, got 0",
+        ),
+    ],
+    ids=["by-epoch", "no-steps", "no-interval"],
+)
+def test_what_a_loop_over_steps_refuses(make_runner, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make_runner(train_cfg={"by_epoch": False, "max_iters": 3, **changes}).train()
+
+
+def test_a_schedule_needs_pairs():
+    with pytest.raises(ConfigError, match=r"dynamic_intervals\[1\]: a pair .*, got 3"):
+        ValidationSchedule(1, 1, [(1, 2), 3], last=5)
+
+
+def test_a_loop_over_steps_needs_a_batch(make_runner):
+    loader = loader_cfg(size=3, batch_size=4, drop_last=True)
+    cfg = {"by_epoch": False, "max_iters": 3}
+    with pytest.raises(ConfigError, match=r"train_dataloader gives no batch.*drop_last"):
+        make_runner(train_dataloader=loader, train_cfg=cfg).train()
 
 
 @pytest.mark.parametrize("name", ["max_epochs", "val_begin", "val_interval"])

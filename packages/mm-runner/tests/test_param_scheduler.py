@@ -182,17 +182,12 @@ def test_build_param_schedulers_takes_none_one_or_many(optimizer, cfg):
             r"param_scheduler\.gama: unknown argument of StepLR.*'gamma'",
         ),
         (
-            {"type": "ReduceLROnPlateau"},
-            ConfigError,
-            r"param_scheduler: 'ReduceLROnPlateau' follows a metric.*by epoch or iteration",
-        ),
-        (
             {"type": "StepLR", "begin": 2},
             ConfigError,
             r"param_scheduler\.step_size: StepLR needs this argument",
         ),
     ],
-    ids=["text", "missing", "window", "name", "argument", "plateau", "missing-later"],
+    ids=["text", "missing", "window", "name", "argument", "missing-later"],
 )
 def test_wrong_schedules_are_named_by_their_path(optimizer, cfg, error, message):
     with pytest.raises(error, match=message):

@@ -4,7 +4,8 @@ import sys
 import pytest
 
 from mm_runner import ConfigError, MMRunnerError
-from mm_runner.plotting import plot_curves, read_scalars
+from mm_runner.cli import main
+from mm_runner.plotting import plot_curves, plot_runs, read_scalars
 
 
 def write_run(work_dir, name, records, *, cut_off=False):
@@ -52,3 +53,57 @@ def test_curves_are_drawn_to_a_picture(tmp_path):
     write_run(tmp_path, "20260101_000000", [train(10, None), train(20, 2.0), validation])
     picture = plot_curves(tmp_path, tmp_path / "pictures" / "curves.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    for name, offset in (("a", 0.0), ("b", 1.0)):
+        records = [{**train(10 * n, 3.0 / n + offset), "lr": 0.1} for n in range(1, 6)]
+        validation = {"mode": "val", "epoch": 1, "step": 50, "accuracy": 0.5 + offset / 4}
+        write_run(tmp_path / name / "work", "20260101_000000", [*records, validation])
+    return [tmp_path / "a" / "work", tmp_path / "b" / "work"]
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"), [("c.png", b"\x89PNG"), ("c.svg", b"<?xml")], ids=["png", "svg"]
+)
+def test_runs_are_compared_in_one_picture(two_runs, tmp_path, name, begin):
+    pytest.importorskip("matplotlib", exc_type=ImportError)
+    picture = plot_runs(two_runs, tmp_path / "pictures" / name, window_size=3)
+    assert picture.read_bytes().startswith(begin)
+
+
+def test_a_picture_shows_each_run_by_what_tells_it_from_the_others(two_runs, tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure", exc_type=ImportError)
+    drawn = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    plot_runs(two_runs, tmp_path / "c.png")
+    plot_runs(two_runs, tmp_path / "c.png", keys=["lr", "accuracy", "train/loss"], window_size=2)
+    titles = [[axes.get_title() for axes in one.axes if axes.get_visible()] for one in drawn]
+    assert titles == [["train/loss", "val/accuracy"], ["train/lr", "val/accuracy", "train/loss"]]
+    losses = drawn[1].axes[2]
+    assert [line.get_label() for line in losses.lines] == ["a/work", "b/work"]
+    assert list(losses.lines[0].get_xdata()) == [10, 20, 30, 40, 50]
+    assert list(losses.lines[0].get_ydata())[:2] == [3.0, 2.25]
+    colours = [[line.get_color() for line in axes.lines] for axes in drawn[1].axes[:3]]
+    assert colours[0] == colours[1] == colours[2]
+
+
+def test_what_cannot_be_drawn_is_named(two_runs, tmp_path, capsys):
+    with pytest.raises(ConfigError, match=r"'los' was asked for; there is: train/loss.*'loss'"):
+        plot_runs(two_runs, tmp_path / "c.png", keys=["los"])
+    with pytest.raises(ConfigError, match=r"c\.pdf was asked for; a picture ends in \.png or"):
+        plot_runs(two_runs, tmp_path / "c.pdf")
+    with pytest.raises(ConfigError, match="window_size=0"):
+        plot_runs(two_runs, tmp_path / "c.png", window_size=0)
+    assert main(["plot", str(tmp_path)]) == 1
+    assert "no <run>/scalars.jsonl" in capsys.readouterr().err
+
+
+def test_the_command_draws(two_runs, tmp_path, capsys):
+    pytest.importorskip("matplotlib", exc_type=ImportError)
+    picture = tmp_path / "out.svg"
+    arguments = [*map(str, two_runs), "--out", str(picture), "--keys", "loss", "--smooth", "2"]
+    assert main(["plot", *arguments]) == 0
+    assert capsys.readouterr().out == f"{picture}\n"
+    assert picture.exists()

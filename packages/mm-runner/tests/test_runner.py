@@ -322,6 +322,9 @@ def test_env_cfg_sets_what_it_names(make_runner):
         make_runner(env_cfg={"mp_cfg": {"mp_start_method": "spawn", "opencv_num_threads": 0}})
         assert torch.multiprocessing.get_start_method() == "spawn"
         make_runner(env_cfg={"resource_limit": 100, "dist_cfg": {"backend": "gloo"}})
+        make_runner(env_cfg={"npu_cfg": {"jit_compile": "False"}})  # nothing to switch here
+        with pytest.raises(ValueError, match="jit_compile is 'maybe'; it takes 1, true"):
+            make_runner(env_cfg={"npu_cfg": {"jit_compile": "maybe"}})
     finally:
         torch.multiprocessing.set_start_method(before, force=True)
 
@@ -463,9 +466,9 @@ def test_mixed_precision_trains(make_runner):
     assert runner.val()["accuracy"] > 0.8
 
 
-def test_a_visualizer_is_accepted_and_said_to_be_unused(make_runner):
+def test_a_visualizer_that_only_draws_is_accepted(make_runner):
     runner = make_runner(visualizer={"type": "Visualizer"}, default_scope="mmengine")
-    assert "visualizer was given: not used here" in log_of(runner)
+    assert runner.train() is runner.model
 
 
 def test_a_closed_run_leaves_no_file_open(make_runner):

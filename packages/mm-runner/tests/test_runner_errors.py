@@ -113,11 +113,12 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
         ({"env_cfg": {"cudnn": True}}, r"env_cfg\.cudnn: unknown key; known are cudnn_benchmark"),
         ({"env_cfg": {"dist_cfg": {"bakend": "x"}}}, r"env_cfg\.dist_cfg\.bakend.*'backend'"),
         ({"env_cfg": {"mp_cfg": {"mp_method": "x"}}}, r"env_cfg\.mp_cfg\.mp_method: unknown key"),
+        ({"env_cfg": {"npu_cfg": {"jit": True}}}, r"env_cfg\.npu_cfg\.jit: unknown"),
         ({"randomness": {"sed": 1}}, r"randomness\.sed: unknown key.*'seed'"),
         ({"randomness": {"seed": -1}}, r"randomness\.seed: an integer >= 0 or None.*got -1"),
         ({"randomness": {"seed": "1"}}, r"randomness\.seed: an integer >= 0 or None.*got '1'"),
         ({"randomness": 3}, r"randomness: a dict is needed, got 3"),
-        ({"log_processor": {"window": 3}}, r"log_processor\.window: unknown key.*'window_size'"),
+        ({"log_processor": {"window": 3}}, r"log_processor\.window: unknown arg.*'window_size'"),
         (
             {"auto_scale_lr": {"batch_size": 3}},
             r"auto_scale_lr\.batch_size: unknown key.*'base_batch_size'",
@@ -143,6 +144,7 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
         "env",
         "dist",
         "mp",
+        "npu",
         "randomness",
         "seed-negative",
         "seed-text",
@@ -187,8 +189,8 @@ def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, override
             r"train_cfg\.max_epoch: unknown argument of EpochBasedTrainLoop.*'max_epochs'",
         ),
         (
-            {"train_cfg": {"by_epoch": False, "max_iters": 3}},
-            r"train_cfg\.by_epoch: False was given; this version trains by epochs only",
+            {"train_cfg": {"by_epoch": False, "max_epochs": 3}},
+            r"train_cfg\.max_epochs: unknown argument of IterBasedTrainLoop",
         ),
         (
             {"train_cfg": {"by_epoch": True, "type": "EpochBasedTrainLoop", "max_epochs": 1}},
@@ -220,9 +222,8 @@ def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, override
     ],
 )
 def test_wrong_arguments_are_named_when_training_starts(make_runner, overrides, message):
-    runner = make_runner(**overrides)
     with pytest.raises(ConfigError, match=message):
-        runner.train()
+        make_runner(**overrides).train()
 
 
 @pytest.mark.parametrize("phase", ["train", "val", "test"])

@@ -14,11 +14,13 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .config import Config
     from .runner import Runner
 
 __all__ = [
     "CheckpointError",
     "ComponentNotFoundError",
+    "Config",
     "ConfigError",
     "MMRunnerError",
     "Runner",
@@ -29,6 +31,10 @@ __version__ = version("mm-runner")
 
 def __getattr__(name: str) -> Any:
     """Import the Runner on first use: ``import mm_runner`` stays as cheap as its errors."""
+    if name == "Config":
+        from .config import Config  # noqa: PLC0415
+
+        return Config
     if name == "Runner":
         from .runner import Runner  # noqa: PLC0415
 

@@ -14,6 +14,8 @@ __all__ = [
     "ComponentNotFoundError",
     "ConfigError",
     "MMRunnerError",
+    "RunStopped",
+    "TorchVersionError",
     "WorkDirError",
     "did_you_mean",
 ]
@@ -41,6 +43,19 @@ class CheckpointError(MMRunnerError, RuntimeError):
 
 class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be written to the disk; those before it are untouched."""
+
+
+class TorchVersionError(MMRunnerError, RuntimeError):
+    """A feature needs another version of torch; the message names it, and the one there is."""
+
+
+class RunStopped(SystemExit):
+    """A run was asked to leave early, and has saved a checkpoint.
+
+    ``code`` is 75 after a preemption (SIGTERM, SIGUSR1), which asks the scheduler to start the run
+    again, and 130 after Ctrl-C. A program that catches it goes on; it has 30 s to end before
+    another SIGTERM ends it.
+    """
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

@@ -4,23 +4,28 @@ A file holds tensors and Python primitives only, so that ``torch.load(weights_on
 without any package of ours.
 """
 
+from ._atomic import remove_unfinished
 from ._content import FORMAT_VERSION, clean_name, load_weights, plain
-from ._file import (
+from ._file import load_checkpoint_file, save_checkpoint_file
+from ._mmengine import Conversion, convert_mmengine_checkpoint
+from ._newest import (
     LAST_CHECKPOINT,
     find_latest_checkpoint,
     is_validated,
     latest_readable,
-    load_checkpoint_file,
     mark_latest,
     mark_validated,
-    save_checkpoint_file,
 )
 from ._rng import rng_state, set_rng_state
+from ._writer import BackgroundWriter
 
 __all__ = [
     "FORMAT_VERSION",
     "LAST_CHECKPOINT",
+    "BackgroundWriter",
+    "Conversion",
     "clean_name",
+    "convert_mmengine_checkpoint",
     "find_latest_checkpoint",
     "is_validated",
     "latest_readable",
@@ -29,6 +34,7 @@ __all__ = [
     "mark_latest",
     "mark_validated",
     "plain",
+    "remove_unfinished",
     "rng_state",
     "save_checkpoint_file",
     "set_rng_state",

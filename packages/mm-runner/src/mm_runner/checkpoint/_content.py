@@ -12,6 +12,8 @@ from torch import Tensor
 from mm_runner.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
 __all__ = ["FORMAT_VERSION", "clean_name", "load_weights", "plain"]
@@ -80,8 +82,16 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
     return problems
 
 
-def plain(value: Any, path: str = "checkpoint") -> Any:
+def plain(
+    value: Any, path: str = "checkpoint", *, to_host: Callable[[Tensor, str], Tensor] | None = None
+) -> Any:
     """Return ``value`` with tensors detached and on the CPU, or say what may not be saved.
+
+    Args:
+        value: Tensors and primitives, in dicts, lists and tuples.
+        path: Where ``value`` stands, for messages.
+        to_host: Brings a detached tensor to the CPU, given also its path; by default nothing is
+            copied that is there already.
 
     Raises:
         CheckpointError: If something is neither a tensor nor a primitive, naming its path.
@@ -92,17 +102,19 @@ def plain(value: Any, path: str = "checkpoint") -> Any:
             "wrapper's full_state_dict() returns."
         )
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        return value.detach().cpu() if to_host is None else to_host(value.detach(), path)
     if value is None or isinstance(value, _PRIMITIVES):
         return _primitive(value)
     if isinstance(value, Mapping):
         kind = OrderedDict if isinstance(value, OrderedDict) else dict
         return kind(
-            (plain(key, f"{path}.{key}"), plain(item, f"{path}.{key}"))
+            (plain(key, f"{path}.{key}"), plain(item, f"{path}.{key}", to_host=to_host))
             for key, item in value.items()
         )
     if isinstance(value, (list, tuple)):
-        items = [plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        items = [
+            plain(item, f"{path}[{index}]", to_host=to_host) for index, item in enumerate(value)
+        ]
         return items if isinstance(value, list) else tuple(items)
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         return plain(value.item(), path)

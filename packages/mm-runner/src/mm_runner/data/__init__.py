@@ -1,15 +1,31 @@
 """From dataloader configs to batches."""
 
+from ._batch_sampler import SeekableBatchSampler
 from ._collate import pseudo_collate
 from ._dataloader import build_dataloader, num_batches
+from ._position import DataPosition, announce_epoch
+from ._prefetch import BatchFeed, as_channels_last, feed_of_run, map_tensors
 from ._sampler import DefaultSampler, InfiniteSampler
 from ._settings import DataSettings
+from ._train_batches import TrainBatches
+from ._worker_seed import batch_seed
+from ._worker_signals import ignore_stop_signals
 
 __all__ = [
+    "BatchFeed",
+    "DataPosition",
     "DataSettings",
     "DefaultSampler",
     "InfiniteSampler",
+    "SeekableBatchSampler",
+    "TrainBatches",
+    "announce_epoch",
+    "as_channels_last",
+    "batch_seed",
     "build_dataloader",
+    "feed_of_run",
+    "ignore_stop_signals",
+    "map_tensors",
     "num_batches",
     "pseudo_collate",
 ]

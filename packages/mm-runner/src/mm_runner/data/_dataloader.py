@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mm_runner.errors import ConfigError
 from mm_runner.registry import (
@@ -19,8 +18,12 @@ from mm_runner.registry import (
     call_component,
 )
 
+from ._batch_sampler import make_seekable
 from ._dealing import deal_out
+from ._first_samples import FirstSamples
+from ._prefetch import has_streams
 from ._settings import DataSettings
+from ._worker_seed import seed_worker
 
 __all__ = ["DataSettings", "build_dataloader", "num_batches"]
 
@@ -35,10 +38,13 @@ def build_dataloader(
             to the processes; or a dict with ``dataset`` (a config or an object), optionally
             ``sampler``, ``batch_sampler``, ``collate_fn`` (a name, config or function;
             ``pseudo_collate`` by default, torch's for ``None``), ``num_batch_per_epoch`` (batches
-            of one process), ``worker_init_fn``, and arguments of ``DataLoader``. ``batch_size`` is
-            that of one process. Workers are started, and so seeded, each epoch, as torch does by
-            default; with ``persistent_workers=True`` a resumed run draws other random numbers in
-            them.
+            of one process), ``worker_init_fn``, ``disable_subprocess_warning`` (which all workers
+            but the first then ignore), and arguments of ``DataLoader``. ``batch_size`` is
+            that of one process. Workers seed the generators of Python, torch and NumPy anew for
+            each batch, whatever ``worker_init_fn`` did: by the seed of the run, the process, the
+            epoch and the number of the batch, so that it does not matter which of how many workers
+            draws it. Unless said otherwise, workers stay over epochs (not those of an iterable
+            dataset), and batches for an accelerator are put into pinned memory.
         settings: Of the run.
         shuffle: What the default sampler does when ``cfg`` names none.
         where: Path of ``cfg`` in the configuration, for messages.
@@ -64,21 +70,32 @@ def build_dataloader(
         )
     num_batches = options.pop("num_batch_per_epoch", None)
     if num_batches is not None:
-        if "batch_size" not in options:
-            raise ConfigError(
-                f"{where}.num_batch_per_epoch={num_batches!r} was given without batch_size; it "
-                "counts batches of that size. Give both, or neither."
-            )
-        num_samples = num_batches * options["batch_size"] * settings.world_size
-        dataset = Subset(dataset, range(min(len(dataset), num_samples)))  # type: ignore[arg-type]
+        dataset = _first_batches(dataset, num_batches, options, settings, where)
     _add_sampling(options, dataset, settings, shuffle=shuffle, where=where)
     collate_fn = options.get("collate_fn", "pseudo_collate")
     if collate_fn is not None:
         options["collate_fn"] = _function(collate_fn, f"{where}.collate_fn")
-    options["worker_init_fn"] = _worker_init(options.get("worker_init_fn"), settings, where)
+    options["worker_init_fn"] = _worker_init(options, settings, where)
     # Not the global generator: starting an epoch must not draw from the one that dropout uses.
     options.setdefault("generator", settings.generator)
-    return call_component(DataLoader, {"dataset": dataset, **options}, where)  # type: ignore[no-any-return]
+    _add_speed(options, dataset, settings)
+    return make_seekable(
+        call_component(DataLoader, {"dataset": dataset, **options}, where), settings
+    )
+
+
+def _add_speed(options: dict[str, Any], dataset: Dataset[Any], settings: DataSettings) -> None:
+    """Let workers stay over epochs, and copies to the device start from pinned memory."""
+    num_workers = options.get("num_workers", 0)
+    has_workers = isinstance(num_workers, int) and num_workers > 0
+    # Those of an iterable dataset are seeded as they start: a run resumed at an epoch starts them.
+    if has_workers and not isinstance(dataset, IterableDataset):
+        options.setdefault("persistent_workers", True)
+    device = settings.device
+    if device is not None and has_streams(device):
+        options.setdefault("pin_memory", True)
+        if device.type != "cuda" and not hasattr(torch, "accelerator"):
+            options.setdefault("pin_memory_device", device.type)  # then torch asks for it
 
 
 def num_batches(loader: DataLoader[Any], where: str) -> int:
@@ -103,6 +120,29 @@ def _build_dataset(dataset: Any, where: str) -> Dataset[Any]:
     if hasattr(dataset, "full_init"):
         dataset.full_init()
     return dataset  # type: ignore[no-any-return]
+
+
+def _first_batches(
+    dataset: Dataset[Any],
+    num_batches: Any,
+    options: Mapping[str, Any],
+    settings: DataSettings,
+    where: str,
+) -> Dataset[Any]:
+    batch_sampler = options.get("batch_sampler")
+    own = batch_sampler.get("batch_size") if isinstance(batch_sampler, Mapping) else None
+    batch_size = options.get("batch_size", own)
+    if batch_size is None:
+        raise ConfigError(
+            f"{where}.num_batch_per_epoch={num_batches!r} was given without batch_size; it "
+            "counts batches of that size. Give both, or neither."
+        )
+    if not isinstance(num_batches, int) or num_batches < 1 or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"{where}.num_batch_per_epoch: a positive integer, and a dataset with a length, are "
+            f"needed; got {num_batches!r} and {type(dataset).__name__}."
+        )
+    return FirstSamples(dataset, num_batches * batch_size * settings.world_size)
 
 
 def _add_sampling(
@@ -158,23 +198,12 @@ def _function(function: Any, where: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _worker_init(function: Any, settings: DataSettings, where: str) -> Callable[..., Any]:
+def _worker_init(options: dict[str, Any], settings: DataSettings, where: str) -> Callable[..., Any]:
+    """Take what concerns the start of workers out of ``options``."""
+    function = options.pop("worker_init_fn", None)
+    is_quiet = bool(options.pop("disable_subprocess_warning", False))
     if function is None:
-        return functools.partial(_seed_worker, seed=settings.seed, rank=settings.rank)
+        return functools.partial(
+            seed_worker, seed=settings.seed, rank=settings.rank, is_quiet=is_quiet
+        )
     return _function(function, f"{where}.worker_init_fn")
-
-
-def _seed_worker(worker_id: int, seed: int, rank: int) -> None:
-    """Seed a worker so that no two workers of any two ranks draw the same numbers.
-
-    torch has seeded it already, but alike on every rank whose generator is seeded alike. The
-    distance between ranks leaves room for more workers than a machine has processors.
-    """
-    base = torch.initial_seed() + seed + 10_000 * rank + worker_id
-    random.seed(base)
-    torch.manual_seed(base % 2**63)
-    try:
-        import numpy as np  # noqa: PLC0415 - optional
-    except ImportError:
-        return
-    np.random.seed(base % 2**32)  # noqa: NPY002 - the generator that augmentations use

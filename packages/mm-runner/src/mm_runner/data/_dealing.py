@@ -14,6 +14,7 @@ from torch.utils.data import (
 
 from mm_runner.errors import ConfigError
 
+from ._batch_sampler import make_seekable
 from ._sampler import DefaultSampler
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def deal_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> Dat
         shuffle=isinstance(loader.sampler, RandomSampler),
         seed=settings.seed,
     )
-    return DataLoader(
+    dealing = DataLoader(
         loader.dataset,
         batch_size=loader.batch_size,
         sampler=sampler,
@@ -61,6 +62,7 @@ def deal_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> Dat
         generator=loader.generator or settings.generator,
         **{name: getattr(loader, name) for name in _KEPT},
     )
+    return make_seekable(dealing, settings)
 
 
 _KEPT = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["Permutation"]
+__all__ = ["Permutation", "mix"]
 
 # More than cryptographers ask for of large domains; small ones, of a few bits, need them.
 _NUM_ROUNDS = 24
@@ -36,8 +36,8 @@ class Permutation:
         self._size = size
         self._low_bits = num_bits // 2
         self._high_bits = num_bits - self._low_bits
-        state = _mix(_mix(seed & _WORD_64) ^ (epoch & _WORD_64))
-        self._keys = [_mix(state + number) & _WORD for number in range(_NUM_ROUNDS)]
+        state = mix(mix(seed & _WORD_64) ^ (epoch & _WORD_64))
+        self._keys = [mix(state + number) & _WORD for number in range(_NUM_ROUNDS)]
 
     def __getitem__(self, positions: Tensor) -> Tensor:
         """Return what stands at ``positions``: int64, of any shape, each in ``0 .. size - 1``."""
@@ -60,13 +60,14 @@ class Permutation:
 
 def _hash(values: Tensor, key: int) -> Tensor:
     """Mix numbers below 2**32 to others; the factors are small, so that no product overflows."""
-    values = values ^ key
+    # values ^ key, which torch 1.13 does not take from a number under a dispatch mode.
+    values = values + key - 2 * (values & key)
     values = ((values ^ (values >> 16)) * 0x7FEB352D) & _WORD
     values = ((values ^ (values >> 15)) * 0x21F0AAAD) & _WORD
     return values ^ (values >> 15)
 
 
-def _mix(value: int) -> int:
+def mix(value: int) -> int:
     """Return the next number of SplitMix64 (Steele, Lea and Flood, 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _WORD_64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD_64

@@ -39,14 +39,23 @@ class _RankSampler(Sampler[int]):
         self.shuffle = shuffle
         self.seed = sync_random_seed() if seed is None else seed
         self.rank, self.world_size = get_dist_info()
-        self._num_to_skip = 0
+        self._start = 0
+
+    def start_at(self, position: int) -> None:
+        """Begin the next iteration, and only that, at ``position`` of the order over all ranks.
+
+        What is left is dealt out anew, so that it may have been another number of ranks that drew
+        what comes before. Takes the same time for any position, as nothing is drawn.
+        """
+        self._start = position
 
     def skip(self, num_samples: int) -> None:
-        """Leave out the first samples of this rank's share, in the next iteration only.
+        """Leave out the first samples of this rank's share, in the next iteration only."""
+        self.start_at(num_samples * self.world_size)
 
-        Takes the same time for any number, as nothing is drawn.
-        """
-        self._num_to_skip = num_samples
+    def _take_start(self) -> int:
+        start, self._start = self._start, 0
+        return start
 
     def _draw(self, positions: range, epoch: int) -> Iterator[int]:
         """Yield what stands at ``positions`` of the order; those past its end wrap to the front."""
@@ -88,23 +97,26 @@ class DefaultSampler(_RankSampler):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        positions = self._positions()[self._num_to_skip :]
-        self._num_to_skip = 0
-        return self._draw(positions, self.epoch)
+        return self._draw(self._positions(self._take_start()), self.epoch)
 
     def __len__(self) -> int:
-        return len(self._positions())
+        return self.num_from(0)
+
+    def num_from(self, position: int) -> int:
+        """Return how many samples this rank draws from ``position`` of the order on."""
+        return len(self._positions(position))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation of ``epoch``, counted from 0."""
         self.epoch = epoch
 
-    def _positions(self) -> range:
-        """Return this rank's positions in the order; those past the end wrap to its front."""
-        size = len(self.dataset)
+    def _positions(self, start: int) -> range:
+        """Return this rank's positions from ``start``; those past the end wrap to the front."""
+        end = len(self.dataset)
         if self.round_up:
-            size = math.ceil(size / self.world_size) * self.world_size
-        return range(self.rank, size, self.world_size)
+            num_rounds = max(math.ceil((end - start) / self.world_size), 0)
+            end = start + num_rounds * self.world_size
+        return range(start + self.rank, end, self.world_size)
 
 
 class InfiniteSampler(_RankSampler):
@@ -112,7 +124,7 @@ class InfiniteSampler(_RankSampler):
 
     One permutation follows another, so over all ranks each sample comes once before any comes
     again. As with ``DefaultSampler``, the order depends on ``seed`` alone and is computed as it is
-    needed. For iteration-based training.
+    needed. For iteration-based training; a loop over epochs would not leave the first.
 
     Args:
         dataset: Anything with a length.
@@ -133,8 +145,7 @@ class InfiniteSampler(_RankSampler):
 
     def __iter__(self) -> Iterator[int]:
         size, step = len(self.dataset), self.world_size
-        begin = self.rank + self._num_to_skip * step
-        self._num_to_skip = 0
+        begin = self.rank + self._take_start()
         for epoch in count(begin // size):
             positions = range(begin, (epoch + 1) * size, step)
             yield from self._draw(positions, epoch)

@@ -1,27 +1,43 @@
 """Hooks: what a run does besides training steps, at the stages it passes."""
 
+from ._check_invalid_loss import CheckInvalidLossHook
 from ._checkpoint import CheckpointHook
 from ._compile_report import CompileReportHook
+from ._early_stopping import EarlyStoppingHook
+from ._ema import EMAHook
+from ._empty_cache import EmptyCacheHook
 from ._hook import STAGES, Hook
 from ._hook_list import HookList, build_hooks
 from ._iter_timer import IterTimerHook
 from ._logger import LoggerHook
 from ._param_scheduler import ParamSchedulerHook
 from ._priority import priority_of
+from ._profiler import ProfilerHook
 from ._runtime_info import RuntimeInfoHook
 from ._sampler_seed import DistSamplerSeedHook
+from ._sync_buffers import SyncBuffersHook
+from .gradient_spike import GradientSpikeHook
+from .throughput import ThroughputHook
 
 __all__ = [
     "STAGES",
+    "CheckInvalidLossHook",
     "CheckpointHook",
     "CompileReportHook",
     "DistSamplerSeedHook",
+    "EMAHook",
+    "EarlyStoppingHook",
+    "EmptyCacheHook",
+    "GradientSpikeHook",
     "Hook",
     "HookList",
     "IterTimerHook",
     "LoggerHook",
     "ParamSchedulerHook",
+    "ProfilerHook",
     "RuntimeInfoHook",
+    "SyncBuffersHook",
+    "ThroughputHook",
     "build_hooks",
     "priority_of",
 ]

@@ -2,39 +2,74 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-import mm_dist
-from mm_runner.checkpoint import load_checkpoint_file
-from mm_runner.errors import CheckpointError, CheckpointWriteError, ConfigError
+from mm_runner._main_process import run_on_main
+from mm_runner.checkpoint import load_checkpoint_file, remove_unfinished
+from mm_runner.errors import CheckpointError, CheckpointWriteError
 
+from ._best_checkpoints import BestCheckpoints, file_of
+from ._checkpoint_arguments import (
+    check_integers,
+    check_minutes,
+    check_template,
+    name_list,
+    refuse_backends,
+)
+from ._checkpoint_saving import Save, Saving
 from ._hook import Hook
-from ._metric_rule import rule_of
+from ._kept_checkpoints import KeptCheckpoints
+from ._publishing import publish_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["CheckpointHook"]
 
 
 class CheckpointHook(Hook):
-    """Saves a checkpoint every ``interval`` epochs, and the best one by a metric.
+    """Saves a checkpoint every so often, and the best one by a metric.
+
+    A file that cannot be written is reported, training goes on, and the next interval saves again;
+    what is owed at the end of training is tried once more, and is an error then. Older files are
+    deleted only when the new one is whole.
+
+    While gradients are accumulated over several steps, a checkpoint that is due is saved after the
+    optimizer step that takes them in: they are not saved themselves.
 
     Args:
-        interval: Epochs between two checkpoints; ``-1`` saves none but the last.
-        by_epoch: Count epochs; this version counts nothing else.
+        interval: Epochs, or steps, between two checkpoints; ``-1`` saves none but the last.
+        by_epoch: Count epochs; otherwise steps.
         save_optimizer: Include the optimizer and the loss scaler.
         save_param_scheduler: Include the schedules' positions.
         out_dir: Where to save; the work directory by default.
         max_keep_ckpts: Keep that many of the numbered checkpoints, the newest; ``-1`` keeps all.
-            The best one is never removed.
-        save_last: Save after the last epoch, whatever the interval.
-        save_best: Name of a metric, ``"auto"`` for the first one reported, or ``None``.
-        rule: ``"greater"`` or ``"less"`` is better; by default told from the metric's name.
-        filename_tmpl: File name with ``{}`` for the epoch; ``"epoch_{}.pth"`` by default.
-        save_begin: First epoch to save after.
+            The best ones are never removed.
+        save_last: Save at the end of training, whatever the interval.
+        save_best: Name of a metric or a list of names, ``"auto"`` for the first one reported, or
+            ``None``.
+        rule: ``"greater"`` or ``"less"`` is better, or a list with one for each metric; by default
+            told from the metric's name.
+        greater_keys: Parts of names of metrics of which the greater value is better, besides the
+            usual ones.
+        less_keys: Likewise, the less.
+        file_client_args: Refused unless ``None``: MMEngine's storage back ends.
+        filename_tmpl: File name with ``{}`` for the epoch or step; ``"epoch_{}.pth"`` or
+            ``"iter_{}.pth"`` by default.
+        backend_args: Refused unless ``None``.
+        published_keys: Entries of the checkpoint, such as ``"state_dict"``. At the end of training
+            the last and the best ones are written once more with these entries only, as
+            ``<name>-<8 digits of the SHA-256>.pth``.
+        save_begin: Epochs, or steps, before the first interval begins.
+        async_save: Let a thread write while training goes on, which then waits only for a copy in
+            memory. One file is written at a time; a failure is reported at the next save. The end
+            of training and a preemption wait for the file.
+        minutes: Save also whenever so many minutes have passed since the last one, between two
+            steps, as ``iter_N.pth``. The main process's clock counts.
 
     Raises:
         ConfigError: If an argument is out of its range.
@@ -51,150 +86,249 @@ class CheckpointHook(Hook):
         out_dir: str | None = None,
         max_keep_ckpts: int = -1,
         save_last: bool = True,  # noqa: FBT001, FBT002
-        save_best: str | None = None,
-        rule: str | None = None,
-        filename_tmpl: str = "epoch_{}.pth",
+        save_best: str | Sequence[str] | None = None,
+        rule: str | Sequence[str] | None = None,
+        greater_keys: Sequence[str] | None = None,
+        less_keys: Sequence[str] | None = None,
+        file_client_args: Any = None,
+        filename_tmpl: str | None = None,
+        backend_args: Any = None,
+        published_keys: str | Sequence[str] | None = None,
         save_begin: int = 0,
+        *,
+        async_save: bool = False,
+        minutes: float | None = None,
     ) -> None:
-        if not by_epoch:
-            raise ConfigError(
-                "CheckpointHook.by_epoch: False was given; this version saves at the end of epochs "
-                "only. Leave it out, and choose the interval in epochs."
-            )
-        for argument, value in (
-            ("interval", interval),
-            ("max_keep_ckpts", max_keep_ckpts),
-            ("save_begin", save_begin),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(
-                    f"CheckpointHook.{argument}: an integer is needed, got {value!r}."
-                )
-        if rule not in (None, "greater", "less"):
-            raise ConfigError(f"CheckpointHook.rule: 'greater' or 'less' is needed, got {rule!r}.")
-        if rule is None and save_best not in (None, "auto"):
-            rule = rule_of(save_best)  # now, and not at the end of the first epoch
-        if "{}" not in filename_tmpl:
-            raise ConfigError(
-                "CheckpointHook.filename_tmpl: '{}' must stand for the epoch, got "
-                f"{filename_tmpl!r}."
-            )
+        check_integers(interval=interval, max_keep_ckpts=max_keep_ckpts, save_begin=save_begin)
+        refuse_backends(file_client_args=file_client_args, backend_args=backend_args)
+        check_minutes(minutes)
+        self.filename_tmpl = filename_tmpl or ("epoch_{}.pth" if by_epoch else "iter_{}.pth")
+        check_template(self.filename_tmpl)
         self.interval = interval
+        self.by_epoch = by_epoch
         self.save_optimizer = save_optimizer
         self.save_param_scheduler = save_param_scheduler
         self.out_dir = out_dir
-        self.max_keep_ckpts = max_keep_ckpts
         self.save_last = save_last
-        self.save_best = save_best
-        self.rule = rule
-        self.filename_tmpl = filename_tmpl
+        self.published_keys = name_list(published_keys, "published_keys")
         self.save_begin = save_begin
-        self._kept: list[str] = []
-        self._best: dict[str, Any] = {}
+        self.minutes = minutes
+        self._kept = KeptCheckpoints(max_keep_ckpts)
+        self._best = BestCheckpoints(save_best, rule, greater_keys, less_keys)
+        self._saving = Saving(in_background=async_save)
+        # The number of steps in the newest file, and the file.
+        self._newest: tuple[int, Path] | None = None
+        self._owes_last = False
+        # The epoch, or step, whose checkpoint waits for the next optimizer step.
+        self._postponed: int | None = None
+        # Tells the files of this run, resumed or not, from those of another in the same directory.
+        self._run = ""
+
+    @override
+    def before_train(self, runner: Any) -> None:
+        self._run = self._run or runner.experiment_name
+        run_on_main(lambda: _clean(self._directory(runner), runner))
+        if self.minutes is not None:
+            runner.interruption.save_every(60 * self.minutes, self.save_now)
 
     @override
     def after_train_epoch(self, runner: Any) -> None:
-        due = self.every_n_epochs(runner, self.interval, self.save_begin)
-        if not due and not (self.save_last and self.is_last_train_epoch(runner)):
+        if not self.by_epoch:
             return
-        directory = Path(self.out_dir or runner.work_dir)
-        name = self.filename_tmpl.format(runner.epoch + 1)
-        # Entered before the file is written, so that a resumed run prunes it too.
-        self._kept = [*(kept for kept in self._kept if kept != name), name]
-        superfluous = self._kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
-        self._kept = self._kept[len(superfluous) :]
-        try:
-            runner.save_checkpoint(
-                directory,
-                name,
-                save_optimizer=self.save_optimizer,
-                save_param_scheduler=self.save_param_scheduler,
+        is_last = self.save_last and self.is_last_train_epoch(runner)
+        if is_last or self.every_n_epochs(runner, self.interval, self.save_begin):
+            if runner.holds_gradients and not is_last:
+                self._postponed = runner.epoch + 1
+            else:
+                self._save(runner, runner.epoch + 1, num_steps=runner.iter, is_last=is_last)
+
+    @override
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        num_steps = runner.iter + 1
+        is_last = not self.by_epoch and self.save_last and self.is_last_train_iter(runner)
+        if is_last or (
+            not self.by_epoch and self.every_n_train_iters(runner, self.interval, self.save_begin)
+        ):
+            self._postponed = num_steps
+        # Accumulated gradients are in no checkpoint: it waits for the step that takes them in.
+        if self._postponed is not None and (is_last or not runner.holds_gradients):
+            count, self._postponed = self._postponed, None
+            self._save(
+                runner,
+                count if self.by_epoch else num_steps,
+                num_steps=num_steps,
+                is_last=is_last,
             )
-        except CheckpointWriteError as error:
-            if self.is_last_train_epoch(runner):
-                raise
-            self._tell_failure(runner, error)
-            self._kept = [*superfluous, *self._kept[:-1]]
-            return
-        if mm_dist.is_main_process():
-            # Only now that the new one is whole and named.
-            for old in superfluous:
-                (directory / old).unlink(missing_ok=True)
 
     @override
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        if self.save_best is None or not metrics or not runner.is_training:
+        if not self._best.wants_any or not metrics or not runner.is_training:
             return
-        name = next(iter(metrics)) if self.save_best == "auto" else self.save_best
-        if name not in metrics:
-            raise ConfigError(
-                f"CheckpointHook.save_best: {name!r} was asked for; the validation reported "
-                f"{', '.join(map(repr, metrics))}."
+        for name, score in self._best.improved(metrics).items():
+            record = {"score": score, "epoch": runner.epoch, "iter": runner.iter}
+            self._save_best(runner, name, {**record, "file": file_of(name)})
+
+    @override
+    def after_train(self, runner: Any) -> None:
+        self._saving.settle(runner)
+        if self._owes_last:
+            count = runner.epoch if self.by_epoch else runner.iter
+            self._save(runner, count, num_steps=runner.iter, is_last=True, and_wait=True)
+        if self._owes_last:
+            raise CheckpointWriteError(
+                f"The checkpoint at the end of training could not be written to "
+                f"{self._directory(runner)}, twice; the log says why. The older ones are whole."
             )
-        score = metrics[name]
-        if not self._is_best(name, score):
-            return
-        before, new = self._best, f"best_{name.replace('/', '_')}.pth"
-        old = before.get("file")
-        self._best = {"metric": name, "score": score, "epoch": runner.epoch, "file": new}
-        directory = Path(self.out_dir or runner.work_dir)
-        try:
-            runner.save_checkpoint(
-                directory,
-                new,
-                save_optimizer=False,
-                save_param_scheduler=False,
-                meta={"epoch": runner.epoch, "iter": runner.iter},
-                mark_as_latest=False,
-            )
-        except CheckpointWriteError as error:
-            if runner.epoch == runner.max_epochs:
-                raise
-            self._tell_failure(runner, error)
-            self._best = before
-            return
-        if old is not None and old != new and mm_dist.is_main_process():
-            (directory / old).unlink(missing_ok=True)
-        runner.logger.info(f"Best {name} so far: {score:.4f}, saved as {new}.")
+        if self.published_keys:
+            run_on_main(lambda: self._publish(runner))
 
     @override
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["checkpoint_hook"] = {"kept": list(self._kept), "best": dict(self._best)}
+        checkpoint["checkpoint_hook"] = {
+            "run": self._run,
+            "kept": list(self._kept.names),
+            "best": {name: dict(record) for name, record in self._best.records.items()},
+        }
 
     @override
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        if runner.is_resuming:
-            state = checkpoint.get("checkpoint_hook", {})
-            self._kept = list(state.get("kept", []))
-            self._best = dict(state.get("best", {}))
-            self._add_best_of_last_epoch(runner, checkpoint.get("meta", {}).get("epoch", 0))
+        if not runner.is_resuming:
+            return
+        state = checkpoint.get("checkpoint_hook", {})
+        self._run = state.get("run", "")
+        self._kept.names = list(state.get("kept", []))
+        self._best.take_over(state.get("best", {}))
+        # A best file is written after the checkpoint of its epoch, which does not know of it.
+        for records in run_on_main(lambda: self._records_on_disk(runner)):
+            self._best.take_over(records)
 
-    def _add_best_of_last_epoch(self, runner: Any, epoch: int) -> None:
-        """Take in what the validation after ``epoch`` found, once its checkpoint was written.
+    @property
+    def best_records(self) -> dict[str, dict[str, Any]]:
+        """The best validation so far by each metric: ``score``, ``epoch``, ``iter``, ``file``."""
+        return {name: dict(record) for name, record in self._best.records.items()}
 
-        The file of the best model tells; without this a worse one could overwrite it.
+    def save_now(self, runner: Any, *, and_wait: bool = False) -> Path | None:
+        """Save between two steps, whatever the interval; every process must call this.
+
+        Args:
+            runner: The run.
+            and_wait: Return when the file is whole.
+
+        Returns:
+            The file, which may have been written before if no step was taken since; ``None`` if it
+            could not be written.
         """
-        found: list[dict[str, Any]] = [{}]
-        if self.save_best is not None and mm_dist.is_main_process():
-            for path in Path(self.out_dir or runner.work_dir).glob("best_*.pth"):
-                with suppress(CheckpointError):
-                    content = load_checkpoint_file(path)
-                    best = content.get("checkpoint_hook", {}).get("best", {})
-                    same_run = content.get("meta", {}).get("seed") == runner.seed
-                    if same_run and best.get("epoch") == epoch and best.get("file") == path.name:
-                        found = [best]
-        mm_dist.broadcast_object_list(found)
-        self._best = found[0] or self._best
+        if self._saving.settle(runner) and self._newest and self._newest[0] == runner.iter:
+            return self._newest[1]
+        template = "iter_{}.pth" if self.by_epoch else None
+        count = runner.iter
+        self._save(runner, count, template, num_steps=count, is_last=False, and_wait=and_wait)
+        return self._newest[1] if self._newest and self._newest[0] == runner.iter else None
 
-    def _tell_failure(self, runner: Any, error: CheckpointWriteError) -> None:
-        runner.logger.error(f"{error} Training goes on; the next interval saves again.")
+    def finish_writing(self) -> None:
+        """Wait for the file under way, on this process alone; for a run that ends by an error."""
+        self._saving.drain()
 
-    def _is_best(self, name: str, score: float) -> bool:
-        if self.rule is None:
-            self.rule = rule_of(name)
-        best = self._best.get("score")
-        if math.isnan(score):
-            return False
-        if best is None or math.isnan(best):
-            return True
-        return bool(score > best if self.rule == "greater" else score < best)
+    def _save(
+        self,
+        runner: Any,
+        number: int,
+        template: str | None = None,
+        *,
+        num_steps: int,
+        is_last: bool,
+        and_wait: bool = False,
+    ) -> None:
+        # First: what became of the file before decides what is kept.
+        self._saving.settle(runner)
+        directory = self._directory(runner)
+        name = (template or self.filename_tmpl).format(number)
+        superfluous = self._kept.add(name)
+        newest, self._newest = self._newest, (num_steps, directory / name)
+        self._owes_last = False
+
+        def take_back() -> None:
+            self._kept.remove([name])
+            self._newest, self._owes_last = newest, is_last
+
+        save = Save(
+            directory / name,
+            {
+                "save_optimizer": self.save_optimizer,
+                "save_param_scheduler": self.save_param_scheduler,
+            },
+            on_written=lambda: self._kept.remove(superfluous),
+            on_failed=take_back,
+            on_main=lambda: _delete(directory, superfluous, runner),
+        )
+        self._saving.save(runner, save, and_wait=and_wait)
+        runner.interruption.note_saved()
+
+    def _save_best(self, runner: Any, metric: str, record: dict[str, Any]) -> None:
+        # First: what became of the file before decides what was best before.
+        self._saving.settle(runner)
+        before = self._best.records.get(metric)
+        self._best.records[metric] = record
+
+        def take_back() -> None:
+            if before is None:
+                del self._best.records[metric]
+            else:
+                self._best.records[metric] = before
+
+        options = {"save_optimizer": False, "save_param_scheduler": False}
+        text = f"Best {metric} so far: {record['score']:.4f}, saved as {record['file']}."
+        save = Save(
+            self._directory(runner) / record["file"],
+            {**options, "mark_as_latest": False},
+            on_written=lambda: runner.logger.info(text),
+            on_failed=take_back,
+        )
+        self._saving.save(runner, save)
+
+    def _records_on_disk(self, runner: Any) -> list[dict[str, Any]]:
+        """Return what the files of the best models of this run say of themselves."""
+        found = []
+        for path in self._directory(runner).glob("best_*.pth") if self._best.wants_any else ():
+            with suppress(CheckpointError):
+                state = load_checkpoint_file(path).get("checkpoint_hook", {})
+                own = {
+                    metric: record
+                    for metric, record in state.get("best", {}).items()
+                    if record.get("file") == path.name and state.get("run") == self._run
+                }
+                found.append(own)
+        return found
+
+    def _publish(self, runner: Any) -> None:
+        directory = self._directory(runner)
+        names = [*self._kept.names[-1:], *(best["file"] for best in self._best.records.values())]
+        for name in names:
+            try:
+                path, missing = publish_checkpoint(directory / name, self.published_keys)
+            except CheckpointError as error:
+                runner.logger.error(f"published_keys: {error}")  # noqa: TRY400 - says it all
+                continue
+            if missing:
+                runner.logger.warning(
+                    f"published_keys: {name} has no {', '.join(map(repr, missing))}."
+                )
+            runner.logger.info(f"{name} is published as {path.name}.")
+
+    def _directory(self, runner: Any) -> Path:
+        return Path(self.out_dir or runner.work_dir)
+
+
+def _delete(directory: Path, names: Iterable[str], runner: Any) -> None:
+    for name in names:
+        try:
+            (directory / name).unlink(missing_ok=True)
+        except OSError as error:
+            runner.logger.warning(f"The superfluous {directory / name} stays: {error}")
+
+
+def _clean(directory: Path, runner: Any) -> None:
+    for path in remove_unfinished(directory):
+        runner.logger.info(f"Removed {path}, which a killed run left half written.")

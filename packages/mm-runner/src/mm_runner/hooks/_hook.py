@@ -53,6 +53,21 @@ class Hook:
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Before a checkpoint is written; add tensors and primitives under a key of your own."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: tensors and primitives. By default nothing.
+
+        It goes into every checkpoint, by the hook's class name. Every process is asked, at the
+        same time, so that a hook may gather; what the first one returns is saved.
+        """
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned; called on every process of a resumed run.
+
+        It comes after ``before_run`` and ``after_load_checkpoint``, once the model, the optimizer
+        and the schedules are restored. It is not called if the checkpoint has no such state.
+        """
+
     def before_train(self, runner: Any) -> None:
         """Before the first epoch."""
 
@@ -153,6 +168,10 @@ class Hook:
         return unit in {"epoch", "iter"} and getattr(cls, common) is not getattr(Hook, common)
 
     # What MMEngine's hooks ask of the base class.
+
+    def get_triggered_stages(self) -> list[str]:
+        """List the stages at which this hook does anything, in the order they are passed."""
+        return [stage for stage in STAGES if self.acts_at(stage)]
 
     def every_n_epochs(self, runner: Any, n: int, start: int = 0) -> bool:
         """Tell whether the epoch just trained is ``start + n``, ``start + 2 n``, and so on."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import time
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
+import mm_dist
 from mm_runner.errors import ConfigError
+from mm_runner.reporting import TrainingClock
 
 from ._hook import Hook
+from ._rank_means import mean_over_ranks
+from .throughput._batch_size import count_samples
 
 __all__ = ["LoggerHook"]
 
@@ -17,52 +23,105 @@ __all__ = ["LoggerHook"]
 class LoggerHook(Hook):
     """Logs a line per interval and after each validation, and moves the progress bar.
 
+    A number in a training line is the mean over the newest steps (``log_processor.window_size`` of
+    them) and over all processes.
+
     Args:
         interval: Training steps between two lines.
         ignore_last: Write no line for the steps after the last full interval of an epoch.
+        interval_exp_name: Training steps between two lines that name the experiment; ``-1`` for
+            none. Defaults to 1000.
+        out_dir: Where to copy the run's log files at its end, into a folder named like the work
+            directory. Defaults to ``None``: nowhere.
+        out_suffix: Endings of the files that are copied.
+        keep_local: Whether they stay in the work directory too. Defaults to ``True``.
+        file_client_args: Accepted so that MMEngine's configs load; must be ``None``.
+        log_metric_by_epoch: Accepted likewise; a record of a validation has both epoch and step.
+        backend_args: Accepted likewise; must be ``None``.
 
     Raises:
-        ConfigError: If ``interval`` is not a positive integer.
+        ConfigError: If ``interval`` is not a positive integer, or another argument cannot be used.
     """
 
     priority = "BELOW_NORMAL"
 
-    def __init__(self, interval: int = 10, ignore_last: bool = True) -> None:  # noqa: FBT001, FBT002 - MMEngine's
+    def __init__(
+        self,
+        interval: int = 10,
+        ignore_last: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
+        interval_exp_name: int = 1000,
+        out_dir: str | Path | None = None,
+        out_suffix: str | Sequence[str] = (".json", ".jsonl", ".log", ".py", ".yaml"),
+        keep_local: bool = True,  # noqa: FBT001, FBT002
+        file_client_args: dict[str, Any] | None = None,
+        log_metric_by_epoch: bool = True,  # noqa: ARG002, FBT001, FBT002
+        backend_args: dict[str, Any] | None = None,
+    ) -> None:
         if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
             raise ConfigError(
                 f"LoggerHook.interval: a positive number of steps is needed, got {interval!r}."
             )
+        for name, value in (
+            ("file_client_args", file_client_args),
+            ("backend_args", backend_args),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"LoggerHook.{name}: {value!r} was given; files are written through the file "
+                    "system only. Mount the storage, and give its path as out_dir."
+                )
+        if not keep_local and out_dir is None:
+            raise ConfigError(
+                "LoggerHook.keep_local: False was given without out_dir; the logs would be lost."
+            )
         self.interval = interval
         self.ignore_last = ignore_last
-        self._started_s = 0.0
-        self._first_iter = 0
+        self.interval_exp_name = interval_exp_name
+        self.out_dir = None if out_dir is None else Path(out_dir)
+        self.out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
+        self.keep_local = keep_local
+        self._clock = TrainingClock()
+        self._by_epoch = True
+        self._epoch_length = 0
 
     @override
     def before_train(self, runner: Any) -> None:
-        self._started_s = time.perf_counter()
-        self._first_iter = runner.iter
+        from mm_runner.loops import IterBasedTrainLoop  # noqa: PLC0415 - loops need hooks
+
+        self._by_epoch = not isinstance(runner.train_loop, IterBasedTrainLoop)
+        self._clock = TrainingClock(runner.iter)
         runner.console.start_progress("training", runner.max_iters, runner.iter)
 
     @override
     def before_train_epoch(self, runner: Any) -> None:
-        epoch = f"epoch {runner.epoch + 1}/{runner.max_epochs}"
-        runner.console.update_progress(runner.iter, description=epoch)
+        if self._by_epoch:
+            # A loader counts its batches anew whenever it is asked: too dear for every step.
+            self._epoch_length = len(runner.train_dataloader)
+            epoch = f"epoch {runner.epoch + 1}/{runner.max_epochs}"
+            runner.console.update_progress(runner.iter, description=epoch)
 
     @override
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        runner.console.update_progress(runner.iter + 1)
-        steps = len(runner.train_dataloader)
-        # An epoch shorter than the interval would otherwise never show up.
-        last_line = batch_idx + 1 == steps and (not self.ignore_last or steps < self.interval)
-        if self.every_n_inner_iters(batch_idx, self.interval) or last_line:
-            self._log_training(runner, batch_idx + 1, steps)
+        runner.console.update_progress(runner.iter + 1, clock=self._clock)
+        if self.every_n_train_iters(runner, self.interval_exp_name):
+            runner.logger.info(f"Experiment {runner.experiment_name}")
+        if self.every_n_inner_iters(batch_idx, self.interval) or self._is_last(runner, batch_idx):
+            self._log_training(runner, batch_idx + 1, data_batch)
 
     @override
     def after_train(self, runner: Any) -> None:
         runner.console.update_progress(runner.iter, values="")
         runner.console.stop_progress()
+
+    @override
+    def before_val(self, runner: Any) -> None:
+        self._clock.pause()
+
+    @override
+    def after_val(self, runner: Any) -> None:
+        self._clock.go_on()
 
     @override
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
@@ -72,30 +131,65 @@ class LoggerHook(Hook):
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         self._log_metrics(runner, "test", len(runner.test_dataloader), metrics or {})
 
-    def _log_training(self, runner: Any, step: int, steps: int) -> None:
+    @override
+    def after_run(self, runner: Any) -> None:
+        if self.out_dir is not None and mm_dist.is_main_process():
+            self._copy(runner, self.out_dir)
+
+    def _is_last(self, runner: Any, batch_idx: int) -> bool:
+        """Tell whether a line is due for the end of the epoch, or of the run."""
+        if not self._by_epoch:
+            return not self.ignore_last and self.is_last_train_iter(runner)
+        steps = self._epoch_length
+        # An epoch shorter than the interval would otherwise never show up.
+        return batch_idx + 1 == steps and (not self.ignore_last or steps < self.interval)
+
+    def _log_training(self, runner: Any, step: int, data_batch: Any) -> None:
         # Under some optimizers the learning rate is a tensor.
         rates = runner.optim_wrapper.get_lr()
         scalars = {name: float(of_groups[0]) for name, of_groups in rates.items()}
-        scalars.update(runner.message_hub.means("train"))
-        position = f"[{runner.epoch + 1}][{step:>{len(str(steps))}}/{steps}]"
-        line = runner.log_processor.line("train", position, scalars, eta_s=self._eta_s(runner))
+        scalars.update(mean_over_ranks(runner.message_hub.means("train")))
+        steps = self._epoch_length if self._by_epoch else runner.max_iters
+        epoch = f"[{runner.epoch + 1}]" if self._by_epoch else ""
+        position = f"{epoch}[{step:>{len(str(steps))}}/{steps}]"
+        done = runner.iter + 1
+        eta_s = self._clock.eta_s(done, runner.max_iters)
+        line = runner.log_processor.line(
+            "train", position, scalars, eta_s=eta_s, by_epoch=self._by_epoch
+        )
         runner.logger.info(line)
-        if "loss" in scalars:
-            runner.console.update_progress(runner.iter + 1, values=f"loss {scalars['loss']:.4f}")
-        runner.write_scalars("train", scalars, step=runner.iter + 1)
+        values = self._bar_values(runner, scalars, data_batch)
+        runner.console.update_progress(done, values=values, clock=self._clock)
+        runner.write_scalars("train", scalars, step=done)
+
+    def _bar_values(self, runner: Any, scalars: dict[str, float], data_batch: Any) -> str:
+        losses = [f"{name} {value:.4f}" for name, value in scalars.items() if "loss" in name]
+        step_s = scalars.get("time") or self._clock.step_s(runner.iter + 1)
+        samples = count_samples(data_batch) * runner.world_size
+        return "  ".join([*losses, f"{samples / max(step_s, 1e-9):,.0f} samples/s"])
 
     def _log_metrics(self, runner: Any, phase: str, steps: int, metrics: dict[str, float]) -> None:
         # A metric may be a table or text: lines and files show numbers.
         numbers = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
         times = runner.message_hub.means(phase)
         runner.message_hub.clear(phase)
-        position = f"[{runner.epoch}][{steps}/{steps}]"
-        runner.logger.info(runner.log_processor.line(phase, position, {**times, **numbers}))
+        position = f"[{runner.epoch if self._by_epoch else runner.iter}][{steps}/{steps}]"
+        line = runner.log_processor.line(
+            phase, position, {**times, **numbers}, by_epoch=self._by_epoch
+        )
+        runner.logger.info(line)
         runner.write_scalars(phase, {**numbers, **times}, step=runner.iter)
 
-    def _eta_s(self, runner: Any) -> float:
-        done: int = runner.iter + 1 - self._first_iter
-        spent = time.perf_counter() - self._started_s
-        # A run resumed on other data or processes may have done more steps than it would do now.
-        left: int = max(runner.max_iters - runner.iter - 1, 0)
-        return spent / done * left
+    def _copy(self, runner: Any, out_dir: Path) -> None:
+        target = out_dir / Path(runner.work_dir).resolve().name / Path(runner.log_dir).name
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            for path in sorted(Path(runner.log_dir).iterdir()):
+                if path.is_file() and path.name.endswith(self.out_suffix):
+                    shutil.copy2(path, target / path.name)
+                    if not self.keep_local:
+                        path.unlink()
+        except OSError as error:  # training is done; its logs are still where they were written
+            runner.logger.warning(f"LoggerHook.out_dir: the logs could not be copied: {error}")
+            return
+        runner.logger.info(f"The logs are in {target}.")

@@ -16,8 +16,12 @@ _GREATER = re.compile(
 )
 
 
-def rule_of(metric: str) -> str:
+def rule_of(metric: str, *, where: str = "CheckpointHook.rule") -> str:
     """Return ``"greater"`` or ``"less"``.
+
+    Args:
+        metric: Its name.
+        where: The argument that says it, for the message.
 
     Raises:
         ConfigError: If the name tells neither.
@@ -32,6 +36,6 @@ def rule_of(metric: str) -> str:
     if any(_GREATER.fullmatch(word) for word in words):
         return "greater"
     raise ConfigError(
-        f"CheckpointHook.rule: whether a greater or a less {metric!r} is better cannot be told "
+        f"{where}: whether a greater or a less {metric!r} is better cannot be told "
         "from its name; give rule='greater' or rule='less'."
     )

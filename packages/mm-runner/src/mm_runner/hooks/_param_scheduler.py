@@ -6,6 +6,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from mm_runner.errors import ConfigError
 from mm_runner.optim import named_schedulers, named_wrappers
 
 from ._hook import Hook
@@ -16,15 +17,44 @@ __all__ = ["ParamSchedulerHook"]
 class ParamSchedulerHook(Hook):
     """Steps the schedules by iteration after each step, and those by epoch after each epoch.
 
-    A step skipped because of an overflow does not advance the schedules by iteration. With a fused
-    optimizer in float16 that is known one step late, and it is the step after that does not.
-    Of several optimizer wrappers, each has its own schedules, which its own skipped steps hold.
+    A schedule that follows a metric gets the results of every validation in training. Of several
+    optimizer wrappers, each has its own schedules, which its own skipped steps hold.
+
+    Args:
+        on_skip: What a step skipped because of an overflow does to the schedules by iteration:
+            ``"hold"`` (the default) leaves them where they are, so that none of their values is
+            passed over; ``"advance"`` counts it as a step, so that they end with the run, as in
+            MMEngine. Where the host learns of a skip one step late (a fused optimizer in float16,
+            ``max_skips``), it is the step after that holds.
+
+    Raises:
+        ConfigError: If ``on_skip`` is something else.
     """
 
     priority = "LOW"
 
-    def __init__(self) -> None:
+    def __init__(self, on_skip: str = "hold") -> None:
+        if on_skip not in {"hold", "advance"}:
+            raise ConfigError(
+                f"ParamSchedulerHook.on_skip: 'hold' or 'advance' is needed, got {on_skip!r}."
+            )
+        self.on_skip = on_skip
         self._num_skipped: dict[str, int] = {}
+
+    @override
+    def before_train(self, runner: Any) -> None:
+        from mm_runner.loops import IterBasedTrainLoop  # noqa: PLC0415 - loops need hooks
+
+        self._num_skipped = {}
+        if not isinstance(runner.train_loop, IterBasedTrainLoop):
+            return
+        for schedulers in named_schedulers(runner.param_schedulers).values():
+            for scheduler in schedulers:
+                if scheduler.by_epoch and not scheduler.need_val_args:
+                    runner.logger.warning(
+                        f"{scheduler.where} counts epochs, and this run counts iterations: it will "
+                        "not change. Give by_epoch=False, or convert_to_iter_based=True."
+                    )
 
     @override
     def after_train_iter(
@@ -34,7 +64,7 @@ class ParamSchedulerHook(Hook):
             return
         wrappers = named_wrappers(runner.optim_wrapper)
         for name, schedulers in named_schedulers(runner.param_schedulers).items():
-            if self._has_just_skipped(name, wrappers[name]):
+            if self.on_skip == "hold" and self._has_just_skipped(name, wrappers[name]):
                 continue
             for scheduler in schedulers:
                 if not scheduler.by_epoch:
@@ -55,3 +85,12 @@ class ParamSchedulerHook(Hook):
             for scheduler in schedulers:
                 if scheduler.by_epoch:
                     scheduler.step()
+
+    @override
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        if not runner.is_training:
+            return
+        for schedulers in named_schedulers(runner.param_schedulers).values():
+            for scheduler in schedulers:
+                if scheduler.need_val_args:
+                    scheduler.follow(metrics or {})

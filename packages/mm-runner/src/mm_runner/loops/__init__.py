@@ -2,5 +2,17 @@
 
 from ._epoch_train import EpochBasedTrainLoop
 from ._evaluation import TestLoop, ValLoop
+from ._iter_train import IterBasedTrainLoop
+from ._rehearsal import needs_rehearsal
+from ._resumption import Resumption
+from ._train_loop import AbstractTrainLoop
 
-__all__ = ["EpochBasedTrainLoop", "TestLoop", "ValLoop"]
+__all__ = [
+    "AbstractTrainLoop",
+    "EpochBasedTrainLoop",
+    "IterBasedTrainLoop",
+    "Resumption",
+    "TestLoop",
+    "ValLoop",
+    "needs_rehearsal",
+]

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
-import mm_dist
-from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import is_validated, mark_validated, rng_state, set_rng_state
-from mm_runner.data import num_batches
-from mm_runner.errors import CheckpointWriteError, ConfigError
-from mm_runner.model import train_step_of
+from typing_extensions import override
+
+from mm_runner.data import DataPosition, InfiniteSampler, num_batches
+from mm_runner.errors import ConfigError
 
 from ._loss_names import naming_losses
+from ._train_loop import AbstractTrainLoop
+from ._validation_schedule import ValidationSchedule, check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.utils.data import DataLoader
 
+    from ._resumption import Resumption
+
 __all__ = ["EpochBasedTrainLoop"]
 
 
-class EpochBasedTrainLoop:
+class EpochBasedTrainLoop(AbstractTrainLoop):
     """Goes through the training set ``max_epochs`` times, with a validation now and then.
 
     Args:
@@ -34,7 +35,7 @@ class EpochBasedTrainLoop:
         dynamic_intervals: Pairs ``(epoch, val_interval)``: from that epoch on the other interval.
 
     Raises:
-        ConfigError: If a number is out of range, or the loader has no batch.
+        ConfigError: If a number is out of range, or the loader has no batch or no end.
     """
 
     def __init__(
@@ -46,83 +47,88 @@ class EpochBasedTrainLoop:
         val_interval: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        for name, value in (
-            ("max_epochs", max_epochs),
-            ("val_begin", val_begin),
-            ("val_interval", val_interval),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"train_cfg.{name}: a positive integer is needed, got {value!r}.")
+        check_positive("max_epochs", max_epochs)
+        schedule = ValidationSchedule(val_begin, val_interval, dynamic_intervals, last=max_epochs)
         if num_batches(dataloader, "train_dataloader") == 0:
             raise ConfigError(
                 "train_dataloader gives no batch: the dataset is smaller than one batch and "
                 "drop_last is set. Make batch_size smaller, or drop_last false."
             )
-        self.runner = runner
-        self.dataloader = dataloader
-        self.max_epochs = max_epochs
-        self.max_iters = max_epochs * len(dataloader)
-        self.val_begin = val_begin
-        self.epoch = 0
-        self.iter = 0
-        changes = sorted(dynamic_intervals or ())
-        self._interval_epochs = [0, *(epoch for epoch, _ in changes)]
-        self._intervals = [val_interval, *(interval for _, interval in changes)]
+        if isinstance(getattr(dataloader, "sampler", None), InfiniteSampler):
+            raise ConfigError(
+                "train_dataloader.sampler: an InfiniteSampler was given to a loop over epochs, of "
+                "which the first would not end. Give train_cfg=dict(by_epoch=False, "
+                "max_iters=...), or a DefaultSampler."
+            )
+        super().__init__(
+            runner,
+            dataloader,
+            schedule,
+            max_epochs=max_epochs,
+            max_iters=max_epochs * len(dataloader),
+        )
 
-    @property
-    def val_interval(self) -> int:
-        """Epochs between two validations, at the present epoch."""
-        return self._intervals[bisect_right(self._interval_epochs, self.epoch) - 1]
-
-    def run(self) -> None:
-        """Train from :attr:`epoch` to the end."""
+    def run_epoch(self) -> None:
+        """Go through the training set once, or through what is left of it."""
         runner = self.runner
-        runner.call_hook("before_train")
-        step = train_step_of(runner.model)
-        if self.epoch > 0 and not run_on_main(
-            lambda: is_validated(runner.work_dir, self.epoch, runner.seed)
-        ):
-            # Checkpoints are written before the validation, which the stop then cut off.
-            self._validate_if_due()
-        while self.epoch < self.max_epochs:
-            self._run_epoch(step)
-            self._validate_if_due()
-        runner.call_hook("after_train")
-
-    def _run_epoch(self, step: Any) -> None:
-        runner = self.runner
+        resumption = self._begin_pass()
         runner.call_hook("before_train_epoch")
         runner.model.train()
+        start = resumption.position if resumption else DataPosition(self.epoch, samples=0)
+        self._batches_done = start.batch
+        batches = iter(()) if start.is_complete else self.batches.begin(self.epoch, start)
         with naming_losses(runner.message_hub):
-            for index, batch in enumerate(self.dataloader):
-                self._run_iter(step, index, batch)
+            for index, batch in enumerate(self._go_on(batches, resumption), start.batch):
+                self.run_iter(index, batch)
+        self._epochs_done, self._batches_done = self.epoch + 1, 0
         runner.call_hook("after_train_epoch")
         self.epoch += 1
 
-    def _run_iter(self, step: Any, index: int, batch: Any) -> None:
-        runner = self.runner
-        mm_dist.mark_iteration(self.iter + 1)
-        runner.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
-        outputs = step(batch, runner.optim_wrapper)
-        runner.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
-        self.iter += 1
-        if index == 0:  # kernels are compiled: dist_cfg's steady_timeout may hold
-            mm_dist.enter_steady_state()
+    def run_iter(self, idx: int, data_batch: Any) -> None:
+        """Train on one batch.
 
-    def _validate_if_due(self) -> None:
-        if self.runner.val_loop is None or not self._validation_is_due():
-            return
-        # Training draws the same random numbers with and without a validation in between.
-        runner = self.runner
-        state = rng_state(runner.device)
-        runner.val_loop.run()
-        set_rng_state(state, runner.device)
-        try:
-            run_on_main(lambda: mark_validated(runner.work_dir, self.epoch, runner.seed))
-        except CheckpointWriteError as error:
-            runner.logger.warning(f"{error} A run that resumes here validates once more.")
+        Args:
+            idx: Its number in the epoch, counted from 0.
+            data_batch: As the loader gave it.
+        """
+        self._run_step(idx, data_batch)
 
-    def _validation_is_due(self) -> bool:
-        if self.epoch == self.max_epochs:
-            return True
-        return self.epoch >= self.val_begin and self.epoch % self.val_interval == 0
+    @override
+    def resume(self, resumption: Resumption) -> None:
+        super().resume(resumption)
+        start = resumption.position
+        self.epoch = self._epochs_done = start.epoch  # a loop over steps counted passes only
+        left = self.batches.num_left(start)
+        if left is not None:
+            # Another number of processes, or another batch size, takes another number of steps.
+            whole_epochs = self.max_epochs - self.epoch - 1
+            self.max_iters = self.iter + left + max(whole_epochs, 0) * len(self.dataloader)
+
+    @override
+    def position_after(self, epoch: int, iteration: int) -> DataPosition:
+        return DataPosition(epoch, samples=0)
+
+    @override
+    def _train(self) -> None:
+        while self.epoch < self.max_epochs and not self.stop_training:
+            self.run_epoch()
+            if self._is_due():
+                if self.epoch < self.max_epochs and not self.stop_training:
+                    self.batches.begin_ahead(self.epoch)
+                self._validate()
+
+    @property
+    @override
+    def _count(self) -> int:
+        return self.epoch
+
+    @override
+    def _data_position(self) -> DataPosition:
+        if self._epochs_done > self.epoch or self._batches_done == 0:
+            return DataPosition(self._epochs_done, samples=0)
+        return self.batches.position(self._batches_done)
+
+    @override
+    def _is_at_validation(self) -> bool:
+        is_within_epoch = self._resumption is not None and self._resumption.position.is_begun
+        return super()._is_at_validation() and not is_within_epoch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_amp
-from mm_runner.data import num_batches
+from mm_runner.data import feed_of_run, num_batches
 from mm_runner.model import eval_step_of
 
 if TYPE_CHECKING:
@@ -54,14 +54,19 @@ class ValLoop:
         runner.call_hook(f"before_{phase}_epoch")
         runner.model.eval()
         try:
-            for index, batch in enumerate(self.dataloader):
+            batches = feed_of_run(runner, self.dataloader).pairs(iter(self.dataloader))
+            for index, (batch, placed) in enumerate(batches):
                 runner.call_hook(f"before_{phase}_iter", batch_idx=index, data_batch=batch)
                 with self._precision():
-                    outputs = step(batch)
+                    outputs = step(placed)
                 self.evaluator.process(data_samples=outputs, data_batch=batch)
                 runner.call_hook(
                     f"after_{phase}_iter", batch_idx=index, data_batch=batch, outputs=outputs
                 )
+                if runner.interruption.pending and runner.interruption.cuts_validation(runner):
+                    break
+            if runner.is_training:
+                runner.interruption.mark(runner)
             metrics = self.evaluator.evaluate(len(self.dataloader.dataset))  # type: ignore[arg-type]
         finally:
             for module, was_training in modes:  # a frozen part may be in evaluation mode

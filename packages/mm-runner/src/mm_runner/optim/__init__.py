@@ -4,14 +4,21 @@ from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 
 from ._multi_optim_wrapper import MultiOptimWrapperConstructor
 from ._optim_wrapper import build_optim_wrapper, named_wrappers, scale_lr
-from ._param_scheduler import ParamScheduler, build_param_schedulers, named_schedulers
+from .constructors import (
+    DefaultOptimWrapperConstructor,
+    LearningRateDecayOptimWrapperConstructor,
+)
+from .schedules import ParamScheduler, Shape, build_param_schedulers, named_schedulers
 
 __all__ = [
     "AmpOptimWrapper",
+    "DefaultOptimWrapperConstructor",
+    "LearningRateDecayOptimWrapperConstructor",
     "MultiOptimWrapperConstructor",
     "OptimWrapper",
     "OptimWrapperDict",
     "ParamScheduler",
+    "Shape",
     "build_optim_wrapper",
     "build_param_schedulers",
     "named_schedulers",

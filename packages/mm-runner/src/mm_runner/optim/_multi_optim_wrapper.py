@@ -23,10 +23,11 @@ class MultiOptimWrapperConstructor:
     Args:
         optim_wrapper_cfg: By name of a part (with dots for a part of a part): a wrapper's config,
             or a wrapper.
-        paramwise_cfg: Accepted so that MMEngine's configs load; must be ``None``.
+        paramwise_cfg: For each part that has none of its own; see
+            :class:`DefaultOptimWrapperConstructor`.
 
     Raises:
-        ConfigError: If there is no part, or ``paramwise_cfg`` is given.
+        ConfigError: If there is no part.
 
     Example:
         >>> sgd = dict(optimizer=dict(type="SGD", lr=0.1))
@@ -42,12 +43,10 @@ class MultiOptimWrapperConstructor:
                 f"optim_wrapper: configs by name of a part of the model are needed beside "
                 f"constructor, got {optim_wrapper_cfg!r}."
             )
-        if paramwise_cfg is not None:
-            raise ConfigError(
-                "optim_wrapper.paramwise_cfg: this version of mm-runner does not do that; remove "
-                "the key."
-            )
-        self._cfg = optim_wrapper_cfg
+        self._cfg = {
+            name: {"paramwise_cfg": paramwise_cfg, **cfg} if isinstance(cfg, Mapping) else cfg
+            for name, cfg in optim_wrapper_cfg.items()
+        }
 
     def __call__(self, model: nn.Module) -> OptimWrapperDict:
         """Build a wrapper over the trainable parameters of each part.

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from torch import nn
-from torch.optim import Optimizer
+from inspect import isclass
+from typing import TYPE_CHECKING, Any
 
 from mm_amp import OptimWrapperDict
 from mm_runner.errors import ConfigError
-from mm_runner.registry import (
-    OPTIM_WRAPPER_CONSTRUCTORS,
-    OPTIM_WRAPPERS,
-    OPTIMIZERS,
-    build_from_cfg,
-)
+from mm_runner.registry import OPTIM_WRAPPER_CONSTRUCTORS, call_component, check_cfg
+
+from .constructors import DefaultOptimWrapperConstructor
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["build_optim_wrapper", "named_wrappers", "scale_lr"]
 
@@ -26,10 +24,10 @@ def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapp
     Args:
         model: The model whose parameters are trained, wrapped or not.
         cfg: A ready wrapper (has ``update_params``), or a dict: ``optimizer`` (a config or a torch
-            optimizer), ``type`` (``"OptimWrapper"`` by default) and the wrapper's arguments. For
-            several optimizers a dict of ready wrappers by name; or ``constructor`` and what that
-            takes, such as ``dict(constructor="MultiOptimWrapperConstructor", generator=...,
-            critic=...)``.
+            optimizer), ``type`` (``"OptimWrapper"`` by default), the wrapper's arguments, and
+            ``paramwise_cfg`` (see :class:`DefaultOptimWrapperConstructor`). For several optimizers
+            a dict of ready wrappers by name; or ``constructor`` and what that takes, such as
+            ``dict(constructor="MultiOptimWrapperConstructor", generator=..., critic=...)``.
         where: Path of ``cfg`` in the configuration, for messages.
 
     Returns:
@@ -43,26 +41,22 @@ def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapp
         return cfg
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: an optim wrapper or a dict is needed, got {cfg!r}.")
-    if cfg.get("constructor") is not None:
-        return _construct(model, cfg, where)
     if cfg and all(hasattr(value, "update_params") for value in cfg.values()):
         return OptimWrapperDict(**cfg)
-    if "optimizer" not in cfg:
-        raise ConfigError(
-            f"{where}.optimizer: this key is missing; given: {', '.join(map(repr, cfg)) or 'none'}."
-            " It is a dict such as dict(type='SGD', lr=0.01)."
-        )
-    optimizer = cfg["optimizer"]
-    if not isinstance(optimizer, Optimizer):
-        optimizer = build_from_cfg(
-            optimizer,
-            OPTIMIZERS,
-            {"params": _trainable_parameters(model, where)},
-            where=f"{where}.optimizer",
-        )
-    return build_from_cfg(
-        {**cfg, "optimizer": optimizer}, OPTIM_WRAPPERS, {"type": "OptimWrapper"}, where=where
+    arguments = dict(cfg)
+    constructor = arguments.pop("constructor", None) or DefaultOptimWrapperConstructor
+    component, settings = check_cfg(
+        {
+            "type": constructor,
+            "paramwise_cfg": arguments.pop("paramwise_cfg", None),
+            "optim_wrapper_cfg": arguments,
+        },
+        OPTIM_WRAPPER_CONSTRUCTORS,
+        where=where,
     )
+    if isclass(component) and issubclass(component, DefaultOptimWrapperConstructor):
+        settings["where"] = where
+    return call_component(component, settings, where)(model)
 
 
 def scale_lr(optim_wrapper: Any, auto_scale_lr: Mapping[str, Any], real_batch_size: int) -> float:
@@ -102,27 +96,3 @@ def named_wrappers(optim_wrapper: Any) -> dict[str, Any]:
     if isinstance(optim_wrapper, OptimWrapperDict):
         return dict(optim_wrapper.items())
     return {"": optim_wrapper}
-
-
-def _construct(model: nn.Module, cfg: Mapping[str, Any], where: str) -> Any:
-    arguments = dict(cfg)
-    constructor = build_from_cfg(
-        {
-            "type": arguments.pop("constructor"),
-            "paramwise_cfg": arguments.pop("paramwise_cfg", None),
-            "optim_wrapper_cfg": arguments,
-        },
-        OPTIM_WRAPPER_CONSTRUCTORS,
-        where=f"{where}.constructor",
-    )
-    return constructor(model)
-
-
-def _trainable_parameters(model: nn.Module, where: str) -> list[nn.Parameter]:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise ConfigError(
-            f"{where}: {type(model).__name__} has no parameter with requires_grad=True; "
-            "unfreeze at least one, or do not train."
-        )
-    return parameters

@@ -1,5 +1,6 @@
-"""Curves of a run, drawn from its ``scalars.jsonl`` (needs the extra ``mm-runner[plot]``)."""
+"""Curves of runs, drawn from their ``scalars.jsonl`` (needs the extra ``mm-runner[plot]``)."""
 
+from ._comparison import plot_runs
 from ._curves import plot_curves, read_scalars
 
-__all__ = ["plot_curves", "read_scalars"]
+__all__ = ["plot_curves", "plot_runs", "read_scalars"]

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.errors import ConfigError, MMRunnerError
+from mm_runner.errors import ConfigError
+
+from ._figure import new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,15 +59,7 @@ def plot_curves(work_dir: str | Path, picture: str | Path) -> Path:
         MMRunnerError: If matplotlib is not installed.
     """
     history = read_scalars(work_dir)
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise MMRunnerError(
-            "Drawing curves needs matplotlib, which is not installed: "
-            "pip install 'mm-runner[plot]'."
-        ) from error
-    # A Figure of its own, not pyplot: that would choose a window system for the whole process.
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
     _draw(left, history, "train", lambda name: "loss" in name)
     left.set(title="training loss", xlabel="training step", ylabel="loss")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
+import re
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.errors import ComponentNotFoundError, ConfigError
+
+from ._arguments import check_arguments
+from ._paths import path_within, under_construction
 
 if TYPE_CHECKING:
     from ._registry import Registry
 
-__all__ = ["build_from_cfg", "call_component", "check_arguments", "check_cfg"]
+__all__ = ["build_from_cfg", "call_component", "check_cfg"]
+
+# What a wrong argument makes a constructor raise that does not check it.
+_PYTHONS_OWN = (TypeError, ValueError, AttributeError, IndexError, KeyError)
+_OUR_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu", "mm_runner")
 
 
 def build_from_cfg(
@@ -36,8 +45,9 @@ def build_from_cfg(
         ComponentNotFoundError: If ``type`` names nothing.
         ConfigError: If ``cfg`` is no dict, has no ``type``, or its arguments do not fit.
     """
+    where = where or path_within(cfg) or registry.name
     component, arguments = check_cfg(cfg, registry, default_args, where=where)
-    return _call(component, arguments, where or registry.name)
+    return _call(component, arguments, where)
 
 
 def check_cfg(
@@ -46,15 +56,17 @@ def check_cfg(
     default_args: Mapping[str, Any] | None = None,
     *,
     where: str | None = None,
+    is_partial: bool = False,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Check what ``cfg`` describes, without building it.
 
-    Arguments and errors are those of :func:`build_from_cfg`.
+    Arguments and errors are those of :func:`build_from_cfg`; ``is_partial`` is as in
+    :func:`check_arguments`.
 
     Returns:
         The component and the arguments to call it with.
     """
-    where = where or registry.name
+    where = where or path_within(cfg) or registry.name
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: a dict with the key 'type' is needed, got {cfg!r}.")
     arguments = {**(default_args or {}), **cfg}
@@ -64,10 +76,10 @@ def check_cfg(
             f"{where}: the key 'type' is missing; given: {', '.join(map(repr, cfg)) or 'nothing'}. "
             f"It names a {registry.name}: {', '.join(registry.names()[:20])}."
         )
-    component = registry.get(kind) if isinstance(kind, str) else kind
+    component = _look_up(kind, registry, where) if isinstance(kind, str) else kind
     if not callable(component):
         raise ConfigError(f"{where}.type: a name, a class or a function is needed, got {kind!r}.")
-    check_arguments(component, arguments, where)
+    check_arguments(component, arguments, where, is_partial=is_partial)
     return component, arguments
 
 
@@ -82,44 +94,43 @@ def call_component(component: Callable[..., Any], arguments: Mapping[str, Any], 
     return _call(component, arguments, where)
 
 
+def _look_up(name: str, registry: Registry, where: str) -> Any:
+    try:
+        return registry.get(name)
+    except (ComponentNotFoundError, ConfigError) as error:
+        raise type(error)(f"{where}.type: {error}") from error
+
+
 def _call(component: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
     try:
-        return component(**arguments)
-    except (TypeError, ValueError) as error:
-        if type(error) not in {TypeError, ValueError}:
-            raise  # an error of somebody's own says more than we could
-        name = getattr(component, "__name__", repr(component))
-        raise ConfigError(f"{where}: {name} refused its arguments: {error}") from error
-
-
-def check_arguments(
-    component: Callable[..., Any], arguments: Mapping[str, Any], where: str
-) -> None:
-    """Check that ``component`` takes ``arguments``, without calling it.
-
-    Raises:
-        ConfigError: Naming the unknown or missing argument by its path.
-    """
-    try:
-        parameters = inspect.signature(component).parameters.values()
-    except (TypeError, ValueError):  # some builtins have no signature
-        return
-    name = getattr(component, "__name__", repr(component))
-    by_name = {
-        parameter.name: parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    for argument in arguments:
-        if argument not in by_name and not takes_any:
+        with under_construction(where, arguments):
+            return component(**arguments)
+    except Exception as error:
+        if type(error) in _PYTHONS_OWN:
+            name = getattr(component, "__name__", repr(component))
             raise ConfigError(
-                f"{where}.{argument}: unknown argument of {name}, which takes "
-                f"{', '.join(by_name) or 'none'}.{did_you_mean(str(argument), by_name)}"
-            )
-    for parameter in by_name.values():
-        if parameter.default is parameter.empty and parameter.name not in arguments:
-            raise ConfigError(
-                f"{where}.{parameter.name}: {name} needs this argument; "
-                f"given: {', '.join(map(repr, arguments)) or 'none'}."
-            )
+                f"{where}: {name} refused its arguments: {_describe(error)}"
+            ) from error
+        if _is_ours(error) and not str(error).startswith(where):
+            raise type(error)(_with_path(str(error), where, arguments)) from error
+        raise  # an error of somebody's own says more than we could
+
+
+def _with_path(text: str, where: str, arguments: Mapping[str, Any]) -> str:
+    """Put the path before a message that says what, but not where."""
+    begins_with_key = re.split(r"[ .=:]", text, maxsplit=1)[0] in arguments
+    return f"{where}.{text}" if begins_with_key else f"{where}: {text}"
+
+
+def _is_ours(error: Exception) -> bool:
+    if isinstance(error, Warning):  # which somebody made an error of
+        return False
+    return type(error).__module__.partition(".")[0] in _OUR_PACKAGES and len(error.args) == 1
+
+
+def _describe(error: Exception) -> str:
+    """Return the text of an error of Python's own, and where in whose code it was raised."""
+    kind = "" if type(error) in (TypeError, ValueError) else f"{type(error).__name__}: "
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is _call
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{kind}{error}{place}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+import os
+import sys
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 from mm_runner.errors import ConfigError
 
@@ -11,14 +14,13 @@ __all__ = ["installed_names", "load_entry_point"]
 
 def installed_names(group: str) -> list[str]:
     """List the names advertised in ``group``, sorted; nothing is imported."""
-    return sorted({entry.name for entry in entry_points(group=group)})
+    return sorted({entry.name for entry in _group(group)})
 
 
 def load_entry_point(group: str, name: str) -> object | None:
     """Import the one component advertised as ``name`` in ``group``.
 
-    Lookups are not cached: a start-up makes a few dozen, and a distribution installed meanwhile
-    must be seen.
+    A distribution installed meanwhile is seen.
 
     Returns:
         The component, or ``None`` when nobody advertises that name.
@@ -26,7 +28,7 @@ def load_entry_point(group: str, name: str) -> object | None:
     Raises:
         ConfigError: If two distributions advertise it.
     """
-    entries = {entry.value: entry for entry in entry_points(group=group, name=name)}
+    entries = {entry.value: entry for entry in _group(group) if entry.name == name}
     if not entries:
         return None
     if len(entries) > 1:
@@ -38,6 +40,29 @@ def load_entry_point(group: str, name: str) -> object | None:
     (entry,) = entries.values()
     component: object = entry.load()
     return component
+
+
+def _group(group: str) -> EntryPoints:
+    return _read(group, _state_of_path())
+
+
+@lru_cache(maxsize=64)
+def _read(group: str, state: tuple[object, ...]) -> EntryPoints:
+    """Read every distribution, which takes long where many are installed."""
+    del state  # what is read depends on it
+    return entry_points(group=group)
+
+
+def _state_of_path() -> tuple[object, ...]:
+    """Return what changes when a distribution is installed where Python looks, or elsewhere."""
+    return tuple((folder, _changed_ns(folder)) for folder in sys.path)
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns  # noqa: PTH116 - called for each lookup
+    except OSError:
+        return 0
 
 
 def _provider(entry: EntryPoint) -> str:

@@ -6,9 +6,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from ._progress import as_clock
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+    from ._progress import TrainingClock
 
 __all__ = ["RunConsole"]
 
@@ -29,6 +33,7 @@ class RunConsole:
         self._console = console
         self._progress: Progress | None = None
         self._task: Any = None
+        self._total = 0
         self._next_refresh = 0.0
 
     @property
@@ -61,18 +66,33 @@ class RunConsole:
             progress.BarColumn(),
             progress.TaskProgressColumn(),
             progress.MofNCompleteColumn(),
-            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[eta]}"),
             progress.TextColumn("{task.fields[values]}"),
             console=self.console,
             auto_refresh=False,
         )
+        self._total = total
         self._progress.start()
-        self._task = self._progress.add_task(description, total=total, completed=done, values="")
+        self._task = self._progress.add_task(
+            description, total=total, completed=done, eta="", values=""
+        )
 
     def update_progress(
-        self, done: int, *, description: str | None = None, values: str | None = None
+        self,
+        done: int,
+        *,
+        description: str | None = None,
+        values: str | None = None,
+        clock: TrainingClock | None = None,
     ) -> None:
-        """Move the bar to ``done`` steps, at most ten times a second unless its text changes."""
+        """Move the bar to ``done`` steps, at most ten times a second unless its text changes.
+
+        Args:
+            done: Steps done.
+            description: Text before the bar; as before by default.
+            values: Text after the bar, such as the loss; as before by default.
+            clock: Tells how long the rest takes; asked only when the bar is drawn.
+        """
         if self._progress is None:
             return
         now = time.monotonic()
@@ -80,6 +100,8 @@ class RunConsole:
             return
         self._next_refresh = now + _REFRESH_INTERVAL_S
         fields: dict[str, Any] = {} if values is None else {"values": values}
+        if clock is not None:
+            fields["eta"] = f"eta {as_clock(clock.eta_s(done, self._total))}"
         self._progress.update(self._task, completed=done, description=description, **fields)
         self._progress.refresh()
 

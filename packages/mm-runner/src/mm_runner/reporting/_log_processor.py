@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mm_runner.errors import ConfigError
+
+from ._progress import as_clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +49,7 @@ class LogProcessor:
         scalars: Mapping[str, float],
         *,
         eta_s: float | None = None,
+        by_epoch: bool | None = None,
     ) -> str:
         """Return one line.
 
@@ -57,16 +59,18 @@ class LogProcessor:
             scalars: Values by name; the learning rate (of several optimizers, ``<name>.lr``) and
                 times stand first.
             eta_s: Seconds until the end of training.
+            by_epoch: Whether ``position`` counts epochs; by default as at construction.
 
         Example:
             >>> LogProcessor().line("train", "[1][10/23]", {"lr": 0.1, "loss": 2.5}, eta_s=61)
             'Epoch(train)  [1][10/23]  lr: 1.0000e-01  eta: 0:01:01  loss: 2.5000'
         """
-        parts = [f"Epoch({phase})", position]
+        counts_epochs = self.by_epoch if by_epoch is None else by_epoch and self.by_epoch
+        parts = [f"{'Epoch' if counts_epochs else 'Iter'}({phase})", position]
         rates = [key for key in scalars if key == "lr" or key.endswith(".lr")]
         parts += [f"{key}: {scalars[key]:.{self.num_digits}e}" for key in rates]
         if eta_s is not None:
-            parts.append(f"eta: {timedelta(seconds=int(eta_s))}")
+            parts.append(f"eta: {as_clock(eta_s)}")
         ordered = [key for key in _SECONDS if key in scalars]
         ordered += [key for key in scalars if key not in rates and key not in _SECONDS]
         parts += [f"{key}: {scalars[key]:.{self.num_digits}f}" for key in ordered]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -84,6 +85,21 @@ class MessageHub:
         prefix = f"{phase}/"
         found = {k[len(prefix) :]: v[-1] for k, v in self._scalars.items() if k.startswith(prefix)}
         return {name: float(value) for name, value in found.items()}
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return the windows, as numbers: a run that goes on averages over the same steps."""
+        tensors = [one for window in self._scalars.values() for one in window if _is_tensor(one)]
+        on_host = iter(_read(tensors))
+        return {
+            name: [next(on_host) if _is_tensor(value) else value for value in window]
+            for name, window in self._scalars.items()
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self._scalars = {
+            name: deque(window, maxlen=self.window_size) for name, window in state_dict.items()
+        }
 
     def clear(self, phase: str) -> None:
         """Forget the scalars of ``phase``."""

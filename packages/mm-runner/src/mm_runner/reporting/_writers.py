@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-__all__ = ["JsonLinesWriter"]
+__all__ = ["JsonLinesWriter", "LogWriter", "is_number", "named_scalars"]
+
+_POSITION = ("mode", "epoch", "step")
+
+
+class LogWriter(Protocol):
+    """What keeps scalars; the Runner builds one from ``dict(type=..., **arguments)``.
+
+    It is given ``log_dir``, the existing directory of the run's log files (a ``Path``), where
+    ``config.yaml`` is the resolved configuration, besides the arguments. All calls come from one
+    thread, which is not the training's; an exception is told once and ends nothing.
+    ``close()``, if there is one, is called at the end.
+    """
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Keep a record: ``mode`` (``"train"``, ``"val"``, ``"test"``), ``epoch``, ``step``, ..."""
 
 
 class JsonLinesWriter:
@@ -18,10 +33,13 @@ class JsonLinesWriter:
 
     Args:
         log_dir: Existing directory of the run's log files.
+        save_dir: Where to write instead; created if absent.
     """
 
-    def __init__(self, log_dir: Path) -> None:
-        self._path = log_dir / "scalars.jsonl"
+    def __init__(self, log_dir: Path, save_dir: str | Path | None = None) -> None:
+        directory = log_dir if save_dir is None else Path(save_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / "scalars.jsonl"
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append ``record``; a value that JSON has no number for (nan, inf) becomes ``null``."""
@@ -32,3 +50,23 @@ class JsonLinesWriter:
         # Opened for each line: lines are rare, and what a killed run wrote last is on the disk.
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether ``value`` can be a point of a curve."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def named_scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of ``record`` with its mode before their names.
+
+    Example:
+        >>> named_scalars({"mode": "val", "epoch": 1, "step": 6, "accuracy": 0.5})
+        {'val/accuracy': 0.5}
+    """
+    mode = record.get("mode", "train")
+    return {
+        f"{mode}/{name}": value
+        for name, value in record.items()
+        if name not in _POSITION and is_number(value)
+    }

@@ -35,16 +35,14 @@ def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> A
     by_epoch = arguments.pop("by_epoch", None)
     if by_epoch is not None and "type" in arguments:
         raise ConfigError("train_cfg: 'type' and 'by_epoch' were both given; give one of them.")
-    if by_epoch is False:
-        raise ConfigError(
-            "train_cfg.by_epoch: False was given; this version trains by epochs only. Use "
-            "dict(by_epoch=True, max_epochs=...), or a loop of your own as 'type'."
-        )
+    if by_epoch not in (None, True, False):
+        raise ConfigError(f"train_cfg.by_epoch: True or False is needed, got {by_epoch!r}.")
+    kind = "IterBasedTrainLoop" if by_epoch is False else "EpochBasedTrainLoop"
     loader = _build_loader(runner, train_dataloader, "train_dataloader", shuffle=True)
     return build_from_cfg(
         arguments,
         LOOPS,
-        {"type": "EpochBasedTrainLoop", "runner": runner, "dataloader": loader},
+        {"type": kind, "runner": runner, "dataloader": loader},
         where="train_cfg",
     )
 
@@ -79,7 +77,9 @@ def build_eval_loop(runner: Runner, phase: str, **configs: Any) -> Any:
 
 
 def _build_loader(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> DataLoader[Any]:
-    settings = DataSettings(runner.seed, runner.loader_generator, runner.rank, runner.world_size)
+    settings = DataSettings(
+        runner.seed, runner.loader_generator, runner.rank, runner.world_size, runner.device
+    )
     return build_dataloader(cfg, settings, shuffle=shuffle, where=where)
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.validation import validate_run
 
-__all__ = ["check_phase", "checked_cfg", "checked_mapping"]
+__all__ = ["check_phase", "check_run", "checked_cfg", "checked_mapping"]
 
 # Keys that the Runner reads from its ``cfg`` besides its own arguments.
-CFG_KEYS = ("compile", "find_unused_parameters", "model_wrapper_cfg")
+CFG_KEYS = (
+    "channels_last",
+    "compile",
+    "crash_bundle",
+    "device_prefetch",
+    "find_unused_parameters",
+    "log_writers",
+    "model_wrapper_cfg",
+)
 
 # How alike a key must be to a known one to be taken for it: compiler and compile are, data_root and
 # data_preprocessor (0.62), custom_imports and custom_hooks (0.69) are not.
@@ -21,6 +31,28 @@ _UNSUPPORTED_CFG_KEYS = ("activation_checkpointing", "efficient_conv_bn_eval", "
 
 # Keys of MMEngine's family that are for other programs, and look like ours.
 _OTHERS_KEYS = ("tta_cfg", "tta_model", "tta_pipeline")
+
+
+def check_run(cfg: Mapping[str, Any], runner: Callable[..., Any]) -> None:
+    """Check a full configuration as the Runner does before it builds anything.
+
+    Args:
+        cfg: Its keys are the constructor's arguments, and :data:`CFG_KEYS`.
+        runner: The Runner's class.
+
+    Raises:
+        ConfigError: If it does not fit; the message begins with the path of the key.
+        ComponentNotFoundError: If a ``type`` names nothing.
+    """
+    names = tuple(name for name in inspect.signature(runner).parameters if name != "cfg")
+    for name in ("model", "work_dir"):
+        if name not in cfg:
+            raise ConfigError(f"{name}: this key is missing; given: {', '.join(map(str, cfg))}.")
+    checked_cfg(cfg, names)
+    for phase, last in (("train", "optim_wrapper"), ("val", None), ("test", None)):
+        keys = (f"{phase}_dataloader", f"{phase}_cfg", last or f"{phase}_evaluator")
+        check_phase(**{key: cfg.get(key) for key in keys})
+    validate_run({name: cfg[name] for name in names if name in cfg}, cfg, runner)
 
 
 def check_phase(**arguments: Any) -> dict[str, Any]:

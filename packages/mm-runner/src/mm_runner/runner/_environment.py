@@ -27,14 +27,15 @@ def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
     Args:
         launcher: ``"auto"``, ``"none"``, ``"pytorch"``, ``"slurm"``, ``"mpi"`` or an installed one.
         env_cfg: ``cudnn_benchmark``, ``mp_cfg``, ``dist_cfg`` (arguments of
-            :func:`mm_dist.init_dist`), ``resource_limit``.
+            :func:`mm_dist.init_dist`), ``npu_cfg`` (of :func:`mm_npu.set_npu_switches`; of no
+            effect without an NPU), ``resource_limit``.
 
     Raises:
         ConfigError: If a key is unknown, or a value cannot be used.
         mm_dist.LaunchError: If the launcher's variables are missing.
     """
     env = checked_mapping(
-        env_cfg, "env_cfg", ("cudnn_benchmark", "mp_cfg", "dist_cfg", "resource_limit")
+        env_cfg, "env_cfg", ("cudnn_benchmark", "mp_cfg", "dist_cfg", "npu_cfg", "resource_limit")
     )
     mp_cfg = checked_mapping(
         env.get("mp_cfg"), "env_cfg.mp_cfg", ("mp_start_method", "opencv_num_threads")
@@ -69,7 +70,15 @@ def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
             "hang_report",
         ),
     )
-    return mm_dist.init_dist(launcher, **dist_cfg)
+    npu_cfg = checked_mapping(
+        env.get("npu_cfg"), "env_cfg.npu_cfg", ("jit_compile", "internal_format")
+    )
+    info = mm_dist.init_dist(launcher, **dist_cfg)
+    if npu_cfg or info.device.type == "npu":
+        from mm_npu import set_npu_switches  # noqa: PLC0415 - few have an NPU
+
+        set_npu_switches(**npu_cfg)  # now that the device is set: it may open a context there
+    return info
 
 
 def raise_open_file_limit(limit: int) -> None:

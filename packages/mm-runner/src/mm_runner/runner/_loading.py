@@ -6,18 +6,73 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import latest_readable, load_checkpoint_file, load_weights
-from mm_runner.model import unwrap_model
+from mm_runner.checkpoint import latest_readable, load_checkpoint_file
 
-from ._sharded_state import as_sharded
-from ._snapshot import restore_training
+from ._restoring import restore_training, restore_weights
 
 if TYPE_CHECKING:
     import logging
 
     from mm_runner.runner import Runner
 
-__all__ = ["apply_checkpoint", "find_checkpoint"]
+    from ._seed import RunSeed
+
+__all__ = ["StartingPoint", "find_checkpoint"]
+
+
+class StartingPoint:
+    """What a run starts from, read once.
+
+    Args:
+        load_from: A checkpoint, or ``None``.
+        seed: Of the run; becomes the checkpoint's when resuming.
+        resume: Whether to go on from it, or from the newest one in the work directory.
+    """
+
+    def __init__(self, load_from: str | None, seed: RunSeed, *, resume: bool) -> None:
+        self._load_from, self._seed, self._resume = load_from, seed, resume
+        self._is_read = False
+
+    def read(self, runner: Runner, *, training: bool) -> dict[str, Any] | None:
+        """Read what is to be loaded, before anything depends on the seed in it.
+
+        Args:
+            runner: The run.
+            training: Whether training is to begin: an evaluation takes the weights only.
+
+        Returns:
+            The checkpoint, or ``None`` to start afresh.
+
+        Raises:
+            CheckpointError: On all processes, if none can be read.
+        """
+        if self._is_read:
+            return None
+        # After an evaluation the training has still to be resumed.
+        self._is_read = training or not self._resume
+        found = find_checkpoint(
+            self._load_from, runner.work_dir, runner.logger, resume=self._resume
+        )
+        if found is None:
+            return None
+        path, checkpoint = found
+        runner.is_resuming = self._resume and training
+        runner.logger.info(f"{'Resuming from' if runner.is_resuming else 'Loading'} {path}.")
+        if runner.is_resuming:
+            self._seed.take_over(checkpoint.get("meta", {}).get("seed"), runner.logger)
+        return checkpoint
+
+    def apply(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Give the model its weights, and when resuming the rest of the run its state.
+
+        Raises:
+            CheckpointError: If nothing fits the model, or when resuming, not everything does.
+        """
+        runner.call_hook("after_load_checkpoint", checkpoint=checkpoint)
+        restore_weights(runner, checkpoint, strict=runner.is_resuming)
+        if runner.is_resuming:
+            restore_training(runner, checkpoint, self._seed)
+            runner.logger.info(f"Going on after epoch {runner.epoch}, step {runner.iter}.")
 
 
 def find_checkpoint(
@@ -53,23 +108,3 @@ def find_checkpoint(
             logger.info(f"resume: {work_dir} has no checkpoint; training from the start.")
         return None
     return path, read.get(path) or load_checkpoint_file(path)
-
-
-def apply_checkpoint(runner: Runner, checkpoint: dict[str, Any]) -> None:
-    """Give the model its weights, and when resuming the rest of the run its state.
-
-    Raises:
-        CheckpointError: If nothing fits the model, or when resuming, not everything does.
-    """
-    runner.call_hook("after_load_checkpoint", checkpoint=checkpoint)
-    weights = checkpoint.get("state_dict", checkpoint)
-    sharded = as_sharded(runner.model)
-    if sharded is not None:
-        sharded.load_full_state_dict(weights, strict=runner.is_resuming)
-    else:
-        model = unwrap_model(runner.model)
-        for problem in load_weights(model, weights, strict=runner.is_resuming):
-            runner.logger.warning(f"load_from: {problem}")
-    if runner.is_resuming:
-        restore_training(runner, checkpoint)
-        runner.logger.info(f"Going on after epoch {runner.epoch}, step {runner.iter}.")

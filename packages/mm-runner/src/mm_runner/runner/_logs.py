@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +12,26 @@ from typing import Any
 import yaml
 
 import mm_dist
+from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import plain
-from mm_runner.registry import LOG_WRITERS
-from mm_runner.reporting import LogProcessor, RunConsole, close_logger, open_logger
+from mm_runner.errors import ConfigError
+from mm_runner.registry import LOG_WRITERS, build_from_cfg
+from mm_runner.reporting import (
+    BackgroundScalars,
+    JsonLinesWriter,
+    LogProcessor,
+    RunConsole,
+    close_logger,
+    open_logger,
+)
 
 from ._checks import checked_mapping
 from ._work_dir import open_work_dir
 
 __all__ = ["RunLogs", "build_log_processor", "plain_config"]
+
+# How long the end of a run waits for what writes beside it: a network may be gone.
+_PATIENCE_S = 30.0
 
 
 class RunLogs:
@@ -28,9 +42,11 @@ class RunLogs:
         experiment_name: Put before the timestamp in the run's name.
         level: As in :mod:`logging`.
         config: The configuration in primitives, kept beside the logs.
+        writers: Configs of what keeps scalars besides ``scalars.jsonl``, or such writers, by path.
 
     Raises:
         WorkDirError: If ``work_dir`` cannot be written.
+        ConfigError: On all processes, if a writer cannot be built.
     """
 
     def __init__(
@@ -39,6 +55,7 @@ class RunLogs:
         experiment_name: str | None,
         level: str | int,
         config: dict[str, Any],
+        writers: Mapping[str, Any] | None = None,
     ) -> None:
         self.work_dir, self.log_dir, self.timestamp = open_work_dir(work_dir)
         self.experiment_name = "_".join(filter(None, (experiment_name, self.timestamp)))
@@ -52,16 +69,52 @@ class RunLogs:
             level,
         )
         # The file is closed with the run: a search over many runs must not run out of files.
-        weakref.finalize(self, close_logger, self.logger)
-        self._writers: list[Any] = []
+        self._scalars: JsonLinesWriter | None = None
+        self._is_told = False
+        self._writers: list[BackgroundScalars] = []
+        weakref.finalize(self, _close, self._writers, self.logger)
         if is_main:
             (self.log_dir / "config.yaml").write_text(self.config_text, encoding="utf-8")
-            self._writers = [LOG_WRITERS.get("JsonLinesWriter")(self.log_dir)]
+            self._scalars = JsonLinesWriter(self.log_dir)
+        if writers:
+            run_on_main(functools.partial(self._open_writers, writers))
 
     def write_scalars(self, record: Mapping[str, Any]) -> None:
         """Append ``record`` to the files of scalars; only the main process has any."""
+        if self._scalars is not None:
+            self._keep(self._scalars, record)
         for writer in self._writers:
             writer.write(record)
+
+    def flush(self) -> None:
+        """Wait a little until what writes beside the run has written all of it."""
+        for writer in self._writers:
+            writer.flush(_PATIENCE_S)
+
+    def _keep(self, scalars: JsonLinesWriter, record: Mapping[str, Any]) -> None:
+        try:
+            scalars.write(record)
+        except OSError as error:  # the disk is full, or its server is gone: training goes on
+            if not self._is_told:
+                self.logger.warning(f"scalars.jsonl could not be written: {error}")
+            self._is_told = True
+
+    def _open_writers(self, writers: Mapping[str, Any]) -> None:
+        for where, given in writers.items():
+            writer = given
+            if isinstance(given, Mapping):
+                defaults = {"log_dir": self.log_dir}
+                writer = build_from_cfg(given, LOG_WRITERS, defaults, where=where)
+            if not callable(getattr(writer, "write", None)):
+                raise ConfigError(f"{where}: {type(writer).__name__} has no write(record).")
+            name = type(writer).__name__
+            self._writers.append(BackgroundScalars(writer, name, self.logger.warning))
+
+
+def _close(writers: list[BackgroundScalars], logger: logging.Logger) -> None:
+    for writer in writers:
+        writer.close(_PATIENCE_S)
+    close_logger(logger)
 
 
 def build_log_processor(value: Any) -> LogProcessor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mm_runner.runner import Runner
 
-__all__ = ["build_wrapper_of_run", "describe_wrappers"]
+__all__ = ["build_wrapper_of_run"]
 
 # What the Runner and its hooks ask of a wrapper, besides what train_step does.
 _ASKED = (
@@ -67,30 +67,16 @@ def _check_complete(wrapper: Any) -> None:
 def _settle_batch(
     runner: Runner, wrapper: Any, of_whom: str, auto_scale_lr: Mapping[str, Any]
 ) -> None:
-    """Tell how many samples an optimizer step takes, and scale the learning rates by that."""
+    """Scale the learning rates by how many samples an optimizer step takes."""
     loader: Any = runner.train_dataloader
     per_process = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
     accumulated = getattr(wrapper, "accumulative_counts", 1)
     batch = runner.world_size * per_process * accumulated
-    if accumulated > 1:
-        runner.logger.info(
-            f"Effective batch{of_whom}: {batch} = {runner.world_size} process(es) x {per_process} "
-            f"samples x {accumulated} accumulated."
-        )
     if auto_scale_lr.get("enable", False):
         factor = scale_lr(wrapper, auto_scale_lr, batch)
         runner.logger.info(
             f"auto_scale_lr: batch of {batch}, learning rates{of_whom} times {factor:g}."
         )
-
-
-def describe_wrappers(optim_wrapper: Any) -> str:
-    """Name the wrappers and their optimizers, in one line."""
-    return ", ".join(
-        f"{f'{name}: ' if name else ''}{type(wrapper).__name__} over "
-        f"{type(wrapper.optimizer).__name__}"
-        for name, wrapper in named_wrappers(optim_wrapper).items()
-    )
 
 
 def _check_train_step(model: nn.Module, optim_wrapper: OptimWrapperDict) -> None:

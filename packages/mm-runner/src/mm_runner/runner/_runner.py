@@ -7,40 +7,45 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.utils.data import DataLoader
-
-import mm_dist
+from mm_runner.crash import keep_crash
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import build_hooks
-from mm_runner.model import eval_step_of, train_step_of, unwrap_model
+from mm_runner.model import eval_step_of, train_step_of
 from mm_runner.optim import build_param_schedulers
-from mm_runner.reporting import LogProcessor, MessageHub
+from mm_runner.reporting import LogProcessor, MessageHub, writer_configs
+from mm_runner.validation import validate_run
 
 from ._building import build_eval_loop, build_train_loop
 from ._checks import check_phase, checked_cfg, checked_mapping
 from ._compiling import RunCompiler
-from ._environment import seed_everything, set_up_process, switch_deterministic
-from ._loading import apply_checkpoint, find_checkpoint
+from ._environment import set_up_process
+from ._epoch_length import epoch_length
+from ._facts import RunFacts
+from ._interruption import Interruption
+from ._loading import StartingPoint
 from ._logs import RunLogs, build_log_processor, plain_config
-from ._optimizers import build_wrapper_of_run, describe_wrappers
+from ._memory_format import use_channels_last
+from ._optimizers import build_wrapper_of_run
+from ._receipt import RunReceipt
+from ._seed import RunSeed
 from ._snapshot import write_snapshot
+from ._summary import tell_start
 from ._wrapping import build_model
 
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
+    from torch.utils.data import DataLoader
 
+    from mm_runner.checkpoint import BackgroundWriter
     from mm_runner.hooks import Hook
     from mm_runner.optim import ParamScheduler
-    from mm_runner.reporting import RunConsole
 
 __all__ = ["Runner"]
 
 
-class Runner:
+class Runner(RunFacts):
     """Trains, validates and tests a model as its configuration says.
 
     The arguments are MMEngine's. The constructor joins the other processes, seeds, opens the work
@@ -77,15 +82,17 @@ class Runner:
             without one, train from the start.
         launcher: ``"auto"`` finds torchrun, Slurm or MPI by itself; or ``"none"``, ``"pytorch"``,
             ``"slurm"``, ``"mpi"``.
-        env_cfg: ``cudnn_benchmark``, ``mp_cfg``, ``dist_cfg``, ``resource_limit``.
+        env_cfg: ``cudnn_benchmark``, ``mp_cfg``, ``dist_cfg``, ``npu_cfg``, ``resource_limit``.
         log_processor: ``dict(window_size=10, num_digits=4)``.
         log_level: As in :mod:`logging`.
-        visualizer: Accepted so that MMEngine's configs load; scalars go to ``scalars.jsonl``.
+        visualizer: ``dict(vis_backends=[dict(type='TensorboardVisBackend'), ...])`` says where
+            scalars go besides ``scalars.jsonl``; nothing is drawn.
         default_scope: Accepted so that MMEngine's configs load; names have no scopes here.
         randomness: ``dict(seed=None, diff_rank_seed=False, deterministic=False)``.
         experiment_name: Put before the timestamp in the run's name.
-        cfg: The full configuration: ``compile``, ``model_wrapper_cfg`` and
-            ``find_unused_parameters`` are read from it.
+        cfg: The full configuration: ``compile``, ``model_wrapper_cfg``,
+            ``find_unused_parameters`` and ``crash_bundle`` (True by default: a training that fails
+            leaves one in its log directory) are read from it.
 
     Raises:
         ConfigError: If an argument is wrong; the message names its path.
@@ -149,43 +156,44 @@ class Runner:
             raise ConfigError(
                 "param_scheduler was given without optim_wrapper; give both, or neither."
             )
+        validate_run(arguments, self.cfg, Runner)
         self._param_scheduler_cfg = param_scheduler
         self._auto_scale_lr = checked_mapping(
             auto_scale_lr, "auto_scale_lr", ("base_batch_size", "enable")
         )
-        self._load_from, self._resume, self._has_loaded = load_from, resume, False
         self.log_processor = build_log_processor(log_processor)
         self.message_hub = MessageHub(self.log_processor.window_size)
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
 
         self.dist_info = set_up_process(launcher, env_cfg)
-        self._randomness = checked_mapping(
-            randomness, "randomness", ("seed", "diff_rank_seed", "deterministic")
-        )
+        self._seed = RunSeed(randomness, self.rank)
+        self._start = StartingPoint(load_from, self._seed, resume=resume)
         config = {name: value for name, value in arguments.items() if value is not None}
         self._logs = RunLogs(
-            work_dir, experiment_name, log_level, plain_config({**config, **self.cfg})
+            work_dir,
+            experiment_name,
+            log_level,
+            plain_config({**config, **self.cfg}),
+            writer_configs(visualizer, self.cfg.get("log_writers")),
         )
-        if visualizer is not None:
-            self.logger.warning("visualizer was given: not used here, see scalars.jsonl.")
-        self._seed(self._randomness.get("seed"))
-        if self.deterministic:
-            switch_deterministic(self.logger)
+        self._seed.apply(self.logger)
 
         built = build_model(model, data_preprocessor)
         init_weights: Any = getattr(built, "init_weights", None)
         if self._train and init_weights is not None:
             init_weights()
+        if self.cfg.get("channels_last"):
+            use_channels_last(built)
         self._compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)
         self.model, self.compile_handle = self._compiler.wrap(built, self.cfg, self.dist_info)
 
-        # Of all loaders, and of nothing else; the sampler_seed hook sets it anew each epoch.
-        self.loader_generator = torch.Generator().manual_seed(self.seed)
         self.train_loop: Any = None
         self.val_loop: Any = None
         self.test_loop: Any = None
         self.optim_wrapper: Any = None
         self.param_schedulers: list[ParamScheduler] | dict[str, list[ParamScheduler]] = []
+        self.interruption = Interruption()
+        self._receipt = RunReceipt()
         self.is_training = False
         self.is_resuming = False
 
@@ -204,120 +212,6 @@ class Runner:
         known = {key: cfg[key] for key in runner_arguments() if key in cfg}
         return cls(**known, cfg=cfg)
 
-    # What the run is.
-
-    @property
-    def work_dir(self) -> Path:
-        """Where checkpoints go."""
-        return self._logs.work_dir
-
-    @property
-    def log_dir(self) -> Path:
-        """Where this run's log, scalars and configuration go."""
-        return self._logs.log_dir
-
-    @property
-    def timestamp(self) -> str:
-        """When the run was started, as the name of its log directory."""
-        return self._logs.timestamp
-
-    @property
-    def experiment_name(self) -> str:
-        """The name given, with the timestamp."""
-        return self._logs.experiment_name
-
-    @property
-    def logger(self) -> logging.Logger:
-        """Logs to the console and the run's file, on the main process."""
-        return self._logs.logger
-
-    @property
-    def console(self) -> RunConsole:
-        """Prints lines and the progress bar."""
-        return self._logs.console
-
-    @property
-    def config_text(self) -> str:
-        """The resolved configuration, as YAML."""
-        return self._logs.config_text
-
-    @property
-    def launcher(self) -> str:
-        """What started this process: ``"none"``, ``"pytorch"``, ``"slurm"``, ``"mpi"``, ..."""
-        return self.dist_info.launcher
-
-    @property
-    def distributed(self) -> bool:
-        """Whether this process belongs to a process group."""
-        return self.dist_info.backend is not None
-
-    @property
-    def rank(self) -> int:
-        """Index of this process among all."""
-        return self.dist_info.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.dist_info.world_size
-
-    @property
-    def device(self) -> Any:
-        """The device of this process."""
-        return self.dist_info.device
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether deterministic algorithms were asked for."""
-        return bool(self._randomness.get("deterministic", False))
-
-    @property
-    def model_name(self) -> str:
-        """Class name of the model inside its wrapper."""
-        return type(unwrap_model(self.model)).__name__
-
-    @property
-    def hooks(self) -> list[Hook]:
-        """The hooks in the order they act."""
-        return self.hooks_list.hooks
-
-    # Where the run is. The numbers are 0 without a training loop.
-
-    @property
-    def epoch(self) -> int:
-        """Number of epochs done."""
-        return self.train_loop.epoch if self.train_loop is not None else 0
-
-    @property
-    def iter(self) -> int:
-        """Number of training steps done."""
-        return self.train_loop.iter if self.train_loop is not None else 0
-
-    @property
-    def max_epochs(self) -> int:
-        """Number of epochs to do."""
-        return self.train_loop.max_epochs if self.train_loop is not None else 0
-
-    @property
-    def max_iters(self) -> int:
-        """Number of training steps to do."""
-        return self.train_loop.max_iters if self.train_loop is not None else 0
-
-    @property
-    def train_dataloader(self) -> DataLoader[Any]:
-        """The training batches, once :meth:`train` has built them."""
-        return self.train_loop.dataloader  # type: ignore[no-any-return]
-
-    @property
-    def val_dataloader(self) -> DataLoader[Any]:
-        """The validation batches, once they are built."""
-        return self.val_loop.dataloader  # type: ignore[no-any-return]
-
-    @property
-    def test_dataloader(self) -> DataLoader[Any]:
-        """The test batches, once they are built."""
-        return self.test_loop.dataloader  # type: ignore[no-any-return]
-
     # What the run does.
 
     def train(self) -> nn.Module:
@@ -329,6 +223,8 @@ class Runner:
         Raises:
             ConfigError: If training is not configured, or the configuration does not fit.
             CheckpointError: If resuming was asked for and no checkpoint can be read.
+            RunStopped: If SIGTERM, SIGUSR1 or Ctrl-C came: a checkpoint is saved, and the program
+                ends with status 75 or 130.
         """
         if not self._train:
             raise ConfigError(
@@ -336,7 +232,7 @@ class Runner:
                 "optim_wrapper. Give these three."
             )
         train_step_of(self.model)
-        checkpoint = self._read_checkpoint(training=True)
+        checkpoint = self._start.read(self, training=True)
         self.train_loop = build_train_loop(
             self, self._train["train_dataloader"], self._train["train_cfg"]
         )
@@ -349,21 +245,31 @@ class Runner:
             self._param_scheduler_cfg,
             num_epochs=self.max_epochs,
             num_iters=self.max_iters,
+            epoch_length=epoch_length(self.train_dataloader, self.world_size),
         )
+        if self._receipt not in self.hooks:
+            self.register_hook(self._receipt)
         self.is_training = True
         try:
-            self.call_hook("before_run")
-            if checkpoint is not None:
-                apply_checkpoint(self, checkpoint)
-            self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
-            self._compiler.begin_training(self)
-            self._tell_summary()
-            self.train_loop.run()
-            self.call_hook("after_run")
+            with self.interruption.listening(self):
+                self.call_hook("before_run")
+                if checkpoint is not None:
+                    self._start.apply(self, checkpoint)
+                self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
+                self._compiler.begin_training(self)
+                tell_start(self)
+                self.train_loop.run()
+                self._receipt.tell(self)
+                self.call_hook("after_run")
+        except Exception as error:
+            if self.cfg.get("crash_bundle", True):
+                keep_crash(self, error)
+            raise
         finally:
             self.is_training = False
             # A traceback must not be drawn over by the bar.
             self.console.stop_progress()
+            self._logs.flush()
         return self.model
 
     def val(self) -> dict[str, float]:
@@ -407,6 +313,8 @@ class Runner:
         save_param_scheduler: bool = True,
         meta: Mapping[str, Any] | None = None,
         mark_as_latest: bool = True,
+        writer: BackgroundWriter | None = None,
+        then: Callable[[], None] | None = None,
     ) -> None:
         """Save the run. Every process must call this; the main one writes.
 
@@ -415,9 +323,10 @@ class Runner:
             filename: Name of the file.
             save_optimizer: Include the optimizer and the loss scaler.
             save_param_scheduler: Include the schedules' positions.
-            meta: ``epoch`` and ``iter``, how many of each are done, and anything else. By default
-                those at the end of the epoch under way.
+            meta: Added to what the file says of itself.
             mark_as_latest: Let ``last_checkpoint`` name this file, so that resuming finds it.
+            writer: Writes a copy while training goes on; without one the file is whole on return.
+            then: Called on the main process once the file is whole and named.
 
         Raises:
             CheckpointWriteError: On all processes, if the file cannot be written.
@@ -425,22 +334,15 @@ class Runner:
         write_snapshot(
             self,
             Path(out_dir) / filename,
-            meta={"epoch": self.epoch + 1, "iter": self.iter, **(meta or {})},
+            meta=dict(meta or {}),
             save_optimizer=save_optimizer,
             save_param_scheduler=save_param_scheduler,
             mark_as_latest=mark_as_latest,
+            writer=writer,
+            then=then,
         )
 
     # How it comes about.
-
-    def _seed(self, seed: int | None) -> None:
-        if seed is None:
-            seed = mm_dist.sync_random_seed()
-        elif not isinstance(seed, int) or seed < 0:
-            raise ConfigError(f"randomness.seed: an integer >= 0 or None is needed, got {seed!r}.")
-        self.seed = seed
-        apart = self.rank if self._randomness.get("diff_rank_seed", False) else 0
-        seed_everything(seed + apart)
 
     def _build_val_loop(self) -> None:
         if self._val and self.val_loop is None:
@@ -454,43 +356,13 @@ class Runner:
                 f"{phase}_evaluator. Give these three."
             )
         self.call_hook("before_run")
-        checkpoint = self._read_checkpoint(training=False)
+        checkpoint = self._start.read(self, training=False)
         if checkpoint is not None:
-            apply_checkpoint(self, checkpoint)
+            self._start.apply(self, checkpoint)
         metrics: dict[str, float] = loop.run()
         self.call_hook("after_run")
+        self._logs.flush()
         return metrics
-
-    def _read_checkpoint(self, *, training: bool) -> dict[str, Any] | None:
-        """Read what is to be loaded, before anything depends on the seed in it."""
-        if self._has_loaded:
-            return None
-        # An evaluation takes the weights only: training has still to be resumed.
-        self._has_loaded = training or not self._resume
-        found = find_checkpoint(self._load_from, self.work_dir, self.logger, resume=self._resume)
-        if found is None:
-            return None
-        path, checkpoint = found
-        self.is_resuming = self._resume and training
-        self.logger.info(f"{'Resuming from' if self.is_resuming else 'Loading'} {path}.")
-        seed = checkpoint.get("meta", {}).get("seed")
-        if self.is_resuming and seed is not None and seed != self.seed:
-            if self._randomness.get("seed") is not None:
-                self.logger.warning(
-                    f"randomness.seed is {self.seed}, the checkpoint's {seed}: the checkpoint's is "
-                    "used, so that the order of the data goes on."
-                )
-            self._seed(seed)
-        return checkpoint
-
-    def _tell_summary(self) -> None:
-        compiled = self.cfg.get("compile")
-        self.logger.info(
-            f"{self.model_name} on {self.device}, {self.world_size} process(es) by launcher "
-            f"{self.launcher!r}; {describe_wrappers(self.optim_wrapper)}; "
-            f"compile: {compiled or 'off'}; "
-            f"seed {self.seed}; work_dir {self.work_dir}"
-        )
 
 
 def runner_arguments() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The state of a run, into a checkpoint and back."""
+"""The state of a run, into a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import (
     FORMAT_VERSION,
     mark_latest,
     plain,
-    rng_state,
     save_checkpoint_file,
-    set_rng_state,
 )
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
-from ._sharded_state import as_sharded, read_optimizer, write_optimizer
+from ._hook_states import hook_states
+from ._rank_state import gather_rank_buffers, gather_rank_states
+from ._sharded_state import as_sharded, read_optimizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from mm_runner.checkpoint import BackgroundWriter
     from mm_runner.runner import Runner
 
-__all__ = ["restore_training", "write_snapshot"]
+__all__ = ["write_snapshot"]
 
 _PACKAGES = ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu")
 
@@ -42,40 +43,62 @@ def write_snapshot(
     save_optimizer: bool,
     save_param_scheduler: bool,
     mark_as_latest: bool,
+    writer: BackgroundWriter | None = None,
+    then: Callable[[], None] | None = None,
 ) -> None:
-    """Save the run. Every process must call this: each contributes its random numbers' state.
+    """Save the run. Every process must call this: each contributes a state of its own.
 
     Args:
         runner: The run.
         path: The file.
-        meta: At least ``epoch`` and ``iter``: how many of each are done.
+        meta: Added to what the file says of itself; ``epoch`` and ``iter``, how many of each are
+            done, are the loop's otherwise.
         save_optimizer: Include the optimizer and the loss scaler.
         save_param_scheduler: Include the schedules' positions.
         mark_as_latest: Let ``last_checkpoint`` name the file.
+        writer: Writes a copy while training goes on; without one the file is whole on return.
+        then: Called on the main process once the file is whole and named.
 
     Raises:
         CheckpointError: On all processes, if something cannot be saved or written.
     """
-    rng = mm_dist.all_gather_object(plain(rng_state(runner.device)))
-    checkpoint = _content(runner, meta, rng)
+    checkpoint = _content(runner, meta, gather_rank_states(runner))
+    buffers = gather_rank_buffers(runner)
+    if buffers:
+        checkpoint["rank_buffers"] = buffers
+    hooks = hook_states(runner)
+    if hooks:
+        checkpoint["hooks"] = hooks
     if save_optimizer and runner.optim_wrapper is not None:
         checkpoint["optimizer"] = _optimizer_state(runner)
     if save_param_scheduler and runner.param_schedulers:
         checkpoint["param_schedulers"] = _scheduler_states(runner)
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
 
-    def write() -> None:
-        # Copied to the CPU here, so that the other processes of a machine do not hold copies too.
-        save_checkpoint_file(plain(checkpoint), path)
+    def write(content: dict[str, Any]) -> None:
+        save_checkpoint_file(content, path)
         if mark_as_latest:
             mark_latest(path, runner.work_dir)
+        if then is not None:
+            then()
 
-    run_on_main(write)
+    def save() -> None:
+        # Copied to the CPU here, so that the other processes of a machine do not hold copies too.
+        if writer is None:
+            write(plain(checkpoint))
+        else:
+            writer.submit(checkpoint, write)
+
+    run_on_main(save)
 
 
-def _content(runner: Runner, meta: dict[str, Any], rng: list[Any]) -> dict[str, Any]:
+def _content(runner: Runner, meta: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    loops = [state["loop"] for state in ranks]
+    common = {name: value for name, value in loops[0]["data"].items() if name != "state"}
     return {
         "meta": {
+            "epoch": loops[0]["epoch"],
+            "iter": loops[0]["iter"],
             "format_version": FORMAT_VERSION,
             "seed": runner.seed,
             "world_size": runner.world_size,
@@ -86,23 +109,14 @@ def _content(runner: Runner, meta: dict[str, Any], rng: list[Any]) -> dict[str, 
             **meta,
         },
         "state_dict": _weights(runner.model),
-        "rng": rng,
-        # The position of the samplers: this version saves between epochs only.
-        "data": {"epoch": meta["epoch"], "batch": 0},
+        "rng": [loop["rng"] for loop in loops],
+        "data": {
+            **common,
+            "iter": loops[0]["iter"],
+            "ranks": [{"state": loop["data"]["state"], "pass": loop["pass"]} for loop in loops],
+        },
+        "message_hub": [state["scalars"] for state in ranks],
     }
-
-
-def restore_training(runner: Runner, checkpoint: dict[str, Any]) -> None:
-    """Set everything but the model's weights to where ``checkpoint`` left it."""
-    meta = checkpoint.get("meta", {})
-    runner.train_loop.epoch = checkpoint.get("data", meta).get("epoch", 0)
-    runner.train_loop.iter = meta.get("iter", 0)
-    if "optimizer" in checkpoint:
-        _restore_optimizer(runner, checkpoint["optimizer"])
-    else:
-        runner.logger.warning("The checkpoint has no optimizer state: the optimizer starts anew.")
-    _restore_schedulers(runner, checkpoint.get("param_schedulers", []))
-    _restore_rng(runner, checkpoint)
 
 
 def _scheduler_states(runner: Runner) -> list[Any] | dict[str, list[Any]]:
@@ -113,45 +127,12 @@ def _scheduler_states(runner: Runner) -> list[Any] | dict[str, list[Any]]:
     return states if isinstance(runner.param_schedulers, dict) else states[""]
 
 
-def _restore_schedulers(runner: Runner, saved: list[Any] | dict[str, list[Any]]) -> None:
-    by_name = saved if isinstance(saved, dict) else {"": saved}
-    for name, schedulers in named_schedulers(runner.param_schedulers).items():
-        states = by_name.get(name, [])
-        if len(states) != len(schedulers):
-            runner.logger.warning(
-                f"The checkpoint has {len(states)} parameter schedulers"
-                f"{f' of {name!r}' if name else ''}, this run {len(schedulers)}; those without a "
-                "state start anew."
-            )
-        for scheduler, state in zip(schedulers, states, strict=False):
-            scheduler.load_state_dict(state)
-
-
-def _restore_rng(runner: Runner, checkpoint: dict[str, Any]) -> None:
-    states = checkpoint.get("rng", [])
-    if len(states) == runner.world_size:
-        set_rng_state(states[runner.rank], runner.device)
-        return
-    runner.logger.warning(
-        f"The checkpoint was written by {len(states) or 'an unknown number of'} processes, this "
-        f"run has {runner.world_size}: the random numbers go on from the seed instead."
-    )
-
-
 def _optimizer_state(runner: Runner) -> dict[str, Any]:
     sharded = as_sharded(runner.model)
     if sharded is not None:
         return read_optimizer(sharded, runner.optim_wrapper)
     state: dict[str, Any] = runner.optim_wrapper.state_dict()
     return state
-
-
-def _restore_optimizer(runner: Runner, saved: dict[str, Any]) -> None:
-    sharded = as_sharded(runner.model)
-    if sharded is not None:
-        write_optimizer(sharded, runner.optim_wrapper, saved)
-    else:
-        runner.optim_wrapper.load_state_dict(saved)
 
 
 def _weights(model: nn.Module) -> dict[str, Any]:

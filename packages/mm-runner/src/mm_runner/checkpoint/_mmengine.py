@@ -1,0 +1,159 @@
+"""Checkpoints that MMEngine wrote, as checkpoints of mm-runner."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tarfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mm_runner.errors import CheckpointError
+
+from ._atomic import first_line
+from ._content import FORMAT_VERSION, clean_name, plain
+from ._file import save_checkpoint_file
+from ._foreign_pickle import FOREIGN_PICKLE
+from ._integrity import check_integrity, is_archive
+from ._restricted import load_restricted
+from ._stand_ins import Array, Inert
+
+__all__ = ["Conversion", "convert_mmengine_checkpoint"]
+
+# The logs of the run so far; scalars.jsonl begins anew.
+_LEFT_OUT = {"message_hub": "MMEngine's logs"}
+_MAPPINGS = ("ConfigDict", ".Dict", "defaultdict")
+_DROP = object()
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What became of a checkpoint.
+
+    Args:
+        path: The file that was written.
+        epoch: Epochs done; ``None`` if the checkpoint does not say.
+        iter: Steps done; likewise.
+        keys: The entries of the new file.
+        left_out: What is not in it, by its path, and what it was.
+    """
+
+    path: Path
+    epoch: int | None
+    iter: int | None
+    keys: list[str]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def convert_mmengine_checkpoint(
+    source: str | os.PathLike[str], target: str | os.PathLike[str]
+) -> Conversion:
+    """Read a checkpoint that MMEngine wrote, and write it as one of mm-runner.
+
+    Weights, the optimizer's state, averaged weights and the plain part of ``meta`` are taken over;
+    numbers and arrays of NumPy become Python's numbers and tensors. Of MMEngine's own objects only
+    the data is read. No code in the file is run and neither MMEngine nor NumPy is needed; a file
+    that names anything else is refused.
+
+    Args:
+        source: MMEngine's file, or a file of weights alone.
+        target: The file to write; it may be ``source``.
+
+    Returns:
+        What was taken over, and what was left out.
+
+    Raises:
+        CheckpointError: If ``source`` is absent, damaged, or names code to be run.
+        CheckpointWriteError: If ``target`` cannot be written.
+
+    Example:
+        >>> convert_mmengine_checkpoint("epoch_12.pth", "work_dir/epoch_12.pth")  # doctest: +SKIP
+    """
+    source, target = Path(source), Path(target)
+    left_out: dict[str, str] = {}
+    content = _read(source)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{source} holds a {type(content).__name__}, not a dict.")
+    left_out.update({key: what for key, what in _LEFT_OUT.items() if key in content})
+    content = {key: value for key, value in content.items() if key not in _LEFT_OUT}
+    checkpoint = _arrange(_convert(content, "checkpoint", left_out))
+    save_checkpoint_file(plain(checkpoint), target)
+    meta = checkpoint["meta"]
+    return Conversion(target, meta.get("epoch"), meta.get("iter"), list(checkpoint), left_out)
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise CheckpointError(f"The checkpoint {path} was asked for; there is no such file.")
+    if is_archive(path):
+        check_integrity(path)
+    elif tarfile.is_tarfile(path):
+        raise CheckpointError(
+            f"{path} has the form of torch 0.1, which is not read; save it again with a newer "
+            "torch, in a program that trusts it."
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
+            return load_restricted(path, FOREIGN_PICKLE)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "
+            "state_dict again with torch.save, in a program that trusts it."
+        ) from error
+    except Exception as error:  # damaged or contrived bytes make the reader fail in any way
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+
+
+def _arrange(content: dict[Any, Any]) -> dict[str, Any]:
+    """Return the entries under the names, and with the ones, that mm-runner's have."""
+    if "state_dict" not in content and not any(isinstance(v, dict) for v in content.values()):
+        content = {"state_dict": content}  # weights alone
+    meta = content.get("meta")
+    meta = dict(meta) if isinstance(meta, dict) else {}
+    for key in [key for key in meta if key.startswith("mmengine")]:
+        meta.setdefault("versions", {})[key] = str(meta.pop(key))
+    weights = content.get("state_dict")
+    if isinstance(weights, dict):
+        content["state_dict"] = {clean_name(str(name)): value for name, value in weights.items()}
+    if "param_schedulers" in content:
+        content["param_schedulers"] = _schedules(content["param_schedulers"])
+    return {**content, "meta": {**meta, "format_version": FORMAT_VERSION}}
+
+
+def _schedules(states: Any) -> Any:
+    """Return how far each schedule has come; the values it set are in the optimizer's state."""
+    if isinstance(states, dict) and "_global_step" in states:
+        return {"count": states["_global_step"], "scheduler": None}
+    if isinstance(states, dict):
+        return {name: _schedules(one) for name, one in states.items()}
+    return [_schedules(one) for one in states] if isinstance(states, list) else states
+
+
+def _convert(value: Any, path: str, left_out: dict[str, str]) -> Any:
+    """Return ``value`` in tensors and primitives, ``_DROP`` for what is neither."""
+    if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
+        return value
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value)
+    if isinstance(value, Inert) and value.origin.endswith(_MAPPINGS):
+        base = value.arguments[0] if value.arguments else {}
+        value = {**(base if isinstance(base, dict) else {}), **value.entries}
+    if isinstance(value, Array):
+        tensor = value.to_tensor()
+        if tensor is not None:
+            return tensor
+    if isinstance(value, Mapping):
+        pairs = [(key, _convert(v, f"{path}.{key}", left_out)) for key, v in value.items()]
+        return {key: v for key, v in pairs if v is not _DROP and isinstance(key, (str, int, float))}
+    if isinstance(value, (list, tuple, set)):
+        items = [_convert(v, f"{path}[{index}]", left_out) for index, v in enumerate(value)]
+        kept = [item for item in items if item is not _DROP]
+        return tuple(kept) if isinstance(value, tuple) else kept
+    left_out[path.removeprefix("checkpoint.")] = getattr(value, "origin", type(value).__name__)
+    return _DROP

@@ -1,0 +1,102 @@
+"""Which checkpoint of a work directory to resume from."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from mm_runner.errors import CheckpointError
+
+from ._atomic import write_atomically
+from ._file import load_checkpoint_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = [
+    "LAST_CHECKPOINT",
+    "find_latest_checkpoint",
+    "is_validated",
+    "latest_readable",
+    "mark_latest",
+    "mark_validated",
+]
+
+# Names the newest whole checkpoint, relative to the work directory.
+LAST_CHECKPOINT = "last_checkpoint"
+# Says which validation was the last to end: a stop may come between a checkpoint and its own.
+_LAST_VALIDATION = "last_validation"
+
+_NUMBERED = re.compile(r"^(epoch|iter)_(\d+)\.pth$")
+
+
+def mark_latest(path: Path, work_dir: Path) -> None:
+    """Let ``work_dir/last_checkpoint`` name ``path``."""
+    name = os.path.relpath(path, work_dir)
+    write_atomically(work_dir / LAST_CHECKPOINT, lambda file: file.write(f"{name}\n".encode()))
+
+
+def mark_validated(work_dir: Path, epoch: int, seed: int) -> None:
+    """Note that the validation after ``epoch`` of the run with ``seed`` is done."""
+    text = f"epoch {epoch} seed {seed}\n".encode()
+    write_atomically(work_dir / _LAST_VALIDATION, lambda file: file.write(text))
+
+
+def is_validated(work_dir: Path, epoch: int, seed: int) -> bool:
+    """Tell whether the newest validation in ``work_dir`` was that one."""
+    marker = work_dir / _LAST_VALIDATION
+    return marker.is_file() and marker.read_text(errors="replace").split() == [
+        *("epoch", str(epoch)),
+        *("seed", str(seed)),
+    ]
+
+
+def find_latest_checkpoint(work_dir: Path) -> list[Path]:
+    """List the checkpoints to try when resuming, the newest first.
+
+    First the one that ``last_checkpoint`` names, then the numbered ones by falling number. Numbers
+    of epochs and of steps cannot be compared: where both kinds lie, the time of writing tells.
+    """
+    candidates: list[Path] = []
+    marker = work_dir / LAST_CHECKPOINT
+    if marker.is_file():
+        # MMEngine writes an absolute path here; joining keeps that as it is.
+        candidates.append(work_dir / marker.read_text(encoding="utf-8", errors="replace").strip())
+    matches = [(path, _NUMBERED.match(path.name)) for path in work_dir.glob("*.pth")]
+    numbered = [(path, match[1], int(match[2])) for path, match in matches if match]
+    is_mixed = len({kind for _, kind, _ in numbered}) > 1
+    numbered.sort(key=lambda one: (one[0].stat().st_mtime_ns if is_mixed else 0, one[2]))
+    candidates += [path for path, _, _ in reversed(numbered) if path not in candidates]
+    return candidates
+
+
+def latest_readable(
+    work_dir: Path, tell: Callable[[str], None]
+) -> tuple[Path, dict[str, Any]] | None:
+    """Return the newest checkpoint that can be read, with its content.
+
+    Args:
+        work_dir: Where the checkpoints lie.
+        tell: Called with one line for each file that was passed over.
+
+    Returns:
+        ``None`` if the directory has no checkpoint at all.
+
+    Raises:
+        CheckpointError: If there are checkpoints, and none of them can be read. Training from the
+            start would overwrite what may still be saved.
+    """
+    candidates = find_latest_checkpoint(work_dir)
+    for path in candidates:
+        try:
+            return path, load_checkpoint_file(path)
+        except CheckpointError as error:
+            tell(f"Passing over a checkpoint: {error}")
+    if candidates:
+        raise CheckpointError(
+            f"resume was asked for, and none of the {len(candidates)} checkpoints in {work_dir} "
+            "can be read. Move them away to train from the start."
+        )
+    return None

@@ -1,0 +1,5 @@
+"""The ``mm-runner`` command."""
+
+from ._main import main
+
+__all__ = ["main"]

@@ -1,0 +1,19 @@
+"""``mm-runner plot``."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from mm_runner.plotting import plot_runs
+
+__all__ = ["plot"]
+
+
+def plot(options: Namespace) -> int:
+    """Draw the curves of work directories into one picture; return the exit status."""
+    picture = plot_runs(
+        options.work_dirs, options.out, keys=options.keys, window_size=options.smooth
+    )
+    sys.stdout.write(f"{picture}\n")
+    return 0

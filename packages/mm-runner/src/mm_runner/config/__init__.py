@@ -1,0 +1,13 @@
+"""Configurations: read from files, inherited, changed from the command line, written again.
+
+A configuration is a plain mapping whose keys are the arguments of
+:class:`mm_runner.Runner`; :class:`Config` adds files and attribute access. Nothing here imports
+torch.
+"""
+
+from ._config import Config
+from ._config_dict import ConfigDict
+from ._custom_imports import import_modules
+from ._options import DictAction, parse_options
+
+__all__ = ["Config", "ConfigDict", "DictAction", "import_modules", "parse_options"]

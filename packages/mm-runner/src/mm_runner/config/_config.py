@@ -1,0 +1,136 @@
+"""A configuration with the files it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self, override
+
+from mm_runner.errors import ConfigError, MMRunnerError
+
+from ._config_dict import ConfigDict
+from ._custom_imports import import_modules, importable_folder
+from ._inheritance import load
+from ._location import describe_location
+from ._merging import merge_options
+from ._text import as_python, write_config
+
+__all__ = ["Config"]
+
+
+class Config(ConfigDict):
+    """A configuration: a dict with attribute access that knows its file.
+
+    Args:
+        cfg_dict: The configuration.
+        filename: File that it was read from.
+
+    Example:
+        >>> cfg = Config(dict(model=dict(type="ResNet")))
+        >>> cfg.merge_from_dict({"model.depth": 18})
+        >>> cfg.model
+        {'type': 'ResNet', 'depth': 18}
+    """
+
+    _files: list[Path]
+    _text: str
+
+    def __init__(
+        self, cfg_dict: Mapping[str, Any] | None = None, filename: str | Path | None = None
+    ) -> None:
+        # Past __setattr__, which would make keys of them.
+        self.__dict__.update(_files=[] if filename is None else [Path(filename)], _text="")
+        if cfg_dict is not None and not isinstance(cfg_dict, Mapping):
+            raise ConfigError(f"cfg: a dict is needed, got {cfg_dict!r}.")
+        super().__init__(cfg_dict or {})
+
+    @classmethod
+    def fromfile(cls, filename: str | Path, *, import_custom_modules: bool = True) -> Self:
+        """Read a configuration from a ``.py``, ``.yaml``, ``.yml`` or ``.json`` file.
+
+        A file of Python is *executed*, so read only those that you trust. Reading YAML and JSON
+        runs nothing but the imports of ``custom_imports``; a run then calls what they name.
+
+        The key ``_base_`` (a path or a list of them, relative to the file) names what is inherited:
+        dicts are merged key by key, a dict with ``_delete_=True`` replaces the inherited one,
+        anything else is replaced. ``{{ fileDirname }}``, ``{{ fileBasename }}``,
+        ``{{ fileBasenameNoExtension }}``, ``{{ fileExtname }}`` and ``{{ _base_.path }}`` stand for
+        what they say; Python may also write ``_base_.path``.
+
+        Args:
+            filename: The file.
+            import_custom_modules: Import what ``custom_imports`` names, which may lie beside the
+                file.
+
+        Raises:
+            ConfigError: Naming the file and, where it is known, the line.
+        """
+        file = Path(filename).absolute()
+        sources = load(file.resolve())
+        cfg = cls(sources.content, file)
+        cfg.__dict__.update(_files=[file, *sources.files[1:]], _text=sources.text)
+        if import_custom_modules:
+            with importable_folder(file.parent):
+                try:
+                    import_modules(cfg.get("custom_imports"))
+                except ConfigError as error:
+                    raise cfg.located(error) from error
+        return cfg
+
+    @property
+    def filename(self) -> str | None:
+        """File that was read, absolute."""
+        return str(self._files[0]) if self._files else None
+
+    @property
+    def text(self) -> str:
+        """What stands in the file."""
+        return self._text
+
+    @property
+    def pretty_text(self) -> str:
+        """The resolved configuration as Python, which :meth:`fromfile` reads again."""
+        return as_python(self)
+
+    def merge_from_dict(self, options: Mapping[str, Any]) -> None:
+        """Change single values.
+
+        Args:
+            options: Values by path, as ``{"optim_wrapper.optimizer.lr": 0.1}``; the items of a list
+                are numbered.
+
+        Raises:
+            ConfigError: If a path leads through something that has no keys, or past the end of a
+                list.
+        """
+        merged = merge_options(self, options)
+        self.clear()
+        self.update(merged)
+
+    def dump(self, file: str | Path | None = None) -> str:
+        """Return the configuration as text, and write it to ``file`` if that is given.
+
+        Args:
+            file: Its suffix chooses between Python, YAML and JSON; without a file it is Python.
+
+        Raises:
+            ConfigError: If the suffix is another one.
+        """
+        return write_config(self, file)
+
+    def located(self, error: MMRunnerError) -> MMRunnerError:
+        """Return ``error`` with the file and line of the key that its message begins with."""
+        place = describe_location(self._files, str(error))
+        return type(error)(f"{place}: {error}") if place else error
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), dict(self), self._files, self._text)
+
+
+def _restore(kind: type[Config], content: dict[str, Any], files: list[Path], text: str) -> Config:
+    cfg = kind(content)
+    cfg.__dict__.update(_files=files, _text=text)
+    return cfg

@@ -1,0 +1,87 @@
+"""A dict whose keys can be read and set as attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy, deepcopy
+from typing import Any
+
+from typing_extensions import Self
+
+from mm_runner.errors import did_you_mean
+
+__all__ = ["ConfigDict", "to_builtin"]
+
+
+class ConfigDict(dict[str, Any]):
+    """A dict with attribute access; mappings put into it, at any depth, become ones too.
+
+    A key that is also the name of a method (``items``, ``copy``) is reached by ``cfg["items"]``.
+
+    Example:
+        >>> cfg = ConfigDict(model=dict(type="ResNet", depth=18))
+        >>> cfg.model.depth = 50
+        >>> cfg["model"]["depth"]
+        50
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.update(*args, **kwargs)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, _convert(value))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self:
+            raise AttributeError(
+                f"the configuration has no key {name!r}; there are "
+                f"{', '.join(map(str, self)) or 'none'}.{did_you_mean(name, map(str, self))}"
+            )
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self:
+            raise AttributeError(f"the configuration has no key {name!r}")
+        del self[name]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Set keys from a mapping, from pairs, and from keyword arguments."""
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Set ``key`` unless it is there, and return its value."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def copy(self) -> Self:
+        """Return a copy whose nested dicts are still these."""
+        return copy(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a deep copy made of plain dicts."""
+        plain: dict[str, Any] = to_builtin(deepcopy(self))
+        return plain
+
+
+def _convert(value: Any) -> Any:
+    """Make the dicts in ``value`` ConfigDicts; other mappings keep what makes them special."""
+    if isinstance(value, dict) and not isinstance(value, ConfigDict):
+        return ConfigDict(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_convert, value))
+    return value
+
+
+def to_builtin(value: Any) -> Any:
+    """Return ``value`` with plain dicts for mappings, at every depth of dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: to_builtin(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(to_builtin, value))
+    return value

@@ -1,0 +1,73 @@
+"""Modules of the user's own that a configuration asks to import, so that they register."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mm_runner.errors import ConfigError
+
+__all__ = ["import_modules", "importable_folder"]
+
+
+def import_modules(custom_imports: Any, where: str = "custom_imports") -> None:
+    """Import what ``custom_imports`` of a configuration names.
+
+    Args:
+        custom_imports: ``dict(imports=["package.module", ...], allow_failed_imports=False)``;
+            ``imports`` may be one name. ``None`` imports nothing.
+        where: Path of it in the configuration, for messages.
+
+    Raises:
+        ConfigError: If it is written otherwise, or a module cannot be imported.
+
+    Example:
+        >>> import_modules(dict(imports="json"))
+    """
+    if custom_imports is None:
+        return
+    if not isinstance(custom_imports, Mapping):
+        raise ConfigError(
+            f"{where}: a dict such as dict(imports=['package.module']) is needed, got "
+            f"{custom_imports!r}."
+        )
+    for key in custom_imports:
+        if key not in {"imports", "allow_failed_imports"}:
+            raise ConfigError(
+                f"{where}.{key}: unknown key; known are imports, allow_failed_imports."
+            )
+    names = custom_imports.get("imports", ())
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{where}.imports: a list of module names is needed, got {names!r}.")
+    for index, name in enumerate(names):
+        _import(name, f"{where}.imports[{index}]", custom_imports.get("allow_failed_imports"))
+
+
+def _import(name: str, where: str, allow_failure: Any) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        if not allow_failure:
+            raise ConfigError(
+                f"{where}: the module {name!r} cannot be imported: {error}. It is looked for on "
+                "Python's path, and beside the configuration."
+            ) from error
+        warnings.warn(f"{where}: {name!r} cannot be imported, as allowed: {error}", stacklevel=4)
+
+
+@contextmanager
+def importable_folder(folder: Path) -> Iterator[None]:
+    """Let modules in ``folder`` be imported within the block, as beside a script."""
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        if entry in sys.path:
+            sys.path.remove(entry)

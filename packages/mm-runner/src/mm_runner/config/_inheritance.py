@@ -1,0 +1,93 @@
+"""A configuration file and those it inherits from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mm_runner.errors import ConfigError, did_you_mean
+
+from ._merging import merge
+from ._reading import BASE, SUFFIXES, read_file
+
+__all__ = ["Sources", "load"]
+
+
+class Sources(NamedTuple):
+    """A configuration, and the files it was read from, the one that was asked for first."""
+
+    content: dict[str, Any]
+    files: list[Path]
+    text: str
+
+
+def load(file: Path, chain: Sequence[Path] = ()) -> Sources:
+    """Read ``file`` and, under it, what its ``_base_`` names, relative to itself.
+
+    Args:
+        file: Absolute.
+        chain: The files that led here.
+
+    Raises:
+        ConfigError: If a file cannot be read, inherits itself, or two files that it inherits both
+            set a key.
+    """
+    _check_not_in(chain, file)
+    text = _text_of(file, chain)
+    files = [file]
+
+    def inherit(base: Any) -> dict[str, Any]:
+        inherited: dict[str, Any] = {}
+        for parent in _parents(file, base):
+            found = load(parent, (*chain, file))
+            files.extend(found.files)
+            _check_apart(file, parent, inherited, found.content)
+            inherited.update(found.content)
+        return inherited
+
+    base, own = read_file(file, text, inherit)
+    try:
+        return Sources(merge(base, own), files, text)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _parents(file: Path, base: Any) -> list[Path]:
+    listed = [] if base is None else [base] if isinstance(base, str) else base
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
+        raise ConfigError(f"{file}: {BASE}: a path or a list of paths is needed, got {base!r}.")
+    return [(file.parent / one).resolve() for one in listed]
+
+
+def _check_not_in(chain: Sequence[Path], file: Path) -> None:
+    if file in chain:
+        cycle = " -> ".join(map(str, (*chain[chain.index(file) :], file)))
+        raise ConfigError(f"{chain[-1]}: {BASE}: the files inherit each other: {cycle}.")
+
+
+def _text_of(file: Path, chain: Sequence[Path]) -> str:
+    by_whom = f"{chain[-1]}: {BASE}: " if chain else ""
+    if file.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{by_whom}{file} was given; a configuration is a file that ends in "
+            f"{', '.join(SUFFIXES)}."
+        )
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        beside = [one.name for one in file.parent.glob("*") if one.suffix in SUFFIXES]
+        raise ConfigError(
+            f"{by_whom}{file} does not exist.{did_you_mean(file.name, beside)}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{by_whom}{file} cannot be read: {error}") from error
+
+
+def _check_apart(file: Path, parent: Path, inherited: dict[str, Any], more: dict[str, Any]) -> None:
+    twice = inherited.keys() & more.keys()
+    if twice:
+        raise ConfigError(
+            f"{file}: {BASE}: {parent.name} sets {', '.join(sorted(twice))}, which a file before "
+            "it sets too; which of them counts is not clear. Let one inherit the other."
+        )

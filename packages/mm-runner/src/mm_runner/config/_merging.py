@@ -1,0 +1,98 @@
+"""One configuration on top of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from mm_runner.errors import ConfigError, did_you_mean
+
+__all__ = ["merge", "merge_options"]
+
+DELETE = "_delete_"
+
+
+def merge(base: Any, child: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return ``base`` with the keys of ``child`` put over it; dicts are merged key by key.
+
+    Args:
+        base: What is inherited. It is not changed.
+        child: Wins. A dict in it that has ``_delete_=True`` replaces what is inherited.
+        where: Path of both in the whole configuration, for messages.
+
+    Raises:
+        ConfigError: If a dict stands over something that is none, which is a slip more often than
+            not.
+    """
+    merged = dict(deepcopy(base))
+    for key, value in child.items():
+        path = f"{where}.{key}" if where else str(key)
+        if not isinstance(value, Mapping):
+            merged[key] = value
+        elif value.get(DELETE, False) or merged.get(key) is None:
+            merged[key] = without_delete(value)
+        elif isinstance(merged[key], Mapping):
+            merged[key] = merge(merged[key], value, path)
+        else:
+            raise ConfigError(
+                f"{path}: a dict stands over the inherited {merged[key]!r}; add {DELETE}=True to "
+                "it to replace that."
+            )
+    merged.pop(DELETE, None)
+    return merged
+
+
+def without_delete(value: Any) -> Any:
+    """Return ``value`` without the key ``_delete_``, at every depth."""
+    if isinstance(value, Mapping):
+        return {key: without_delete(item) for key, item in value.items() if key != DELETE}
+    if type(value) in (list, tuple):
+        return type(value)(map(without_delete, value))
+    return value
+
+
+def merge_options(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``cfg`` with single values changed.
+
+    Args:
+        cfg: It is not changed.
+        options: Values by path: ``{"optim_wrapper.optimizer.lr": 0.1, "custom_hooks.0.interval":
+            5}``. Dicts on the way that are not there are made; the items of a list are numbered.
+
+    Raises:
+        ConfigError: If a path leads through something that has no keys, or past the end of a list.
+    """
+    changed: Any = deepcopy(dict(cfg))
+    for path, value in options.items():
+        changed = _replace(changed, path.split("."), value, "")
+    return changed  # type: ignore[no-any-return]
+
+
+def _replace(holder: Any, keys: list[str], value: Any, where: str) -> Any:
+    """Return ``holder`` with what ``keys`` lead to replaced by ``value``."""
+    if not keys:
+        if isinstance(value, Mapping) and isinstance(holder, Mapping) and not value.get(DELETE):
+            return merge(holder, value, where)
+        return without_delete(value)
+    key, *rest = keys
+    path = f"{where}.{key}" if where else key
+    if holder is None:
+        holder = {}
+    if isinstance(holder, (list, tuple)):
+        index = _index(holder, key, path)
+        items = list(holder)
+        items[index] = _replace(items[index], rest, value, path)
+        return type(holder)(items)
+    if not isinstance(holder, Mapping):
+        raise ConfigError(f"{path}: {where} is {holder!r}, which has no keys to change.")
+    return {**holder, key: _replace(holder.get(key), rest, value, path)}
+
+
+def _index(items: list[Any] | tuple[Any, ...], key: str, path: str) -> int:
+    if not key.lstrip("-").isdecimal():
+        hint = did_you_mean(key, map(str, range(len(items))))
+        raise ConfigError(f"{path}: a number is needed here, it is a list of {len(items)}.{hint}")
+    if not -len(items) <= int(key) < len(items):
+        raise ConfigError(f"{path}: the list has {len(items)} items, counted from 0.")
+    return int(key)

@@ -1,0 +1,6 @@
+"""What is kept of a training that failed, and going back to the step that did."""
+
+from ._bundle import CRASH_FOLDER, keep_crash
+from ._replay import replay_crash
+
+__all__ = ["CRASH_FOLDER", "keep_crash", "replay_crash"]

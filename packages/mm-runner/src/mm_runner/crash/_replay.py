@@ -1,0 +1,139 @@
+"""Going back to the step that failed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.config import Config
+from mm_runner.errors import CheckpointError, ConfigError
+from mm_runner.hooks import Hook
+
+from ._bundle import CONFIG_FILE
+
+__all__ = ["replay_crash"]
+
+# How objects, which a file cannot hold, and what only a script has appear in the configuration.
+_LOST = re.compile(r"<[\w.]+>|__main__:.*")
+
+
+class _PassedError(Exception):
+    """The step that failed did not fail."""
+
+
+class _EndAfter(Hook):
+    """Ends the replay after the step that failed."""
+
+    priority = "LOWEST"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    @override
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if runner.iter >= self._step:
+            raise _PassedError
+
+
+def replay_crash(folder: str | Path, *, launcher: str | None = None) -> str:
+    """Train from the newest checkpoint before a crash up to the step that failed.
+
+    What that step raises is raised again. The run's own files are left as they are; the replay
+    works in ``replay`` beside the bundle.
+
+    Args:
+        folder: The bundle, as the message of the crash named it.
+        launcher: As of the Runner; by default that of the run.
+
+    Returns:
+        What is to be said where the step did not fail this time.
+
+    Raises:
+        ConfigError: If there is no bundle, or its configuration holds objects that only the
+            program had which started the run.
+    """
+    from mm_runner.runner import Runner  # noqa: PLC0415 - which keeps crashes by this package
+
+    bundle = Path(folder)
+    facts = _read(bundle)
+    for entry in reversed(facts["python_path"]):
+        if entry not in sys.path and Path(entry).exists():
+            sys.path.insert(0, entry)
+    cfg = Config.fromfile(bundle / CONFIG_FILE)
+    lost = next(_lost_in(cfg), None)
+    if lost is not None:
+        raise ConfigError(
+            f"{lost} was an object that no file can hold, so the configuration alone does not "
+            f"start this run again. Start the program again: {' '.join(facts['command'])}"
+        )
+    _prepare(cfg, facts, bundle, launcher)
+    with suppress(_PassedError):
+        Runner.from_cfg(cfg).train()
+    return (
+        f"Step {facts['iter'] + 1} did not fail this time; it was {facts['error']['type']}: "
+        f"{facts['error']['message']}"
+    )
+
+
+def _read(bundle: Path) -> dict[str, Any]:
+    files = sorted(bundle.glob("rank*.json"))
+    if not files or not (bundle / CONFIG_FILE).exists():
+        raise ConfigError(
+            f"{bundle} was given; a folder with rank<N>.json and {CONFIG_FILE} is needed, as a "
+            "training that failed leaves it beside its log."
+        )
+    facts: dict[str, Any] = json.loads(files[0].read_text(encoding="utf-8"))
+    return facts
+
+
+def _lost_in(value: Any, where: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _lost_in(item, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _lost_in(item, f"{where}[{index}]")
+    elif isinstance(value, str) and _LOST.fullmatch(value):
+        yield where
+
+
+def _prepare(cfg: Config, facts: Mapping[str, Any], bundle: Path, launcher: str | None) -> None:
+    """Change what the replay does otherwise than the run."""
+    checkpoint = _checkpoint_before(Path(facts["work_dir"]), facts["iter"])
+    if checkpoint is not None:
+        cfg.load_from, cfg.resume = str(checkpoint), True
+    elif cfg.get("load_from") is None:
+        cfg.resume = False
+    cfg.work_dir = str(bundle / "replay")
+    cfg.randomness = {**(cfg.get("randomness") or {}), "seed": facts["seed"]}
+    cfg.default_hooks = {**(cfg.get("default_hooks") or {}), "checkpoint": None}
+    cfg.custom_hooks = [*(cfg.get("custom_hooks") or ()), _EndAfter(facts["iter"])]
+    cfg.crash_bundle = False
+    if launcher is not None:
+        cfg.launcher = launcher
+    elif facts["world_size"] == 1:
+        cfg.launcher = "none"
+
+
+def _checkpoint_before(work_dir: Path, step: int) -> Path | None:
+    """Return the newest readable checkpoint with no more steps done than ``step``."""
+    for path in sorted(work_dir.glob("*.pth"), key=lambda path: -path.stat().st_mtime):
+        if path.name.startswith("best_"):
+            continue  # without the optimizer
+        try:
+            done = load_checkpoint_file(path).get("meta", {}).get("iter")
+        except CheckpointError:
+            continue
+        if isinstance(done, int) and done <= step:
+            return path
+    return None

@@ -1,0 +1,245 @@
+"""The batches of training, from any position."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from mm_runner.errors import ConfigError
+
+from ._batch_sampler import SeekableBatchSampler
+from ._position import DataPosition, announce_epoch
+from ._prefetch import BatchFeed
+from ._sampler import DefaultSampler, InfiniteSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import torch
+
+__all__ = ["TrainBatches"]
+
+
+class TrainBatches:
+    """Draws the batches of training, pass by pass, and knows its position.
+
+    In a loader that a config describes, it begins anywhere in constant time. One that the user
+    brought goes on by its own ``state_dict`` (as torchdata's ``StatefulDataLoader`` has), and so
+    does an iterable dataset that this process draws from itself. Of any other the batches before
+    are drawn once more and dropped, and the log says so.
+
+    Args:
+        loader: Training batches.
+        seed: Of the run.
+        generator: Of the run's loaders; seeded anew each pass.
+        tell: Called with what the user ought to know.
+        feed: Brings the batches to the device; by default they stay where they are.
+
+    Attributes:
+        epoch: Number of the pass under way, counted from 0.
+        batch: How many of its batches were drawn, in this run or in the one it goes on from.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        seed: int,
+        generator: torch.Generator | None,
+        tell: Callable[[str], None],
+        feed: BatchFeed | None = None,
+    ) -> None:
+        self.loader = loader
+        self.feed = feed or BatchFeed()
+        self._seed, self._generator, self._tell = seed, generator, tell
+        self._sampler: Any = getattr(loader, "batch_sampler", None)
+        self.is_seekable = isinstance(self._sampler, SeekableBatchSampler)
+        self._stateful = _stateful_part(loader)
+        self.epoch = self.batch = 0
+        self._origin = DataPosition(samples=0)
+        # Of a pass that has begun ahead: its number, its batches, and the generator behind it.
+        self._ahead: tuple[int, Iterator[Any], torch.Tensor] | None = None
+
+    def begin(self, epoch: int, start: DataPosition | None = None) -> Iterator[Any]:
+        """Begin a pass over the data. What workers there are begin now.
+
+        Args:
+            epoch: Number of the pass, counted from 0.
+            start: Where in it; by default at its first batch.
+        """
+        self._origin = start = start or DataPosition(epoch, samples=0)
+        self.epoch, self.batch = epoch, start.batch
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == epoch and not start.is_begun:
+            self.loader.generator.set_state(ahead[2])
+            return self._counted(ahead[1])
+        if self._generator is not None:
+            self._generator.manual_seed(self._seed + epoch)
+        if self.is_seekable:
+            self._sampler.seek(epoch, start.batch, start.samples)
+            return self._counted(iter(self.loader))
+        if self._stateful is not None and start.state is not None:
+            self._stateful.load_state_dict(start.state)
+            return self._counted(iter(self.loader))
+        batches = iter(self.loader)
+        if start.batch:
+            self._tell(f"{start.batch} batches are drawn and dropped: {self._why_drawn()}")
+            deque(islice(batches, start.batch), maxlen=0)
+        return self._counted(batches)
+
+    def begin_ahead(self, epoch: int) -> None:
+        """Let workers load the first batches of pass ``epoch``, while a validation goes on.
+
+        It draws from the run's generator what it would draw later, which nobody else notices. Does
+        nothing where beginning early could matter: with workers that do not stay over epochs (a
+        hook may yet change the dataset), or samplers and generators of the user's own.
+        """
+        loader, generator = self.loader, self._generator
+        kind = type(getattr(self._sampler, "sampler", None)) if self.is_seekable else None
+        if kind is not DefaultSampler or generator is None or loader.generator is not generator:
+            return
+        if not (loader.num_workers and loader.persistent_workers):
+            return
+        before = generator.get_state()
+        generator.manual_seed(self._seed + epoch)
+        announce_epoch(loader, epoch)
+        self._sampler.seek(epoch)
+        self._ahead = epoch, iter(loader), generator.get_state()
+        generator.set_state(before)
+
+    def endless(
+        self, epoch: int, start: DataPosition | None, begin_pass: Callable[[], None]
+    ) -> Iterator[Any]:
+        """Go through the data again and again.
+
+        Args:
+            epoch: Number of the first pass.
+            start: Where in it.
+            begin_pass: Called before each further pass.
+
+        Returns:
+            The batches, of which the first pass has begun. Drawing raises a ConfigError if a whole
+            pass has none.
+        """
+        announce_epoch(self.loader, epoch)
+        return self._endless(self.begin(epoch, start), begin_pass)
+
+    def _endless(self, batches: Iterator[Any], begin_pass: Callable[[], None]) -> Iterator[Any]:
+        while True:
+            yield from batches
+            if self.batch == 0:
+                raise ConfigError(
+                    "train_dataloader gives no batch: the dataset is empty, or smaller than one "
+                    "batch with drop_last set. Make batch_size smaller, or drop_last false."
+                )
+            begin_pass()
+            announce_epoch(self.loader, self.epoch + 1)
+            batches = self.begin(self.epoch + 1)
+
+    @property
+    def length(self) -> int | None:
+        """Batches in a whole pass; ``None`` if that is unknown, or there is no end."""
+        if isinstance(getattr(self.loader, "sampler", None), InfiniteSampler):
+            return None
+        try:
+            return len(self.loader)
+        except TypeError:
+            return None
+
+    def num_left(self, start: DataPosition) -> int | None:
+        """Return how many batches of its pass come after ``start``; ``None`` if nobody knows."""
+        if start.is_complete:
+            return 0
+        if self.is_seekable:
+            return int(self._sampler.num_from(start.batch, start.samples))
+        return None if start.num_batches is None else start.num_batches - start.batch
+
+    def position(self, batch: int | None = None) -> DataPosition:
+        """Return where the run is after ``batch`` batches of this pass, by default those drawn."""
+        batch = self.batch if batch is None else batch
+        size = self._sampler.num_samples_per_batch if self.is_seekable else None
+        samples = None
+        if size is not None and self._origin.samples is not None:
+            samples = self._origin.samples + (batch - self._origin.batch) * size
+        state = None if self._stateful is None else self._stateful.state_dict()
+        return DataPosition(self.epoch, batch, samples, self._num_batches(), state)
+
+    def generator_states(self) -> dict[str, Any]:
+        """Return the states of generators that the user gave the loader or its samplers.
+
+        Before a pass begins: its order and its workers' seeds come from them.
+        """
+        return {name: one.get_state() for name, one in self._own_generators()}
+
+    def set_generator_states(self, states: Mapping[str, Any]) -> None:
+        """Go back to what ``generator_states`` returned."""
+        for name, generator in self._own_generators():
+            if name in states:
+                generator.set_state(states[name])
+
+    def _own_generators(self) -> Iterator[tuple[str, torch.Generator]]:
+        owners = {
+            "loader": self.loader,
+            "sampler": getattr(self.loader, "sampler", None),
+            "batch_sampler": self._sampler,
+        }
+        for name, owner in owners.items():
+            generator = getattr(owner, "generator", None)
+            if generator is not None and generator is not self._generator:
+                yield name, generator
+
+    def rescaled(self, position: DataPosition, old: int, new: int) -> DataPosition:
+        """Return ``position`` of a run of ``old`` processes for one of ``new``.
+
+        By samples where they are counted. Else by batches; one that was not drawn by all would be
+        drawn again.
+        """
+        if position.is_complete or not position.is_begun:
+            return position._replace(state=None)
+        size = self._sampler.num_samples_per_batch if self.is_seekable else None
+        if size is not None and position.samples is not None:
+            batch = position.samples // size
+            return position._replace(batch=batch, num_batches=None, state=None)
+        batch = position.batch * old // new
+        return position._replace(batch=batch, samples=None, num_batches=None, state=None)
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in self.feed.over(batches):
+            self.batch += 1
+            yield batch
+
+    def _num_batches(self) -> int | None:
+        if self.is_seekable and self._origin.is_begun and self.length is not None:
+            left = self._sampler.num_from(self._origin.batch, self._origin.samples)
+            return int(self._origin.batch + left)
+        return self.length
+
+    def _why_drawn(self) -> str:
+        dataset = getattr(self.loader, "dataset", None)
+        if isinstance(dataset, IterableDataset):
+            return (
+                f"{type(dataset).__name__} is an iterable dataset. With state_dict() and "
+                "load_state_dict() it goes on at once, if num_workers is 0."
+            )
+        return (
+            f"train_dataloader was given as a {type(self.loader).__name__}. Given as a dict it "
+            "begins anywhere at once."
+        )
+
+
+def _stateful_part(loader: Any) -> Any:
+    """Return what can tell its position and go on from it: the loader, or its iterable dataset.
+
+    The dataset only if no worker draws from a copy of it.
+    """
+    candidates = [loader]
+    if isinstance(loader, DataLoader) and loader.num_workers == 0:
+        candidates += [loader.dataset] if isinstance(loader.dataset, IterableDataset) else []
+    for one in candidates:
+        if callable(getattr(one, "state_dict", None)) and callable(
+            getattr(one, "load_state_dict", None)
+        ):
+            return one
+    return None

@@ -1,0 +1,62 @@
+"""Ends a run whose loss is no number any more."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+import mm_dist
+from mm_amp import NonFiniteError
+from mm_runner.errors import ConfigError
+
+from ._hook import Hook
+
+__all__ = ["CheckInvalidLossHook"]
+
+
+class CheckInvalidLossHook(Hook):
+    """Looks at the losses every ``interval`` steps, and ends the run if one is not finite.
+
+    All ranks end together, whichever rank's loss it was. To leave single steps out instead, give
+    the optimizer wrapper ``max_skips``.
+
+    Args:
+        interval: Training steps between two looks, each of which waits for the device. Defaults to
+            50.
+
+    Raises:
+        ConfigError: If ``interval`` is not a positive integer.
+    """
+
+    def __init__(self, interval: int = 50) -> None:
+        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+            raise ConfigError(
+                f"CheckInvalidLossHook.interval: a positive number of steps, got {interval!r}."
+            )
+        self.interval = interval
+
+    @override
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if not self.every_n_train_iters(runner, self.interval):
+            return
+        losses = {
+            name: float(value)
+            for name, value in (outputs.items() if isinstance(outputs, dict) else ())
+            if "loss" in name and isinstance(value, (Tensor, int, float))
+        }
+        bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
+        num_bad = torch.tensor(float(bool(bad)))
+        mm_dist.all_reduce(num_bad)
+        if num_bad:
+            here = ", ".join(f"{name} is {value}" for name, value in bad.items())
+            raise NonFiniteError(
+                f"CheckInvalidLossHook: after step {runner.iter + 1} a loss is not finite: "
+                f"{here or 'on another rank'}. Lower the learning rate, clip gradients, or give "
+                "the optimizer wrapper max_skips."
+            )

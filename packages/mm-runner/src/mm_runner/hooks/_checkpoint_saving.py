@@ -1,0 +1,101 @@
+"""Saving with its outcome learnt now or, where a thread writes, at the next opportunity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mm_runner._main_process import run_on_main
+from mm_runner.checkpoint import BackgroundWriter
+from mm_runner.errors import CheckpointWriteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["Save", "Saving"]
+
+
+@dataclass(frozen=True)
+class Save:
+    """One file to be written.
+
+    Args:
+        path: The file.
+        options: Of ``Runner.save_checkpoint``.
+        on_written: Called on all processes once it is known to be whole.
+        on_failed: Called on all processes once it is known to have failed.
+        on_main: Called on the main process as soon as the file is whole, maybe by another thread.
+    """
+
+    path: Path
+    options: dict[str, Any]
+    on_written: Callable[[], None]
+    on_failed: Callable[[], None]
+    on_main: Callable[[], None] | None = None
+
+
+class Saving:
+    """Saves files, and reports what fails; training goes on.
+
+    Every process must make the same calls.
+
+    Args:
+        in_background: Let a thread write a copy, one at a time.
+    """
+
+    def __init__(self, *, in_background: bool) -> None:
+        self._writer = BackgroundWriter() if in_background else None
+        self._unsettled: Save | None = None
+
+    def save(self, runner: Any, save: Save, *, and_wait: bool = False) -> bool:
+        """Save, after the file under way; tell whether that is known to have failed.
+
+        Args:
+            runner: The run.
+            save: What to save.
+            and_wait: Return when the file is whole.
+
+        Returns:
+            Whether it was written, or is being written.
+        """
+        self.settle(runner)
+        try:
+            runner.save_checkpoint(
+                save.path.parent,
+                save.path.name,
+                writer=self._writer,
+                then=save.on_main,
+                **save.options,
+            )
+        except CheckpointWriteError as error:
+            _fail(runner, save, error)
+            return False
+        if self._writer is None:
+            save.on_written()
+            return True
+        self._unsettled = save
+        return self.settle(runner) if and_wait else True
+
+    def settle(self, runner: Any) -> bool:
+        """Wait for the file under way, if any; tell whether it was written."""
+        save, self._unsettled = self._unsettled, None
+        if save is None or self._writer is None:
+            return True
+        try:
+            run_on_main(self._writer.wait)
+        except CheckpointWriteError as error:
+            _fail(runner, save, error)
+            return False
+        save.on_written()
+        return True
+
+    def drain(self) -> None:
+        """Wait for the file under way on this process alone, whatever becomes of it."""
+        if self._writer is not None:
+            self._writer.join()
+
+
+def _fail(runner: Any, save: Save, error: CheckpointWriteError) -> None:
+    save.on_failed()
+    runner.logger.error(f"{error} Training goes on; the next interval saves again.")

@@ -1,0 +1,123 @@
+"""Ends training once a metric has stopped becoming better."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from typing_extensions import override
+
+from mm_runner.errors import ConfigError
+
+from ._hook import Hook
+from ._metric_rule import rule_of
+
+__all__ = ["EarlyStoppingHook"]
+
+
+class EarlyStoppingHook(Hook):
+    """Ends training after ``patience`` validations in a row without a better metric.
+
+    Metrics are equal on all ranks, so all ranks stop at the same point. What was seen so far goes
+    into checkpoints.
+
+    Args:
+        monitor: Name of the metric, as the validation reports it.
+        rule: ``"greater"`` or ``"less"`` is better; by default told from the name.
+        min_delta: Least change that counts as better. Defaults to 0.1.
+        strict: Whether a validation without the metric is an error; else it is a warning.
+        check_finite: Stop as soon as the metric is infinite or NaN. Defaults to ``True``.
+        patience: Validations. Defaults to 5.
+        stopping_threshold: Stop as soon as the metric is better than that.
+
+    Raises:
+        ConfigError: If an argument is out of its range.
+    """
+
+    priority = "LOWEST"
+
+    def __init__(
+        self,
+        monitor: str,
+        rule: str | None = None,
+        min_delta: float = 0.1,
+        strict: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        check_finite: bool = True,  # noqa: FBT001, FBT002
+        patience: int = 5,
+        stopping_threshold: float | None = None,
+    ) -> None:
+        if rule not in (None, "greater", "less"):
+            raise ConfigError(
+                f"EarlyStoppingHook.rule: 'greater' or 'less' is needed, got {rule!r}."
+            )
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+            raise ConfigError(
+                f"EarlyStoppingHook.patience: a positive number of validations, got {patience!r}."
+            )
+        if not min_delta >= 0:
+            raise ConfigError(
+                f"EarlyStoppingHook.min_delta: a number >= 0 is needed, got {min_delta!r}; it is a "
+                "distance, whatever the rule."
+            )
+        self.monitor = monitor
+        self.rule = rule or rule_of(monitor, where="EarlyStoppingHook.rule")
+        self.min_delta = min_delta
+        self.strict = strict
+        self.check_finite = check_finite
+        self.patience = patience
+        self.stopping_threshold = stopping_threshold
+        self.wait_count = 0
+        self.best_score = -math.inf if self.rule == "greater" else math.inf
+
+    @override
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        if not runner.is_training:
+            return
+        if self.monitor not in (metrics or {}):
+            self._tell_missing(runner, metrics or {})
+            return
+        assert metrics is not None
+        reason = self._reason_to_stop(float(metrics[self.monitor]))
+        if reason is not None:
+            runner.train_loop.stop_training = True
+            runner.logger.info(f"EarlyStoppingHook: {reason}; training ends.")
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_score": self.best_score, "wait_count": self.wait_count}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_score = state_dict["best_score"]
+        self.wait_count = state_dict["wait_count"]
+
+    def _reason_to_stop(self, score: float) -> str | None:
+        """Take in one more result."""
+        best = f"the best was {self.best_score:g}"
+        if self.check_finite and not math.isfinite(score):
+            return f"{self.monitor} is {score}; {best}"
+        threshold = self.stopping_threshold
+        if threshold is not None and self._is_better(score, threshold):
+            self.best_score = score
+            return f"{self.monitor} is {score:g}, {self.rule} than {threshold:g}"
+        delta = self.min_delta if self.rule == "greater" else -self.min_delta
+        # With a NaN neither is better than the other, which is no progress either.
+        if self._is_better(self.best_score + delta, score) or math.isnan(score):
+            self.wait_count += 1
+        else:
+            self.best_score, self.wait_count = score, 0
+        if self.wait_count < self.patience:
+            return None
+        return f"{self.monitor} did not become better in {self.wait_count} validations; {best}"
+
+    def _is_better(self, one: float, other: float) -> bool:
+        return one > other if self.rule == "greater" else one < other
+
+    def _tell_missing(self, runner: Any, metrics: dict[str, float]) -> None:
+        message = (
+            f"EarlyStoppingHook.monitor: {self.monitor!r} was asked for; the validation reported "
+            f"{', '.join(map(repr, metrics)) or 'nothing'}."
+        )
+        if self.strict:
+            raise ConfigError(message)
+        runner.logger.warning(f"{message} It was passed over.")

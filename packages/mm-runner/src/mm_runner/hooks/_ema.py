@@ -1,0 +1,182 @@
+"""Averages the weights while training, and evaluates with the average."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from mm_runner.errors import CheckpointError, ConfigError
+from mm_runner.model import unwrap_model
+from mm_runner.optim import named_wrappers
+from mm_runner.registry import MODELS, build_from_cfg, check_cfg
+
+from ._ema_checkpoint import give_averages, take_averages
+from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.model import AveragedWeights
+
+__all__ = ["EMAHook"]
+
+
+class EMAHook(Hook):
+    """Keeps a running average of the weights, validates and tests with it, and saves it.
+
+    A validation and a test within the run use the average, and the model has its own weights back
+    afterwards. A checkpoint's ``state_dict`` is the average too, which is what a deployment wants;
+    what training goes on from lies beside it, as ``ema_state_dict``, and a resumed run takes both
+    back.
+
+    The average moves when the optimizer steps: not while micro-batches accumulate, and not where
+    gradients overflowed. Of several optimizer wrappers, the parameters of each are averaged as
+    often as it steps. DDP's ranks have the same average, and those of a sharded model each its
+    part.
+
+    Args:
+        ema_type: ``"ExponentialMovingAverage"`` (the default), ``"StochasticWeightAverage"``,
+            ``"MomentumAnnealingEMA"``, or a subclass of :class:`mm_runner.model.AveragedWeights`.
+        strict_load: Whether a resumed run needs the average to fit; by default it begins anew with
+            a warning.
+        begin_iter: First iteration, counted from 1, that is averaged. Defaults to 0: all are.
+        begin_epoch: First epoch that is averaged, instead of ``begin_iter``.
+        **kwargs: Arguments of ``ema_type``, such as ``momentum``, ``interval``, ``update_buffers``.
+
+    Raises:
+        ConfigError: If an argument does not fit.
+        ComponentNotFoundError: If ``ema_type`` names nothing.
+
+    Example:
+        >>> hook = EMAHook(momentum=0.001, begin_epoch=2)  # or dict(type="EMAHook", momentum=0.001)
+    """
+
+    def __init__(
+        self,
+        ema_type: str | type[Any] = "ExponentialMovingAverage",
+        strict_load: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        begin_iter: int = 0,
+        begin_epoch: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        for name, value in (("begin_iter", begin_iter), ("begin_epoch", begin_epoch)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ConfigError(f"EMAHook.{name}: an integer >= 0 is needed, got {value!r}.")
+        if begin_iter and begin_epoch:
+            raise ConfigError(
+                f"EMAHook: begin_iter={begin_iter} and begin_epoch={begin_epoch} were given; give "
+                "one of them."
+            )
+        self.strict_load = strict_load
+        self.begin_iter, self.begin_epoch = begin_iter, begin_epoch
+        self._cfg = {"type": ema_type, **kwargs}
+        check_cfg(self._cfg, MODELS, {"model": nn.Identity()}, where="EMAHook")
+        self.averages: dict[str, AveragedWeights] = {}
+        self._loaded: dict[str, Any] | None = None
+        self._counts: dict[str, int] = {}
+
+    @override
+    def before_train(self, runner: Any) -> None:
+        self._check_begin(runner)
+        self.averages = self._build(runner)
+        self._counts = {}
+        if self._loaded is not None:
+            self._resume(runner, self._loaded)
+            self._loaded = None
+
+    @override
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if self.begin_epoch:
+            has_begun = runner.epoch + 1 >= self.begin_epoch
+        else:
+            has_begun = runner.iter + 1 >= self.begin_iter
+        if not has_begun:
+            return
+        wrappers = named_wrappers(runner.optim_wrapper)
+        for name, average in self.averages.items():
+            average.update(self._has_stepped(name, wrappers[name]))
+
+    def _has_stepped(self, name: str, wrapper: Any) -> bool | Tensor:
+        if name:  # one of several that did not run keeps its last result
+            before, self._counts[name] = self._counts.get(name, 0), wrapper.inner_count
+            if self._counts[name] == before:
+                return False
+        result = wrapper.last_result
+        stepped: bool | Tensor = False if result is None else result.stepped
+        return stepped
+
+    @override
+    def before_val_epoch(self, runner: Any) -> None:
+        self._apply()
+
+    @override
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        self._restore()
+
+    @override
+    def before_test_epoch(self, runner: Any) -> None:
+        self._apply()
+
+    @override
+    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        self._restore()
+
+    @override
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        give_averages(self.averages, unwrap_model(runner.model), checkpoint)
+
+    @override
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        if not runner.is_resuming:
+            return
+        self._loaded = take_averages(checkpoint)
+        if self._loaded is None:
+            runner.logger.warning(
+                "EMAHook: the checkpoint has no average; it begins anew, from the weights."
+            )
+
+    def _apply(self) -> None:
+        for average in self.averages.values():
+            average.apply()
+
+    def _restore(self) -> None:
+        for average in self.averages.values():
+            average.restore()
+
+    def _build(self, runner: Any) -> dict[str, AveragedWeights]:
+        wrappers = named_wrappers(runner.optim_wrapper)
+        averages = {}
+        for index, (name, wrapper) in enumerate(wrappers.items()):
+            arguments: dict[str, Any] = {"model": runner.model}
+            if len(wrappers) > 1:
+                groups = wrapper.param_groups
+                arguments["parameters"] = [one for group in groups for one in group["params"]]
+                if index:  # buffers belong to no optimizer; they go with the first
+                    arguments["update_buffers"] = False
+            averages[name] = build_from_cfg({**self._cfg, **arguments}, MODELS, where="EMAHook")
+        return averages
+
+    def _resume(self, runner: Any, loaded: dict[str, Any]) -> None:
+        for name, average in self.averages.items():
+            steps = loaded["steps"].get(name)
+            if not steps:  # averaging had not begun
+                continue
+            try:
+                average.load_full_tensors(loaded["averages"], steps)
+            except CheckpointError as error:
+                if self.strict_load:
+                    raise
+                runner.logger.warning(f"EMAHook: {error} The average begins anew.")
+
+    def _check_begin(self, runner: Any) -> None:
+        for name, begin, end in (
+            ("begin_epoch", self.begin_epoch, runner.max_epochs),
+            ("begin_iter", self.begin_iter, runner.max_iters),
+        ):
+            if begin > end:
+                raise ConfigError(
+                    f"EMAHook.{name}: {begin} was given, and the run ends at {end}; nothing would "
+                    "be averaged."
+                )

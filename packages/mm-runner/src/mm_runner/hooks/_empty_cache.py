@@ -1,0 +1,64 @@
+"""Gives memory that the allocator keeps back to the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from ._hook import Hook
+
+__all__ = ["EmptyCacheHook"]
+
+
+class EmptyCacheHook(Hook):
+    """Empties the device's cache of memory, in training, validation and test.
+
+    That lets another program have the memory, and waits for the device; it makes no room for this
+    one. Does nothing on a device without a cache, such as the CPU.
+
+    Args:
+        before_epoch: Whether before each epoch. Defaults to ``False``.
+        after_epoch: Whether after each epoch. Defaults to ``True``.
+        after_iter: Whether after each iteration. Defaults to ``False``.
+    """
+
+    def __init__(
+        self,
+        before_epoch: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        after_epoch: bool = True,  # noqa: FBT001, FBT002
+        after_iter: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        self._does_before_epoch = before_epoch
+        self._does_after_epoch = after_epoch
+        self._does_after_iter = after_iter
+
+    @override
+    def _before_epoch(self, runner: Any, mode: str = "train") -> None:
+        if self._does_before_epoch:
+            _empty(runner)
+
+    @override
+    def _after_epoch(self, runner: Any, mode: str = "train") -> None:
+        if self._does_after_epoch:
+            _empty(runner)
+
+    @override
+    def _after_iter(
+        self,
+        runner: Any,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Any = None,
+        mode: str = "train",
+    ) -> None:
+        if self._does_after_iter:
+            _empty(runner)
+
+
+def _empty(runner: Any) -> None:
+    # torch.cuda, torch.npu, torch.xpu and so on.
+    empty = getattr(getattr(torch, runner.device.type, None), "empty_cache", None)
+    if empty is not None:
+        empty()

@@ -1,0 +1,218 @@
+"""Traces training with torch's profiler."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from mm_runner.errors import ConfigError, did_you_mean
+
+from ._hook import Hook
+
+if TYPE_CHECKING:
+    import torch
+    from torch.profiler import profile
+
+__all__ = ["ProfilerHook"]
+
+_SCHEDULE = ("wait", "warmup", "active", "repeat", "skip_first")
+_READY = {"log_trace": ("sort_by", "row_limit"), "tb_trace": ("dir_name", "worker_name")}
+
+
+class ProfilerHook(Hook):
+    """Profiles the first epochs or steps, and writes a trace for chrome://tracing or Perfetto.
+
+    Without ``on_trace_ready`` the trace is written as ``trace_rank<r>.json`` into the run's log
+    directory (``json_trace_path`` names another file); with ``repeat`` in ``schedule`` one for each
+    turn.
+
+    Args:
+        by_epoch: Whether ``profile_times`` counts epochs, else steps. Defaults to ``True``.
+        profile_times: How many of them are profiled. Defaults to 1.
+        activity_with_cpu: Whether to trace the host. Defaults to ``True``.
+        activity_with_cuda: Whether to trace the GPU. Defaults to ``False``.
+        schedule: Arguments of ``torch.profiler.schedule``: ``wait``, ``warmup``, ``active``,
+            ``repeat``, ``skip_first``, in steps. Without it all is traced.
+        on_trace_ready: A function of the profiler; or ``dict(type='log_trace', sort_by=...,
+            row_limit=...)``, which logs a table, or ``dict(type='tb_trace', dir_name=...)``, which
+            writes for TensorBoard.
+        record_shapes: Record the shapes of inputs. Defaults to ``False``.
+        profile_memory: Record allocations. Defaults to ``False``.
+        with_stack: Record where in the source an operation was called. Defaults to ``False``.
+        with_flops: Estimate operations' work. Defaults to ``False``.
+        json_trace_path: The trace's file; ``{rank}`` in it stands for the rank, which is needed
+            where several are profiled.
+        ranks: Which ranks profile, ``None`` for all. Defaults to the first.
+
+    Raises:
+        ConfigError: If an argument does not fit.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(
+        self,
+        *,
+        by_epoch: bool = True,
+        profile_times: int = 1,
+        activity_with_cpu: bool = True,
+        activity_with_cuda: bool = False,
+        schedule: Mapping[str, int] | None = None,
+        on_trace_ready: Callable[[Any], None] | Mapping[str, Any] | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        json_trace_path: str | None = None,
+        ranks: Sequence[int] | None = (0,),
+    ) -> None:
+        if not isinstance(profile_times, int) or profile_times < 1:
+            raise ConfigError(
+                f"ProfilerHook.profile_times: a positive number, got {profile_times!r}."
+            )
+        if not activity_with_cpu and not activity_with_cuda:
+            raise ConfigError("ProfilerHook: both activities are False; switch one on.")
+        _check_keys("schedule", schedule or {}, _SCHEDULE)
+        if isinstance(on_trace_ready, Mapping):
+            kind = on_trace_ready.get("type")
+            if kind not in _READY:
+                raise ConfigError(
+                    f"ProfilerHook.on_trace_ready.type: {' or '.join(map(repr, _READY))} is needed,"
+                    f" got {kind!r}.{did_you_mean(str(kind), _READY)}"
+                )
+            _check_keys("on_trace_ready", on_trace_ready, ("type", *_READY[kind]))
+        elif on_trace_ready is not None and not callable(on_trace_ready):
+            raise ConfigError(
+                f"ProfilerHook.on_trace_ready: a function or a dict, got {on_trace_ready!r}."
+            )
+        self.by_epoch, self.profile_times = by_epoch, profile_times
+        self.schedule = dict(schedule or {})
+        self.on_trace_ready = on_trace_ready
+        self.json_trace_path = json_trace_path
+        self.ranks = ranks
+        self._activities = [
+            name
+            for name, is_on in (("CPU", activity_with_cpu), ("CUDA", activity_with_cuda))
+            if is_on
+        ]
+        self._options: dict[str, Any] = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+        }
+        self._profiler: profile | None = None
+        self._left = 0
+        self._written = 0
+
+    @override
+    def before_train(self, runner: Any) -> None:
+        if self.ranks is not None and runner.rank not in self.ranks:
+            return
+        end = runner.max_epochs if self.by_epoch else runner.max_iters
+        if self.profile_times > end:
+            raise ConfigError(
+                f"ProfilerHook.profile_times: {self.profile_times} was given, and the run has "
+                f"{end} {'epochs' if self.by_epoch else 'steps'}."
+            )
+        profiler = _profiler_of(runner.device)
+        self._left, self._written = self.profile_times, 0
+        self._profiler = profiler.profile(
+            activities=[
+                getattr(profiler.ProfilerActivity, _activity(name, runner.device))
+                for name in self._activities
+            ],
+            schedule=profiler.schedule(**self._schedule()) if self.schedule else None,
+            on_trace_ready=lambda done: self._write(runner, done),
+            **self._options,
+        )
+        self._profiler.start()
+
+    @override
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if self._profiler is None:
+            return
+        with warnings.catch_warnings():
+            # Each turn of a schedule has a file of its own, so it may forget the one before.
+            warnings.filterwarnings("ignore", ".*clears events at the end of each cycle")
+            self._profiler.step()
+        if not self.by_epoch:
+            self._count()
+
+    @override
+    def after_train_epoch(self, runner: Any) -> None:
+        if self._profiler is not None and self.by_epoch:
+            self._count()
+
+    @override
+    def after_train(self, runner: Any) -> None:
+        self._stop()  # training may have ended before its time
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            profiler.stop()
+
+    def _schedule(self) -> dict[str, int]:
+        return {"wait": 0, "warmup": 0, "active": 1, **self.schedule}
+
+    def _write(self, runner: Any, done: profile) -> None:
+        ready = self.on_trace_ready
+        if ready is None:
+            path = self._path(runner)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            done.export_chrome_trace(str(path))
+            runner.logger.info(f"ProfilerHook: the trace is in {path}.")
+        elif not isinstance(ready, Mapping):
+            ready(done)
+        elif ready["type"] == "log_trace":
+            table = done.key_averages().table(
+                sort_by=ready.get("sort_by", "self_cpu_time_total"),
+                row_limit=ready.get("row_limit", 100),
+            )
+            runner.logger.info(f"ProfilerHook:\n{table}")
+        else:
+            write = _profiler_of(runner.device).tensorboard_trace_handler
+            directory = ready.get("dir_name") or str(Path(runner.log_dir) / "tf_tracing_logs")
+            write(directory, ready.get("worker_name"))(done)
+
+    def _path(self, runner: Any) -> Path:
+        name = self.json_trace_path or str(Path(runner.log_dir) / "trace_rank{rank}.json")
+        path = Path(name.replace("{rank}", str(runner.rank)))
+        self._written += 1
+        return path if self._written == 1 else path.with_stem(f"{path.stem}_{self._written}")
+
+
+def _profiler_of(device: torch.device) -> Any:
+    if device.type == "npu":  # torch's own does not see what an NPU does
+        import mm_npu  # noqa: PLC0415 - few runs are profiled
+
+        return mm_npu.npu_profiler()
+    from torch import profiler  # noqa: PLC0415
+
+    return profiler
+
+
+def _activity(name: str, device: torch.device) -> str:
+    """Return what a device's profiler calls the host or the device."""
+    return device.type.upper() if name == "CUDA" and device.type in ("npu", "xpu") else name
+
+
+def _check_keys(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise ConfigError(
+                f"ProfilerHook.{where}.{key}: unknown key; known are {', '.join(known)}."
+                f"{did_you_mean(str(key), known)}"
+            )

@@ -1,0 +1,39 @@
+"""Makes buffers equal on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import override
+
+import mm_dist
+
+from ._hook import Hook
+
+__all__ = ["SyncBuffersHook"]
+
+
+class SyncBuffersHook(Hook):
+    """Averages the floating-point buffers over the ranks, such as BatchNorm's running statistics.
+
+    It happens after each training epoch and before each validation within one, so that what is
+    validated and saved does not depend on what the first rank happened to see; and before hooks
+    of the default priority, so that an average of the weights takes in equal buffers.
+    """
+
+    priority = "ABOVE_NORMAL"
+
+    @override
+    def after_train_epoch(self, runner: Any) -> None:
+        _average(runner)
+
+    @override
+    def before_val_epoch(self, runner: Any) -> None:
+        if runner.is_training:
+            _average(runner)
+
+
+def _average(runner: Any) -> None:
+    if runner.distributed:
+        buffers = (buffer for buffer in runner.model.buffers() if buffer.is_floating_point())
+        mm_dist.all_reduce_params(buffers, op="mean")

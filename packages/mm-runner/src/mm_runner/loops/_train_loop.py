@@ -1,0 +1,228 @@
+"""What training loops have in common: steps, validations in between, and going on exactly."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import mm_dist
+from mm_runner._main_process import run_on_main
+from mm_runner.checkpoint import is_validated, mark_validated, rng_state, set_rng_state
+from mm_runner.data import TrainBatches, feed_of_run
+from mm_runner.errors import CheckpointWriteError
+from mm_runner.hooks import Hook
+from mm_runner.model import train_step_of
+from mm_runner.optim import named_schedulers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.utils.data import DataLoader
+
+    from mm_runner.data import DataPosition
+
+    from ._resumption import Resumption
+    from ._validation_schedule import ValidationSchedule
+
+__all__ = ["AbstractTrainLoop"]
+
+
+class AbstractTrainLoop(ABC):
+    """Trains step by step.
+
+    Args:
+        runner: The run: model, optimizer wrapper, hooks.
+        dataloader: Training batches.
+        schedule: When a validation is due.
+        max_epochs: Epochs to train.
+        max_iters: Steps to train.
+
+    Attributes:
+        epoch: Number of epochs done.
+        iter: Number of steps done; during the hooks after a step, without that step.
+        stop_training: Set by a hook to end training after the present epoch or step.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        dataloader: DataLoader[Any],
+        schedule: ValidationSchedule,
+        *,
+        max_epochs: int,
+        max_iters: int,
+    ) -> None:
+        self.runner = runner
+        self.dataloader = dataloader
+        self.max_epochs, self.max_iters = max_epochs, max_iters
+        self.epoch = self.iter = 0
+        self.stop_training = False
+        self.batches = TrainBatches(
+            dataloader,
+            runner.seed,
+            runner.loader_generator,
+            runner.logger.info,
+            feed_of_run(runner, dataloader),
+        )
+        self._schedule = schedule
+        self._step: Any = None
+        self._is_steady = False
+        # During the hooks after a step or an epoch, these are one ahead of what the loop counts.
+        self._epochs_done = self._iters_done = self._batches_done = 0
+        self._resumption: Resumption | None = None
+        # The generators, as they were when the pass over the data began, and before a validation.
+        self._at_pass_begin: dict[str, Any] = {}
+        self._before_validation: dict[str, Any] | None = None
+
+    @property
+    def val_begin(self) -> int:
+        """The first epoch, or step, that is followed by a validation."""
+        return self._schedule.begin
+
+    @property
+    def val_interval(self) -> int:
+        """Epochs, or steps, between two validations at present."""
+        return self._schedule.interval_at(self._count)
+
+    @property
+    @abstractmethod
+    def _count(self) -> int:
+        """What validations are scheduled by."""
+
+    @abstractmethod
+    def _data_position(self) -> DataPosition:
+        """Return where the run is in its data, with everything done that is done."""
+
+    @abstractmethod
+    def position_after(self, epoch: int, iteration: int) -> DataPosition:
+        """Return where the data are after so many whole epochs and steps, of an MMEngine run."""
+
+    @abstractmethod
+    def _train(self) -> None:
+        """Train from where the run is to the end."""
+
+    def run(self) -> None:
+        """Train from :attr:`epoch` and :attr:`iter` to the end."""
+        runner = self.runner
+        runner.call_hook("before_train")
+        self._step = train_step_of(runner.model)
+        if self._is_at_validation() and self._is_due() and self._must_validate_again():
+            self._validate()
+        self._train()
+        runner.call_hook("after_train")
+
+    # A checkpoint of the run: what this loop knows of it.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training is, and this process's random numbers at that point.
+
+        It may be asked for at any time from the end of a step to the drawing of the next batch,
+        also by a hook, and in a validation.
+
+        Returns:
+            ``epoch`` and ``iter``; ``data``, a :class:`~mm_runner.data.DataPosition` as a dict;
+            ``rng``, the generators; ``pass``, the generators as the pass over the data began.
+        """
+        if self._resumption is not None:  # nothing was done since
+            return self._resumption.state
+        position = self._data_position()
+        return {
+            "epoch": self._epochs_done,
+            "iter": self._iters_done,
+            "data": position._asdict(),
+            "rng": self._before_validation or rng_state(self.runner.device),
+            "pass": self._at_pass_begin if position.is_begun else {},
+        }
+
+    def resume(self, resumption: Resumption) -> None:
+        """Go on from another run's :meth:`state_dict`."""
+        self._resumption = resumption
+        self.epoch = self._epochs_done = resumption.state["epoch"]
+        self.iter = self._iters_done = resumption.state["iter"]
+
+    # The parts of a loop.
+
+    def _begin_pass(self) -> Resumption | None:
+        """Prepare the random numbers of a pass; before anything of it draws some.
+
+        Returns:
+            Where in the pass to begin, if this run goes on from another one.
+        """
+        resumption, self._resumption = self._resumption, None
+        if resumption is not None:
+            resumption.restore_begin(self.batches, self.runner.device)
+        self._note_begin()
+        return resumption
+
+    def _note_begin(self) -> None:
+        self._at_pass_begin = {
+            "rng": rng_state(self.runner.device),
+            "generators": self.batches.generator_states(),
+        }
+
+    def _go_on(self, batches: Iterator[Any], resumption: Resumption | None) -> Iterator[Any]:
+        """Return ``batches`` ready to train on: the step before them ended just so."""
+        if resumption is None:
+            return batches
+        return resumption.go_on(self.runner, batches, self._step)
+
+    def _run_step(self, index: int, batch: Any) -> None:
+        """Train on one batch, with the hooks before and after."""
+        runner = self.runner
+        mm_dist.mark_iteration(self.iter + 1)
+        runner.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
+        outputs = self._step(batch, runner.optim_wrapper)
+        self._iters_done, self._batches_done = self.iter + 1, index + 1
+        runner.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
+        self.iter += 1
+        if not self._is_steady:  # kernels are compiled: dist_cfg's steady_timeout may hold
+            mm_dist.enter_steady_state()
+            self._is_steady = True
+        if runner.interruption.pending:
+            runner.interruption.settle(runner)
+
+    def _is_at_validation(self) -> bool:
+        """Tell whether the run goes on right after what is followed by a validation."""
+        return self._count > 0
+
+    def _must_validate_again(self) -> bool:
+        """Tell whether a run that goes on needs the validation after its checkpoint.
+
+        Checkpoints are written before it: the stop may have cut it off, or what a hook or a
+        schedule learned from it is not in them.
+        """
+        runner = self.runner
+        schedules = (
+            one for group in named_schedulers(runner.param_schedulers).values() for one in group
+        )
+        learns = any(map(_learns_from_metrics, runner.hooks)) or any(
+            getattr(schedule, "need_val_args", False) for schedule in schedules
+        )
+        return learns or not run_on_main(
+            lambda: is_validated(runner.work_dir, self._count, runner.seed)
+        )
+
+    def _is_due(self) -> bool:
+        return self.runner.val_loop is not None and self._schedule.is_due(self._count)
+
+    def _validate_if_due(self) -> None:
+        if self._is_due():
+            self._validate()
+
+    def _validate(self) -> None:
+        runner, count = self.runner, self._count
+        # Training draws the same random numbers with and without a validation in between.
+        self._before_validation = rng_state(runner.device)
+        runner.interruption.mark(runner)
+        runner.val_loop.run()
+        set_rng_state(self._before_validation, runner.device)
+        self._before_validation = None
+        try:
+            run_on_main(lambda: mark_validated(runner.work_dir, count, runner.seed))
+        except CheckpointWriteError as error:
+            runner.logger.warning(f"{error} A run that resumes here validates once more.")
+
+
+def _learns_from_metrics(hook: Hook) -> bool:
+    keeps_state = type(hook).state_dict is not Hook.state_dict
+    return keeps_state and type(hook).acts_at("after_val_epoch")

@@ -1,0 +1,288 @@
+"""Running averages of a model's weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from mm_runner.errors import CheckpointError, ConfigError
+
+from ._average_math import average_into, copy_into, full, local, shard_like
+from ._steps import unwrap_model
+
+__all__ = [
+    "AveragedWeights",
+    "ExponentialMovingAverage",
+    "MomentumAnnealingEMA",
+    "StochasticWeightAverage",
+]
+
+
+class AveragedWeights(ABC):
+    """Averages the trainable parameters of a model over optimizer steps.
+
+    The averages lie beside the model, not in a copy of it. They begin as a copy at the first
+    update. Those of parameters in half precision are kept in float32, where a small change is not
+    lost. Of a sharded parameter each rank averages its own part. An update copies nothing to the
+    host.
+
+    Args:
+        model: Wrapped or not. Parameters that are frozen now are left out.
+        interval: Updates between two that count. Defaults to 1.
+        device: Where the averages are kept; by default where the parameters are. Another device
+            costs a copy in every update.
+        update_buffers: Average floating-point buffers too, and copy the others. By default the
+            buffers are the model's.
+        parameters: Those of ``model`` to average; by default all.
+
+    Attributes:
+        steps: Updates done; a 0-d tensor where only the device knows which steps were done.
+
+    Raises:
+        ConfigError: If ``interval`` is no positive integer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        interval: int = 1,
+        device: torch.device | str | None = None,
+        update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        *,
+        parameters: Collection[nn.Parameter] | None = None,
+    ) -> None:
+        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+            raise ConfigError(f"interval: a positive number of updates, got {interval!r}.")
+        self.interval = interval
+        self.steps: int | Tensor = 0
+        self._device = device
+        self._sources = _sources(model, parameters, with_buffers=update_buffers)
+        self._averages: dict[str, Tensor] = {}
+        self._own: list[Tensor] | None = None
+
+    @abstractmethod
+    def momentum_at(self, steps: Any) -> Any:
+        """Return how much of a new value goes into the average after ``steps`` updates.
+
+        Args:
+            steps: A number, or a 0-d tensor, for which a tensor is returned.
+        """
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is an average."""
+        return bool(self._averages)
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the model holds the averages at present."""
+        return self._own is not None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of what is averaged; a shared parameter has the first of its names."""
+        return list(self._sources)
+
+    @torch.no_grad()
+    def update(self, stepped: bool | Tensor = True) -> None:  # noqa: FBT001, FBT002 - what it says
+        """Take in the model's weights.
+
+        Args:
+            stepped: Whether the optimizer stepped; a 0-d tensor where only the device knows. Where
+                it did not, this does nothing.
+        """
+        if stepped is False:
+            return
+        if not self._averages:
+            self._begin()
+            self.steps = self.steps + 1
+            return
+        weight = self._weight(stepped)
+        if weight is not None:
+            pairs = zip(self._averages.values(), self._sources.values(), strict=True)
+            average_into([(average, local(source)) for average, source in pairs], weight)
+
+    def _weight(self, stepped: bool | Tensor) -> Any:  # noqa: FBT001
+        """Return the weight of the new values, ``None`` for none; and count the update."""
+        if isinstance(stepped, Tensor) and not isinstance(self.steps, Tensor):
+            self.steps = torch.full((), self.steps, dtype=torch.int64, device=stepped.device)
+        steps = self.steps
+        self.steps = steps + (stepped if isinstance(stepped, Tensor) else 1)
+        if isinstance(steps, Tensor):
+            counts = (steps % self.interval == 0) & stepped
+            return torch.where(counts, self.momentum_at(steps), 0.0)
+        return self.momentum_at(steps) if steps % self.interval == 0 else None
+
+    def _begin(self) -> None:
+        for name, source in self._sources.items():
+            dtype = torch.float32 if source.dtype in _HALF else source.dtype
+            part = local(source).detach()
+            self._averages[name] = part.to(device=self._device, dtype=dtype, copy=True)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Let the model hold the averages within the block."""
+        self.apply()
+        try:
+            yield
+        finally:
+            self.restore()
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Put the averages into the model; its own weights are kept until :meth:`restore`."""
+        if self._own is None and self._averages:
+            parts = [local(source) for source in self._sources.values()]
+            self._own = [part.detach().clone() for part in parts]
+            copy_into(parts, list(self._averages.values()))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the model's own weights back. Does nothing if it holds them."""
+        if self._own is not None:
+            copy_into([local(source) for source in self._sources.values()], self._own)
+            self._own = None
+
+    def full_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
+        """Return the averages, or the model's ``own`` weights, whole; all ranks must call this."""
+        if not own:
+            parts = list(self._averages.values())
+        else:
+            parts = self._own or [local(source) for source in self._sources.values()]
+        named = zip(self._sources.items(), parts, strict=True)
+        return {name: full(part.detach(), source) for (name, source), part in named}
+
+    def load_full_tensors(self, averages: Mapping[str, Tensor], steps: int | Tensor) -> None:
+        """Go on from averages that :meth:`full_tensors` returned; all ranks must call this.
+
+        Raises:
+            CheckpointError: If names or shapes differ.
+        """
+        for name, source in self._sources.items():
+            given = averages.get(name)
+            if given is None or given.shape != source.shape:
+                found = "nothing" if given is None else tuple(given.shape)
+                raise CheckpointError(
+                    f"The checkpoint's average of {name} is {found}; the model has "
+                    f"{tuple(source.shape)}. Resume with the model that it was saved from."
+                )
+        self._begin()
+        for name, source in self._sources.items():
+            self._averages[name].copy_(shard_like(averages[name], source))
+        self.steps = int(steps)
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class ExponentialMovingAverage(AveragedWeights):
+    """``average = (1 - momentum) * average + momentum * weight``.
+
+    Args:
+        model: As of :class:`AveragedWeights`, like all that is not said here.
+        momentum: How much of a new value goes in. Defaults to 0.0002.
+
+    Raises:
+        ConfigError: If ``momentum`` is not between 0 and 1.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> average = ExponentialMovingAverage(model, momentum=0.25)
+        >>> for value in (0.0, 4.0):
+        ...     _ = nn.init.constant_(model.weight, value)
+        ...     average.update()
+        >>> average.full_tensors()["weight"].item()
+        1.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        momentum: float = 0.0002,
+        interval: int = 1,
+        device: torch.device | str | None = None,
+        update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        *,
+        parameters: Collection[nn.Parameter] | None = None,
+    ) -> None:
+        super().__init__(model, interval, device, update_buffers, parameters=parameters)
+        if not isinstance(momentum, (int, float)) or not 0 < momentum < 1:
+            raise ConfigError(
+                f"momentum: a number between 0 and 1, usually small, got {momentum!r}; it is the "
+                "weight of the new value."
+            )
+        self.momentum = momentum
+
+    @override
+    def momentum_at(self, steps: Any) -> Any:
+        return self.momentum
+
+
+class MomentumAnnealingEMA(ExponentialMovingAverage):
+    """The same with a momentum that falls: ``max(momentum, gamma / (gamma + steps))``.
+
+    Args:
+        model: As of :class:`AveragedWeights`, like all that is not said here.
+        momentum: The least. Defaults to 0.0002.
+        gamma: How slowly it falls, a positive number of updates. Defaults to 100.
+
+    Raises:
+        ConfigError: If ``momentum`` or ``gamma`` is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        momentum: float = 0.0002,
+        gamma: int = 100,
+        interval: int = 1,
+        device: torch.device | str | None = None,
+        update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        *,
+        parameters: Collection[nn.Parameter] | None = None,
+    ) -> None:
+        super().__init__(model, momentum, interval, device, update_buffers, parameters=parameters)
+        if not isinstance(gamma, (int, float)) or gamma <= 0:
+            raise ConfigError(f"gamma: a positive number of updates, got {gamma!r}.")
+        self.gamma = gamma
+
+    @override
+    def momentum_at(self, steps: Any) -> Any:
+        falling = self.gamma / (self.gamma + steps)
+        if isinstance(falling, Tensor):
+            return falling.clamp(min=self.momentum)
+        return max(self.momentum, falling)
+
+
+class StochasticWeightAverage(AveragedWeights):
+    """The mean of all values that count (SWA, https://arxiv.org/abs/1803.05407).
+
+    Args and errors are those of :class:`AveragedWeights`.
+    """
+
+    @override
+    def momentum_at(self, steps: Any) -> Any:
+        return 1 / (steps // self.interval + 1)
+
+
+def _sources(
+    model: nn.Module, parameters: Collection[nn.Parameter] | None, *, with_buffers: bool
+) -> dict[str, Tensor]:
+    module = unwrap_model(model)
+    chosen = None if parameters is None else {id(parameter) for parameter in parameters}
+    sources: dict[str, Tensor] = {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and (chosen is None or id(parameter) in chosen)
+    }
+    if with_buffers:
+        saved = module.state_dict().keys()  # not what a module makes anew by itself
+        sources.update((name, one) for name, one in module.named_buffers() if name in saved)
+    # As in checkpoints.
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in sources.items()}

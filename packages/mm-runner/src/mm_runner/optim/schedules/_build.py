@@ -1,0 +1,95 @@
+"""The schedules of a run, from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mm_amp import OptimWrapperDict
+from mm_runner.errors import ConfigError, did_you_mean
+
+from ._param_scheduler import ParamScheduler
+from ._window import RunLength
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = ["build_param_schedulers", "named_schedulers"]
+
+
+def build_param_schedulers(
+    optim_wrapper: Any,
+    cfg: Any,
+    *,
+    num_epochs: int,
+    num_iters: int,
+    epoch_length: int | None = None,
+) -> list[ParamScheduler] | dict[str, list[ParamScheduler]]:
+    """Build every scheduler of ``cfg``.
+
+    Args:
+        optim_wrapper: An optimizer wrapper, or an ``OptimWrapperDict``.
+        cfg: ``None``, one config (or a ready :class:`ParamScheduler`), or a list of these. For an
+            ``OptimWrapperDict`` that is for each of its wrappers; or a dict of these by name, where
+            others have no schedule.
+        num_epochs: Epochs of the run.
+        num_iters: Iterations of the run.
+        epoch_length: Iterations of an epoch. Defaults to ``num_iters // num_epochs``.
+
+    Returns:
+        The schedulers; for an ``OptimWrapperDict``, by the name of the wrapper.
+
+    Raises:
+        ConfigError: If ``cfg`` is something else or does not fit.
+    """
+    run = RunLength(num_epochs, num_iters, epoch_length)
+    if not isinstance(optim_wrapper, OptimWrapperDict):
+        return _build_list(optim_wrapper.optimizer, cfg, "param_scheduler", run)
+    return {
+        name: _build_list(optim_wrapper[name].optimizer, own, f"param_scheduler.{name}", run)
+        for name, own in _by_name(optim_wrapper, cfg).items()
+    }
+
+
+def named_schedulers(
+    schedulers: list[ParamScheduler] | dict[str, list[ParamScheduler]],
+) -> dict[str, list[ParamScheduler]]:
+    """Return schedulers by the name of their wrapper; those of the only one under ``""``."""
+    return schedulers if isinstance(schedulers, dict) else {"": schedulers}
+
+
+def _by_name(optim_wrapper: OptimWrapperDict, cfg: Any) -> dict[str, Any]:
+    if not isinstance(cfg, Mapping) or "type" in cfg:
+        return dict.fromkeys(optim_wrapper, cfg)
+    for name in cfg:
+        if name not in optim_wrapper:
+            raise ConfigError(
+                f"param_scheduler.{name}: there is no optim wrapper of this name; there is "
+                f"{', '.join(optim_wrapper)}.{did_you_mean(str(name), optim_wrapper)}"
+            )
+    return {name: cfg.get(name) for name in optim_wrapper}
+
+
+def _build_list(optimizer: Optimizer, cfg: Any, where: str, run: RunLength) -> list[ParamScheduler]:
+    if cfg is None:
+        return []
+    listed = list(cfg) if isinstance(cfg, Sequence) and not isinstance(cfg, str) else [cfg]
+    schedulers = []
+    for index, one in enumerate(listed):
+        place = f"{where}[{index}]" if len(listed) > 1 else where
+        if isinstance(one, ParamScheduler):
+            schedulers.append(one)
+            continue
+        if not isinstance(one, Mapping):
+            raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
+        schedulers.append(
+            ParamScheduler(
+                optimizer,
+                one,
+                num_epochs=run.num_epochs,
+                num_iters=run.num_iters,
+                epoch_length=run.epoch_length,
+                where=place,
+            )
+        )
+    return schedulers

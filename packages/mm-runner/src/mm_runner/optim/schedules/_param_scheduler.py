@@ -1,0 +1,200 @@
+"""One schedule of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from mm_runner.errors import CheckpointError, ComponentNotFoundError, ConfigError, did_you_mean
+from mm_runner.registry import PARAM_SCHEDULERS, check_arguments
+
+from ._group_values import GroupValues
+from ._names import family_of, schedule_names
+from ._plateau import ReduceOnPlateau
+from ._shape import Shape
+from ._shape_driver import PlateauDriver, ShapeDriver
+from ._torch_driver import TorchDriver
+from ._window import RunLength, Window, take_window
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = ["ParamScheduler"]
+
+_Driver = ShapeDriver | PlateauDriver | TorchDriver
+
+
+class ParamScheduler:
+    """Changes a setting of the optimizer within the window ``begin <= count < end``.
+
+    Each step goes on from the current value, so several schedules may follow one another or act at
+    once, one per iteration and another per epoch.
+
+    Args:
+        optimizer: Whose parameter groups are scheduled.
+        cfg: ``dict(type=..., begin=0, end=..., by_epoch=True, **arguments)``. ``type`` is
+            MMEngine's name of a family for the learning rate (``"CosineAnnealingLR"``), the
+            momentum (``"CosineAnnealingMomentum"``) or, with ``param_name``, any number of a
+            parameter group (``"CosineAnnealingParamScheduler"``): Constant, CosineAnnealing,
+            CosineRestart, Exponential, Linear, MultiStep, OneCycle, Poly, ReduceOnPlateau, Step.
+            Any other class of ``torch.optim.lr_scheduler``, and one of these with arguments that
+            only torch's has, is torch's own. ``convert_to_iter_based=True`` turns a schedule
+            written in epochs into one by iteration.
+        num_epochs: Epochs of the run, the default ``end`` of a schedule by epoch.
+        num_iters: Iterations of the run, the default ``end`` of a schedule by iteration.
+        epoch_length: Iterations of an epoch. Defaults to ``num_iters // num_epochs``.
+        where: Path of ``cfg`` in the configuration, for messages.
+
+    Attributes:
+        by_epoch: Whether :meth:`step` is to be called after each epoch, else after each iteration.
+        begin: See above.
+        end: See above.
+        where: Path of the config.
+
+    Raises:
+        ConfigError: If the window is empty or an argument does not fit.
+        ComponentNotFoundError: If ``type`` names nothing.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        >>> cfg = dict(type="LinearLR", start_factor=0.5, end=3)
+        >>> warm_up = ParamScheduler(optimizer, cfg, num_epochs=9, num_iters=90)
+        >>> warm_up.step()
+        >>> optimizer.param_groups[0]["lr"]
+        0.75
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        cfg: Mapping[str, Any],
+        *,
+        num_epochs: int,
+        num_iters: int,
+        epoch_length: int | None = None,
+        where: str = "param_scheduler",
+    ) -> None:
+        arguments = dict(cfg)
+        window = take_window(arguments, RunLength(num_epochs, num_iters, epoch_length), where)
+        self.by_epoch, self.begin, self.end = window.by_epoch, window.begin, window.end
+        self.where = where
+        self._driver = _build_driver(optimizer, arguments, window, where)
+        self._count = max(window.last_step, 0)
+        if self.begin == 0 and window.last_step < 0:
+            self._driver.start()
+
+    @property
+    def need_val_args(self) -> bool:
+        """Whether it follows a metric, by :meth:`follow`."""
+        return isinstance(self._driver, PlateauDriver)
+
+    def step(self) -> None:
+        """Count one epoch or iteration, and change the value if inside the window."""
+        self._count += 1
+        if self._count == self.begin:
+            self._driver.start()
+        elif self.begin < self._count < self.end:
+            self._driver.advance(self._count - self.begin)
+
+    def follow(self, metrics: Mapping[str, Any]) -> None:
+        """Take in the results of a validation; for a schedule that :attr:`need_val_args`.
+
+        Raises:
+            ConfigError: If the metric that it follows is not among them.
+        """
+        if isinstance(self._driver, PlateauDriver) and self.begin <= self._count < self.end:
+            self._driver.follow(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, in primitives; what the config says is not repeated."""
+        return {"count": self._count, "scheduler": self._driver.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Return to a position. The values themselves are the optimizer's state."""
+        if not {"count", "scheduler"} <= state_dict.keys():
+            raise CheckpointError(
+                f"{self.where}: the checkpoint's state of this schedule has the keys "
+                f"{', '.join(map(str, state_dict)) or 'none'}; one that mm-runner wrote is needed. "
+                "Take the weights alone by load_from without resume."
+            )
+        self._count = state_dict["count"]
+        self._driver.load_state_dict(state_dict["scheduler"])
+
+
+def _build_driver(
+    optimizer: Optimizer, arguments: dict[str, Any], window: Window, where: str
+) -> _Driver:
+    kind = arguments.get("type")
+    setting: str | None = "lr"
+    if isinstance(kind, str):
+        kind, setting = _resolve(kind, arguments)
+    if isinstance(kind, type) and issubclass(kind, (Shape, ReduceOnPlateau)):
+        return _build_ours(optimizer, kind, setting, arguments, window, where)
+    if isinstance(kind, type) and issubclass(kind, ReduceLROnPlateau):
+        raise ConfigError(
+            f"{where}: torch's ReduceLROnPlateau does not say which metric it follows; use "
+            "dict(type='ReduceOnPlateauLR', monitor=...), and rule for mode, min_value for min_lr."
+        )
+    if window.factor != 1:
+        raise ConfigError(
+            f"{where}.convert_to_iter_based: which arguments of {arguments.get('type')!r} count "
+            "epochs is not known; write them in iterations, with by_epoch=False."
+        )
+    return TorchDriver(optimizer, arguments, where)
+
+
+def _resolve(name: str, arguments: dict[str, Any]) -> tuple[Any, str | None]:
+    """Return what ``name`` stands for, and the setting that it acts on unless the config says."""
+    if name not in PARAM_SCHEDULERS.module_dict:  # the user's own wins
+        found = family_of(name, arguments)
+        if found is not None:
+            return found
+    if name == ReduceLROnPlateau.__name__:  # until torch 2.1 it was no scheduler by its class
+        return ReduceLROnPlateau, "lr"
+    try:
+        return PARAM_SCHEDULERS.get(name), "lr"
+    except ComponentNotFoundError as error:
+        hint = did_you_mean(name, schedule_names())
+        raise ComponentNotFoundError(f"{error}{hint}") if hint else error  # noqa: B904
+
+
+def _build_ours(
+    optimizer: Optimizer,
+    family: type[Any],
+    setting: str | None,
+    arguments: dict[str, Any],
+    window: Window,
+    where: str,
+) -> ShapeDriver | PlateauDriver:
+    name = arguments.pop("type")
+    setting = setting or arguments.pop("param_name", None)
+    if setting is None:
+        raise ConfigError(
+            f"{where}.param_name: {name} needs the name of a setting, such as 'weight_decay'."
+        )
+    check_arguments(family, arguments, where, name=str(getattr(name, "__name__", name)))
+    for key in getattr(family, "in_epochs", ()):
+        if arguments.get(key) is not None:
+            arguments[key] = _times(arguments[key], window.factor)
+    try:
+        values = GroupValues(optimizer, setting)
+        if issubclass(family, ReduceOnPlateau):
+            _check_by_epoch(window)
+            return PlateauDriver(values, family(**arguments), where)
+        return ShapeDriver(values, family(window.length, **arguments))
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _times(value: Any, factor: int) -> Any:
+    return [one * factor for one in value] if isinstance(value, (list, tuple)) else value * factor
+
+
+def _check_by_epoch(window: Window) -> None:
+    if not window.by_epoch:
+        raise ConfigError(
+            "a schedule that follows a metric counts epochs; leave out by_epoch=False and "
+            "convert_to_iter_based."
+        )

@@ -1,0 +1,98 @@
+"""A schedule of ours, on one setting of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mm_runner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ._group_values import GroupValues
+    from ._plateau import ReduceOnPlateau
+    from ._shape import Shape
+
+__all__ = ["PlateauDriver", "ShapeDriver"]
+
+
+class ShapeDriver:
+    """Applies a :class:`Shape` to every parameter group.
+
+    Args:
+        values: The setting.
+        shape: Its course.
+    """
+
+    def __init__(self, values: GroupValues, shape: Shape) -> None:
+        self._values = values
+        self._shape = shape
+        for index in range(len(values)):
+            values.read(index)  # before another schedule changes what this one starts from
+
+    def start(self) -> None:
+        """Set the window's first values."""
+        self.advance(0)
+
+    def advance(self, step: int) -> None:
+        """Set the values of the step number ``step`` of the window."""
+        for index in range(len(self._values)):
+            current, base = self._values.read(index)
+            value = self._shape.value(step, current, base)
+            if value != current:
+                self._values.write(index, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the values are in the optimizer, the position is the window's."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
+        """Take back nothing."""
+
+
+class PlateauDriver:
+    """Applies :class:`ReduceOnPlateau` to every parameter group.
+
+    Args:
+        values: The setting.
+        plateau: When to change it.
+        where: Path of the config, for messages.
+    """
+
+    def __init__(self, values: GroupValues, plateau: ReduceOnPlateau, where: str) -> None:
+        plateau.check_groups(len(values))
+        self._values = values
+        self._plateau = plateau
+        self._where = where
+
+    def start(self) -> None:
+        """Do nothing: only metrics change a value."""
+
+    def advance(self, step: int) -> None:
+        """Do nothing: only metrics change a value."""
+
+    def follow(self, metrics: Mapping[str, Any]) -> None:
+        """Take in the results of a validation.
+
+        Raises:
+            ConfigError: If the metric is not among them.
+        """
+        name = self._plateau.monitor
+        if name not in metrics:
+            raise ConfigError(
+                f"{self._where}.monitor: {name!r} was asked for; the validation reported "
+                f"{', '.join(map(repr, metrics)) or 'nothing'}."
+            )
+        if not self._plateau.is_due(float(metrics[name])):
+            return
+        for index in range(len(self._values)):
+            current, _ = self._values.read(index)
+            self._values.write(index, self._plateau.reduced(index, current))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was seen of the metric."""
+        return self._plateau.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
+        """Go on from what was seen of the metric."""
+        if state_dict:
+            self._plateau.load_state_dict(dict(state_dict))

@@ -1,0 +1,81 @@
+"""A scheduler of torch's, started when its window begins."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg, check_cfg
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = ["TorchDriver"]
+
+
+class TorchDriver:
+    """Drives a class of ``torch.optim.lr_scheduler``, or one registered that is built like them.
+
+    Args:
+        optimizer: Whose learning rates are scheduled.
+        arguments: The config without its window.
+        where: Path of the config, for messages.
+
+    Raises:
+        ConfigError: If an argument does not fit, before the window begins.
+    """
+
+    def __init__(self, optimizer: Optimizer, arguments: dict[str, Any], where: str) -> None:
+        self._optimizer = optimizer
+        self._arguments = arguments
+        self._where = where
+        self._scheduler: Any = None
+        check_cfg(arguments, PARAM_SCHEDULERS, {"optimizer": optimizer}, where=where)
+
+    def start(self) -> None:
+        """Make the scheduler, which sets its first learning rate."""
+        self._scheduler = build_from_cfg(
+            self._arguments, PARAM_SCHEDULERS, {"optimizer": self._optimizer}, where=self._where
+        )
+
+    def advance(self, step: int) -> None:
+        """Take the step number ``step``, from 1."""
+        if step > 1:
+            self._scheduler.step()
+            return
+        with warnings.catch_warnings():
+            # The optimizer has not stepped yet while it accumulates, or after an overflow.
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+            self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the scheduler's position in primitives, ``None`` before it is started."""
+        if self._scheduler is None:
+            return None
+        return {k: v for k, v in self._scheduler.state_dict().items() if _is_plain(v)}
+
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        """Return to a position. The learning rates themselves are the optimizer's state."""
+        if state_dict is None:
+            self._scheduler = None
+            return
+        if self._scheduler is None:
+            # Starting a torch scheduler sets its first learning rate, which is long past.
+            # Copied: a learning rate that is a tensor is changed in place.
+            groups = self._optimizer.param_groups
+            rates = [deepcopy(group["lr"]) for group in groups]
+            self.start()
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+        self._scheduler.load_state_dict(dict(state_dict))
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell what torch's safe loader reads in every version; a Counter holds config anyway."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return not isinstance(value, Counter) and all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (bool, int, float, str))

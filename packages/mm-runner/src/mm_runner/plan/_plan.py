@@ -1,0 +1,128 @@
+"""The plan of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import mm_compile
+import mm_dist
+from mm_runner.errors import ConfigError
+from mm_runner.evaluator import Evaluator
+from mm_runner.hooks import build_hooks
+from mm_runner.optim import named_wrappers, scale_lr
+from mm_runner.runner import Runner
+from mm_runner.runner._checks import check_run
+
+from ._length import Length, length_of_run
+from ._model import bytes_by_dtype, describe_model, model_without_memory
+from ._optimizers import describe_optimizers, state_bytes, wrapper_of_plan
+from ._schedule import rates_at_key_steps
+
+__all__ = ["make_plan"]
+
+_WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[str, Any]:
+    """Build everything that a training needs without memory, data or other processes.
+
+    Args:
+        cfg: The full configuration.
+        world_size: Processes to plan for; by default those of the launcher that started this one,
+            or one.
+
+    Returns:
+        The plan, in primitives: ``model``, ``optimizers``, ``batch``, ``length``, ``schedule``,
+        ``memory`` (bytes by dtype, of each process), ``acceleration``, ``hooks``, ``notes``.
+
+    Raises:
+        ConfigError: If something does not fit.
+        ComponentNotFoundError: If a ``type`` names nothing.
+    """
+    check_run(cfg, Runner)
+    notes: list[str] = []
+    world_size = _world_size() if world_size is None else world_size
+    if world_size < 1:
+        raise ConfigError(f"world_size={world_size} was given; a positive number is needed.")
+    device_type = _device_type(cfg)
+    hooks = build_hooks(cfg.get("default_hooks"), cfg.get("custom_hooks"))
+    for phase in ("val", "test"):
+        if cfg.get(f"{phase}_evaluator") is not None:
+            Evaluator(cfg[f"{phase}_evaluator"], where=f"{phase}_evaluator")
+    model = model_without_memory(cfg, notes)
+    plan: dict[str, Any] = {"model": describe_model(model)}
+    if cfg.get("optim_wrapper") is not None:
+        wrapper = wrapper_of_plan(model, cfg["optim_wrapper"], device_type, notes)
+        length = length_of_run(cfg, world_size)
+        plan |= _plan_training(cfg, wrapper, length, world_size, notes)
+    plan["acceleration"] = _acceleration(cfg, plan, device_type, world_size)
+    if "FullySharded" in str(plan["acceleration"]["wrapper"]):
+        notes.append(f"Each process keeps about 1/{world_size} of what is listed as memory.")
+    plan["hooks"] = [type(hook).__name__ for hook in hooks.hooks]
+    plan["notes"] = notes
+    return plan
+
+
+def _plan_training(
+    cfg: Mapping[str, Any], wrapper: Any, length: Length, world_size: int, notes: list[str]
+) -> dict[str, Any]:
+    per_process = length.per_process or 1
+    batches = {
+        name: world_size * per_process * getattr(one, "accumulative_counts", 1)
+        for name, one in named_wrappers(wrapper).items()
+    }
+    for name, one in named_wrappers(wrapper).items():
+        scale_lr(one, cfg.get("auto_scale_lr") or {}, batches[name])
+    optimizers = describe_optimizers(wrapper)
+    trained = [
+        parameter
+        for one in named_wrappers(wrapper).values()
+        for group in one.optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    gradients = bytes_by_dtype(trained)
+    state = state_bytes(wrapper, notes)
+    return {
+        "optimizers": optimizers,
+        "batch": {"per_process": per_process, "world_size": world_size, "effective": batches},
+        "length": {
+            "epochs": length.num_epochs,
+            "steps_per_epoch": length.epoch_steps,
+            "steps": length.num_steps,
+        },
+        "schedule": rates_at_key_steps(wrapper, cfg.get("param_scheduler"), length, notes),
+        "memory": {"gradients": gradients, "optimizer_state": state},
+    }
+
+
+def _acceleration(
+    cfg: Mapping[str, Any], plan: Mapping[str, Any], device_type: str, world_size: int
+) -> dict[str, Any]:
+    compiled = cfg.get("compile")
+    if isinstance(compiled, Mapping) and compiled.get("cache") is True:
+        compiled = {**compiled, "cache": "compile_cache"}  # beside the work directory
+    support = mm_compile.can_compile(compiled, device_type)
+    is_on = compiled not in (None, False)
+    wrapper = (cfg.get("model_wrapper_cfg") or {}).get("type", "MMDistributedDataParallel")
+    optimizers = plan.get("optimizers", [])
+    return {
+        "device": device_type,
+        "precision": {one["name"]: one["precision"] for one in optimizers},
+        "compile": "off" if not is_on else compiled if support.ok else f"cannot: {support.reason}",
+        "wrapper": None if world_size == 1 else getattr(wrapper, "__name__", wrapper),
+        "optimizer": {one["name"]: f"{one['from']}.{one['optimizer']}" for one in optimizers},
+    }
+
+
+def _device_type(cfg: Mapping[str, Any]) -> str:
+    dist_cfg = (cfg.get("env_cfg") or {}).get("dist_cfg") or {}
+    return dist_cfg.get("device_type") or mm_dist.available_device_type()
+
+
+def _world_size() -> int:
+    if mm_dist.infer_launcher() == "none":
+        return 1
+    given = [os.environ[name] for name in _WORLD_SIZES if os.environ.get(name, "").isdecimal()]
+    return int(given[0]) if given else 1

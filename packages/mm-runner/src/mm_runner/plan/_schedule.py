@@ -1,0 +1,83 @@
+"""What the learning rates would be, at the steps that matter."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from mm_runner.optim import build_param_schedulers, named_schedulers, named_wrappers
+
+from ._length import Length
+
+__all__ = ["rates_at_key_steps"]
+
+# Schedules are gone through step by step: a few seconds at most.
+_MOST_STEPS = 200_000
+_PARTS = 4
+
+
+def rates_at_key_steps(
+    optim_wrapper: Any, cfg: Any, length: Length, notes: list[str]
+) -> list[dict[str, Any]]:
+    """Go through the schedules, and return the rates at the beginning, turns and end.
+
+    Args:
+        optim_wrapper: Its parameter groups are changed.
+        cfg: ``param_scheduler`` of the configuration.
+        length: Of the run.
+        notes: Says what cannot be shown.
+
+    Returns:
+        ``step``, ``epoch`` and ``lr``, the rate of each wrapper's first group by its name.
+
+    Raises:
+        ConfigError: If a schedule does not fit.
+    """
+    schedulers = build_param_schedulers(
+        optim_wrapper,
+        cfg,
+        num_epochs=length.num_epochs,
+        num_iters=length.num_steps,
+        epoch_length=length.epoch_steps,
+    )
+    listed = [one for group in named_schedulers(schedulers).values() for one in group]
+    if any(one.need_val_args for one in listed):
+        notes.append("A schedule follows a metric: what it does is not shown.")
+    followed = [one for one in listed if not one.need_val_args]
+    last = length.num_steps - 1
+    if last >= _MOST_STEPS and any(not one.by_epoch for one in followed):
+        last = _MOST_STEPS
+        notes.append(f"The schedule is shown up to step {last}.")
+    wanted = _key_steps(followed, length, last)
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the optimizer does not step between
+        for step in range(last + 1):
+            if step in wanted:
+                found.append(_rates(optim_wrapper, step, length))
+            _advance(followed, step, length)
+    return found
+
+
+def _advance(schedulers: list[Any], step: int, length: Length) -> None:
+    is_last_of_epoch = length.epoch_steps and (step + 1) % length.epoch_steps == 0
+    for scheduler in schedulers:
+        if not scheduler.by_epoch or is_last_of_epoch:
+            scheduler.step()
+
+
+def _key_steps(schedulers: list[Any], length: Length, last: int) -> set[int]:
+    steps = {0, last, *(last * part // _PARTS for part in range(_PARTS))} if schedulers else {0}
+    for one in schedulers:
+        unit = (length.epoch_steps or 0) if one.by_epoch else 1
+        steps |= {one.begin * unit, one.end * unit}
+    return {step for step in steps if step <= last}
+
+
+def _rates(optim_wrapper: Any, step: int, length: Length) -> dict[str, Any]:
+    rates = {
+        name: float(wrapper.optimizer.param_groups[0]["lr"])
+        for name, wrapper in named_wrappers(optim_wrapper).items()
+    }
+    epoch = step // length.epoch_steps if length.epoch_steps else 0
+    return {"step": step, "epoch": epoch, "lr": rates}

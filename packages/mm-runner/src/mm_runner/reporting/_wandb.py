@@ -1,0 +1,107 @@
+"""Scalars for Weights & Biases."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mm_runner.errors import ConfigError
+
+from ._writers import named_scalars
+
+__all__ = ["WandbWriter"]
+
+
+class WandbWriter:
+    """Sends scalars to Weights & Biases, or keeps them for ``wandb sync``.
+
+    Without an API key on this machine, and without a word of yours (``mode`` in ``init_kwargs``,
+    ``WANDB_MODE``), the run is kept offline: nothing asks for a key in the middle of a job.
+
+    Args:
+        log_dir: Existing directory of the run's log files, where wandb keeps its own.
+        save_dir: Where it keeps them instead; created if absent.
+        init_kwargs: Arguments of ``wandb.init``: ``project``, ``entity``, ``name``, ``mode``, ...
+        define_metric_cfg: Summaries by name of a metric, ``{"val/accuracy": "max"}``, or a list of
+            dicts of arguments of ``define_metric``.
+
+    Raises:
+        ConfigError: If wandb, the extra ``wandb``, is not installed, or an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        save_dir: str | Path | None = None,
+        init_kwargs: Mapping[str, Any] | None = None,
+        define_metric_cfg: Mapping[str, str] | list[Mapping[str, Any]] | None = None,
+    ) -> None:
+        try:
+            import wandb  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise ConfigError(
+                f"WandbWriter needs wandb, which cannot be imported ({error}). Install the extra: "
+                "pip install 'mm-runner[wandb]'."
+            ) from error
+        self._wandb: Any = wandb
+        directory = Path(log_dir if save_dir is None else save_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._arguments = {
+            "dir": str(directory),
+            "name": f"{log_dir.parent.name}/{log_dir.name}",
+            **(init_kwargs or {}),
+        }
+        self._metrics = _metric_definitions(define_metric_cfg)
+        self._config_file = log_dir / "config.yaml"
+        self._run: Any = None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Log the numbers of ``record``, with ``epoch`` and ``step``, by which curves are drawn."""
+        if self._run is None:  # here, since it may wait for a network
+            self._run = self._start()
+        position = {name: record[name] for name in ("epoch", "step") if name in record}
+        self._run.log({**named_scalars(record), **position})
+
+    def close(self) -> None:
+        """Upload what is left, and end the run."""
+        if self._run is not None:
+            self._run.finish(quiet=True)
+
+    def _start(self) -> Any:
+        arguments = dict(self._arguments)
+        if "mode" not in arguments and "WANDB_MODE" not in os.environ and not self._has_key():
+            arguments["mode"] = "offline"
+        if "config" not in arguments and self._config_file.is_file():
+            arguments["config"] = yaml.safe_load(self._config_file.read_text(encoding="utf-8"))
+        run = self._wandb.init(**arguments)
+        # By its own step, which may repeat or fall: wandb drops what comes at an earlier one.
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+        for metric in self._metrics:
+            run.define_metric(**metric)
+        return run
+
+    def _has_key(self) -> bool:
+        login = self._wandb.login
+        if "prompt" in inspect.signature(login).parameters:
+            return bool(login(prompt=False, verify=False))
+        return bool(self._wandb.api.api_key)  # newer versions warn of it
+
+
+def _metric_definitions(cfg: Any) -> list[dict[str, Any]]:
+    if isinstance(cfg, Mapping):
+        return [
+            {"name": name, "summary": summary, "step_metric": "step"}
+            for name, summary in cfg.items()
+        ]
+    if cfg is not None and not isinstance(cfg, (list, tuple)):
+        raise ConfigError(
+            "define_metric_cfg: a dict of summaries by name, or a list of dicts, is needed, got "
+            f"{cfg!r}."
+        )
+    return [{"step_metric": "step", **metric} for metric in cfg or ()]

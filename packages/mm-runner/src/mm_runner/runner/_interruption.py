@@ -1,0 +1,219 @@
+"""Saving and leaving in the middle of a run, at a step that all processes agree on."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mm_dist
+from mm_runner.errors import CheckpointWriteError, RunStopped
+from mm_runner.hooks import CheckpointHook
+
+from ._agreement import Agreement, Clock, Verdict
+from ._signals import StopSignals
+from ._store import OwnStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mm_runner.runner import Runner
+
+__all__ = ["Interruption"]
+
+# What all processes may be asked to do; the greatest number wins.
+_SAVE, _PREEMPTED, _INTERRUPTED = 1, 2, 3
+_STATUS = {_PREEMPTED: 75, _INTERRUPTED: 130}
+_CAUSE = {_PREEMPTED: "preempted", _INTERRUPTED: "interrupted"}
+# Waiting for another process that does not answer: as long as schedulers leave a run.
+_PATIENCE_S = 60.0
+
+
+class Interruption:
+    """Makes a run save, and leave, between two steps.
+
+    SIGTERM and SIGUSR1 count as a preemption, SIGINT as Ctrl-C; any thread may also ask for the
+    former. What one process is asked, all do, after the same step.
+
+    Attributes:
+        pending: Whether there is something to settle. A loop reads it once a step::
+
+            if runner.interruption.pending:
+                runner.interruption.settle(runner)
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._marks = 0
+        self._wish = 0
+        self._agreement: Agreement | None = None
+        self._signals: StopSignals | None = None
+        self._clock: Clock | None = None
+        self._save: Callable[[Runner], object] | None = None
+        self._place: Callable[[], int] = lambda: 0
+
+    @contextmanager
+    def listening(self, runner: Runner) -> Iterator[None]:
+        """Listen while the block trains; every process must enter it."""
+        self._start(runner)
+        try:
+            yield
+            # Another process may still wait for this one's answer.
+            mm_dist.barrier()
+        except BaseException as error:
+            self._stop(runner, error)
+            raise
+        self._stop(runner, None)
+
+    def _start(self, runner: Runner) -> None:
+        self.pending, self._marks, self._wish = False, 0, 0
+        # Places are passed by all processes alike: steps, and both ends of validations.
+        self._place = lambda: runner.iter + self._marks
+        if runner.world_size > 1:
+            token = [uuid.uuid4().hex]
+            mm_dist.broadcast_object_list(token)
+            self._agreement = _open_agreement(runner, token[0], self._place, self._note)
+        self._signals = StopSignals(self._on_signal, runner.logger)
+
+    def _stop(self, runner: Runner, error: BaseException | None) -> None:
+        if self._clock is not None:
+            self._clock.stop()
+        if self._agreement is not None:
+            self._agreement.stop()
+        self._clock = self._agreement = self._save = None
+        for hook in runner.hooks:
+            if isinstance(hook, CheckpointHook):
+                hook.finish_writing()
+        signals, self._signals = self._signals, None
+        if signals is None:
+            return
+        if isinstance(error, RunStopped):
+            signals.leave()
+            return
+        signals.restore()
+        if error is None:
+            signals.repeat()
+
+    def preempt(self) -> None:
+        """Ask all processes to save and leave, as SIGTERM does; any thread may call this."""
+        self._ask(_PREEMPTED)
+
+    def save_every(self, seconds: float, save: Callable[[Runner], object]) -> None:
+        """Call ``save`` between two steps whenever the main process's clock says so.
+
+        Args:
+            seconds: Time between the end of one save, or of another checkpoint, and the next.
+            save: Called with the run, on every process after the same step.
+        """
+        self._save = save
+        if mm_dist.is_main_process():
+            self._clock = Clock(seconds, lambda: self._ask(_SAVE))
+
+    def note_saved(self) -> None:
+        """Let the clock of :meth:`save_every` begin again."""
+        if self._clock is not None:
+            self._clock.reset()
+
+    def settle(self, runner: Runner) -> None:
+        """Do what is pending, if it is for this place; every process comes here after each step.
+
+        While gradients are accumulated it waits for the optimizer step that takes them in.
+
+        Raises:
+            RunStopped: If the run is to leave; the checkpoint is written.
+        """
+        verdict = self._decided(runner)
+        if verdict.place > self._place() or runner.holds_gradients:
+            return
+        self.pending, self._wish = False, 0
+        if verdict.wish == _SAVE and self._save is not None:
+            self._save(runner)
+        if self._agreement is not None:
+            self._agreement.close_round()
+        if verdict.wish in _STATUS:
+            self._leave(runner, verdict.wish)
+
+    def mark(self, runner: Runner) -> None:
+        """Pass one end of a validation; every process comes here.
+
+        Raises:
+            RunStopped: If the run is to leave; the checkpoint is written.
+        """
+        self._marks += 1
+        if self.pending:
+            self.settle(runner)
+
+    def cuts_validation(self, runner: Runner) -> bool:
+        """Tell whether to pass over the rest of a validation: the run leaves at its end."""
+        verdict = self._decided(runner)
+        is_here = verdict.place <= self._place() + 1 and not runner.holds_gradients
+        return verdict.wish in _STATUS and is_here
+
+    def _decided(self, runner: Runner) -> Verdict:
+        if self._agreement is None:
+            return Verdict(self._place(), self._wish)
+        verdict = self._agreement.verdict(_PATIENCE_S)
+        if verdict is not None:
+            return verdict
+        runner.logger.error(
+            f"The other processes did not agree on a step within {_PATIENCE_S:.0f} s: leaving "
+            "without a checkpoint of this step."
+        )
+        raise RunStopped(_STATUS[_PREEMPTED])
+
+    def _on_signal(self, number: int) -> None:
+        self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED)
+
+    def _ask(self, wish: int) -> None:
+        if self._agreement is not None:
+            self._agreement.wish(wish)
+            return
+        self._wish = max(self._wish, wish)
+        self.pending = True
+
+    def _note(self) -> None:
+        self.pending = True
+
+    def _leave(self, runner: Runner, wish: int) -> None:
+        path = _save_checkpoint(runner)
+        status = _STATUS[wish]
+        saved = f"saved {path}" if path is not None else "the checkpoints before it are untouched"
+        runner.logger.warning(
+            f"The run was {_CAUSE[wish]} and leaves after epoch {runner.epoch}, step "
+            f"{runner.iter}, with status {status}; {saved}. resume=True goes on from there."
+        )
+        raise RunStopped(status)
+
+
+def _open_agreement(
+    runner: Runner, token: str, place: Callable[[], int], note: Callable[[], None]
+) -> Agreement | None:
+    try:
+        store = OwnStore(token)
+    except (OSError, RuntimeError, ValueError, AttributeError) as error:
+        reached: Any = error
+    else:
+        reached = None
+    # All or none: one process that cannot talk would leave the others waiting for its answer.
+    failures = [one for one in mm_dist.all_gather_object(reached and str(reached)) if one]
+    if failures:
+        runner.logger.warning(
+            f"The processes' store cannot be reached ({failures[0]}): signals save no checkpoint."
+        )
+        return None
+    return Agreement(store, runner.rank, runner.world_size, place, note)
+
+
+def _save_checkpoint(runner: Runner) -> Path | None:
+    hook = next((one for one in runner.hooks if isinstance(one, CheckpointHook)), None)
+    if hook is not None:
+        return hook.save_now(runner, and_wait=True)
+    path = Path(runner.work_dir) / f"iter_{runner.iter}.pth"
+    try:
+        runner.save_checkpoint(path.parent, path.name)
+    except CheckpointWriteError as error:
+        runner.logger.error(str(error))  # noqa: TRY400 - it says it all
+        return None
+    return path

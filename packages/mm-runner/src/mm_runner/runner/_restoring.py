@@ -1,0 +1,168 @@
+"""The state of a run, back from a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from mm_runner.checkpoint import load_weights
+from mm_runner.data import DataPosition
+from mm_runner.loops import Resumption, needs_rehearsal
+from mm_runner.model import unwrap_model
+from mm_runner.optim import named_schedulers
+
+from ._hook_states import restore_hooks
+from ._rank_state import restore_rank_buffers
+from ._sharded_state import as_sharded, write_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mm_runner.runner import Runner
+
+    from ._seed import RunSeed
+
+__all__ = ["restore_training", "restore_weights"]
+
+
+def restore_weights(runner: Runner, checkpoint: Mapping[str, Any], *, strict: bool) -> None:
+    """Give the model its weights.
+
+    Raises:
+        CheckpointError: If nothing fits the model, or when ``strict``, not everything does.
+    """
+    weights = checkpoint.get("state_dict", checkpoint)
+    sharded = as_sharded(runner.model)
+    if sharded is not None:
+        sharded.load_full_state_dict(weights, strict=strict)
+        return
+    for problem in load_weights(unwrap_model(runner.model), weights, strict=strict):
+        runner.logger.warning(f"load_from: {problem}")
+
+
+def restore_training(runner: Runner, checkpoint: Mapping[str, Any], seed: RunSeed) -> None:
+    """Set everything but the model's weights to where ``checkpoint`` left it.
+
+    Args:
+        runner: The run.
+        checkpoint: Of the run that it goes on from.
+        seed: Of the run; random numbers that the checkpoint has not start anew from it.
+    """
+    if "optimizer" not in checkpoint:
+        runner.logger.warning("The checkpoint has no optimizer state: the optimizer starts anew.")
+    _restore_tensors(runner, checkpoint)
+    _restore_schedulers(runner, checkpoint.get("param_schedulers", []))
+    restore_hooks(runner, checkpoint.get("hooks", {}))
+    windows = _of_this_rank(runner, checkpoint.get("message_hub"))
+    if windows:
+        runner.message_hub.load_state_dict(windows)
+    _restore_position(runner, checkpoint, seed)
+    if getattr(runner.model, "comm_hook_state", None) is not None:
+        runner.logger.warning(
+            "comm_hook: its state, such as what powerSGD has left out of the gradients so far, is "
+            "in no checkpoint: the run goes on close to, but not exactly as, one without a stop."
+        )
+
+
+def _restore_tensors(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
+    """Restore what a training step changes on the device, besides the weights."""
+    restore_rank_buffers(runner, checkpoint.get("rank_buffers", []))
+    if "optimizer" not in checkpoint:
+        return
+    state = checkpoint["optimizer"]
+    if needs_rehearsal(runner.model, runner.world_size):
+        # torch's optimizers go on with the very tensors they are given, and those are needed again.
+        state = copy.deepcopy(state)
+    sharded = as_sharded(runner.model)
+    if sharded is not None:
+        write_optimizer(sharded, runner.optim_wrapper, state)
+    else:
+        runner.optim_wrapper.load_state_dict(state)
+
+
+def _restore_position(runner: Runner, checkpoint: Mapping[str, Any], seed: RunSeed) -> None:
+    """Tell the loop where to go on, and with which random numbers."""
+    state = _loop_state(runner, checkpoint)
+    if not state["rng"]:
+        seed.start_anew(state["iter"])
+    loop = runner.train_loop
+    if not hasattr(loop, "resume"):  # a loop of the user's own
+        loop.epoch, loop.iter = state["epoch"], state["iter"]
+        return
+
+    def restore() -> None:
+        restore_weights(runner, checkpoint, strict=True)
+        _restore_tensors(runner, checkpoint)
+
+    loop.resume(Resumption(state, restore))
+
+
+def _loop_state(runner: Runner, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the loop's own ``state_dict`` was, as far as the checkpoint has it."""
+    meta, data = checkpoint.get("meta", {}), dict(checkpoint.get("data", {}))
+    own = _of_this_rank(runner, data.pop("ranks", None)) or {}
+    counts = {name: int(meta.get(name, 0)) for name in ("epoch", "iter")}
+    counts["iter"] = int(data.pop("iter", counts["iter"]))
+    rng = _of_this_rank(runner, checkpoint.get("rng")) or {}
+    if not data:
+        position = _position_after(runner.train_loop, counts)
+    else:
+        known = {name: data[name] for name in DataPosition._fields if name in data}
+        position = DataPosition(**{**known, "state": own.get("state")})
+    num_saved = int(meta.get("world_size", 0)) or len(checkpoint.get("rng", ()))
+    if not rng:
+        position = _for_other_processes(runner, position, num_saved)
+    return {**counts, "data": position._asdict(), "rng": rng, "pass": own.get("pass", {})}
+
+
+def _position_after(loop: Any, counts: Mapping[str, int]) -> DataPosition:
+    """Return where the data go on after a checkpoint that says only how much was done."""
+    if hasattr(loop, "position_after"):
+        position: DataPosition = loop.position_after(counts["epoch"], counts["iter"])
+        return position
+    return DataPosition(counts["epoch"], samples=0)
+
+
+def _for_other_processes(runner: Runner, position: DataPosition, num_saved: int) -> DataPosition:
+    """Take up the position of a run of another number of processes, and say what that means."""
+    said = f"The checkpoint was written by {num_saved or 'an unknown number of'} process(es)"
+    if num_saved in (0, runner.world_size):
+        runner.logger.warning(f"{said}, without random numbers: they start anew from the seed.")
+        return position
+    batches = getattr(runner.train_loop, "batches", None)
+    if batches is not None:
+        position = batches.rescaled(position, num_saved, runner.world_size)
+    place = "the next epoch"
+    if position.is_begun:
+        done = f"batch {position.batch} of each process"
+        if position.samples is not None:
+            done = f"sample {position.samples}"
+        place = f"{done} of pass {position.epoch + 1}"
+    runner.logger.warning(
+        f"{said}, this run has {runner.world_size}: the data go on after {place}, each sample "
+        f"once; random numbers start anew from the seed. A step takes "
+        f"{runner.world_size / num_saved:g} times as many samples as before: schedules and "
+        "learning rates are left as they are."
+    )
+    return position
+
+
+def _restore_schedulers(runner: Runner, saved: list[Any] | dict[str, list[Any]]) -> None:
+    by_name = saved if isinstance(saved, dict) else {"": saved}
+    for name, schedulers in named_schedulers(runner.param_schedulers).items():
+        states = by_name.get(name, [])
+        if len(states) != len(schedulers):
+            runner.logger.warning(
+                f"The checkpoint has {len(states)} parameter schedulers"
+                f"{f' of {name!r}' if name else ''}, this run {len(schedulers)}; those without a "
+                "state start anew."
+            )
+        for scheduler, state in zip(schedulers, states, strict=False):
+            scheduler.load_state_dict(state)
+
+
+def _of_this_rank(runner: Runner, states: Any) -> Any:
+    """Return this process's entry, ``None`` if the run had another number of processes."""
+    if isinstance(states, list) and len(states) == runner.world_size:
+        return states[runner.rank]
+    return None

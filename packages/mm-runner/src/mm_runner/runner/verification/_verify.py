@@ -1,0 +1,180 @@
+"""Training some steps with and without a stop, and comparing."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import mm_dist
+from mm_runner._main_process import run_on_main
+from mm_runner.checkpoint import load_checkpoint_file, rng_state, set_rng_state
+from mm_runner.errors import ConfigError
+from mm_runner.runner._environment import set_up_process
+from mm_runner.runner._runner import Runner
+
+from ._compare import compare_states, compare_steps, explain
+from ._recorder import EndOfRecordError, Recorder
+from ._report import ResumeDifference, ResumeReport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["verify_resume"]
+
+# What a run of a few steps is not to do.
+_LEFT_OUT = (
+    "experiment_name",
+    "test_cfg",
+    "test_dataloader",
+    "test_evaluator",
+    "val_cfg",
+    "val_dataloader",
+    "val_evaluator",
+    "visualizer",
+)
+
+
+def verify_resume(
+    cfg: Mapping[str, Any],
+    *,
+    at_step: int | None = None,
+    steps: int | None = None,
+    work_dir: str | Path | None = None,
+) -> ResumeReport:
+    """Train some steps, stop, resume, and compare with the same steps without a stop.
+
+    Both runs take place in this process, or in all processes of a distributed run, each of which
+    must call this. Between them the generators are put elsewhere, as in a new process. Validation,
+    test and the checkpoints that ``cfg`` asks for are left out. If the runs differ, a third one
+    tells whether two runs without a stop differ as well.
+
+    Args:
+        cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, with what is in it.
+        at_step: Stop after this step, or after the first optimizer step from there on if gradients
+            are accumulated. By default after at most five steps, in the middle of an epoch.
+        steps: Steps to take in all; by default about five more.
+        work_dir: Where the runs write; by default a temporary directory, removed afterwards.
+
+    Returns:
+        What was found; ``print`` it.
+
+    Raises:
+        ConfigError: If the configuration does not fit, or cannot be copied.
+
+    Example:
+        >>> print(verify_resume(cfg))  # doctest: +SKIP
+        Resuming is exact: stopped after step 5 and resumed, the run took the same 5 steps ...
+    """
+    before = rng_state(torch.device("cpu"))
+    set_up_process(cfg.get("launcher") or "auto", cfg.get("env_cfg"))
+    directory = _directory(work_dir)
+    try:
+        return _verify(cfg, directory, at_step, steps)
+    finally:
+        set_rng_state(before, torch.device("cpu"))
+        if work_dir is None:
+            mm_dist.barrier()
+            if mm_dist.is_main_process():
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _verify(
+    cfg: Mapping[str, Any], directory: Path, at_step: int | None, steps: int | None
+) -> ResumeReport:
+    whole = Recorder(directory / "whole", at_step, steps)
+    _record(cfg, whole)
+    stop = whole.directory / "stop.pth"
+    resumed = Recorder(directory / "resumed", 0, whole.steps)
+    _record(cfg, resumed, load_from=str(stop), resume=True)
+    differences = _compare(whole, resumed)
+    assert whole.at_step is not None
+    assert whole.steps is not None
+    explanation = ""
+    if differences:
+        again = Recorder(directory / "again", whole.at_step, whole.steps)
+        seed = {**(cfg.get("randomness") or {}), "seed": whole.seed}
+        _record(cfg, again, randomness=seed)
+        explanation = explain(differences, _compare(whole, again))
+    return ResumeReport(
+        equal=not differences,
+        at_step=whole.at_step,
+        steps=whole.steps,
+        steps_compared=whole.steps - whole.at_step,
+        differences=tuple(differences),
+        explanation=explanation,
+    )
+
+
+def _directory(work_dir: str | Path | None) -> Path:
+    if work_dir is not None:
+        return Path(work_dir).absolute()
+    return run_on_main(lambda: Path(tempfile.mkdtemp(prefix="mm_runner-verify-resume-")))
+
+
+def _record(cfg: Mapping[str, Any], recorder: Recorder, **changes: Any) -> None:
+    """Train as ``cfg`` says, in a process that knows nothing of a run before."""
+    _scramble_generators()
+    runner = Runner.from_cfg({**_short(cfg, recorder.directory), **changes})
+    runner.register_hook(recorder)
+    try:
+        runner.train()
+    except EndOfRecordError:
+        pass
+    finally:
+        del runner
+        gc.collect()  # workers, and wrappers of the process group, before the next run's
+
+
+def _short(cfg: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Return a copy of ``cfg`` for a run that only trains."""
+    try:
+        # All at once: what two entries share, such as a model and its optimizer, stays shared.
+        copied = copy.deepcopy(dict(cfg))
+    except Exception as error:
+        raise ConfigError(
+            f"verify_resume: the configuration is needed three times, and cannot be copied: "
+            f"{error}. Give dicts with 'type' instead of objects."
+        ) from error
+    kept = {name: value for name, value in copied.items() if name not in _LEFT_OUT}
+    hooks = {**(kept.get("default_hooks") or {}), "checkpoint": None, "logger": None}
+    return {
+        **kept,
+        "work_dir": str(directory),
+        "default_hooks": hooks,
+        "log_level": "WARNING",
+        "crash_bundle": False,
+    }
+
+
+def _scramble_generators() -> None:
+    """Let the generators be where no run would leave them."""
+    seed = random.SystemRandom().getrandbits(32)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+def _compare(whole: Recorder, other: Recorder) -> list[ResumeDifference]:
+    """Return the differences of all processes' steps, else those of the state at the end."""
+    own = compare_steps(whole.records, other.records, mm_dist.get_rank())
+    of_all = [one for found in mm_dist.all_gather_object(own) for one in found]
+    if of_all:
+        first = min(one.step or 0 for one in of_all)
+        return [one for one in of_all if one.step == first]
+    return run_on_main(
+        lambda: compare_states(
+            load_checkpoint_file(whole.directory / "end.pth"),
+            load_checkpoint_file(other.directory / "end.pth"),
+            whole.names,
+        )
+    )

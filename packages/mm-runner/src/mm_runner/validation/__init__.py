@@ -1,0 +1,10 @@
+"""What can be told to be wrong with a configuration before anything is built from it.
+
+The components that it names are imported, and their signatures and annotations compared with what
+is given; none of them is called, but for torch's optimizers, our optimizer wrappers and schedules,
+which are tried on a parameter of four numbers. Every message begins with the path of the key.
+"""
+
+from ._run import validate_run
+
+__all__ = ["validate_run"]

@@ -1,0 +1,132 @@
+"""A component of a configuration, and those within it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
+from mm_runner.registry import Registry, check_arguments, check_cfg, short_repr
+
+__all__ = ["GIVEN", "check_component", "check_keys", "check_known", "check_part", "need_mapping"]
+
+# Stands for what the run itself gives a component; fits every annotation.
+GIVEN: Any = object()
+
+# How alike the type of a part must be to a registered name to be taken for it.
+_SLIP = 0.85
+_NEAR = 0.6
+
+
+def check_component(
+    cfg: Mapping[str, Any],
+    registry: Registry,
+    where: str,
+    *,
+    default: str | type | None = None,
+    given: tuple[str, ...] = (),
+) -> Callable[..., Any]:
+    """Check a component's config, and the configs of components among its arguments.
+
+    Args:
+        cfg: ``dict(type=..., **arguments)``.
+        registry: Where ``type`` is looked up, also that of what is within.
+        where: Path of ``cfg`` in the configuration.
+        default: The ``type`` of a config without one.
+        given: Arguments that the run gives.
+
+    Returns:
+        The component.
+
+    Raises:
+        ConfigError: If ``cfg`` does not fit.
+        ComponentNotFoundError: If a ``type`` names nothing.
+    """
+    defaults: dict[str, Any] = dict.fromkeys(given, GIVEN)
+    if default is not None:
+        defaults["type"] = default
+    component, _ = check_cfg(cfg, registry, defaults, where=where)
+    for key, value in cfg.items():
+        _check_parts(value, registry, f"{where}.{key}")
+    return component
+
+
+def check_part(cfg: Mapping[str, Any], registry: Registry, where: str) -> None:
+    """Check a component's config to which somebody adds arguments later.
+
+    Raises:
+        ConfigError: If an argument is unknown or of another type, or there is no ``type``.
+        ComponentNotFoundError: If ``type`` names nothing.
+    """
+    check_cfg(cfg, registry, where=where, is_partial=True)
+
+
+def check_keys(value: Any, where: str, known: Callable[..., Any], *, name: str) -> None:
+    """Check a dict whose keys are arguments of ``known``; ``None`` is an empty one.
+
+    Raises:
+        ConfigError: If it is no dict, or a key is unknown or of another type.
+    """
+    if value is not None:
+        check_arguments(known, need_mapping(value, where), where, name=name, is_partial=True)
+
+
+def check_known(value: Any, where: str, known: Iterable[str], *, cutoff: float = 0.0) -> None:
+    """Check the keys of a dict.
+
+    Args:
+        value: The dict.
+        where: Path of it.
+        known: Its keys.
+        cutoff: How alike an unknown one must be to a known one to be wrong; 0 refuses all.
+
+    Raises:
+        ConfigError: If it is no dict, or a key is unknown.
+    """
+    for key in need_mapping(value, where):
+        hint = did_you_mean(str(key), known, cutoff=cutoff or _NEAR)
+        if key not in known and (hint or not cutoff):
+            raise ConfigError(f"{where}.{key}: unknown key; known are {', '.join(known)}.{hint}")
+
+
+def need_mapping(value: Any, where: str, what: str = "a dict") -> Mapping[str, Any]:
+    """Return ``value`` if it is a mapping.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {what} is needed, got {short_repr(value)}.")
+    return value
+
+
+def _check_parts(value: Any, registry: Registry, where: str) -> None:
+    """Check the configs of components in an argument's value.
+
+    What they lack the component around them may give; and where it looks up names that this
+    registry does not have is not known.
+    """
+    if isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _check_parts(item, registry, f"{where}[{index}]")
+    if not isinstance(value, Mapping):
+        return
+    part = _part(value.get("type"), registry, where)
+    if part is not None:
+        arguments = {key: item for key, item in value.items() if key != "type"}
+        check_arguments(part, arguments, where, is_partial=True)
+    for key, item in value.items():
+        _check_parts(item, registry, f"{where}.{key}")
+
+
+def _part(kind: Any, registry: Registry, where: str) -> Any:
+    if not isinstance(kind, str):
+        return kind if callable(kind) else None
+    names = registry.names()
+    if kind in names or ":" in kind:
+        component, _ = check_cfg({"type": kind}, registry, where=where, is_partial=True)
+        return component
+    hint = did_you_mean(kind, names, cutoff=_SLIP)
+    if hint and "." not in kind:
+        raise ComponentNotFoundError(f"{where}.type: No {registry.name} named {kind!r}.{hint}")
+    return None

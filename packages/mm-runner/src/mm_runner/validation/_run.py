@@ -1,0 +1,228 @@
+"""The whole configuration of a run."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+import mm_compile
+import mm_dist
+from mm_runner.errors import ConfigError
+from mm_runner.evaluator import Evaluator
+from mm_runner.hooks import Hook
+from mm_runner.hooks._hook_list import _DEFAULT_HOOKS as DEFAULT_HOOK_NAMES
+from mm_runner.registry import (
+    HOOKS,
+    LOG_WRITERS,
+    LOOPS,
+    METRICS,
+    MODEL_WRAPPERS,
+    MODELS,
+    check_type,
+)
+from mm_runner.reporting import LogProcessor, writer_configs
+
+from ._components import check_component, check_keys, check_known, need_mapping
+from ._data import check_dataloader
+from ._optim import check_optim_wrapper, check_schedules
+
+__all__ = ["validate_run"]
+
+# How alike a key must be to a known one to be taken for it, where others may be the user's own.
+_SLIP = 0.8
+
+
+def validate_run(
+    arguments: Mapping[str, Any], cfg: Mapping[str, Any], runner: Callable[..., Any]
+) -> None:
+    """Check the configuration of a run.
+
+    Args:
+        arguments: Of the Runner's constructor, by name.
+        cfg: What the Runner reads besides: ``compile``, ``model_wrapper_cfg`` and so on.
+        runner: The Runner's class, whose annotations count.
+
+    Raises:
+        ConfigError: If a key is unknown, missing or of another type, or a value is refused by what
+            it is for; the message begins with its path.
+        ComponentNotFoundError: If a ``type`` names nothing.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    parameters = inspect.signature(runner).parameters
+    for name, value in given.items():
+        if name in _SECTIONS:
+            _SECTIONS[name](value, name)
+        else:
+            check_type(runner, parameters[name], value, name)
+    env = given.get("env_cfg", {})
+    device_type = (env.get("dist_cfg") or {}).get("device_type")
+    check_optim_wrapper(given.get("optim_wrapper"), "optim_wrapper", device_type)
+    num_epochs = given.get("train_cfg", {}).get("max_epochs")
+    check_schedules(given.get("param_scheduler"), "param_scheduler", num_epochs)
+    _check_cfg(cfg)
+
+
+def _check_model(model: Any, where: str) -> None:
+    if not isinstance(model, nn.Module):
+        need_mapping(model, where, "an nn.Module or a dict with 'type'")
+        check_component(model, MODELS, where)
+
+
+def _check_preprocessor(value: Any, where: str) -> None:
+    if not isinstance(value, nn.Module):
+        check_component(value, MODELS, where, default="BaseDataPreprocessor")
+
+
+def _check_train_loop(cfg: Any, where: str) -> None:
+    need_mapping(cfg, where)
+    plain = {key: value for key, value in cfg.items() if key != "by_epoch"}
+    by_epoch = cfg.get("by_epoch", True)
+    if by_epoch is not None and not isinstance(by_epoch, bool):
+        raise ConfigError(f"{where}.by_epoch: True or False is needed, got {by_epoch!r}.")
+    default = "EpochBasedTrainLoop" if by_epoch is not False else "IterBasedTrainLoop"
+    if cfg.get("type") is not None and by_epoch is not None and "by_epoch" in cfg:
+        raise ConfigError(f"{where}: 'type' and 'by_epoch' were both given; give one of them.")
+    check_component(plain, LOOPS, where, default=default, given=("runner", "dataloader"))
+
+
+def _check_eval_loop(cfg: Any, where: str) -> None:
+    need_mapping(cfg, where)
+    default = "ValLoop" if where.startswith("val") else "TestLoop"
+    given = ("runner", "dataloader", "evaluator")
+    check_component(cfg, LOOPS, where, default=default, given=given)
+
+
+def _check_evaluator(value: Any, where: str) -> None:
+    is_list = isinstance(value, (list, tuple))
+    for index, metric in enumerate(value if is_list else [value]):
+        place = f"{where}[{index}]" if is_list else where
+        if isinstance(metric, Mapping):
+            check_component(metric, METRICS, place)
+        elif not isinstance(metric, Evaluator) and not hasattr(metric, "process"):
+            raise ConfigError(
+                f"{place}: a metric, or a dict with the key 'type', is needed, got {metric!r}."
+            )
+
+
+def _check_default_hooks(hooks: Any, where: str) -> None:
+    check_known(hooks, where, DEFAULT_HOOK_NAMES, cutoff=_SLIP)
+    for name, hook in hooks.items():
+        if hook is not None and not (isinstance(hook, Mapping) and "type" not in hook):
+            _check_hook(hook, f"{where}.{name}")
+
+
+def _check_custom_hooks(hooks: Any, where: str) -> None:
+    if not isinstance(hooks, (list, tuple)):
+        raise ConfigError(f"{where}: a list of hooks or their configs is needed, got {hooks!r}.")
+    for index, hook in enumerate(hooks):
+        _check_hook(hook, f"{where}[{index}]")
+
+
+def _check_hook(hook: Any, where: str) -> None:
+    if not isinstance(hook, Hook):
+        need_mapping(hook, where, "a Hook or a dict with 'type'")
+        plain = {key: value for key, value in hook.items() if key != "priority"}
+        check_component(plain, HOOKS, where)
+
+
+def _check_env(env: Any, where: str) -> None:
+    need_mapping(env, where)
+    benchmark = env.get("cudnn_benchmark", False)
+    if not isinstance(benchmark, bool):
+        raise ConfigError(f"{where}.cudnn_benchmark: True or False is needed, got {benchmark!r}.")
+    check_keys(env.get("dist_cfg"), f"{where}.dist_cfg", mm_dist.init_dist, name="init_dist")
+    if "npu_cfg" in env:
+        from mm_npu import set_npu_switches as switch  # noqa: PLC0415 - few have an NPU
+
+        check_keys(env["npu_cfg"], f"{where}.npu_cfg", switch, name="set_npu_switches")
+
+
+def _check_auto_scale(cfg: Any, where: str) -> None:
+    check_known(cfg, where, ("base_batch_size", "enable"))
+    enable, base = cfg.get("enable", False), cfg.get("base_batch_size")
+    if not isinstance(enable, bool):
+        raise ConfigError(f"{where}.enable: True or False is needed, got {enable!r}.")
+    is_positive = isinstance(base, int) and not isinstance(base, bool) and base > 0
+    if not is_positive and (enable or base is not None):
+        raise ConfigError(
+            f"{where}.base_batch_size: a positive integer is needed, got {base!r}; it is the "
+            "batch size that the learning rate was chosen for."
+        )
+
+
+def _check_randomness(cfg: Any, where: str) -> None:
+    check_known(cfg, where, ("seed", "diff_rank_seed", "deterministic"))
+    for name in ("diff_rank_seed", "deterministic"):
+        if not isinstance(cfg.get(name, False), bool):
+            raise ConfigError(f"{where}.{name}: True or False is needed, got {cfg[name]!r}.")
+
+
+def _check_log_level(level: Any, where: str) -> None:
+    names = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    number = logging.getLevelName(level) if isinstance(level, str) else level
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ConfigError(f"{where}: {level!r} was given; there are {', '.join(names)}.")
+
+
+def _check_log_processor(value: Any, where: str) -> None:
+    if not isinstance(value, LogProcessor):
+        need_mapping(value, where)
+        plain = {key: item for key, item in value.items() if key != "type"}
+        check_keys(plain, where, LogProcessor, name="LogProcessor")
+
+
+def _check_visualizer(value: Any, where: str) -> None:  # noqa: ARG001 - the paths are its own
+    _check_writers(value, None)
+
+
+def _check_writers(visualizer: Any, log_writers: Any) -> None:
+    for place, writer in writer_configs(visualizer, log_writers).items():
+        if isinstance(writer, Mapping):
+            check_component(writer, LOG_WRITERS, place, given=("log_dir",))
+
+
+_SECTIONS: dict[str, Callable[[Any, str], None]] = {
+    "model": _check_model,
+    "data_preprocessor": _check_preprocessor,
+    "train_cfg": _check_train_loop,
+    "val_cfg": _check_eval_loop,
+    "test_cfg": _check_eval_loop,
+    "train_dataloader": check_dataloader,
+    "val_dataloader": check_dataloader,
+    "test_dataloader": check_dataloader,
+    "val_evaluator": _check_evaluator,
+    "test_evaluator": _check_evaluator,
+    "default_hooks": _check_default_hooks,
+    "custom_hooks": _check_custom_hooks,
+    "auto_scale_lr": _check_auto_scale,
+    "randomness": _check_randomness,
+    "env_cfg": _check_env,
+    "log_level": _check_log_level,
+    "log_processor": _check_log_processor,
+    "visualizer": _check_visualizer,
+}
+
+
+def _check_cfg(cfg: Mapping[str, Any]) -> None:
+    """Check what the Runner reads from the full configuration only."""
+    wrapper = cfg.get("model_wrapper_cfg")
+    if wrapper is not None:
+        where = "model_wrapper_cfg"
+        if "type" not in need_mapping(wrapper, where):
+            check_known(wrapper, where, ("type",), cutoff=_SLIP)
+        check_component(
+            wrapper, MODEL_WRAPPERS, where, default="MMDistributedDataParallel", given=("module",)
+        )
+    _check_writers(None, cfg.get("log_writers"))
+    for name in ("channels_last", "crash_bundle", "device_prefetch", "find_unused_parameters"):
+        flag = cfg.get(name)
+        if flag is not None and not isinstance(flag, bool):
+            raise ConfigError(f"{name}: True or False is needed, got {flag!r}.")
+    compiled = cfg.get("compile")
+    if isinstance(compiled, Mapping) and compiled.get("cache") is True:
+        compiled = {**compiled, "cache": "compile_cache"}  # beside the work directory, later
+    mm_compile.can_compile(compiled)  # its messages begin with the path as well

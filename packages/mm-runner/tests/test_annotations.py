@@ -1,0 +1,135 @@
+"""Types of arguments, told from annotations and defaults, before anything is called."""
+# ruff: noqa: UP007, UP045 - both ways to write an annotation are read
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Optional, Protocol, TypeVar, Union
+
+import pytest
+import torch
+from torch import nn
+
+from mm_runner import ConfigError
+from mm_runner.registry import Registry, build_from_cfg, check_arguments
+from mm_runner.registry._annotations import describe_annotation, fits
+
+T = TypeVar("T")
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Sized(Protocol):
+    size: int
+
+
+@pytest.mark.parametrize(
+    ("annotation", "good", "bad"),
+    [
+        (int, [1, True and 2], ["1", 1.5, True, None, [1], {"a": 1}]),
+        (float, [1, 1.5], ["1e-3", True, None, [1.0], {"value": 1.0}]),
+        (bool, [True, False, 0, 1], ["true", 2, None, []]),
+        (str, ["a"], [1, None, ["a"], {"a": 1}]),
+        (None, [None], [0, "None"]),
+        (Optional[int], [1, None], ["1", {}]),
+        (Union[int, str], [1, "a"], [1.5, None, []]),
+        (int | list[int], [1, [1]], ["1", ["1"]]),
+        (Literal["norm", 2], ["norm", 2], ["value", 2.0, True]),
+        (tuple[float, float], [(0.9, 0.99), [0.9, 1]], [[0.9], 0.9, ["a", "b"], {"a": 1}]),
+        (tuple[int, ...], [(1, 2, 3), []], [["a"], 1]),
+        (Sequence[int], [[1], (2,)], [3, ["a"], {"a": 1}]),
+        (Sequence[str], [["a"], "a"], [3, [1]]),
+        (Iterable, [[1], "a"], [3, None]),
+        (dict[str, int], [{"a": 1}], [{"a": "b"}, [1], 1, "a"]),
+        (Mapping[str, Any], [{"a": []}], [[1], 1, "a", None]),
+        (Callable[..., int], ["name", {"type": "name"}, len], [1, True, None, [1]]),
+        (type[nn.Module], ["name", nn.Linear], [1, None]),
+        (nn.Module, [nn.Identity(), {"type": "Net"}], [1, "Net", None, [1]]),
+        (torch.dtype, [torch.float16, "float16"], [16, None]),
+        (torch.device, [torch.device("cpu"), "cpu", 0], [None, 1.5]),
+        (Path, [Path("a"), "a"], [1, None, {}]),
+        (float | torch.Tensor, [0.1, torch.ones(())], [{"value": 0.1}, [0.1], "0.1"]),
+        (Colour, [Colour.RED, "RED"], [None]),
+        (Any, [1, "a", None, {}], []),
+        (T, [1, "a", None], []),
+        (Sized, [1, "a"], []),
+        (Callable, ["name"], []),
+    ],
+    ids=lambda value: None if isinstance(value, list) else describe_annotation(value),
+)
+def test_values_fit_annotations(annotation, good, bad):
+    assert [value for value in good if not fits(value, annotation)] == []
+    assert [value for value in bad if fits(value, annotation)] == []
+
+
+def test_objects_are_taken_as_they_are():
+    duck = object()
+    for annotation in (int, nn.Module, list[int], Callable):
+        assert fits(duck, annotation)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (Optional[float], "a number"),
+        (Union[bool, str], "True or False or text"),
+        (Literal["a", "b"], "'a' or 'b'"),
+        (Sequence[int], r"a list (Sequence[int])"),
+        (list, "a list"),
+        (dict[str, int], "a dict"),
+        (nn.Module, "Module"),
+    ],
+    ids=str,
+)
+def test_annotations_are_said_in_words(annotation, words):
+    assert describe_annotation(annotation) == words
+
+
+def told(width: "int", lid: "NoSuchName" = None, loss: float = None):  # noqa: ARG001, F821, RUF013
+    return width
+
+
+def untold(width=3, rate=0.1, flag=False, name="a"):  # noqa: ARG001, FBT002
+    return width
+
+
+@pytest.mark.parametrize(
+    ("component", "arguments", "message"),
+    [
+        (told, {"width": "3"}, r"here\.width: an integer is needed, got '3'\."),
+        (told, {"width": {"value": 3}}, r"here\.width: an integer is needed, got \{'value': 3\}"),
+        (untold, {"rate": "0.1"}, r"here\.rate: a number is needed, got '0\.1'"),
+        (untold, {"flag": "yes"}, r"here\.flag: True or False is needed, got 'yes'"),
+        (untold, {"width": {}}, r"here\.width: an integer is needed, got \{\}"),
+        (told, {"width": "x" * 500}, r"got 'x{119}\.\.\."),
+    ],
+    ids=["text", "nested", "default-number", "default-flag", "default-dict", "long"],
+)
+def test_an_argument_of_another_type_is_named_by_its_path(component, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        check_arguments(component, arguments, "here")
+
+
+def test_what_cannot_be_told_is_not_refused():
+    check_arguments(told, {"width": 1, "lid": 5, "loss": None}, "here")
+    check_arguments(untold, {"width": (3, 3), "rate": [0.1], "flag": None, "name": 3}, "here")
+
+
+def test_an_error_of_ours_is_given_its_path_and_keeps_its_class():
+    things = Registry("thing")
+
+    @things.register_module()
+    def refuse(depth):
+        if depth:
+            return {}[depth]
+        raise ConfigError("sizes: none fits.")
+
+    with pytest.raises(ConfigError, match=r"^model\.neck: sizes: none fits\.$"):
+        build_from_cfg({"type": "refuse", "depth": 0}, things, where="model.neck")
+    with pytest.raises(
+        ConfigError,
+        match=r"^m: refuse refused its arguments: KeyError: 5 \(test_annotations\.py, line \d+\)$",
+    ):
+        build_from_cfg({"type": "refuse", "depth": 5}, things, where="m")

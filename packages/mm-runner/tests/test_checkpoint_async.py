@@ -1,0 +1,273 @@
+"""Checkpoints that a thread writes while training goes on."""
+
+import errno
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from toy import Killed, StopBeforeEpoch, runner_arguments
+from typing_extensions import override
+
+from mm_runner import CheckpointError, Runner
+from mm_runner.checkpoint import BackgroundWriter, load_checkpoint_file
+from mm_runner.checkpoint import _host_buffers as host_buffers
+from mm_runner.checkpoint._host_buffers import HostBuffers
+from mm_runner.hooks import Hook
+
+
+def pointers(content):
+    return [value.data_ptr() for value in content["state"].values()]
+
+
+def test_a_copy_stays_as_it_was_and_its_memory_is_kept():
+    weight = torch.arange(6.0).reshape(2, 3)
+    image = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    content = {"state": OrderedDict(a=weight, b=image, c=weight[0], d=weight.t()), "n": [1, "x"]}
+    buffers = HostBuffers()
+    first = buffers.copy(content)
+    weight.zero_()
+    assert first["state"]["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert first["state"]["b"].is_contiguous(memory_format=torch.channels_last)
+    assert first["state"]["c"].tolist() == [0, 1, 2]
+    assert first["state"]["d"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert first["n"] == [1, "x"]
+    assert type(first["state"]) is OrderedDict
+    kept = pointers(first)
+    second = buffers.copy(content)
+    assert pointers(second) == kept
+    assert second["state"]["a"].tolist() == [[0, 0, 0], [0, 0, 0]]
+    grown = buffers.copy({"state": {"a": torch.ones(3, 3), "b": image}})
+    assert pointers(grown)[1] == kept[1]
+    assert grown["state"]["a"].shape == (3, 3)
+
+
+def test_tied_weights_stay_one_tensor_and_equal_paths_stay_apart():
+    tied = torch.ones(4)
+    copied = HostBuffers().copy({"a": tied, "b": tied.view(4), "x": {1: torch.ones(1)}})
+    assert copied["a"] is copied["b"]
+    both = HostBuffers().copy({1: torch.zeros(1), "1": torch.ones(1)})
+    assert (both[1].item(), both["1"].item()) == (0, 1)
+
+
+def test_what_may_not_be_saved_is_said_before_anything_is_written():
+    writer = BackgroundWriter()
+    with pytest.raises(CheckpointError, match=r"checkpoint\.mine: builtins\.object"):
+        writer.submit({"mine": object()}, print)
+    assert not writer.is_busy
+
+
+def test_transfers_from_a_device_are_waited_for_by_whoever_writes(monkeypatch):
+    # A stand-in for an accelerator: its tensors are the CPU's, its stream tells what happened.
+    happened = []
+
+    class Stamp:
+        def record(self, stream):
+            happened.append(f"record {stream}")
+
+        def synchronize(self):
+            happened.append("synchronize")
+
+    class Device:
+        Event = Stamp
+
+        @staticmethod
+        def current_stream(device):
+            return f"stream of {device}"
+
+    monkeypatch.setattr(host_buffers, "_is_elsewhere", lambda _: True)
+    monkeypatch.setattr(host_buffers, "_device_module", lambda _: Device)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
+    buffers = HostBuffers()
+    copied = buffers.copy({"a": torch.ones(2), "b": torch.ones(3)})
+    assert happened == ["record stream of cpu"]
+    assert copied["a"].tolist() == [1, 1]
+    buffers.wait()
+    buffers.wait()
+    assert happened == ["record stream of cpu", "synchronize"]
+
+
+def test_one_file_is_written_at_a_time_and_a_failure_is_told_once():
+    release, order = threading.Event(), []
+    writer = BackgroundWriter()
+
+    def slow(content):
+        release.wait(30)
+        order.append(content["n"])
+
+    writer.submit({"n": 1}, slow)
+    assert writer.is_busy
+    second = threading.Thread(target=writer.submit, args=({"n": 2}, slow))
+    second.start()
+    assert order == []
+    release.set()
+    second.join()
+    writer.wait()
+    assert order == [1, 2]
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer.submit({"n": 3}, fail)
+    with pytest.raises(OSError, match="No space left"):
+        writer.submit({"n": 4}, order.append)
+    writer.wait()
+    assert order == [1, 2]
+
+
+class FailOn:
+    """Lets ``torch.save`` fail on the calls with these numbers, counted from 1."""
+
+    def __init__(self, numbers, monkeypatch):
+        self.save, self.count, self.numbers = torch.save, 0, numbers
+        monkeypatch.setattr(torch, "save", self)
+
+    def __call__(self, content, file):
+        self.count += 1
+        if self.count in self.numbers:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.save(content, file)
+
+
+def test_a_failure_is_reported_at_the_next_interval_which_saves_again(make_runner, monkeypatch):
+    FailOn({2, 3}, monkeypatch)
+    runner = make_runner(
+        train_cfg={"max_epochs": 4},
+        default_hooks={"checkpoint": {"max_keep_ckpts": 1, "async_save": True}},
+    )
+    runner.train()
+    assert [path.name for path in runner.work_dir.glob("*.pth")] == ["epoch_4.pth"]
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert log.count("No space left on device") == 2
+    assert log.index("epoch_2.pth failed") < log.index("Epoch(train)  [4]")
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(make_runner, tmp_path, monkeypatch):
+    FailOn({2, 3}, monkeypatch)
+    options = {"max_keep_ckpts": 1, "async_save": True}
+    with pytest.raises(Killed):
+        make_runner(
+            train_cfg={"max_epochs": 4},
+            default_hooks={"checkpoint": options},
+            custom_hooks=[StopBeforeEpoch(3)],
+        ).train()
+    assert [path.name for path in (tmp_path / "run").glob("*.pth")] == ["epoch_1.pth"]
+
+
+def test_a_run_that_ends_by_an_error_ends_after_the_file_is_whole(make_runner, tmp_path):
+    with pytest.raises(Killed):
+        make_runner(
+            default_hooks={"checkpoint": {"async_save": True}}, custom_hooks=[StopBeforeEpoch(1)]
+        ).train()
+    assert load_checkpoint_file(tmp_path / "run" / "epoch_1.pth")["meta"]["epoch"] == 1
+    assert (tmp_path / "run" / "last_checkpoint").read_text() == "epoch_1.pth\n"
+
+
+def test_a_file_written_asynchronously_holds_the_same(make_runner, tmp_path):
+    contents = []
+    for name in ("now", "later"):
+        runner = make_runner(
+            work_dir=tmp_path / name,
+            optim_wrapper={"optimizer": {"type": "AdamW", "lr": 0.01}},
+            default_hooks={"checkpoint": {"async_save": name == "later"}},
+        )
+        runner.train()
+        contents.append(load_checkpoint_file(tmp_path / name / "epoch_1.pth"))
+    now, later = contents
+    assert now.keys() == later.keys()
+    torch.testing.assert_close(now["state_dict"], later["state_dict"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        now["optimizer"]["state"], later["optimizer"]["state"], rtol=0, atol=0
+    )
+
+
+class FullDisk(Hook):
+    """Lets the file of one epoch be written to a device that is always full."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    @override
+    def before_train_epoch(self, runner):
+        if runner.epoch + 1 == self.epoch:
+            name = f".epoch_{self.epoch}.pth.{os.getpid()}.unfinished"
+            (runner.work_dir / name).symlink_to("/dev/full")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has such a device")
+@pytest.mark.parametrize("in_background", [False, True], ids=["at-once", "asynchronous"])
+def test_a_full_disk_is_reported_and_the_next_interval_saves(make_runner, in_background):
+    runner = make_runner(
+        train_cfg={"max_epochs": 3},
+        default_hooks={"checkpoint": {"async_save": in_background}},
+        custom_hooks=[FullDisk(2)],
+    )
+    runner.train()
+    assert {path.name for path in runner.work_dir.glob("*.pth")} == {"epoch_1.pth", "epoch_3.pth"}
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "epoch_2.pth failed: " in log
+    assert "Training goes on" in log
+    assert not list(runner.work_dir.glob(".*"))
+
+
+class _Settle(Hook):
+    """Lets the thread meet the limit: waits for it at the end of each epoch."""
+
+    priority = "LOWEST"
+
+    @override
+    def after_train_epoch(self, runner):
+        next(one for one in runner.hooks if hasattr(one, "finish_writing")).finish_writing()
+
+
+class _TakeAway(Hook):
+    """Puts a file where the directory of the checkpoints was, and takes it away again."""
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    @override
+    def before_train_epoch(self, runner):
+        if dist.get_rank() == 0 and runner.epoch == 1:
+            self.directory.rename(self.directory.with_name("aside"))
+            self.directory.write_text("in the way")
+        if dist.get_rank() == 0 and runner.epoch == 2:
+            self.directory.unlink()
+        dist.barrier()
+
+
+def _directory_gone(rank, tmp_path):
+    for in_background in (False, True):
+        own = tmp_path / str(in_background)
+        out = own / "out"
+        runner = Runner(
+            **runner_arguments(
+                own / "work",
+                train_cfg={"max_epochs": 4},
+                default_hooks={
+                    "checkpoint": {
+                        "out_dir": str(out),
+                        "async_save": in_background,
+                        "max_keep_ckpts": 2,
+                    }
+                },
+                custom_hooks=[_TakeAway(out), _Settle()],
+            )
+        )
+        runner.train()
+        dist.barrier()
+        # The directory was made anew, and the third and fourth epochs are in it.
+        assert sorted(path.name for path in out.glob("*.pth")) == ["epoch_3.pth", "epoch_4.pth"]
+        kept = load_checkpoint_file(out / "epoch_4.pth")["checkpoint_hook"]["kept"]
+        assert kept == ["epoch_1.pth", "epoch_3.pth", "epoch_4.pth"]
+        if rank == 0:
+            log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+            assert log.count("epoch_2.pth failed") == 1
+
+
+def test_a_directory_that_is_gone_is_survived_by_all_ranks(run_ranks, tmp_path):
+    run_ranks(_directory_gone, 2, tmp_path)

@@ -1,0 +1,194 @@
+"""What a failed training leaves, and going back to the step that failed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from crashing import Crashing
+from toy import Blobs, loader_cfg
+from typing_extensions import override
+
+from mm_runner import ConfigError
+from mm_runner.cli import main
+from mm_runner.crash import replay_crash
+from mm_runner.crash._batch import describe_batch
+from mm_runner.hooks import Hook
+
+_CONFIG = """
+model: {type: "crashing:Crashing", at_step: 8}
+train_dataloader:
+  dataset: {type: "toy:Blobs", size: 24, noise: 0.5}
+  batch_size: 4
+  collate_fn: default_collate
+train_cfg: {by_epoch: true, max_epochs: 4}
+optim_wrapper: {optimizer: {type: Adam, lr: 0.1}}
+work_dir: work
+"""
+
+
+@pytest.fixture
+def crashed(tmp_path, monkeypatch):
+    """The bundle of a run that failed in its ninth step, the third of the second epoch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    (tmp_path / "c.yaml").write_text(_CONFIG)
+    assert main(["train", "c.yaml"]) == 1
+    (bundle,) = Path("work").glob("*/crash")
+    return bundle
+
+
+def test_a_crash_leaves_what_is_needed_to_understand_it(crashed):
+    facts = json.loads((crashed / "rank0.json").read_text())
+    assert facts["error"]["type"] == "ArithmeticError"
+    assert "in train_step" in facts["traceback"]
+    assert (facts["iter"], facts["epoch"], facts["world_size"]) == (8, 1, 1)
+    assert facts["batch"] == {
+        "inputs": {"shape": [4, 4], "dtype": "float32", "device": "cpu"},
+        "labels": {"shape": [4], "dtype": "int64", "device": "cpu"},
+    }
+    assert facts["versions"]["torch"] == torch.__version__
+    assert "crashing:Crashing" in (crashed / "config.yaml").read_text()
+    (log,) = crashed.parent.glob("*.log")
+    told = log.read_text().splitlines()[-1]
+    assert "Training failed in step 9 with ArithmeticError" in told
+    assert told.endswith(f"mm-runner replay {crashed.absolute()}")
+
+
+def test_a_replay_fails_just_so_and_touches_nothing_of_the_run(crashed, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in Path("work").glob("*.pth")}
+    facts = json.loads((crashed / "rank0.json").read_text())
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda _, error, __: seen.append(error))
+    assert main(["replay", str(crashed)]) == 1
+    assert type(seen[0]) is ArithmeticError
+    assert str(seen[0]) == facts["error"]["message"]
+    assert {path: path.stat().st_mtime_ns for path in Path("work").glob("*.pth")} == before
+    (log,) = (crashed / "replay").glob("*/*.log")
+    assert re.search(r"Resuming from .*epoch_1\.pth", log.read_text())
+    assert not list((crashed / "replay").rglob("crash"))
+    # From the start, where no checkpoint is left.
+    for path in before:
+        path.unlink()
+    Path("work/last_checkpoint").unlink()
+    assert main(["replay", str(crashed)]) == 1
+    assert str(seen[1]) == facts["error"]["message"]
+
+
+def test_two_processes_replay_what_each_of_them_had(tmp_path):
+    text = _CONFIG.replace("crashing:Crashing", "toy:Classifier").replace(
+        "at_step: 8", "dropout: 0.5"
+    )
+    hooks = "custom_hooks: [{type: 'crashing:Raise', at_iter: 7}]\n"
+    (tmp_path / "c.yaml").write_text(f"{text}{hooks}")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+    launch += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "-m", "mm_runner"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+
+    def start(*arguments):
+        done = subprocess.run(
+            [*launch, *map(str, arguments)],
+            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        return done.stderr
+
+    start("train", "c.yaml")
+    (bundle,) = (tmp_path / "work").glob("*/crash")
+    facts = [json.loads((bundle / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [one["iter"] for one in facts] == [7, 7]
+    messages = {one["error"]["message"] for one in facts}
+    assert len(messages) == 2
+    told = start("replay", bundle)
+    assert all(f"ArithmeticError: {message}" in told for message in messages)
+
+
+def test_a_replay_that_does_not_fail_says_so(crashed, monkeypatch, capsys):
+    monkeypatch.setattr(Crashing, "train_step", Crashing.__mro__[1].train_step)
+    assert main(["replay", str(crashed)]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.startswith("Step 9 did not fail this time; it was ArithmeticError: inputs ")
+
+
+def test_a_run_of_objects_names_the_program_to_start_again(make_runner, tmp_path):
+    runner = make_runner(model=Crashing(at_step=1), optim_wrapper={"optimizer": {"type": "Adam"}})
+    with pytest.raises(ArithmeticError):
+        runner.train()
+    (bundle,) = (tmp_path / "run").glob("*/crash")
+    with pytest.raises(ConfigError, match=r"^model was an object .* Start the program again: .*py"):
+        replay_crash(bundle)
+    with pytest.raises(ConfigError, match=r"rank<N>\.json and config\.yaml is needed"):
+        replay_crash(tmp_path)
+
+
+class _Fail(Hook):
+    def __init__(self, error):
+        self.error = error
+
+    @override
+    def before_train(self, runner):
+        raise self.error
+
+
+def test_what_a_message_repairs_and_what_nobody_wants_leaves_no_bundle(make_runner, tmp_path):
+    failing = {"custom_hooks": [_Fail(ConfigError("x: y"))]}
+    with pytest.raises(ConfigError):
+        make_runner(**failing).train()
+    with pytest.raises(OSError, match="z"):
+        make_runner(custom_hooks=[_Fail(OSError("z"))], cfg={"crash_bundle": False}).train()
+    assert not list(tmp_path.rglob("crash"))
+
+
+def test_a_disk_that_fails_too_does_not_hide_the_error(make_runner, capsys):
+    runner = make_runner(custom_hooks=[_Fail(OSError("no space"))])
+    (runner.log_dir / "crash").write_text("in the way")
+    with pytest.raises(OSError, match="no space"):
+        runner.train()
+    assert "could not be kept" in capsys.readouterr().out
+    (runner.log_dir / "crash").unlink()
+    with pytest.raises(OSError, match="no space"):
+        runner.train()
+    facts = json.loads((runner.log_dir / "crash" / "rank0.json").read_text())
+    assert facts["batch"] == "NoneType"
+
+
+def test_secrets_of_the_environment_are_not_kept(make_runner, monkeypatch):
+    monkeypatch.setenv("MM_API_TOKEN", "hush")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    runner = make_runner(custom_hooks=[_Fail(OSError("z"))])
+    with pytest.raises(OSError, match="z"):
+        runner.train()
+    text = (runner.log_dir / "crash" / "rank0.json").read_text()
+    assert "hush" not in text
+    assert json.loads(text)["environment"]["NCCL_DEBUG"] == "WARN"
+
+
+def test_batches_of_any_structure_are_described():
+    deep = [1]
+    for _ in range(20):
+        deep = [deep]
+    batch = {"a": (torch.ones(2, dtype=torch.int8), "text"), 3: list(range(30)), "d": deep}
+    told = describe_batch({**batch, "n": np.ones((2, 3)), "none": None})
+    assert told["a"] == [{"shape": [2], "dtype": "int8", "device": "cpu"}, "str"]
+    assert told["3"][-1] == "... 10 more"
+    assert told["n"] == "ndarray of shape (2, 3)"
+    assert told["none"] == "NoneType"
+    assert json.dumps(told).count("[") < 20
+
+
+def test_data_that_fails_is_kept_without_a_batch(make_runner):
+    class Broken(Blobs):
+        def __getitem__(self, index):
+            raise KeyError(index)
+
+    runner = make_runner(train_dataloader={**loader_cfg(), "dataset": Broken()})
+    with pytest.raises(KeyError):
+        runner.train()
+    facts = json.loads((runner.log_dir / "crash" / "rank0.json").read_text())
+    assert (facts["iter"], facts["batch"]) == (0, "NoneType")

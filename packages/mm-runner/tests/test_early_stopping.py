@@ -1,0 +1,103 @@
+import math
+
+import pytest
+from toy import Killed, Scripted, StopBeforeEpoch
+
+from mm_runner import ConfigError
+from mm_runner.hooks import EarlyStoppingHook
+
+
+def stopped_after(make_runner, values, *, name="accuracy", epochs=8, **options):
+    """The number of epochs that a run with these results trains."""
+    runner = make_runner(
+        train_cfg={"max_epochs": epochs},
+        val_evaluator=Scripted(name=name, values=values),
+        default_hooks={"checkpoint": None},
+        custom_hooks=[{"type": "EarlyStoppingHook", "monitor": name, **options}],
+    )
+    runner.train()
+    return runner.epoch
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "epochs"),
+    [
+        ([0.1, 0.3, 0.35, 0.32, 0.31, 0.9], {"patience": 3}, 5),
+        ([0.1, 0.3, 0.35, 0.45, 0.46, 0.47, 0.48], {"patience": 3, "min_delta": 0.15}, 7),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], {"patience": 1, "min_delta": 0.05}, 8),
+        ([0.1, float("nan"), 0.3], {}, 2),
+        ([0.1, float("nan"), float("nan"), 0.3], {"check_finite": False, "patience": 2}, 3),
+        ([0.1, 0.95, 0.3], {"stopping_threshold": 0.9}, 2),
+    ],
+    ids=["patience", "delta", "better", "nan", "nan-allowed", "threshold"],
+)
+def test_training_ends_when_a_greater_metric_stalls(make_runner, values, options, epochs):
+    assert stopped_after(make_runner, values, **options) == epochs
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "epochs"),
+    [
+        ([3.0, 2.0, 1.95, 2.5, 2.5], {"patience": 2}, 4),
+        ([3.0, 0.5, 0.1], {"stopping_threshold": 1.0}, 2),
+    ],
+    ids=["patience", "threshold"],
+)
+def test_training_ends_when_a_lesser_metric_stalls(make_runner, values, options, epochs):
+    assert stopped_after(make_runner, values, name="val_loss", **options) == epochs
+
+
+def test_a_resumed_run_waits_as_long_as_an_uninterrupted_one(make_runner):
+    values = [0.5, 0.3, 0.3, 0.3, 0.3, 0.3]
+
+    def make(epoch, *hooks, **options):
+        return make_runner(
+            train_cfg={"max_epochs": 6},
+            val_evaluator=Scripted(values=values[epoch:]),
+            custom_hooks=[
+                {"type": "EarlyStoppingHook", "monitor": "accuracy", "patience": 3},
+                *hooks,
+            ],
+            **options,
+        )
+
+    with pytest.raises(Killed):
+        make(0, StopBeforeEpoch(2)).train()
+    # What was learned from the validation after the checkpoint is learned again.
+    resumed = make(1, resume=True)
+    resumed.train()
+    assert resumed.epoch == 4
+
+
+def test_a_missing_metric_is_told_or_an_error(make_runner):
+    hook = {"type": "EarlyStoppingHook", "monitor": "auc"}
+    runner = make_runner(custom_hooks=[hook], val_evaluator=Scripted(values=[0.1, 0.2]))
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert "EarlyStoppingHook.monitor: 'auc' was asked for; the validation reported 'acc" in log
+    strict = {**hook, "strict": True}
+    runner = make_runner(custom_hooks=[strict], val_evaluator=Scripted(values=[0.1, 0.2]))
+    with pytest.raises(ConfigError, match=r"EarlyStoppingHook\.monitor: 'auc'"):
+        runner.train()
+
+
+def test_the_state_is_what_was_seen():
+    hook = EarlyStoppingHook("accuracy")
+    assert hook.state_dict() == {"best_score": -math.inf, "wait_count": 0}
+    hook.load_state_dict({"best_score": 0.5, "wait_count": 2})
+    assert (hook.best_score, hook.wait_count) == (0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"monitor": "fancy"}, r"EarlyStoppingHook\.rule: whether a greater or a less 'fancy'"),
+        ({"monitor": "auc", "rule": "more"}, r"rule: 'greater' or 'less' is needed, got 'more'"),
+        ({"monitor": "auc", "patience": 0}, r"patience: a positive number.*got 0"),
+        ({"monitor": "auc", "min_delta": -1}, r"min_delta: a number >= 0 is needed, got -1"),
+    ],
+    ids=["rule", "wrong-rule", "patience", "delta"],
+)
+def test_wrong_arguments_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        EarlyStoppingHook(**options)

@@ -1,0 +1,240 @@
+import pytest
+import torch
+from test_no_host_sync import CountScalarReads
+from test_several_optimizers import BOTH, Pair
+from torch import nn
+from toy import NO_VALIDATION, Classifier, Killed, StopBeforeEpoch, runner_arguments
+from typing_extensions import override
+
+from mm_runner import ConfigError, Runner
+from mm_runner.hooks import GradientSpikeHook, Hook
+from mm_runner.hooks.gradient_spike._watch import SpikeWatch
+
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < (2, 1),
+    reason="optimizers tell of their steps from torch 2.1 on",
+)
+
+
+class Scale(Hook):
+    """Multiplies the inputs of some steps, counted from 1."""
+
+    priority = "HIGHEST"
+
+    def __init__(self, factors):
+        self.factors = factors
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        data_batch["inputs"].mul_(self.factors.get(runner.iter + 1, 1.0))
+
+
+class Weights(Hook):
+    def __init__(self):
+        self.after = []
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.after.append(runner.model.layers[0].weight.detach().clone())
+
+
+def train(make_runner, *hooks, factors=None, optim=None, **options):
+    spikes = {"type": "GradientSpikeHook", "warmup": 3, "interval": 4, "factor": 8, **options}
+    runner = make_runner(
+        custom_hooks=[spikes, Scale({7: 1e4} if factors is None else factors), *hooks],
+        optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.01}, **(optim or {})},
+        default_hooks={"checkpoint": None},
+        **NO_VALIDATION,
+    )
+    runner.train()
+    return [
+        line.partition("GradientSpikeHook: ")[2]
+        for line in next(runner.log_dir.glob("*.log")).read_text().splitlines()
+        if "GradientSpikeHook: " in line
+    ]
+
+
+def test_a_spike_is_named_with_its_step_and_group(make_runner):
+    optim = {
+        "optimizer": {"type": "SGD", "lr": 1e-9},  # the spike does not spoil what follows
+        "paramwise_cfg": {"custom_keys": {"layers.0": {"lr_mult": 0.5}}},
+    }
+    lines = train(make_runner, optim=optim)
+    assert [line.split(":")[0] for line in lines] == [
+        "step 7, parameter group 0 (layers.0.weight, layers.0.bias)",
+        "step 7, parameter group 1 (layers.3.weight, layers.3.bias)",
+    ]
+    assert "times its running mean of" in lines[0]
+
+
+def test_a_quiet_run_and_a_warm_up_have_none(make_runner):
+    assert train(make_runner, factors={}) == []
+    assert train(make_runner, factors={2: 1e4, 3: 1e4}) == []
+
+
+def test_a_spike_does_not_hide_the_next(make_runner):
+    lines = train(make_runner, factors={7: 1e4, 8: 1e4, 12: float("nan")}, policy="skip")
+    assert [line.split(",")[0] for line in lines] == ["step 7", "step 8", "step 12"]
+
+
+@pytest.mark.parametrize("factor", [1e4, float("inf")])
+def test_a_step_with_a_spike_is_left_out(make_runner, factor):
+    weights = Weights()
+    lines = train(make_runner, weights, factors={7: factor}, policy="skip")
+    assert lines[0].endswith("; the step was skipped.")
+    changed = [not one.equal(other) for one, other in zip(weights.after, weights.after[1:])]  # noqa: B905
+    assert changed == [True] * 5 + [False] + [True] * 5
+
+
+def test_each_of_several_optimizers_is_watched(make_runner):
+    wrappers = {name: dict(BOTH[name]) for name in ("fast", "slow")}
+    wrappers["fast"].pop("clip_grad")
+    wrappers["slow"]["accumulative_counts"] = 1
+    runner = make_runner(
+        model={"type": Pair},
+        optim_wrapper={**wrappers, "constructor": BOTH["constructor"]},
+        custom_hooks=[
+            {"type": "GradientSpikeHook", "warmup": 2, "interval": 100, "policy": "skip"},
+            Scale({7: -1e6}),
+        ],
+        default_hooks={"checkpoint": None},
+        **NO_VALIDATION,
+    )
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert "step 7, fast, parameter group 0 (fast.weight" in log
+    assert "step 7, slow, parameter group 0 (slow.weight" in log
+
+
+def test_looking_reads_nothing_from_the_device():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = SpikeWatch(optimizer, factor=2, momentum=0.1, warmup=1, skips=True)
+
+    def step():
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # torch's first step may look at more
+    with CountScalarReads() as counter:
+        for _ in range(5):
+            step()
+    assert counter.reads == 0
+    assert len(watch._notes) == 6
+    assert watch.read() == []
+    assert watch._notes == []
+    watch.remove()
+    step()
+    assert watch._notes == []
+
+
+class Fused(torch.optim.Optimizer):
+    """Takes what the scaler gives to a fused optimizer, and does nothing."""
+
+    @override
+    def step(self, closure=None):
+        pass
+
+
+def test_what_a_fused_optimizer_leaves_out_is_no_spike():
+    """Through a stand-in of the scaler, which hands such an optimizer its scale and its finding."""
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = Fused([parameter], {})
+    watch = SpikeWatch(optimizer, factor=2, momentum=0.1, warmup=0, skips=False)
+    for step, gradient in enumerate((4.0, 4.0, float("inf"), 64.0), start=1):
+        watch.step = step
+        parameter.grad = torch.tensor([gradient])
+        optimizer.grad_scale = torch.tensor(4.0)
+        optimizer.found_inf = torch.tensor(float(gradient == float("inf")))
+        optimizer.step()
+    (spike,) = watch.read()
+    assert (spike.step, spike.norm, spike.usual) == (4, 16.0, 1.0)
+
+
+def test_a_resumed_run_knows_what_is_usual(make_runner, tmp_path):
+    def make(part, *hooks, **options):
+        spikes = {"type": "GradientSpikeHook", "warmup": 4, "interval": 1, "factor": 8}
+        return make_runner(
+            work_dir=tmp_path / part,
+            custom_hooks=[spikes, Scale({7: 1e4}), *hooks],
+            **NO_VALIDATION,
+            **options,
+        )
+
+    make("whole").train()
+    with pytest.raises(Killed):
+        make("parts", StopBeforeEpoch(1)).train()
+    make("parts", resume=True).train()
+    found = [
+        [
+            line.partition("GradientSpikeHook: ")[2]
+            for path in sorted((tmp_path / part).glob("*/*.log"))
+            for line in path.read_text().splitlines()
+            if "GradientSpikeHook: " in line
+        ]
+        for part in ("whole", "parts")
+    ]
+    assert found[0] == found[1]
+    assert found[0][0].startswith("step 7, ")
+
+
+def _skip_on_ranks(_rank, work_dir, wrapper):
+    options = {} if wrapper is None else {"cfg": {"model_wrapper_cfg": {"type": wrapper}}}
+    spikes = {"type": "GradientSpikeHook", "warmup": 2, "interval": 1, "policy": "skip"}
+    factor = 1e4 if torch.distributed.get_rank() == 1 else 1.0  # one rank alone sees it
+    runner = Runner(
+        **runner_arguments(
+            work_dir,
+            model={"type": Classifier},
+            custom_hooks=[spikes, Scale({4: factor})],
+            default_hooks={"checkpoint": None},
+            launcher="none",
+            **options,
+            **NO_VALIDATION,
+        )
+    )
+    watches = []
+
+    class Norms(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            hook = next(one for one in runner.hooks if isinstance(one, GradientSpikeHook))
+            watches.append(hook.state_dict()[""]["means"].clone())
+
+    runner.register_hook(Norms())
+    runner.train()
+    means = torch.stack(watches)
+    other = [torch.empty_like(means) for _ in range(2)]
+    torch.distributed.all_gather(other, means)
+    assert other[0].equal(other[1])
+    assert means[3].equal(means[2])  # the spike left no trace
+    assert not means[4].equal(means[3])
+
+
+@pytest.mark.parametrize("wrapper", [None, "MMFullyShardedDataParallel"], ids=["ddp", "fsdp"])
+def test_ranks_skip_the_same_step(run_ranks, tmp_path, wrapper):
+    if wrapper and tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 8):
+        pytest.skip("sharding on the CPU needs torch 2.8")
+    run_ranks(_skip_on_ranks, 2, str(tmp_path), wrapper)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "stop"}, r"policy: 'warn' or 'skip' is needed, got 'stop'"),
+        ({"factor": 1}, r"factor: a number above 1, got 1"),
+        ({"momentum": 0}, r"momentum: above 0, at most 1, got 0"),
+        ({"warmup": -1}, r"warmup: an integer >= 0 is needed, got -1"),
+        ({"interval": 0}, r"interval: an integer >= 1 is needed, got 0"),
+    ],
+    ids=["policy", "factor", "momentum", "warmup", "interval"],
+)
+def test_wrong_arguments_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        GradientSpikeHook(**options)
+
+
+def test_clipped_gradients_cannot_tell_what_to_skip(make_runner):
+    with pytest.raises(ConfigError, match=r"GradientSpikeHook\.policy: 'skip' .*clip_grad"):
+        train(make_runner, optim={"clip_grad": {"max_norm": 1.0}}, policy="skip")

@@ -1,0 +1,331 @@
+"""Parameters that differ in learning rate, weight decay and other settings."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from mm_runner import ConfigError
+from mm_runner.optim import build_optim_wrapper
+from mm_runner.validation._optim import check_optim_wrapper
+
+SGD = {"type": "SGD", "lr": 1.0, "weight_decay": 0.5}
+
+
+class DeformConv2d(nn.Module):
+    """Known by its name, as mmcv's is."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 2))
+        self.bias = nn.Parameter(torch.ones(2))
+        self.conv_offset = nn.Conv2d(2, 2, 1)
+
+
+class Model(nn.Module):
+    """One of each kind that a rule speaks of."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 1)
+        self.depthwise = nn.Conv2d(4, 4, 3, groups=4)
+        self.norm = nn.BatchNorm2d(4)
+        self.deform = DeformConv2d()
+        self.head = nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.ones(2))
+
+
+def settings(model, paramwise, optimizer=SGD, **options):
+    """Learning rate and weight decay by the name of the parameter."""
+    wrapper = build_optim_wrapper(
+        model, {"optimizer": optimizer, "paramwise_cfg": paramwise, **options}
+    )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: (group["lr"], group["weight_decay"])
+        for group in wrapper.param_groups
+        for parameter in group["params"]
+    }
+
+
+def changed(found):
+    return {name: pair for name, pair in found.items() if pair != (1.0, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("paramwise", "expected"),
+    [
+        (
+            {"bias_lr_mult": 2},
+            dict.fromkeys(("conv.bias", "depthwise.bias", "head.bias"), (2.0, 0.5)),
+        ),
+        ({"norm_decay_mult": 0}, {"norm.weight": (1.0, 0.0), "norm.bias": (1.0, 0.0)}),
+        (
+            {"bias_decay_mult": 0, "norm_decay_mult": 2},
+            {
+                "conv.bias": (1.0, 0.0),
+                "depthwise.bias": (1.0, 0.0),
+                "head.bias": (1.0, 0.0),
+                "norm.weight": (1.0, 1.0),
+                "norm.bias": (1.0, 1.0),
+            },
+        ),
+        (
+            {"dwconv_decay_mult": 0},
+            {"depthwise.weight": (1.0, 0.0), "depthwise.bias": (1.0, 0.0)},
+        ),
+        (
+            {"flat_decay_mult": 0, "bias_decay_mult": 2},
+            {
+                "conv.bias": (1.0, 1.0),
+                "depthwise.bias": (1.0, 1.0),
+                "head.bias": (1.0, 1.0),
+                "norm.bias": (1.0, 1.0),
+                "norm.weight": (1.0, 0.0),
+                "scale": (1.0, 0.0),
+            },
+        ),
+        (
+            {"dcn_offset_lr_mult": 0.1},
+            {
+                "deform.conv_offset.weight": (0.1, 0.5),
+                "deform.conv_offset.bias": (0.1, 0.5),
+            },
+        ),
+        (
+            {
+                "bias_lr_mult": 9,
+                "custom_keys": {"head": {"lr_mult": 0.1}, "head.bias": {"decay_mult": 0.0}},
+            },
+            {
+                "conv.bias": (9.0, 0.5),
+                "depthwise.bias": (9.0, 0.5),
+                "head.weight": (0.1, 0.5),
+                "head.bias": (1.0, 0.0),
+            },
+        ),
+    ],
+    ids=["bias-lr", "norm", "norm-before-bias", "depthwise", "flat", "offset", "custom"],
+)
+def test_each_rule_changes_what_it_names(paramwise, expected):
+    assert changed(settings(Model(), paramwise)) == expected
+
+
+def test_parameters_with_equal_settings_share_a_group():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(5)))
+    cfg = {"optimizer": SGD, "paramwise_cfg": {"norm_decay_mult": 0, "bias_decay_mult": 0}}
+    groups = build_optim_wrapper(model, cfg).param_groups
+    assert [(group["weight_decay"], len(group["params"])) for group in groups] == [
+        (0.5, 5),
+        (0.0, 15),
+    ]
+
+
+def test_a_custom_key_may_set_anything_of_the_group():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    cfg = {"optimizer": SGD, "paramwise_cfg": {"custom_keys": {"0.": {"momentum": 0.7}}}}
+    assert [group["momentum"] for group in build_optim_wrapper(model, cfg).param_groups] == [0.7, 0]
+
+
+def test_factors_apply_to_the_optimizers_own_defaults():
+    found = settings(nn.Linear(2, 2), {"bias_decay_mult": 0.5}, {"type": "AdamW"})
+    assert found == {"weight": (1e-3, 1e-2), "bias": (1e-3, 5e-3)}
+
+
+def test_frozen_parameters_are_in_no_group():
+    model = Model()
+    model.conv.requires_grad_(requires_grad=False)
+    found = settings(model, {"custom_keys": {"head": {"lr_mult": 2}}})
+    assert not any(name.startswith("conv.") for name in found)
+    assert len(found) == len(list(model.parameters())) - 2
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(2, 2, bias=False)
+        self.head = nn.Linear(2, 2, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def test_a_shared_parameter_counts_once_under_its_first_name():
+    rules = {"custom_keys": {"embed": {"lr_mult": 2}, "head": {"lr_mult": 3}}}
+    with pytest.warns(UserWarning, match=r"embed\.weight and head\.weight are one parameter"):
+        assert settings(Tied(), rules) == {"embed.weight": (2.0, 0.5)}
+    assert settings(Tied(), {**rules, "bypass_duplicate": True}) == {"embed.weight": (2.0, 0.5)}
+    assert len(build_optim_wrapper(Tied(), {"optimizer": SGD}).param_groups[0]["params"]) == 1
+
+
+def test_a_custom_key_that_matches_nothing_is_told():
+    with pytest.warns(UserWarning, match=r"custom_keys: 'haed' is part of no .*mean 'head'"):
+        settings(Model(), {"custom_keys": {"haed": {"lr_mult": 0.1}}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settings(Model(), {"custom_keys": {"he": {"lr_mult": 0.1}, "head": {"lr_mult": 0.1}}})
+
+
+def test_parts_of_several_optimizers_have_rules_of_their_own():
+    cfg = {
+        "constructor": "MultiOptimWrapperConstructor",
+        "paramwise_cfg": {"bias_lr_mult": 2},
+        "a": {"optimizer": SGD},
+        "b": {"optimizer": SGD, "paramwise_cfg": {"bias_lr_mult": 3}},
+    }
+    wrappers = build_optim_wrapper(nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}), cfg)
+    assert wrappers.get_lr() == {"a.lr": [1.0, 2.0], "b.lr": [1.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("paramwise", "optimizer", "message"),
+    [
+        ({"bias_lr_mul": 2}, SGD, r"paramwise_cfg\.bias_lr_mul: unknown key.*'bias_lr_mult'"),
+        ({"norm_decay_mult": "0"}, SGD, r"paramwise_cfg\.norm_decay_mult: a number.*'0'"),
+        (
+            {"flat_decay_mult": 0},
+            {"type": "LBFGS"},
+            r"flat_decay_mult: it multiplies weight_decay, which the optimizer was not given",
+        ),
+        ({"custom_keys": {"a": 3}}, SGD, r"custom_keys\.a: a dict such as.*got 3"),
+        (
+            {"custom_keys": {"head": {"lr_mul": 3}}},
+            SGD,
+            r"custom_keys\.head\.lr_mul: unknown key\. Did you mean 'lr_mult'",
+        ),
+        ([1], SGD, r"paramwise_cfg: a dict .*got \[1\]"),
+        ({"x": 1}, torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1), r"a ready SGD"),
+    ],
+    ids=["key", "text", "no-decay", "custom", "custom-key", "list", "ready"],
+)
+def test_wrong_rules_are_named_by_their_path(paramwise, optimizer, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(Model(), paramwise, optimizer)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.Linear(2, 2)
+        self.layers = nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))
+
+
+class Transformer(nn.Module):
+    def __init__(self, depth=3):
+        super().__init__()
+        self.embed = nn.Linear(2, 2)
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+        self.head = nn.Linear(2, 2)
+
+
+class Staged(nn.Module):
+    """As residual networks are: numbered stages, each with blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(2, 2)
+        self.layer1 = nn.Sequential(Block(), Block())
+        self.norm1 = nn.LayerNorm(2)
+        self.layer2 = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(2, 2)
+
+
+DECAY = "LearningRateDecayOptimWrapperConstructor"
+
+
+def rates(model, **paramwise):
+    found = settings(model, paramwise, constructor=DECAY)
+    return {
+        name.removesuffix(".weight"): lr for name, (lr, _) in found.items() if "bias" not in name
+    }
+
+
+def test_rates_fall_by_layer_from_the_head_down():
+    found = rates(Transformer(), layer_decay_rate=0.5)
+    assert found["head"] == 1.0
+    assert [found[f"blocks.{index}.attention"] for index in range(3)] == [0.125, 0.25, 0.5]
+    assert found["blocks.0.layers.2"] == 0.125
+    assert found["embed"] == 0.0625
+
+
+def test_stages_are_cut_into_blocks_unless_decay_is_by_stage():
+    by_layer = rates(Staged(), layer_decay_rate=0.5)
+    blocks = [f"layer{stage}.{index}.attention" for stage in (1, 2) for index in (0, 1)]
+    assert [by_layer[name] for name in blocks] == [1 / 16, 1 / 8, 1 / 4, 1 / 2]
+    assert (by_layer["stem"], by_layer["norm1"], by_layer["head"]) == (1 / 32, 1 / 4, 1.0)
+    by_stage = rates(Staged(), layer_decay_rate=0.5, decay_type="stage_wise")
+    assert [by_stage[name] for name in blocks] == [1 / 4, 1 / 4, 1 / 2, 1 / 2]
+
+
+def test_fewer_rates_than_blocks_are_shared_by_neighbours():
+    found = rates(Transformer(4), layer_decay_rate=0.5, num_layers=2)
+    assert [found[f"blocks.{index}.attention"] for index in range(4)] == [
+        1 / 4,
+        1 / 4,
+        1 / 2,
+        1 / 2,
+    ]
+    assert found["embed"] == 1 / 8
+
+
+def test_layers_may_be_named_and_a_model_may_tell_its_own():
+    found = rates(Transformer(), layer_decay_rate=0.5, layers=["embed", "blocks"])
+    assert (found["embed"], found["blocks.2.attention"], found["head"]) == (0.25, 0.5, 1.0)
+
+    class Knows(Transformer):
+        def get_layer_depth(self, name, prefix=""):
+            return (0 if name.startswith(f"{prefix}embed") else 2), 3
+
+    model = nn.ModuleDict({"backbone": Knows(), "neck": nn.Linear(2, 2)})
+    found = rates(model, layer_decay_rate=0.5)
+    assert (found["backbone.embed"], found["backbone.head"], found["neck"]) == (0.25, 1.0, 1.0)
+
+
+def test_other_rules_multiply_with_the_layers():
+    model = Transformer()
+    cfg = {"decay_rate": 0.5, "custom_keys": {"head": {"lr_mult": 10}}}
+    found = settings(model, cfg, constructor=DECAY)
+    assert found["head.weight"] == (10.0, 0.5)
+    assert found["blocks.2.attention.weight"] == (0.5, 0.5)
+    assert found["blocks.2.attention.bias"] == (0.5, 0.0)  # as in mmdet
+    kept = settings(model, {"decay_rate": 0.5, "flat_decay_mult": 1}, constructor=DECAY)
+    assert kept["blocks.2.attention.bias"] == (0.5, 0.5)
+    groups = build_optim_wrapper(
+        model,
+        {"optimizer": SGD, "constructor": DECAY, "paramwise_cfg": {"layer_decay_rate": 0.5}},
+    ).param_groups
+    assert len(groups) == 5
+
+
+@pytest.mark.parametrize(
+    ("paramwise", "message"),
+    [
+        ({}, r"one of decay_rate and layer_decay_rate is needed, got neither"),
+        ({"decay_rate": 2}, r"decay_rate: a number above 0, at most 1, got 2"),
+        ({"decay_rate": 0.5, "decay_type": "x"}, r"decay_type: 'layer_wise' or 'stage_wise'.*'x'"),
+        ({"decay_rate": 0.5, "num_layers": 0}, r"num_layers: a positive integer, got 0"),
+        ({"decay_rate": 0.5, "layer": []}, r"paramwise_cfg\.layer: unknown key"),
+        ({"decay_rate": 0.5}, r"Linear has no repeated blocks to tell layers by"),
+    ],
+    ids=["no-rate", "rate", "type", "number", "key", "blocks"],
+)
+def test_wrong_layer_decay_is_named_by_its_path(paramwise, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(nn.Linear(2, 2), paramwise, constructor=DECAY)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_names_are_those_of_the_model_inside_its_wrapper():
+    model = nn.parallel.DistributedDataParallel(Transformer())
+    wrapper = build_optim_wrapper(
+        model,
+        {"optimizer": SGD, "paramwise_cfg": {"custom_keys": {"blocks.0.": {"lr_mult": 0.1}}}},
+    )
+    assert sorted(len(group["params"]) for group in wrapper.param_groups) == [6, 16]
+
+
+def test_rules_are_checked_before_there_is_a_model():
+    cfg = {"optimizer": SGD, "constructor": DECAY, "paramwise_cfg": {"decay_rate": 0.5}}
+    check_optim_wrapper(cfg, "optim_wrapper")
+    cfg["paramwise_cfg"]["custom_keys"] = {"head": {"lr_mul": 2}}
+    with pytest.raises(ConfigError, match=r"custom_keys\.head\.lr_mul"):
+        check_optim_wrapper(cfg, "optim_wrapper")

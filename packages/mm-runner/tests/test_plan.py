@@ -1,0 +1,174 @@
+"""``mm-runner check``: the plan of a run that is not begun."""
+
+import json
+import sys
+
+import pytest
+import torch
+from strict_task import strict_config
+from torch import nn
+from toy import Blobs, Classifier, runner_arguments
+
+from mm_runner import ConfigError
+from mm_runner.cli import main
+from mm_runner.model import BaseModel
+from mm_runner.plan import make_plan, plan_as_text
+
+_needs_meta = pytest.mark.skipif(
+    not hasattr(torch, "set_default_device"), reason="torch before 2.0 builds no model on meta"
+)
+
+
+class Lazy(Classifier):
+    """Needs values as it is built, which the meta device has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = float(torch.ones(1).item())
+
+
+class Huge(BaseModel):
+    """Would take 400 GB."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(100_000, 100_000, bias=False) for _ in range(10))
+
+    def forward(self, mode="tensor"):
+        raise AssertionError(mode)
+
+
+class Unreadable(Blobs):
+    def __getitem__(self, index):
+        raise AssertionError(index)
+
+
+def plan_of(tmp_path, *, world_size=1, **overrides):
+    return make_plan(runner_arguments(tmp_path / "run", **overrides), world_size=world_size)
+
+
+def test_the_plan_counts_what_the_run_would_have(tmp_path):
+    plan = plan_of(
+        tmp_path,
+        world_size=2,
+        optim_wrapper={
+            "optimizer": {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5},
+            "accumulative_counts": 3,
+            "paramwise_cfg": {"bias_decay_mult": 0.0},
+        },
+        auto_scale_lr={"base_batch_size": 12, "enable": True},
+        train_dataloader={"dataset": Unreadable(25), "batch_size": 4},
+        val_dataloader={"dataset": Unreadable(25), "batch_size": 4},
+    )
+    parameters = sum(p.numel() for p in Classifier().parameters())
+    assert plan["model"]["name"] == "Classifier"
+    assert plan["model"]["parameters"] == plan["model"]["trained"] == parameters
+    assert plan["model"]["bytes"] == {"float32": 4 * parameters}
+    (optimizer,) = plan["optimizers"]
+    assert optimizer["optimizer"] == "AdamW"
+    assert sorted(group["weight_decay"] for group in optimizer["groups"]) == [0.0, 0.5]
+    assert sum(group["parameters"] for group in optimizer["groups"]) == parameters
+    assert {group["lr"] for group in optimizer["groups"]} == {0.2}
+    assert plan["batch"] == {"per_process": 4, "world_size": 2, "effective": {"": 24}}
+    assert plan["length"] == {"epochs": 2, "steps_per_epoch": 4, "steps": 8}
+    assert plan["memory"]["gradients"] == {"float32": 4 * parameters}
+    # Two averages of each parameter, and torch's count of steps.
+    assert 0 <= plan["memory"]["optimizer_state"]["float32"] - 8 * parameters <= 4 * 4
+    assert plan["acceleration"]["wrapper"] == "MMDistributedDataParallel"
+    assert json.loads(json.dumps(plan)) == plan
+    assert not (tmp_path / "run").exists()
+
+
+@_needs_meta
+def test_a_model_larger_than_memory_is_planned(tmp_path):
+    plan = plan_of(tmp_path, model={"type": Huge}, optim_wrapper={"optimizer": {"type": "Adam"}})
+    assert plan["memory"]["optimizer_state"]["float32"] >= 8 * 10**11
+    assert not plan["notes"]
+
+
+@_needs_meta
+def test_a_model_that_needs_values_is_built_with_them(tmp_path):
+    plan = plan_of(tmp_path, model={"type": Lazy})
+    assert "built with its values" in plan["notes"][0]
+
+
+def test_the_schedule_is_that_of_the_run(tmp_path, make_runner):
+    schedules = [
+        {"type": "LinearLR", "start_factor": 0.1, "by_epoch": False, "end": 5},
+        {"type": "MultiStepLR", "milestones": [1], "by_epoch": True},
+    ]
+    plan = plan_of(tmp_path, param_scheduler=schedules)
+    seen = {}
+    runner = make_runner(param_scheduler=schedules)
+    call_hook = runner.call_hook
+
+    def note(stage, **arguments):
+        if stage == "before_train_iter":
+            seen[runner.iter] = runner.optim_wrapper.param_groups[0]["lr"]
+        call_hook(stage, **arguments)
+
+    runner.call_hook = note
+    runner.train()
+    assert {0, 5, 11} <= {point["step"] for point in plan["schedule"]}
+    for point in plan["schedule"]:
+        assert point["lr"][""] == pytest.approx(seen[point["step"]])
+        assert point["epoch"] == point["step"] // 6
+
+
+@pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
+def test_several_optimizers_and_precision_are_named(tmp_path):
+    class Two(Classifier):
+        def train_step(self, data, optim_wrapper):
+            raise AssertionError(data, optim_wrapper)
+
+    one = {"type": "AmpOptimWrapper", "dtype": "bfloat16", "optimizer": {"type": "SGD", "lr": 0.1}}
+    plan = plan_of(
+        tmp_path,
+        model={"type": Two},
+        optim_wrapper={
+            "constructor": "MultiOptimWrapperConstructor",
+            "layers.0": one,
+            "layers.3": {"optimizer": {"type": "NpuFusedSGD", "lr": 0.2, "momentum": 0.9}},
+        },
+    )
+    assert [one["name"] for one in plan["optimizers"]] == ["layers.0", "layers.3"]
+    assert plan["acceleration"]["precision"] == {"layers.0": "bfloat16", "layers.3": "float32"}
+    assert plan["acceleration"]["optimizer"]["layers.3"].startswith("mm_npu.")
+    text = plan_as_text(plan)
+    assert "layers.0: torch.optim.sgd.SGD in AmpOptimWrapper" in text
+
+
+def test_an_optimizer_that_wants_a_closure_is_said_not_to_be_known(tmp_path):
+    plan = plan_of(tmp_path, optim_wrapper={"optimizer": {"type": "LBFGS"}})
+    assert plan["memory"]["optimizer_state"] is None
+    assert "What LBFGS keeps is not known" in plan["notes"][-1]
+    assert "optimizer not known" in plan_as_text(plan)
+
+
+def test_what_is_wrong_is_told_as_training_would(tmp_path):
+    with pytest.raises(ConfigError, match=r"train_cfg: train_dataloader|max_epochs"):
+        plan_of(tmp_path, train_cfg={"by_epoch": True})
+    with pytest.raises(ConfigError, match=r"val_evaluator: .*needed"):
+        plan_of(tmp_path, val_evaluator=[])
+    with pytest.raises(ConfigError, match="world_size=0"):
+        plan_of(tmp_path, world_size=0)
+
+
+def test_the_command_prints_text_or_json_and_ends_with_a_status(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "c.json").write_text(json.dumps({**strict_config(), "compile": False}))
+    assert main(["check", "c.json"]) == 0
+    text = capsys.readouterr().out
+    for line in (
+        "model         Net: ",
+        "length        12 steps = 2 epochs x 6",
+        "precision     bfl",
+    ):
+        assert line in text
+    assert "batch         8 = 4 of a process x 1 process(es) x 2 accumulated" in text
+    assert main(["check", "c.json", "--json", "--world-size", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["batch"]["effective"] == {"": 16}
+    assert main(["check", "c.json", "--cfg-options", "model.widht=3"]) == 1
+    assert "c.json:1: model.widht: unknown argument of Net" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()

@@ -1,0 +1,457 @@
+"""The way of a batch to the device. Accelerators are stood in for, but where CUDA is there."""
+
+import contextlib
+import time
+from collections import OrderedDict, defaultdict
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from toy import NO_VALIDATION, Blobs, Classifier, Scripted, loader_cfg
+from typing_extensions import override
+
+from mm_runner import ConfigError
+from mm_runner.data import BatchFeed, DataSettings, build_dataloader, feed_of_run, map_tensors
+from mm_runner.data._train_batches import TrainBatches
+from mm_runner.hooks import Hook
+from mm_runner.model import BaseModel
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+class StandIn:
+    """An accelerator that computes nothing and notes what is asked of it, in order.
+
+    Its tensors are meta tensors, which know a device other than the CPU, and no values.
+    """
+
+    def __init__(self):
+        self.events = []
+        self.main = self.Stream(name="main")
+        self.now = self.main
+
+    def Stream(self, device=None, name="copies"):  # noqa: N802 - torch's name
+        stream = SimpleNamespace(name=name, device=device)
+        stream.wait_stream = lambda other: self.events.append(f"{name} waits for {other.name}")
+        return stream
+
+    def current_stream(self, device):
+        assert device == torch.device("meta")
+        return self.now
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    device = StandIn()
+    monkeypatch.setattr(torch, "meta", device, raising=False)
+    to = torch.Tensor.to
+
+    def noted_to(tensor, *args, **kwargs):
+        if args == (torch.device("meta"),):
+            how = "beside" if kwargs.get("non_blocking") else "waiting"
+            size = "pinned" if getattr(tensor, "stands_pinned", False) else "pageable"
+            device.events.append(f"copy {len(tensor)} {size} on {device.now.name}, {how}")
+        return to(tensor, *args, **kwargs)
+
+    def pin(tensor):
+        pinned = tensor.clone()
+        pinned.stands_pinned = True
+        return pinned
+
+    monkeypatch.setattr(torch.Tensor, "to", noted_to)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(
+        torch.Tensor, "is_pinned", lambda tensor: getattr(tensor, "stands_pinned", False)
+    )
+    monkeypatch.setattr(
+        torch.Tensor,
+        "record_stream",
+        lambda tensor, stream: device.events.append(f"keep {len(tensor)} for {stream.name}"),
+    )
+    return device
+
+
+def drawn(sizes, events):
+    for size in sizes:
+        events.append(f"draw {size}")
+        yield {"x": torch.ones(size)}
+
+
+def test_stand_in_the_next_batch_is_copied_on_its_own_stream_before_the_present_is_handed_out(
+    stand_in,
+):
+    feed = BatchFeed(torch.device("meta"), looks_ahead=True)
+    for batch in feed.over(drawn([1, 2], stand_in.events)):
+        assert batch["x"].device.type == "meta"
+        stand_in.events.append(f"compute {len(batch['x'])}")
+    assert stand_in.events == [
+        "draw 1",
+        "copy 1 pinned on copies, beside",
+        "draw 2",
+        "main waits for copies",  # only for the first: the second copy comes after
+        "keep 1 for main",
+        "copy 2 pinned on copies, beside",
+        "compute 1",
+        "main waits for copies",
+        "keep 2 for main",
+        "compute 2",
+    ]
+    assert stand_in.now is stand_in.main
+
+
+def test_stand_in_a_loader_that_cannot_be_drawn_ahead_is_not(stand_in):
+    feed = BatchFeed(torch.device("meta"), looks_ahead=False)
+    for batch in feed.over(drawn([1, 2], stand_in.events)):
+        stand_in.events.append(f"compute {len(batch['x'])}")
+    order = [event for event in stand_in.events if event.startswith(("draw", "compute"))]
+    assert order == ["draw 1", "compute 1", "draw 2", "compute 2"]
+    assert "copy 2 pinned on copies, beside" in stand_in.events
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_stand_in_an_error_comes_with_its_batch_and_not_before():
+    def breaks():
+        yield {"x": torch.ones(1)}
+        raise ValueError("sample 7 is damaged")
+
+    batches = BatchFeed(torch.device("meta"), looks_ahead=True).over(breaks())
+    assert len(next(batches)["x"]) == 1
+    with pytest.raises(ValueError, match="sample 7 is damaged"):
+        next(batches)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_stand_in_metrics_and_hooks_of_an_evaluation_see_the_batch_on_the_host():
+    batch = {"x": torch.ones(3), "name": "a"}
+    ((host, placed),) = BatchFeed(torch.device("meta")).pairs(iter([batch]))
+    assert host is batch
+    assert (placed["x"].device.type, placed["name"]) == ("meta", "a")
+
+
+def test_stand_in_what_cannot_be_copied_so_is_left_to_the_model(stand_in, monkeypatch):
+    def refuse(tensor):
+        raise RuntimeError(f"no memory can be locked for {len(tensor)} numbers")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    sparse = torch.eye(2).to_sparse()
+    there = torch.ones(4, device="meta")
+    batch = [torch.ones(2), sparse, there, torch.ones(0), {"text": "a"}, 5]
+    (placed,) = BatchFeed(torch.device("meta")).over(iter([batch]))
+    assert placed[1] is sparse
+    assert placed[2] is there
+    assert placed[0].device.type == placed[3].device.type == "meta"
+    assert "copy 2 pageable on copies, beside" in stand_in.events
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_stand_in_positions_do_not_count_what_was_only_prefetched():
+    cfg = loader_cfg(num_workers=1, pin_memory=False)
+    loader = build(cfg)
+    runner = SimpleNamespace(device=torch.device("meta"), cfg={})
+    batches = TrainBatches(loader, 0, loader.generator, print, feed_of_run(runner, loader))
+    passing = batches.begin(0)
+    for number in (1, 2, 3):
+        next(passing)
+        assert batches.position() == (0, number, 4 * number, 6, None)
+    (rest,) = [list(passing)]
+    assert (len(rest), batches.batch) == (3, 6)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_stand_in_only_a_loader_with_workers_and_no_state_of_its_own_is_drawn_ahead():
+    class Stateful(DataLoader):
+        def state_dict(self):
+            return {}
+
+    runner = SimpleNamespace(device=torch.device("meta"), cfg={})
+
+    def looks_ahead(loader, **cfg):
+        runner.cfg = cfg
+        return feed_of_run(runner, loader)._looks_ahead
+
+    assert looks_ahead(DataLoader(Blobs(), num_workers=1))
+    assert not looks_ahead(DataLoader(Blobs()))
+    assert not looks_ahead(Stateful(Blobs(), num_workers=1))
+    assert not looks_ahead(DataLoader(Blobs(), num_workers=1), device_prefetch=False)
+
+
+def test_on_the_cpu_batches_are_handed_on_as_they_are():
+    batches = [{"x": torch.ones(2)}, object()]
+    feed = BatchFeed(torch.device("cpu"), looks_ahead=True)
+    assert [a is b for a, b in zip(feed.over(iter(batches)), batches, strict=True)] == [True, True]
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("looks_ahead", [True, False], ids=["ahead", "in-turn"])
+def test_stand_in_a_feed_times_the_loader_and_not_the_steps(monkeypatch, looks_ahead):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: clock.now)
+
+    def slow():
+        for _ in range(3):
+            clock.now += 2.0
+            yield torch.ones(1)
+
+    for device in ("cpu", "meta"):
+        feed = BatchFeed(torch.device(device), looks_ahead=looks_ahead)
+        for _ in feed.over(slow()):
+            clock.now += 5.0
+        assert (feed.loaded_s, feed.copied_s) == (6.0, 0.0)
+
+
+def test_any_nested_batch_is_mapped_and_keeps_its_kind():
+    class Bag(dict):
+        pass
+
+    batch = {
+        "pair": Pair(torch.ones(1), "text"),
+        "list": [torch.ones(2), (torch.ones(3), None)],
+        "default": defaultdict(list, {"x": torch.ones(4)}),
+        "ordered": OrderedDict(b=torch.ones(5), a=1),
+        "bag": Bag(x=torch.ones(6)),
+    }
+    mapped = map_tensors(batch, torch.neg)
+    assert {key: type(value) for key, value in mapped.items()} == {
+        key: type(value) for key, value in batch.items()
+    }
+    assert mapped["pair"].left.item() == -1
+    assert mapped["list"][1][0].sum() == -3
+    assert mapped["default"]["missing"] == []
+    assert list(mapped["ordered"]) == ["b", "a"]
+    assert batch["bag"]["x"].sum() == 6, "the batch itself was changed"
+
+
+# CUDA itself, where there is one.
+
+
+@needs_cuda
+@pytest.mark.parametrize("looks_ahead", [True, False], ids=["ahead", "in-turn"])
+def test_on_cuda_every_value_arrives_while_the_device_is_busy(looks_ahead):
+    device = torch.device("cuda")
+    heavy = torch.randn(2048, 2048, device=device)
+    host = [{"x": torch.full((256, 1024), float(i)), "meta": i} for i in range(50)]
+    feed = BatchFeed(device, looks_ahead=looks_ahead)
+    sums = []
+    for batch in feed.over(iter(host)):
+        heavy = torch.tanh(heavy @ heavy)  # queued: the copy runs beside it
+        sums.append((batch["x"] + heavy[0, 0] * 0).sum())
+        del batch
+    assert torch.stack(sums).tolist() == [256 * 1024 * float(i) for i in range(50)]
+
+
+@needs_cuda
+def test_on_cuda_images_arrive_with_channels_last():
+    device = torch.device("cuda")
+    feed = BatchFeed(device, channels_last=True)
+    images = torch.randn(2, 3, 8, 8)
+    (batch,) = feed.over(iter([{"images": images}]))
+    assert batch["images"].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(batch["images"].cpu(), images)
+
+
+# The loader's defaults.
+
+
+def build(cfg, device=None):
+    generator = torch.Generator().manual_seed(0)
+    settings = DataSettings(0, generator, device=device)
+    return build_dataloader(cfg, settings, shuffle=False, where="train_dataloader")
+
+
+def test_workers_stay_unless_told_otherwise():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(4))
+
+    assert build(loader_cfg(num_workers=1)).persistent_workers
+    assert not build(loader_cfg(num_workers=1, persistent_workers=False)).persistent_workers
+    assert not build(loader_cfg()).persistent_workers
+    # Its workers' random numbers begin with them.
+    assert not build({"dataset": Stream(), "batch_size": 2, "num_workers": 1}).persistent_workers
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_stand_in_memory_is_pinned_for_an_accelerator_unless_told_otherwise(monkeypatch):
+    device = torch.device("meta")
+    assert not build(loader_cfg(), torch.device("cpu")).pin_memory
+    assert not build(loader_cfg(), torch.device("mps")).pin_memory or hasattr(torch.mps, "Stream")
+    assert not build(loader_cfg(pin_memory=False), device).pin_memory
+    monkeypatch.setattr(torch, "accelerator", object(), raising=False)
+    assert build(loader_cfg(), device).pin_memory
+    assert build(loader_cfg(), device).pin_memory_device == ""
+    monkeypatch.delattr(torch, "accelerator")
+    with pytest.warns(match="pin_memory_device") if _deprecates() else contextlib.nullcontext():
+        assert build(loader_cfg(), device).pin_memory_device == "meta"
+
+
+def _deprecates():
+    """Whether this torch warns of an argument that older ones need."""
+    import inspect  # noqa: PLC0415
+
+    return "pin_memory_device" in inspect.getsource(DataLoader.__init__).partition("warn")[2]
+
+
+# Channels last.
+
+
+class Images(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"images": torch.full((3, 4, 4), float(index)), "labels": torch.tensor(index % 3)}
+
+
+class Convolves(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.volume = nn.Parameter(torch.ones(1, 1, 1, 1, 1))  # five dimensions: left as they are
+        self.seen = []
+
+    def forward(self, images, labels, mode="tensor"):
+        self.seen.append(images.is_contiguous(memory_format=torch.channels_last))
+        scores = self.first(images * self.volume[0]).mean((2, 3))[:, :3]
+        if mode == "loss":
+            return {"loss": nn.functional.cross_entropy(scores, labels)}
+        return scores, labels
+
+
+def image_loader(collate_fn="default_collate"):
+    return {"dataset": Images(), "batch_size": 4, "collate_fn": collate_fn}
+
+
+class Stacks(Convolves):
+    """Gets lists of images, and stacks them in its preprocessor."""
+
+    def __init__(self):
+        super().__init__()
+        cast = self.data_preprocessor.cast_data
+        self.data_preprocessor.forward = lambda data, _: {
+            name: torch.stack(values) for name, values in cast(data).items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("model", "collate_fn"),
+    [(Convolves, "default_collate"), (Stacks, "pseudo_collate")],
+    ids=["collated", "stacked-by-the-preprocessor"],
+)
+def test_channels_last_for_the_model_and_the_images_it_gets(make_runner, model, collate_fn):
+    loader = image_loader(collate_fn)
+    runner = make_runner(
+        model=model(),
+        train_dataloader=loader,
+        val_dataloader=loader,
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        cfg={"channels_last": True},
+    )
+    kernel = runner.model.first.weight
+    assert kernel.is_contiguous(memory_format=torch.channels_last)
+    runner.train()
+    assert runner.model.seen == [True] * 4
+    assert "channels_last" in next(Path(runner.log_dir).glob("*.log")).read_text()
+
+
+def test_channels_last_is_off_by_default_and_checked(make_runner):
+    runner = make_runner(model=Convolves(), train_dataloader=image_loader(), **NO_VALIDATION)
+    runner.train()
+    assert not any(runner.model.seen)
+    with pytest.raises(ConfigError, match=r"^channels_last: True or False is needed, got 'yes'"):
+        make_runner(cfg={"channels_last": "yes"})
+    with pytest.raises(ConfigError, match=r"device_prefetch: True or False"):
+        make_runner(cfg={"device_prefetch": 1})
+
+
+# Loading while validating.
+
+
+class LeavesTracks(Blobs):
+    """Writes a file for each sample that a worker reads."""
+
+    def __init__(self, folder, size=24, noise=0.0):
+        super().__init__(size, noise)
+        self.folder = folder
+
+    def __getitem__(self, index):
+        for number in count():
+            try:
+                (self.folder / f"{index}-{number}").touch(exist_ok=False)
+                break
+            except FileExistsError:
+                continue
+        return super().__getitem__(index)
+
+
+class WaitsForWorkers(Scripted):
+    """A validation that ends only when the workers have begun the next epoch."""
+
+    def __init__(self, folder, expected):
+        super().__init__(values=[0.5, 0.5])
+        self.folder, self.expected = folder, list(expected)
+
+    @override
+    def compute_metrics(self, results):
+        wanted, until = self.expected.pop(0), time.monotonic() + 60
+        while len(list(self.folder.iterdir())) < wanted:
+            assert time.monotonic() < until, "no sample of the next epoch was loaded meanwhile"
+            time.sleep(0.01)
+        return super().compute_metrics(results)
+
+
+def test_workers_load_the_next_epoch_while_a_validation_goes_on(make_runner, tmp_path):
+    tracks = tmp_path / "tracks"
+    tracks.mkdir()
+    loader = loader_cfg(dataset=LeavesTracks(tracks), num_workers=1)
+    # 24 samples of the first epoch; 8 of the second are what one worker fetches ahead.
+    metric = WaitsForWorkers(tracks, expected=[24 + 8, 48])
+    make_runner(train_dataloader=loader, val_evaluator=metric).train()
+    assert len(list(tracks.iterdir())) == 48, "a sample was loaded twice, or beyond the last epoch"
+
+
+class RecordBatches(Hook):
+    def __init__(self):
+        self.batches = []
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.batches.append(data_batch["inputs"].clone())
+
+
+def test_beginning_ahead_changes_no_batch_and_no_weight(make_runner, tmp_path, monkeypatch):
+    def train(name):
+        record = RecordBatches()
+        runner = make_runner(
+            work_dir=tmp_path / name,
+            model=Classifier(dropout=0.2),
+            train_dataloader=loader_cfg(dataset=Blobs(noise=0.5), num_workers=2),
+            val_dataloader=loader_cfg(size=9, num_workers=1),
+            train_cfg={"by_epoch": True, "max_epochs": 3},
+            custom_hooks=[record],
+        )
+        runner.train()
+        return record.batches, list(runner.model.state_dict().values())
+
+    torch.manual_seed(0)
+    ahead = train("ahead")
+    monkeypatch.setattr(TrainBatches, "begin_ahead", lambda _, __: None)
+    torch.manual_seed(0)
+    in_turn = train("in_turn")
+    for ours, theirs in zip(ahead, in_turn, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

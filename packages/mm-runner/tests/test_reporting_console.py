@@ -1,0 +1,155 @@
+"""The bar on a terminal, the lines elsewhere, and the time that they say is left."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from toy import Scripted
+from typing_extensions import override
+
+from mm_runner.hooks import Hook
+from mm_runner.reporting import RunConsole, TrainingClock, as_clock
+
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from toy import runner_arguments
+from mm_runner import Runner
+if __name__ == "__main__":
+    Runner(**runner_arguments(sys.argv[1], default_hooks=dict(logger=dict(interval=2)))).train()
+"""
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr("time.perf_counter", lambda: now.s)
+    return now
+
+
+def test_the_time_left_is_that_of_the_steps_of_this_run(clock):
+    training = TrainingClock(done=50)
+    clock.s += 20
+    assert training.step_s(60) == 2.0
+    assert training.eta_s(60, 100) == 80.0
+    assert training.eta_s(120, 100) == 0.0
+
+
+def test_validations_do_not_count_as_time_of_steps(clock):
+    training = TrainingClock()
+    clock.s += 10
+    for _ in range(2):
+        training.pause()
+        clock.s += 1000
+        assert training.eta_s(10, 20) == 10.0  # while it goes on
+        training.go_on()
+    training.go_on()  # of a validation before training began
+    clock.s += 10
+    assert training.eta_s(20, 30) == 10.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.9, "0:00:00"), (3661, "1:01:01"), (90000, "1 day, 1:00:00")]
+)
+def test_durations_are_told_as_clocks(seconds, text):
+    assert as_clock(seconds) == text
+
+
+class TakesTime(Hook):
+    """Each step takes a second."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.clock.s += 1
+
+
+class SlowMetric(Scripted):
+    """Each validation takes an hour."""
+
+    def __init__(self, clock):
+        super().__init__(values=[0.5, 0.5])
+        self.clock = clock
+
+    def compute_metrics(self, results):
+        self.clock.s += 3600
+        return super().compute_metrics(results)
+
+
+def test_lines_and_bar_say_the_same_time_left_without_validations(make_runner, clock):
+    file = io.StringIO()
+    runner = make_runner(
+        val_evaluator=SlowMetric(clock),
+        custom_hooks=[TakesTime(clock)],
+        default_hooks={"logger": {"interval": 3}},
+    )
+    runner.console._console = Console(file=file, width=200, force_terminal=True)
+    runner.train()
+    text = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", file.getvalue())
+    lines = re.findall(r"Epoch\(train\) .*eta: (\S+)", text)
+    assert lines == ["0:00:09", "0:00:06", "0:00:03", "0:00:00"]
+    (first,) = re.findall(
+        r"epoch 1/2 [^\r\n]* 3/12 eta (\S+)\s+loss \d\.\d{4}\s+4 samples/s", text
+    )[:1]
+    assert first == "0:00:09"
+    assert re.search(r"epoch 2/2 [^\r\n]* 9/12 eta 0:00:03", text)
+
+
+def test_a_run_on_a_pseudo_terminal_has_a_bar_that_ends_and_lines_above_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    ours, theirs = os.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "run")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=env,
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # Linux's way to say that the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(ours)
+    assert process.wait(60) == 0, shown.decode()
+    plain = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"epoch 1/2 .*\d+% +\d+/12 eta \d:\d\d:\d\d .*loss \d\.\d+ .*samples/s", plain)
+    assert "12/12" in plain
+    assert len(re.findall(r"INFO Epoch\(train\) .*loss: ", plain)) == 6
+    assert shown.rindex(b"Trained Classifier") > shown.rindex(b"12/12"), "the bar stands below"
+    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h"), "the cursor stayed hidden"
+
+
+def test_a_run_into_a_pipe_writes_plain_lines_one_per_interval(run_script, tmp_path):
+    result = run_script(SCRIPT, tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout
+    assert "\r" not in result.stdout
+    assert len(re.findall(r"INFO Epoch\(train\) .*eta: .*loss: ", result.stdout)) == 6
+    assert len(re.findall(r"INFO Epoch\(val\) ", result.stdout)) == 2
+    (log,) = (tmp_path / "run").rglob("*.log")
+    assert result.stdout == log.read_text()
+
+
+def test_a_bar_without_a_clock_names_no_time():
+    file = io.StringIO()
+    console = RunConsole(is_main=True, console=Console(file=file, width=100, force_terminal=True))
+    console.start_progress("training", 3)
+    console.update_progress(1, values="")
+    console.stop_progress()
+    assert "eta" not in file.getvalue()

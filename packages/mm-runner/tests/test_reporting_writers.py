@@ -1,0 +1,414 @@
+"""What keeps scalars besides ``scalars.jsonl``; wandb is stood in for where it is not installed."""
+
+import gc
+import json
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import pytest
+from toy import NO_VALIDATION, runner_arguments
+
+from mm_runner import ComponentNotFoundError, ConfigError, Runner
+from mm_runner.registry import LOG_WRITERS
+from mm_runner.reporting import (
+    BackgroundScalars,
+    JsonLinesWriter,
+    TensorBoardWriter,
+    WandbWriter,
+    writer_configs,
+)
+from mm_runner.reporting._background import _MOST_FAILURES, _MOST_WAITING
+
+RECORD = {"mode": "train", "epoch": 1, "step": 5, "loss": 0.5, "note": "text"}
+
+
+class Collects:
+    """Keeps what it is given, and the thread that it is called in."""
+
+    made: ClassVar = []
+
+    def __init__(self, log_dir, prefix=""):
+        self.log_dir, self.prefix, self.records, self.threads = log_dir, prefix, [], set()
+        self.is_closed = False
+        Collects.made.append(self)
+
+    def write(self, record):
+        self.threads.add(threading.current_thread())
+        self.records.append(record)
+
+    def close(self):
+        self.is_closed = True
+
+
+class Breaks:
+    """Cannot write."""
+
+    def __init__(self, log_dir=None):
+        self.log_dir = log_dir
+
+    def write(self, record):
+        raise OSError(f"the server of {record['mode']} is gone")
+
+    def close(self):
+        raise OSError("still gone")
+
+
+class Hangs:
+    """Writes nothing until it is let go."""
+
+    def __init__(self):
+        self.go_on = threading.Event()
+        self.count = 0
+
+    def write(self, record):
+        self.go_on.wait()
+        self.count += len(record)
+
+
+@pytest.fixture(autouse=True)
+def no_threads():
+    yield
+    Collects.made.clear()
+    gc.collect()
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("mm-runner ")]
+    for thread in left:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in left), "a writer's thread outlived its run"
+
+
+def log_of(runner):
+    return next(Path(runner.log_dir).glob("*.log")).read_text()
+
+
+# Which writers.
+
+
+def test_mmengines_names_and_plain_names_give_the_same_writers():
+    backends = [
+        {"type": "LocalVisBackend"},
+        {"type": "TensorboardVisBackend"},
+        {"type": "WandbVisBackend", "init_kwargs": {"project": "p"}},
+    ]
+    assert writer_configs({"type": "DetLocalVisualizer", "vis_backends": backends}, None) == {
+        "visualizer.vis_backends[1]": {"type": "TensorBoardWriter"},
+        "visualizer.vis_backends[2]": {"type": "WandbWriter", "init_kwargs": {"project": "p"}},
+    }
+    mine = Breaks()
+    assert writer_configs(
+        None, ["TensorBoardWriter", "JsonLinesWriter", {"type": Breaks}, mine]
+    ) == {
+        "log_writers[0]": {"type": "TensorBoardWriter"},
+        "log_writers[2]": {"type": Breaks},
+        "log_writers[3]": mine,
+    }
+    both = writer_configs({"vis_backends": backends[1:2]}, "TensorboardVisBackend")
+    assert list(both) == ["visualizer.vis_backends[0]"], (
+        "a writer was asked for twice, and is twice"
+    )
+    assert writer_configs(None, None) == writer_configs({"type": "Visualizer"}, []) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"visualizer": "Visualizer"}, ConfigError, r"^visualizer: a dict is needed, got str"),
+        ({"cfg": {"log_writers": [5]}}, ConfigError, r"^log_writers\[0\]: .* got 5"),
+        ({"cfg": {"log_writers": [{"typ": "X"}]}}, ConfigError, r"log_writers\[0\]: .*'type'"),
+        (
+            {"visualizer": {"vis_backends": [{"type": "MLflowVisBackend"}]}},
+            ComponentNotFoundError,
+            r"visualizer\.vis_backends\[0\]\.type: No .* 'MLflowVisBackend'; .* WandbWriter",
+        ),
+        (
+            {"cfg": {"log_writers": [{"type": "WandbWriter", "projekt": "p"}]}},
+            ConfigError,
+            r"log_writers\[0\]\.projekt: unknown argument of WandbWriter",
+        ),
+        ({"cfg": {"log_writer": ["x"]}}, ConfigError, "Did you mean 'log_writers'"),
+    ],
+    ids=["visualizer", "number", "no-type", "not-there", "argument", "slip"],
+)
+def test_a_wrong_writer_ends_in_a_message_before_anything_is_built(
+    make_runner, tmp_path, arguments, kind, message
+):
+    with pytest.raises(kind, match=message):
+        make_runner(**arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("writer", "module", "extra"),
+    [
+        ("TensorBoardWriter", "torch.utils.tensorboard", "tensorboard"),
+        ("WandbWriter", "wandb", "wandb"),
+    ],
+)
+def test_a_missing_extra_is_named_at_construction(make_runner, monkeypatch, writer, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with pytest.raises(
+        ConfigError, match=rf"^log_writers\[0\]: {writer} needs {extra}.*'mm-runner\[{extra}\]'"
+    ):
+        make_runner(cfg={"log_writers": [writer]})
+
+
+def build_without_extra(_, work_dir):
+    sys.modules["wandb"] = None
+    with pytest.raises(ConfigError, match=r"^log_writers\[0\]: WandbWriter needs wandb"):
+        Runner(**runner_arguments(work_dir, cfg={"log_writers": ["WandbWriter"]}))
+
+
+def test_a_missing_extra_ends_all_ranks(run_ranks, tmp_path):
+    run_ranks(build_without_extra, 2, tmp_path)
+
+
+# What they are given.
+
+
+def test_a_writer_of_ones_own_gets_every_record_in_one_thread_of_its_own(make_runner):
+    runner = make_runner(cfg={"log_writers": [{"type": Collects, "prefix": "x"}]})
+    runner.train()
+    (writer,) = Collects.made
+    on_disk = (Path(runner.log_dir) / "scalars.jsonl").read_text().splitlines()
+    assert writer.records == [json.loads(line) for line in on_disk], "or train() came back early"
+    assert {record["mode"] for record in writer.records} == {"train", "val"}
+    assert (writer.log_dir, writer.prefix) == (runner.log_dir, "x")
+    (thread,) = writer.threads
+    assert thread is not threading.main_thread()
+    assert not writer.is_closed
+    runner.val()
+    assert len(writer.records) == len(on_disk) + 1
+    del runner
+    gc.collect()
+    assert writer.is_closed
+
+
+def test_an_advertised_writer_is_found_by_name(make_runner, install_plugin):
+    install_plugin(
+        "my-writers",
+        "[mm.log_writers]\nMine = my_writers:Mine\n",
+        "class Mine:\n"
+        "    def __init__(self, log_dir):\n"
+        "        self.path = log_dir / 'mine.txt'\n"
+        "    def write(self, record):\n"
+        "        with self.path.open('a') as file:\n"
+        "            file.write(record['mode'] + '\\n')\n",
+    )
+    runner = make_runner(cfg={"log_writers": "Mine"})
+    runner.train()
+    assert "val\n" in (Path(runner.log_dir) / "mine.txt").read_text()
+
+
+def test_what_is_no_writer_is_refused(make_runner):
+    with pytest.raises(ConfigError, match=r"log_writers\[0\]: dict has no write\(record\)"):
+        make_runner(cfg={"log_writers": [{"type": lambda **_: {}}]})
+
+
+# What they cannot do to a training.
+
+
+def test_a_writer_that_fails_is_told_once_then_dropped_and_ends_nothing(make_runner):
+    runner = make_runner(
+        train_cfg={"by_epoch": True, "max_epochs": _MOST_FAILURES + 2},
+        cfg={"log_writers": [{"type": Breaks}]},
+        **NO_VALIDATION,
+    )
+    runner.train()
+    log = log_of(runner)
+    assert (
+        log.count("Breaks could not write: OSError: the server of train is gone. Training goes on")
+        == 1
+    )
+    assert log.count(f"{_MOST_FAILURES} times in a row: it is dropped") == 1
+    scalars = (Path(runner.log_dir) / "scalars.jsonl").read_text().splitlines()
+    assert len(scalars) == _MOST_FAILURES + 2
+
+
+def test_a_writer_that_recovers_goes_on():
+    warnings, writer = [], Collects(None)
+    write, failures = writer.write, iter([OSError("full"), None, OSError("full"), None])
+
+    def sometimes(record):
+        error = next(failures)
+        if error is not None:
+            raise error
+        write(record)
+
+    writer.write = sometimes
+    scalars = BackgroundScalars(writer, "Writer", warnings.append)
+    for step in range(4):
+        scalars.write({"step": step})
+    scalars.close(10)
+    assert [record["step"] for record in writer.records] == [1, 3]
+    assert len(warnings) == 1
+
+
+def test_a_writer_that_hangs_holds_nothing_up_and_is_given_up():
+    warnings, writer = [], Hangs()
+    scalars = BackgroundScalars(writer, "Writer", warnings.append)
+    for step in range(_MOST_WAITING + 10):
+        scalars.write({"step": step})
+    assert warnings == ["Writer does not keep up with the run: records are dropped."]
+    assert not scalars.flush(0.01)
+    scalars.close(0.01)
+    assert "Writer was not done 0.01 s after the end: it is given up." in warnings
+    writer.go_on.set()
+    scalars.close(10)
+
+
+def test_a_full_disk_ends_no_training(make_runner):
+    runner = make_runner(**NO_VALIDATION)
+    path = Path(runner.log_dir) / "scalars.jsonl"
+    path.mkdir()  # what is opened for writing there fails
+    runner.train()
+    assert log_of(runner).count("scalars.jsonl could not be written") == 1
+
+
+def test_scalars_can_go_elsewhere_too(tmp_path):
+    JsonLinesWriter(tmp_path, save_dir=tmp_path / "new" / "folder").write(RECORD)
+    assert json.loads((tmp_path / "new/folder/scalars.jsonl").read_text()) == RECORD
+
+
+# TensorBoard and W&B themselves.
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="needs the extra tensorboard")
+@pytest.mark.filterwarnings("ignore")  # of tensorboard's own dependencies
+def test_tensorboard_reads_the_scalars_that_a_run_wrote(make_runner):
+    from tensorboard.backend.event_processing.event_accumulator import (  # noqa: PLC0415
+        EventAccumulator,
+    )
+
+    backends = [{"type": "LocalVisBackend"}, {"type": "TensorboardVisBackend"}]
+    runner = make_runner(visualizer={"type": "Visualizer", "vis_backends": backends})
+    runner.train()
+    events = EventAccumulator(str(runner.log_dir)).Reload()
+    assert {"train/loss", "train/lr", "train/time", "val/accuracy"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("val/accuracy")] == [6, 12]
+    on_disk = (Path(runner.log_dir) / "scalars.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in on_disk if "loss" in line]
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(losses)
+    assert events.Tags()["tensors"] == ["config/text_summary"]
+
+
+class Wandb(ModuleType):
+    """Stands in for wandb: notes what is asked of it."""
+
+    def __init__(self, api_key, *, is_new=True):
+        super().__init__("wandb")
+        self.api = SimpleNamespace(api_key=None if is_new else api_key)
+        self.login = _new_login(api_key) if is_new else _old_login
+        self.calls = []
+
+    def init(self, **arguments):
+        self.calls.append(("init", arguments))
+        return SimpleNamespace(
+            log=lambda values: self.calls.append(("log", values)),
+            define_metric=lambda *args, **kwargs: self.calls.append(("metric", args, kwargs)),
+            finish=lambda **kwargs: self.calls.append(("finish", kwargs)),
+        )
+
+
+def _old_login(key=None):
+    pytest.fail(f"it may ask, with {key!r}")
+
+
+def _new_login(api_key):
+    def login(*, prompt, verify):
+        assert not prompt
+        assert not verify
+        return api_key is not None
+
+    return login
+
+
+def wandb_calls(monkeypatch, tmp_path, api_key, *, is_new=True, **arguments):
+    stand_in = Wandb(api_key, is_new=is_new)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    (tmp_path / "config.yaml").write_text("work_dir: here\n")
+    writer = WandbWriter(tmp_path, **arguments)
+    assert stand_in.calls == [], "a network was asked while the run is built"
+    writer.write(RECORD)
+    writer.close()
+    return stand_in.calls
+
+
+def test_stand_in_wandb_gets_named_scalars_by_step_and_the_config(monkeypatch, tmp_path):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    init = {"project": "p", "name": "mine"}
+    calls = wandb_calls(
+        monkeypatch, tmp_path, "key", init_kwargs=init, define_metric_cfg={"val/accuracy": "max"}
+    )
+    assert calls == [
+        ("init", {"dir": str(tmp_path), **init, "config": {"work_dir": "here"}}),
+        ("metric", ("step",), {}),
+        ("metric", ("*",), {"step_metric": "step"}),
+        ("metric", (), {"name": "val/accuracy", "summary": "max", "step_metric": "step"}),
+        ("log", {"train/loss": 0.5, "epoch": 1, "step": 5}),
+        ("finish", {"quiet": True}),
+    ]
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "old"])
+def test_stand_in_wandb_without_a_key_is_kept_offline_unless_told_otherwise(
+    monkeypatch, tmp_path, is_new
+):
+    def mode(api_key=None, **init):
+        calls = wandb_calls(monkeypatch, tmp_path, api_key, is_new=is_new, init_kwargs=init)
+        (_, arguments), *_ = calls
+        return arguments.get("mode")
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert mode() == "offline"
+    assert mode(api_key="key") is None
+    assert mode(mode="disabled") == "disabled"
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert mode() is None
+
+
+def test_stand_in_wandb_checks_its_definitions(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", Wandb(None))
+    with pytest.raises(ConfigError, match=r"define_metric_cfg: a dict of summaries .*got 5"):
+        WandbWriter(tmp_path, define_metric_cfg=5)
+    WandbWriter(tmp_path, define_metric_cfg=[{"name": "loss", "summary": "min"}]).close()
+
+
+@pytest.mark.skipif(
+    getattr(find_spec("wandb"), "origin", None) is None, reason="needs the extra wandb"
+)
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_keeps_a_run_offline_that_has_no_key(run_script, tmp_path, monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # In a process of its own: wandb starts a service, and changes its process's environment.
+    script = Path(__file__).with_name("toy.py").parent
+    source = (
+        "import sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        f"sys.path.insert(0, {str(script)!r})\n"
+        "from toy import runner_arguments\n"
+        "from mm_runner import Runner\n"
+        "backend = dict(type='WandbVisBackend', init_kwargs=dict(project='p'))\n"
+        "visualizer = dict(type='Visualizer', vis_backends=[backend])\n"
+        "if __name__ == '__main__':\n"
+        "    Runner(**runner_arguments(sys.argv[1], visualizer=visualizer)).train()\n"
+    )
+    result = run_script(source, tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    (data,) = (tmp_path / "run").rglob("run-*.wandb")
+    content = data.read_bytes()
+    assert b"train/loss" in content
+    assert b"val/accuracy" in content
+
+
+def test_ours_are_advertised():
+    ours = {
+        "JsonLinesWriter": JsonLinesWriter,
+        "TensorBoardWriter": TensorBoardWriter,
+        "WandbWriter": WandbWriter,
+    }
+    assert {name: LOG_WRITERS.get(name) for name in ours} == ours

@@ -1,0 +1,204 @@
+"""Hooks of a few lines: buffers, caches, losses, and the logger's arguments."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.torch_version import TorchVersion
+from toy import NO_VALIDATION, Classifier, loader_cfg, runner_arguments
+from typing_extensions import override
+
+from mm_amp import NonFiniteError
+from mm_runner import ConfigError, Runner
+from mm_runner.errors import TorchVersionError
+from mm_runner.hooks import (
+    CheckInvalidLossHook,
+    EmptyCacheHook,
+    GradientSpikeHook,
+    Hook,
+    LoggerHook,
+)
+from mm_runner.hooks._rank_means import mean_over_ranks
+
+
+class Normed(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.layers[1] = nn.BatchNorm1d(8)
+
+
+class Buffers(Hook):
+    """The buffers that validations see, and those after training."""
+
+    def __init__(self):
+        self.seen = []
+
+    @override
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        if batch_idx == 0:
+            self.seen.append(torch.cat([one.flatten() for one in runner.model.buffers()]))
+
+
+def _sync_buffers(_rank, work_dir):
+    for hooks, expected in (([], False), ([{"type": "SyncBuffersHook"}], True)):
+        seen = Buffers()
+        runner = Runner(
+            **runner_arguments(
+                f"{work_dir}/{expected}",
+                model={"type": Normed},
+                cfg={"model_wrapper_cfg": {"broadcast_buffers": False}},
+                custom_hooks=[*hooks, seen],
+                launcher="none",
+            )
+        )
+        runner.train()
+        mine = torch.stack(seen.seen)
+        both = [torch.empty_like(mine) for _ in range(2)]
+        torch.distributed.all_gather(both, mine)
+        assert both[0].equal(both[1]) is expected
+        assert mine[0][-1] == 3  # num_batches_tracked is counted, not averaged
+
+
+def _means_over_ranks(rank):
+    assert mean_over_ranks({"a": float(rank), "b": 2.0}) == {"a": 0.5, "b": 2.0}
+    many = {f"loss_{index}": float(rank + index) for index in range(200)}
+    assert mean_over_ranks(many)["loss_7"] == 7.5
+    other = {"a": float(rank), f"only_{rank}": 4.0}  # each has a name of its own
+    assert mean_over_ranks(other) == {"a": 0.5, "only_0": 4.0, "only_1": 4.0}
+
+
+def _invalid_loss(rank, work_dir):
+    class Spoil(Hook):
+        @override
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if rank == 1 and batch_idx == 3:
+                data_batch["inputs"].fill_(float("nan"))
+
+    runner = Runner(
+        **runner_arguments(
+            work_dir,
+            custom_hooks=[CheckInvalidLossHook(interval=2), Spoil()],
+            train_dataloader=loader_cfg(batch_size=2),
+            launcher="none",
+            **NO_VALIDATION,
+        )
+    )
+    here = "loss is nan" if rank == 1 else "on another rank"
+    with pytest.raises(NonFiniteError, match=f"after step 4 a loss is not finite: {here}"):
+        runner.train()
+
+
+def _all_on_ranks(rank, work_dir):
+    _means_over_ranks(rank)
+    _sync_buffers(rank, f"{work_dir}/buffers")
+    _invalid_loss(rank, f"{work_dir}/loss")
+
+
+def test_ranks_agree_on_buffers_means_and_losses(run_ranks, tmp_path):
+    run_ranks(_all_on_ranks, 2, str(tmp_path))
+
+
+def test_one_process_has_nothing_to_average():
+    scalars = {"a": 1.0}
+    assert mean_over_ranks(scalars) is scalars
+
+
+def test_the_cache_of_a_device_is_emptied_through_a_stand_in(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "xyz", SimpleNamespace(empty_cache=lambda: calls.append(1)), False)
+    device = SimpleNamespace(device=SimpleNamespace(type="xyz"))
+    for options, expected in (
+        ({}, [0, 1, 1]),
+        ({"before_epoch": True, "after_epoch": False}, [1, 1, 1]),
+        ({"after_iter": True}, [0, 2, 2]),
+    ):
+        hook, counts = EmptyCacheHook(**options), []
+        calls.clear()
+        hook.before_train_epoch(device)
+        counts.append(len(calls))
+        hook.after_train_iter(device, 0)
+        hook.after_val_epoch(device)
+        counts.append(len(calls))
+        hook.before_train_epoch(SimpleNamespace(device=torch.device("cpu")))
+        counts.append(len(calls))
+        assert counts == expected
+
+
+def test_the_logger_names_the_experiment_at_intervals(make_runner):
+    runner = make_runner(default_hooks={"logger": {"interval_exp_name": 5}}, experiment_name="try")
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert log.count(f"Experiment {runner.experiment_name}") == 2
+
+
+@pytest.mark.parametrize("keep_local", [True, False])
+def test_the_logs_are_copied_at_the_end(make_runner, tmp_path, keep_local):
+    out_dir = tmp_path / "elsewhere"
+    logger = {"out_dir": str(out_dir), "out_suffix": [".jsonl", ".log"], "keep_local": keep_local}
+    runner = make_runner(default_hooks={"logger": logger})
+    runner.train()
+    copied = sorted(path.suffix for path in (out_dir / "run" / runner.log_dir.name).iterdir())
+    assert copied == [".jsonl", ".log"]
+    left = {path.suffix for path in runner.log_dir.iterdir()}
+    assert (".jsonl" in left) is keep_local
+    assert ".yaml" in left
+
+
+def test_logs_that_cannot_be_copied_do_not_end_a_run(make_runner, tmp_path):
+    (tmp_path / "file").write_text("")
+    runner = make_runner(default_hooks={"logger": {"out_dir": str(tmp_path / "file")}})
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert "LoggerHook.out_dir: the logs could not be copied" in log
+
+
+def test_lines_of_a_run_by_iterations_count_these(make_runner):
+    runner = make_runner(
+        train_cfg={"by_epoch": False, "max_iters": 8, "val_interval": 4},
+        default_hooks={"logger": {"interval": 3, "ignore_last": False}, "checkpoint": None},
+    )
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert [
+        line.split("[")[1].split("]")[0] for line in log.splitlines() if "Iter(train)" in line
+    ] == [
+        "3/8",
+        "6/8",
+        "8/8",
+    ]
+    assert "Iter(val)  [4][3/3]" in log
+    records = (runner.log_dir / "scalars.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in records] == [3, 4, 6, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend_args": {"backend": "petrel"}}, r"LoggerHook\.backend_args: .*Mount the storage"),
+        ({"file_client_args": {}}, r"LoggerHook\.file_client_args: \{\} was given"),
+        ({"keep_local": False}, r"keep_local: False was given without out_dir"),
+    ],
+    ids=["backend", "client", "lost"],
+)
+def test_wrong_arguments_of_the_logger_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LoggerHook(**options)
+
+
+def test_an_invalid_loss_ends_a_run(make_runner):
+    hook = CheckInvalidLossHook(interval=1)
+    runner = SimpleNamespace(iter=4)
+    hook.after_train_iter(runner, 0, outputs={"loss": torch.ones(()), "grad": float("nan")})
+    with pytest.raises(NonFiniteError, match="after step 5 a loss is not finite: loss_a is inf"):
+        hook.after_train_iter(runner, 0, outputs={"loss_a": torch.tensor(float("inf"))})
+    with pytest.raises(ConfigError, match=r"CheckInvalidLossHook\.interval: a positive number"):
+        make_runner(custom_hooks=[{"type": "CheckInvalidLossHook", "interval": 0}])
+
+
+def test_watching_gradients_names_the_torch_that_it_needs(monkeypatch):
+    """As if the installed torch were too old."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.0.1"))
+    with pytest.raises(TorchVersionError, match=r"torch .* is installed, .* from 2\.1 on"):
+        GradientSpikeHook()

@@ -1,0 +1,293 @@
+"""The first and the last lines of a training's log, and what it says if it waits for data."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from toy import (
+    CPU_LOW_PRECISION,
+    NO_VALIDATION,
+    Blobs,
+    Classifier,
+    Scripted,
+    loader_cfg,
+    needs_compile,
+)
+from typing_extensions import override
+
+import mm_npu
+from mm_runner.hooks import Hook
+from mm_runner.runner._receipt import RunReceipt, _num_samples
+from mm_runner.runner._summary import aligned, describe_optimizer
+
+
+def log_of(runner):
+    return next(Path(runner.log_dir).glob("*.log")).read_text()
+
+
+def lines_under(title, log):
+    """Return what stands in the lines below ``title``, by what each is about."""
+    (block,) = re.findall(rf"{title}[^\n]*\n((?:  [^\n]*\n)+)", log)
+    found = {}
+    for line in block.splitlines():
+        about, text = line.split(maxsplit=1)
+        found.setdefault(about, []).append(text)
+    return found
+
+
+def test_lines_are_aligned():
+    assert aligned("Title", iter([("seed", "0"), ("checkpoints", "there")])) == (
+        "Title\n  seed         0\n  checkpoints  there"
+    )
+
+
+def test_the_start_tells_what_is_really_used(make_runner):
+    runner = make_runner(
+        optim_wrapper={
+            "type": "AmpOptimWrapper",
+            "dtype": CPU_LOW_PRECISION,
+            "accumulative_counts": 2,
+            "optimizer": {"type": "SGD", "lr": 0.1, "foreach": True},
+        },
+        randomness={"seed": 7},
+    )
+    runner.model.layers[0].bias.requires_grad = False
+    runner.train()
+    told = lines_under("Training Classifier", log_of(runner))
+    threads = torch.get_num_threads()
+    assert told == {
+        "devices": [f"1 x cpu ({threads} threads each), launcher none"],
+        "parameters": ["67, of which 59 are trained"],
+        "precision": [f"{CPU_LOW_PRECISION} by autocast, weights in float32"],
+        "compile": ["off"],
+        "optimizer": ["SGD (foreach) in AmpOptimWrapper"],
+        "batch": ["8 = 4 per rank x 1 rank(s) x 2 accumulated"],
+        "data": ["loaded in the training process"],
+        "length": ["12 steps in 2 epochs"],
+        "seed": ["7"],
+        "checkpoints": [str(runner.work_dir)],
+        "logs": [str(runner.log_dir)],
+    }
+
+
+def test_a_resumed_run_tells_how_far_it_is(make_runner):
+    make_runner(train_cfg={"by_epoch": True, "max_epochs": 1}).train()
+    runner = make_runner(resume=True, train_dataloader=loader_cfg(num_workers=1))
+    runner.train()
+    told = lines_under("Training Classifier", log_of(runner))
+    assert told["length"] == ["12 steps in 2 epochs, 6 of them done"]
+    assert told["data"] == ["1 workers per rank, kept over epochs"]
+    assert "Trained Classifier: 6 steps in " in log_of(runner)
+
+
+# Once per process: another test may have met it.
+@pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
+def test_an_optimizer_is_named_with_what_it_really_is():
+    model = nn.Linear(2, 2)
+    assert describe_optimizer(torch.optim.AdamW(model.parameters())) == "AdamW"
+    group = {"fused": True, "capturable": True}  # as on an accelerator
+    fused = type("Adam", (), {"__module__": "torch.optim.adam", "param_groups": [group]})()
+    assert describe_optimizer(fused, is_compiled=True) == "Adam (fused, capturable, compiled)"
+    portable = mm_npu.NpuFusedSGD(model.parameters(), lr=0.1)
+    # On top of it, torch 2.15 runs its own fused kernel on the CPU.
+    assert describe_optimizer(portable).startswith("NpuFusedSGD (portable")
+    on_ascend = type("NpuFusedSGD", (), {"__module__": "torch_npu.optim", "param_groups": [{}]})()
+    on_ascend.is_fused_optimizer = True  # stands in for torch_npu's
+    assert describe_optimizer(on_ascend) == "NpuFusedSGD (torch_npu's fused)"
+    mine = type("Mine", (torch.optim.SGD,), {"__module__": "my_package.optimizers"})
+    assert describe_optimizer(mine(model.parameters(), lr=0.1)) == "Mine (of my_package)"
+
+
+def test_the_receipt_tells_what_the_training_was(make_runner):
+    runner = make_runner(
+        val_evaluator=Scripted(values=[0.75, 0.5]),
+        default_hooks={"checkpoint": {"save_best": "accuracy"}},
+    )
+    runner.train()
+    told = lines_under("Trained Classifier: 12 steps in [0-9.]+ s", log_of(runner))
+    assert re.fullmatch(r"[\d,.]+ samples/s, [\d.e+]+ ms per step", told["speed"][0])
+    assert re.fullmatch(r"\d+% of it waiting for data", told["data"][0])
+    assert re.fullmatch(r"[\d.]+ s", told["validation"][0])
+    assert told["best"] == ["accuracy 0.75 after epoch 1, step 6: best_accuracy.pth"]
+    assert told["checkpoints"] == [str(runner.work_dir)]
+    assert told["logs"] == [str(runner.log_dir)]
+    assert not {"skipped", "compile", "metrics"} & set(told)
+
+
+def test_without_a_best_checkpoint_the_newest_metrics_are_told(make_runner):
+    runner = make_runner(val_evaluator=Scripted(values=[0.75, 0.5]))
+    runner.train()
+    told = lines_under("Trained Classifier", log_of(runner))
+    assert told["metrics"] == ["accuracy 0.5, in the newest validation"]
+
+
+class Overflows(Classifier):
+    """Its third step has a gradient that is not finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, inputs, labels, mode="tensor"):
+        result = super().forward(inputs, labels, mode)
+        if mode == "loss":
+            self.steps += 1
+            result["loss"] = result["loss"] * (float("inf") if self.steps == 3 else 1.0)
+        return result
+
+
+def test_skipped_steps_are_counted(make_runner):
+    wrapper = {"type": "AmpOptimWrapper", "dtype": "bfloat16", "max_skips": 2}
+    runner = make_runner(
+        model=Overflows(),
+        optim_wrapper={**wrapper, "optimizer": {"type": "SGD", "lr": 0.1}},
+        **NO_VALIDATION,
+    )
+    runner.train()
+    told = lines_under("Trained Overflows", log_of(runner))
+    assert told["skipped"] == ["1 steps, gradients not finite"]
+
+
+@needs_compile
+@pytest.mark.filterwarnings("ignore")
+def test_what_compiling_gained_is_told(make_runner):
+    runner = make_runner(
+        train_cfg={"by_epoch": True, "max_epochs": 8},
+        cfg={"compile": {"backend": "eager", "measure": 4}},
+        **NO_VALIDATION,
+    )
+    runner.train()
+    log = log_of(runner)
+    assert "forward by eager" in lines_under("Training Classifier", log)["compile"][0]
+    assert re.search("compiled, .* eager", lines_under("Trained Classifier", log)["compile"][0])
+
+
+@pytest.mark.parametrize(
+    ("first", "steps", "expected"),
+    [(0, 7, 25), (0, 3, 12), (0, 14, 50), (3, 4, 13), (6, 1, 1)],
+    ids=["epoch", "within", "two", "rest", "short-batch"],
+)
+def test_short_batches_count_as_what_they_are(first, steps, expected):
+    # 25 samples: six batches of four, and one of one.
+    loader = torch.utils.data.DataLoader(Blobs(25), batch_size=4)
+    runner = SimpleNamespace(train_dataloader=loader, max_epochs=2, world_size=2)
+    assert _num_samples(runner, first, steps) == 2 * expected
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Steps(Hook):
+    """Takes ``seconds`` of each step."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.clock.now += self.seconds
+
+
+class SlowBlobs(Blobs):
+    """Each sample takes ``seconds`` to load."""
+
+    def __init__(self, clock, seconds):
+        super().__init__(24)
+        self.clock, self.seconds = clock, seconds
+
+    def __getitem__(self, index):
+        self.clock.now += self.seconds
+        return super().__getitem__(index)
+
+
+def train_timed(make_runner, clock, *, load_s, step_s, epochs=4):
+    """Train six steps an epoch; four samples make a batch."""
+    runner = make_runner(
+        train_dataloader=loader_cfg(dataset=SlowBlobs(clock, load_s / 4)),
+        train_cfg={"by_epoch": True, "max_epochs": epochs},
+        default_hooks={"logger": {"interval": 5}},
+        custom_hooks=[Steps(clock, step_s)],
+        **NO_VALIDATION,
+    )
+    runner.train()
+    return log_of(runner)
+
+
+def test_waiting_for_data_is_said_once_with_what_to_set(make_runner, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    log = train_timed(make_runner, clock, load_s=4.0, step_s=6.0)
+    (line,) = [line for line in log.splitlines() if "waiting for data:" in line]
+    assert "WARNING 40% of the last 5 steps' time was spent waiting for data: " in line
+    assert "Set train_dataloader.num_workers to 2 or more" in line
+    assert "40% of it waiting for data" in log
+
+
+def test_a_training_that_hardly_waits_is_not_warned_of(make_runner, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    assert "WARNING" not in train_timed(make_runner, clock, load_s=2.5, step_s=7.5)
+
+
+def test_stand_in_the_stage_that_holds_up_is_named(monkeypatch):
+    # The stage of copying needs an accelerator; its times are made up here.
+    clock, warnings = Clock(), []
+    monkeypatch.setattr("time.perf_counter", clock)
+
+    def watch(loaded_s, copied_s, num_workers):
+        warnings.clear()
+        feed = SimpleNamespace(loaded_s=0.0, copied_s=0.0)
+        runner = SimpleNamespace(
+            iter=0,
+            rank=0,
+            hooks=[],
+            train_loop=SimpleNamespace(batches=SimpleNamespace(feed=feed)),
+            train_dataloader=SimpleNamespace(num_workers=num_workers),
+            logger=SimpleNamespace(warning=warnings.append),
+        )
+        receipt = RunReceipt()
+        receipt.before_train(runner)
+        for step in range(200):
+            feed.loaded_s += loaded_s
+            feed.copied_s += copied_s
+            clock.now += 1.0
+            if step == 70:  # a validation is no time of steps
+                receipt.before_val(runner)
+                clock.now += 1000.0
+                receipt.after_val(runner)
+            receipt.after_train_iter(runner, step)
+        return warnings
+
+    (line,) = watch(0.4, 0.1, num_workers=3)
+    assert "50% of the last 50 steps' time" in line
+    assert "all 3 workers are busy" in line
+    assert "Raise train_dataloader.num_workers" in line
+    (line,) = watch(0.1, 0.4, num_workers=3)
+    assert "pinning batches and copying them to the device takes longer" in line
+    assert "pin_memory" in line
+    assert watch(0.2, 0.05, num_workers=3) == []
+
+
+def test_the_receipt_is_in_the_logs_that_are_copied(make_runner, tmp_path):
+    hooks = {"logger": {"out_dir": str(tmp_path / "copies")}}
+    make_runner(default_hooks=hooks, **NO_VALIDATION).train()
+    (copied,) = (tmp_path / "copies").rglob("*.log")
+    assert "Trained Classifier" in copied.read_text()
+
+
+def test_a_second_training_of_a_runner_is_summed_up_once(make_runner):
+    runner = make_runner(**NO_VALIDATION)
+    runner.train()
+    runner.train()
+    assert log_of(runner).count("Trained Classifier: 12 steps") == 2
+    assert sum(isinstance(hook, RunReceipt) for hook in runner.hooks) == 1

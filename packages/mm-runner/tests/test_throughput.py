@@ -1,0 +1,265 @@
+"""What a run tells of its speed; the numbers themselves are the machine's."""
+
+import json
+import time
+
+import pytest
+import torch
+from test_no_host_sync import CountScalarReads
+from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, needs_compile, runner_arguments
+from typing_extensions import override
+
+from mm_runner import ConfigError, Runner
+from mm_runner.hooks import Hook, ThroughputHook
+from mm_runner.hooks.throughput._batch_size import count_samples, count_tokens
+from mm_runner.hooks.throughput._interval import Measured, Report
+from mm_runner.hooks.throughput._own_time import OwnTime
+from mm_runner.hooks.throughput._peaks import PEAKS, peak_of
+
+HAS_COUNTER = hasattr(torch.utils, "flop_counter") or tuple(
+    map(int, torch.__version__.split("+")[0].split(".")[:2])
+) >= (2, 1)
+
+
+def reports_of(runner):
+    lines = (runner.log_dir / "scalars.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "data_wait_share" in line]
+
+
+def test_a_run_tells_its_throughput_at_intervals(make_runner):
+    hook = ThroughputHook(interval=3, tokens="inputs", peak_flops=1e9)
+    runner = make_runner(custom_hooks=[hook])
+    began = time.perf_counter()
+    runner.train()
+    took = time.perf_counter() - began
+    reports = reports_of(runner)
+    assert [report["step"] for report in reports] == [3, 6, 9, 12]
+    for report in reports:
+        assert report["samples_per_s"] > 12 / took  # it took less than all of it
+        assert report["tokens_per_s"] == pytest.approx(4 * report["samples_per_s"])
+        assert 0 <= report["data_wait_share"] < 1
+        assert report["memory_mb"] > 10
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    lines = [line for line in log.splitlines() if "Throughput: " in line]
+    assert len(lines) == 4
+    assert all(" samples/s, " in line and "% waiting for data, " in line for line in lines)
+    assert runner.train_dataloader is not None
+    assert hook.report.ranks[0].samples == 12
+
+
+@pytest.mark.skipif(not HAS_COUNTER, reason="torch counts operations from 2.1 on")
+def test_operations_are_counted_once_per_sample(make_runner):
+    hook = ThroughputHook(interval=3, peak_flops=1e9)
+    runner = make_runner(custom_hooks=[hook], **NO_VALIDATION)
+    runner.train()
+    # Two matrices, 4 x 8 and 8 x 3: forward, and in backward the gradients of both weights, and
+    # of the second one's inputs.
+    forward = 2 * (4 * 8 + 8 * 3)
+    assert hook._flops.per_sample == 2 * forward + 2 * 8 * 3
+    report = reports_of(runner)[-1]
+    flops = report["samples_per_s"] * hook._flops.per_sample
+    assert report["flops_per_s"] == pytest.approx(flops)
+    assert report["mfu"] == pytest.approx(flops / 1e9)
+
+
+def test_operations_may_be_given(make_runner):
+    hook = ThroughputHook(interval=6, flops_per_sample=1000.0)
+    runner = make_runner(custom_hooks=[hook], **NO_VALIDATION)
+    runner.train()
+    report = reports_of(runner)[-1]
+    assert report["flops_per_s"] == pytest.approx(1000 * report["samples_per_s"])
+    assert "mfu" not in report  # nobody says what a CPU can do
+
+
+@needs_compile
+def test_a_compiled_model_is_not_counted(make_runner):
+    runner = make_runner(
+        custom_hooks=[ThroughputHook(interval=6)],
+        train_cfg={"max_epochs": 1},
+        cfg={"compile": {"backend": "eager"}},
+        **NO_VALIDATION,
+    )
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert "FLOPs unknown: a compiled model is not counted; give flops_per_sample" in log
+
+
+def test_validations_are_left_out(make_runner):
+    class Slow(Hook):
+        @override
+        def before_val_epoch(self, runner):
+            time.sleep(0.5)
+
+    hook = ThroughputHook(interval=9)
+    runner = make_runner(custom_hooks=[hook, Slow()])
+    began = time.perf_counter()
+    runner.train()
+    took = time.perf_counter() - began
+    assert hook.report.ranks[0].steps == 9  # with the validation after the sixth
+    assert hook.report.ranks[0].elapsed_s < took - 2 * 0.5
+
+
+def test_a_step_reads_nothing_from_the_device(make_runner):
+    counts = []
+
+    class Reads(Hook):
+        priority = "LOWEST"
+
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            counts.append(counter.reads)
+
+    with CountScalarReads() as counter:
+        make_runner(
+            custom_hooks=[ThroughputHook(interval=100, flops_per_sample=1.0), Reads()],
+            default_hooks={"logger": {"interval": 100}},
+            train_cfg={"max_epochs": 1},
+            **NO_VALIDATION,
+        ).train()
+    assert counts[-1] == counts[0]
+
+
+class SlowClassifier(Classifier):
+    """Its forward takes long on one rank."""
+
+    def forward(self, inputs, labels, mode="tensor"):
+        if torch.distributed.get_rank() == 1:
+            time.sleep(0.3)
+        return super().forward(inputs, labels, mode)
+
+
+class SlowBlobs(Blobs):
+    """Its samples take long on one rank."""
+
+    def __getitem__(self, index):
+        if torch.distributed.get_rank() == 0:
+            time.sleep(0.1)
+        return super().__getitem__(index)
+
+
+def _name_the_slowest(rank, work_dir):
+    for part, model, dataset in (("model", SlowClassifier, Blobs), ("data", Classifier, SlowBlobs)):
+        hook = ThroughputHook(interval=4)
+        runner = Runner(
+            **runner_arguments(
+                f"{work_dir}/{part}",
+                model={"type": model},
+                train_dataloader=loader_cfg(batch_size=3, dataset=dataset()),
+                custom_hooks=[hook],
+                launcher="none",
+                **NO_VALIDATION,
+            )
+        )
+        runner.train()
+        slow = 1 if part == "model" else 0
+        assert hook.report.slowest_rank == slow
+        assert hook.report.lag_s > 0.1
+        assert [one.samples for one in hook.report.ranks] == [12, 12]
+        if rank == 0:
+            log = next(runner.log_dir.glob("*.log")).read_text()
+            assert f"slowest is rank {slow}, 0." in log
+            share = reports_of(runner)[-1]["data_wait_share"]
+            assert share > 0.5 if part == "data" else share < 0.5
+
+
+def test_the_slowest_of_two_ranks_is_named(run_ranks, tmp_path):
+    run_ranks(_name_the_slowest, 2, str(tmp_path))
+
+
+def test_a_report_is_of_all_ranks():
+    ranks = [
+        Measured(steps=2, samples=8, tokens=80, elapsed_s=4.0, waited_s=1.0, forward_s=0.5),
+        Measured(steps=2, samples=4, tokens=40, elapsed_s=4.0, waited_s=0.0, forward_s=2.0),
+    ]
+    report = Report(ranks)
+    assert (report.samples_per_s, report.tokens_per_s) == (3.0, 30.0)
+    assert (report.data_wait_share, report.step_s) == (0.25, 2.0)
+    assert report.slowest_rank == 1
+    assert report.lag_s == 0.5
+
+
+class _Event:
+    """A stand-in for a device's event: 3 ms between any two, read when it has passed."""
+
+    passed = True
+
+    def __init__(self, *, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def query(self):
+        return self.passed
+
+    def elapsed_time(self, _other):
+        return 3.0
+
+
+def test_a_forward_on_a_device_is_timed_by_its_events_through_a_stand_in(monkeypatch):
+    model = torch.nn.Linear(1, 1)
+    timer = OwnTime(model, torch.device("cpu"))
+    monkeypatch.setattr(timer, "_event", _Event)
+    assert timer.read_s() == 0.0
+    timer.arm()
+    model(torch.ones(1))
+    assert timer.read_s() == 0.003
+    monkeypatch.setattr(_Event, "passed", False)
+    assert timer.read_s() == 0.0
+    timer.remove()
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ({"inputs": torch.ones(8, 3), "labels": torch.ones(8)}, 8),
+        ({"inputs": [torch.ones(3, 2, 2)] * 5, "data_samples": [None] * 5}, 5),
+        ([torch.ones(6, 2), torch.ones(6)], 6),
+        ((torch.ones(7, 2), torch.ones(7)), 7),
+        ([{"x": 1}, {"x": 2}, {"x": 3}], 3),
+        (torch.ones(4, 2), 4),
+        ({}, 1),
+        (torch.ones(()), 1),
+    ],
+    ids=["dict", "pseudo", "list", "tuple", "samples", "tensor", "empty", "scalar"],
+)
+def test_samples_are_counted_in_any_batch(batch, samples):
+    assert count_samples(batch) == samples
+
+
+def test_tokens_are_counted_by_a_key_or_a_function():
+    batch = {"ids": torch.ones(2, 5)}
+    assert count_tokens(batch, "ids") == count_tokens(batch, lambda one: one["ids"].numel()) == 10
+    with pytest.raises(ConfigError, match=r"ThroughputHook\.tokens: 'idz' is no tensor.*'ids'"):
+        count_tokens(batch, "idz")
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "half", 312e12),
+        ("NVIDIA A10", "half", 125e12),
+        ("NVIDIA H100 PCIe", "half", 756e12),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494.7e12),
+        ("NVIDIA L40S", "half", 362e12),
+        ("NVIDIA L4", "single", 30.3e12),
+        ("Tesla V100-SXM2-16GB", "tf32", None),
+        ("AMD Instinct MI300X", "half", 1307.4e12),
+        ("AMD Instinct MI250X/MI250", "half", 191.5e12),
+        ("A device of tomorrow", "half", None),
+    ],
+)
+def test_a_devices_peak_is_known_by_its_name(name, precision, peak):
+    assert peak_of(name, precision) == (None if peak is None else pytest.approx(peak))
+
+
+def test_every_peak_has_a_source():
+    assert all(peak.source and peak.half > peak.single > 0 for peak in PEAKS)
+
+
+@pytest.mark.parametrize("interval", [0, True, 1.5])
+def test_the_interval_is_a_positive_number(interval):
+    with pytest.raises(ConfigError, match=r"ThroughputHook\.interval: a positive number"):
+        ThroughputHook(interval=interval)

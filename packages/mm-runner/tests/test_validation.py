@@ -1,0 +1,134 @@
+"""What is told to be wrong before anything is built, by the path of the key."""
+# ruff: noqa: E501 - a table reads best with a case in each line
+
+import pytest
+import torch
+from strict_task import Neck, Net, StopAt
+from torch.optim import SGD
+from toy import Classifier, loader_cfg, runner_arguments
+
+from mm_runner import ComponentNotFoundError, ConfigError, Runner
+from mm_runner.evaluator import Accuracy
+from mm_runner.hooks import LoggerHook
+from mm_runner.registry import HOOKS, MODELS
+from mm_runner.validation import validate_run
+
+_SGD = {"type": "SGD", "lr": 0.1}
+_ONE = {"optimizer": _SGD}
+
+
+def check(tmp_path, **overrides):
+    cfg = overrides.pop("cfg", {})
+    validate_run(runner_arguments(tmp_path, **overrides), cfg, Runner)
+
+
+def loader_with(**options):
+    return {**loader_cfg(), **options}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"optim_wrapper": {"optimizer": {"type": "SGD", "lrr": 1}}}, r"^optim_wrapper\.optimizer\.lrr: unknown argument of SGD, .* Did you mean 'lr'"),
+        ({"optim_wrapper": {"optimizer": {"type": "SDG"}}}, r"^optim_wrapper\.optimizer\.type: No optimizer named 'SDG'.*'SGD'"),
+        ({"optim_wrapper": {"optimizer": {"type": "SGD", "lr": -1}}}, r"^optim_wrapper\.optimizer: SGD refused .*learning rate"),
+        ({"optim_wrapper": {**_ONE, "clip_grad": {"max_nrom": 1}}}, r"^optim_wrapper.*clip_grad.*max_nrom"),
+        ({"optim_wrapper": {**_ONE, "accumulative_counts": 0}}, r"^optim_wrapper\.accumulative_counts"),
+        ({"optim_wrapper": {**_ONE, "paramwise_cfg": {"bias_lr_mul": 2}}}, r"^optim_wrapper\.paramwise_cfg\.bias_lr_mul.*bias_lr_mult"),
+        ({"optim_wrapper": {**_ONE, "constructor": "DefaultConstructor"}}, r"^optim_wrapper\.constructor\.type: No optim wrapper constructor"),
+        ({"optim_wrapper": {"constructor": "MultiOptimWrapperConstructor", "a": _ONE, "b": {"optimiser": _SGD}}}, r"^optim_wrapper\.b\.optimizer: this key is missing"),
+        ({"optim_wrapper": {**_ONE, "constructor": "LearningRateDecayOptimWrapperConstructor"}}, r"^optim_wrapper\.paramwise_cfg: one of decay_rate"),
+        ({"param_scheduler": [{"type": "LinearLR"}, {"type": "StepLR", "step_siez": 2}]}, r"^param_scheduler\[1\]\.step_siez: .*'step_size'"),
+        ({"param_scheduler": {"a": [{"type": "StepLR"}]}}, r"^param_scheduler\.a\.step_size: StepLR needs"),
+        ({"param_scheduler": "StepLR"}, r"^param_scheduler: a dict with the key 'type' is needed"),
+        ({"train_dataloader": loader_with(sampler={"type": "DefaultSampler", "shufle": True})}, r"^train_dataloader\.sampler\.shufle: unknown argument"),
+        ({"train_dataloader": loader_with(sampler="random")}, r"^train_dataloader\.sampler: a sampler or a dict"),
+        ({"train_dataloader": loader_with(batch_sampler={"type": "BatchSampler"})}, r"^train_dataloader\.batch_sampler\.type: No data sampler named"),
+        ({"train_dataloader": loader_with(collate_fn="pseudo_colate")}, r"^train_dataloader\.collate_fn\.type: No function named .*pseudo_collate"),
+        ({"train_dataloader": loader_with(collate_fn=3)}, r"^train_dataloader\.collate_fn: a name .*got 3"),
+        ({"val_dataloader": loader_with(num_workers="2")}, r"^val_dataloader\.num_workers: an integer is needed, got '2'"),
+        ({"val_dataloader": loader_with(batch_size=0)}, r"^val_dataloader\.batch_size: a positive integer"),
+        ({"val_dataloader": loader_with(dataset="blobs")}, r"^val_dataloader\.dataset: a dataset or a dict"),
+        ({"val_dataloader": loader_with(dataset={"type": "toy:Blobs", "sizes": 3})}, r"^val_dataloader\.dataset\.sizes: unknown argument of Blobs"),
+        ({"val_evaluator": [{"type": "Accuracy"}, {"type": "Accuracy", "prefx": "a"}]}, r"^val_evaluator\[1\]\.prefx: unknown argument of Accuracy, .*'prefix'"),
+        ({"custom_hooks": [{"type": "LoggerHook"}, {"type": "LoggerHook", "interval": "5"}]}, r"^custom_hooks\[1\]\.interval: an integer"),
+        ({"custom_hooks": {"type": "LoggerHook"}}, r"^custom_hooks: a list of hooks"),
+        ({"default_hooks": {"loger": {"type": "LoggerHook"}}}, r"^default_hooks\.loger: unknown key.*'logger'"),
+        ({"model": {"type": Net, "width": 4, "neck": {"type": "NeckForTest", "channels": "4"}}}, r"^model\.neck\.channels: an integer"),
+        ({"model": {"type": Net, "width": 4, "neck": {"type": "NeckForTset", "channels": 4}}}, r"^model\.neck\.type: No model named"),
+        ({"cfg": {"model_wrapper_cfg": {"find_unused_parametres": True}}}, r"^model_wrapper_cfg\.find_unused_parametres: .*find_unused_parameters"),
+        ({"cfg": {"find_unused_parameters": "yes"}}, r"^find_unused_parameters: True or False"),
+        ({"env_cfg": {"dist_cfg": {"timeout": "long"}}}, r"^env_cfg\.dist_cfg\.timeout: "),
+        ({"log_level": "LOUD"}, r"^log_level: 'LOUD' was given"),
+        ({"experiment_name": 3}, r"^experiment_name: text is needed, got 3"),
+        ({"resume": "auto"}, r"^resume: True or False is needed, got 'auto'"),
+    ],
+    ids=lambda value: value.split(":")[0].replace("\\", "").replace("^", "") if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_fault_is_named_by_its_path(tmp_path, monkeypatch, overrides, message):
+    monkeypatch.setitem(MODELS._registered, "NeckForTest", Neck)
+    with pytest.raises((ConfigError, ComponentNotFoundError, ValueError), match=message):
+        check(tmp_path, **overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"model": Classifier(), "optim_wrapper": {"optimizer": SGD([torch.ones(1)], lr=0.1)}},
+        {"optim_wrapper": {"optimizer": {**_SGD, "maximize": False}, "type": "AmpOptimWrapper"}},
+        {"optim_wrapper": {"optimizer": {"type": "NpuFusedAdamW", "lr": 0.1}}},
+        {"model": {"type": Net, "width": 3, "neck": {"type": "registered_elsewhere"}}},
+        {"model": {"type": Net, "width": 3, "neck": {"type": 3}}},
+        {
+            "optim_wrapper": {
+                **_ONE,
+                "constructor": "LearningRateDecayOptimWrapperConstructor",
+                "paramwise_cfg": {"layer_decay_rate": 0.9, "layers": ["blocks.0"]},
+            }
+        },
+        {
+            "optim_wrapper": {
+                "optimizer": {**_SGD, "weight_decay": 0.1},
+                "paramwise_cfg": {
+                    "norm_decay_mult": 0.0,
+                    "custom_keys": {"backbone": {"lr_mult": 0.1}},
+                },
+            }
+        },
+        {"optim_wrapper": {"optimizer": {"type": "Muon", "lr": 0.1}}}
+        if hasattr(torch.optim, "Muon")
+        else {},
+        {"optim_wrapper": {"optimizer": {"type": "Adam", "fused": True}}}
+        if hasattr(torch, "compile")
+        else {},
+        {"val_evaluator": Accuracy(), "custom_hooks": [LoggerHook(), {"type": StopAt, "step": 1}]},
+        {"default_hooks": {"logger": None, "mine": {"type": "LoggerHook"}, "timer": {}}},
+        {"train_dataloader": loader_with(sampler=[0, 1], num_batch_per_epoch=2, collate_fn=None)},
+        {"train_cfg": {"by_epoch": False, "max_iters": 3}, "param_scheduler": []},
+        {"param_scheduler": {"type": "LinearLR", "by_epoch": False, "begin": 10**6}},
+        {"cfg": {"data_root": "x", "compile": {"cache": True}, "tta_model": {}}},
+        {"load_from": None, "resume": True, "log_level": 10, "visualizer": {"type": "Any"}},
+    ],
+    ids=lambda overrides: "-".join(overrides) or "nothing",
+)
+def test_what_may_work_is_let_through(tmp_path, overrides, recwarn):
+    check(tmp_path, **overrides)
+    assert not recwarn.list
+
+
+def test_what_builds_its_own_parts_has_their_path_in_messages(make_runner):
+    model = {"type": Net, "width": 4, "neck": {"type": Neck, "names": ["a"]}}
+    with pytest.raises(ConfigError, match=r"^model\.neck\.channels: Neck needs this argument"):
+        make_runner(model=model)
+
+
+def test_a_component_that_takes_anything_is_left_alone_but_for_slips(tmp_path, monkeypatch):
+    class Any(LoggerHook):
+        def __init__(self, **options):
+            super().__init__(**options)
+
+    monkeypatch.setitem(HOOKS._registered, "AnyForTest", Any)
+    check(tmp_path, custom_hooks=[{"type": "AnyForTest", "quite_another": 3}])
+    with pytest.raises(ConfigError, match=r"^custom_hooks\[0\]\.intervall: .*'interval'"):
+        check(tmp_path, custom_hooks=[{"type": "AnyForTest", "intervall": 3}])
