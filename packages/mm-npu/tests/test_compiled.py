@@ -34,3 +34,8 @@ def test_the_compiled_step_is_the_eager_one(name, tmp_path, monkeypatch):
         train(optimizer, params, [step])
         train(eager, reference, [step])
     torch.testing.assert_close(params, reference, rtol=1e-5, atol=1e-6)
+    # Autograd notices that the parameters were changed, as by the eager step.
+    product = params[4] * params[4]
+    train(optimizer, params, [6])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()

@@ -123,6 +123,21 @@ def test_a_first_gradient_after_the_packing_is_refused_at_the_next_step():
     fresh.step()
 
 
+@pytest.mark.filterwarnings("ignore::mm_npu.UntrainedParameterWarning")
+def test_a_gradient_that_is_only_asked_for_is_none_that_came_late():
+    used, late = make_params()
+    optimizer = NpuFusedSGD([used, late], lr=0.1)
+    used.sum().backward()
+    optimizer.step()
+    for _ in range(2):  # as penalties on gradients do, in each step
+        torch.autograd.grad(late.sum(), late)
+        used.sum().backward()
+        optimizer.step()
+    late.sum().backward()
+    with pytest.raises(FusedOptimizerError, match="has got its first gradient after the first"):
+        optimizer.step()
+
+
 def train_once(optimizer, params):
     sum(p.sum() for p in params).backward()
     optimizer.step()

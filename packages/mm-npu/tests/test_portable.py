@@ -10,6 +10,7 @@ from test_formulas import all_options, relative_error
 
 import mm_npu
 from mm_npu import ConfigError
+from mm_npu._optimizers._on_torch import has_fused_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
 
@@ -110,9 +111,7 @@ def test_tensors_that_are_not_dense_follow_the_formula(name):
 @each_name
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_halves_are_rounded_once_a_step(name, dtype):
-    if name in {"NpuFusedAdam", "NpuFusedSGD", "NpuFusedAdamW"} and not hasattr(
-        torch, "_fused_sgd_"
-    ):
+    if name in {"NpuFusedAdam", "NpuFusedSGD", "NpuFusedAdamW"} and not has_fused_kernels():
         pytest.skip("torch without fused kernels for the CPU computes in half precision")
     params = make_params([*SMALL, (300, 301)], dtype)
     start = detached(params)
@@ -236,6 +235,114 @@ def test_a_group_may_be_added_later(name):
 
 
 @each_name
+def test_gradients_and_parameters_may_be_laid_out_anew_between_steps(name):
+    shapes = [(100, 200), (16, 8, 24, 24), (6, 5)]
+    params, reference = make_params(shapes), make_params(shapes)
+    optimizer, twin = make(name, params), make(name, reference)
+    for step in range(1, 9):
+        give_gradients(params, step)
+        give_gradients(reference, step)
+        if step in (3, 4):  # as torch.autograd.grad gives that of a linear layer
+            for index in (0, 2):
+                params[index].grad = params[index].grad.t().contiguous().t()
+        if step == 5:  # as model.to(memory_format=torch.channels_last) does it
+            params[1].data = params[1].data.contiguous(memory_format=torch.channels_last)
+        if step > 5:
+            params[1].grad = params[1].grad.contiguous(memory_format=torch.channels_last)
+        optimizer.step()
+        twin.step()
+    torch.testing.assert_close(params, reference)
+
+
+@each_name
+def test_a_state_dict_stays_what_it_was_after_it_was_loaded(name):
+    params = make_params([*SMALL, (100, 100)])
+    optimizer = make(name, params)
+    train(optimizer, params, [1, 2])
+    saved, weights = copy.deepcopy(optimizer.state_dict()), detached(params)
+    results = []
+    for _ in range(2):
+        optimizer.load_state_dict(saved)
+        for p, weight in zip(params, weights, strict=True):
+            p.data.copy_(weight)
+        train(optimizer, params, [3, 4])
+        results.append(detached(params))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@each_name
+@pytest.mark.parametrize("key", ["maximize", "capturable", "differentiable"])
+def test_groups_that_ask_for_another_rule_are_refused(name, key):
+    with pytest.raises(ConfigError, match=f"{name} was given a group with {key}=True"):
+        make(name, [{"params": make_params(), key: True}])
+    make(name, [{"params": make_params(), key: False}])
+
+
+@each_name
+def test_what_is_refused_is_not_added(name):
+    params = make_params()
+    optimizer = make(name, params)
+    with pytest.raises(ConfigError, match="complex64"):
+        optimizer.add_param_group({"params": [torch.ones(3, dtype=torch.complex64)]})
+    assert len(optimizer.param_groups) == 1
+    train(optimizer, params, [1])
+
+
+@each_name
+def test_a_factor_is_a_number(name):
+    make(name, make_params(), lr=torch.tensor([0.01]))
+    for value in (torch.tensor([0.1]), "0.1", None):
+        with pytest.raises(ConfigError, match=f"weight_decay of {name} is .* takes a number >= 0"):
+            make(name, make_params(), weight_decay=value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("t_total", 0), ("t_total", -2), ("t_total", "9"), ("max_grad_norm", None)]
+)
+def test_what_bert_adam_could_not_divide_by_is_refused(key, value):
+    with pytest.raises(ConfigError, match=f"{key} of NpuFusedBertAdam is {value!r}; it takes"):
+        mm_npu.NpuFusedBertAdam(make_params(), lr=0.1, **{key: value})
+
+
+@each_name
+def test_a_group_for_each_parameter_changes_nothing(name):
+    shapes = [*SMALL, (100, 100), *SMALL]
+    params, reference = make_params(shapes), make_params(shapes)
+    options = no_common_norm(name)
+    optimizer = make(name, [{"params": [p]} for p in params], **options)
+    twin = make(name, reference, **options)
+    for step in range(1, 7):
+        train(optimizer, params, [step])
+        train(twin, reference, [step])
+    torch.testing.assert_close(params, reference)
+    # Groups that become different are told apart, and those that become alike again joined.
+    for factor in (0.5, 1.0):
+        for each in (optimizer, twin):
+            each.param_groups[0]["lr"] = 0.01
+        for group in optimizer.param_groups[1:]:
+            group["lr"] = 0.01 * factor
+        train(optimizer, params, [7])
+        train(twin, reference, [7])
+        torch.testing.assert_close(params[0], reference[0])
+        assert factor == 1.0 or not any(map(torch.equal, params[4:6], reference[4:6]))
+
+
+@each_blockwise
+def test_many_groups_share_the_memory_for_temporaries(name):
+    """A configuration with options by parameter makes a group of each."""
+    params = make_params([(100, 100)] * 30)
+    optimizer = make(name, [{"params": [p]} for p in params])
+    give_gradients(params, 1)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        optimizer.step()
+    events = profile.profiler.kineto_results.events()
+    kept = sum(event.nbytes() for event in events if event.name() == "[memory]")
+    states = [value for entry in optimizer.state.values() for value in entry.values()]
+    states = sum(4 * value.numel() for value in states if isinstance(value, torch.Tensor))
+    assert states <= kept < states + 4 * 4 * 100 * 100
+
+
+@each_name
 def test_sparse_and_complex_are_refused(name):
     embedding = torch.nn.Embedding(4, 3, sparse=True)
     optimizer = make(name, embedding.parameters())
@@ -248,7 +355,7 @@ def test_sparse_and_complex_are_refused(name):
             make(name, [tensor])
 
 
-@each_blockwise
+@each_name
 def test_a_gradient_that_turns_sparse_is_refused(name):
     params = make_params([(4, 3), (100, 100)])
     optimizer = make(name, params)
@@ -307,9 +414,7 @@ def test_in_a_fresh_momentum_dampening_does_not_count():
                 both[0].grad = None
             each.step()
     torch.testing.assert_close(params, reference)
-    assert optimizer.param_groups[0].get("fused") is (
-        True if hasattr(torch, "_fused_sgd_") else None
-    )
+    assert optimizer.param_groups[0].get("fused") is (True if has_fused_kernels() else None)
 
 
 @pytest.mark.parametrize("name", ["NpuFusedRMSprop", "NpuFusedLamb"])

@@ -1,9 +1,10 @@
 """NpuFusedAdam: Adam with weight decay in the gradient."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from ._arguments import check_betas, check_not_negative
 from ._on_torch import AbstractTorchOptimizer, plain_step_of
@@ -18,7 +19,48 @@ ADAM_IMPLEMENTATION: Mapping[str, Any] = {
 }
 
 
-class NpuFusedAdam(AbstractTorchOptimizer, torch.optim.Adam):
+class AbstractAdam(AbstractTorchOptimizer):
+    """What Adam and AdamW share: the call of their kernels."""
+
+    kernel_name: ClassVar[str]
+
+    def make_kernel_call(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        entries: Sequence[Mapping[str, Any]],
+        group: Mapping[str, Any],
+    ) -> Callable[[], None]:
+        """Return the call of torch's fused kernel for parameters of one dtype, on the CPU.
+
+        Raises:
+            KeyError: If a parameter has no moments yet.
+        """
+        names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
+        moments = [[entry[name] for entry in entries] for name in names]
+        largest = moments[2] if group["amsgrad"] else []
+        steps = [entry["step"] for entry in entries]
+        options = {key: group[key] for key in ("lr", "weight_decay", "eps", "amsgrad")}
+        beta1, beta2 = group["betas"]
+
+        def call() -> None:
+            torch._foreach_add_(steps, 1)
+            getattr(torch, self.kernel_name)(
+                params,
+                grads,
+                *moments[:2],
+                largest,
+                steps,
+                **options,
+                beta1=beta1,
+                beta2=beta2,
+                maximize=False,
+            )
+
+        return call
+
+
+class NpuFusedAdam(AbstractAdam, torch.optim.Adam):
     r"""Adam: ``torch_npu.optim.NpuFusedAdam`` on an NPU, ``torch.optim.Adam`` elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g` at step :math:`t = 1, 2, ...`:
@@ -63,6 +105,7 @@ class NpuFusedAdam(AbstractTorchOptimizer, torch.optim.Adam):
         "decoupled_weight_decay": False,
     }
     plain_step = plain_step_of(torch.optim.Adam)
+    kernel_name = "_fused_adam_"
 
     def __init__(
         self,

@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._adam import ADAM_IMPLEMENTATION, check_adam_group
-from ._on_torch import AbstractTorchOptimizer, plain_step_of
+from ._adam import ADAM_IMPLEMENTATION, AbstractAdam, check_adam_group
+from ._on_torch import plain_step_of
 
 
-class NpuFusedAdamW(AbstractTorchOptimizer, torch.optim.AdamW):
+class NpuFusedAdamW(AbstractAdam, torch.optim.AdamW):
     r"""AdamW: ``torch_npu.optim.NpuFusedAdamW`` on an NPU, ``torch.optim.AdamW`` elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g` at step :math:`t = 1, 2, ...`:
@@ -54,6 +54,7 @@ class NpuFusedAdamW(AbstractTorchOptimizer, torch.optim.AdamW):
         "decoupled_weight_decay": True,
     }
     plain_step = plain_step_of(torch.optim.AdamW)
+    kernel_name = "_fused_adamw_"
 
     def __init__(
         self,

@@ -12,12 +12,14 @@ from mm_npu._errors import ConfigError
 def check_not_negative(optimizer: str, name: str, value: Any) -> None:
     """Check a number that must be at least zero.
 
-    A tensor is accepted if it has one element, and not read: that would wait for its device.
+    A tensor is accepted if it is 0-d, for ``lr`` if it has one element, and not read: that would
+    wait for its device.
 
     Raises:
         ConfigError: If ``value`` is no real number, is below zero, or is not a number at all (nan).
     """
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    # torch takes other factors as numbers, and converts to those what is 0-d.
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and (name == "lr" or not value.dim()):
         return
     # Negated, so that nan, which compares false with everything, is refused.
     if not (isinstance(value, Real) and float(value) >= 0):

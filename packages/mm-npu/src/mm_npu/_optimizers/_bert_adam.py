@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -148,7 +149,7 @@ class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
         super().__init__(params, defaults, compiled=compiled)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check ``lr`` and ``e`` >= 0, ``b1``, ``b2`` and ``warmup`` in [0, 1), and ``schedule``.
+        """Check the numbers, where ``warmup`` and ``t_total`` may be -1, and ``schedule``.
 
         Raises:
             ConfigError: If a value is out of range.
@@ -160,6 +161,17 @@ class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
             check_fraction(name, key, group[key])
         if group["warmup"] != -1:
             check_fraction(name, "warmup", group["warmup"])
+        t_total = group["t_total"]
+        if not (isinstance(t_total, Real) and (t_total == -1 or float(t_total) > 0)):
+            raise ConfigError(
+                f"t_total of {name} is {t_total!r}; it takes a number of steps > 0, or -1 "
+                "for a constant learning rate."
+            )
+        if not isinstance(group["max_grad_norm"], Real):
+            raise ConfigError(
+                f"max_grad_norm of {name} is {group['max_grad_norm']!r}; it takes a number; 0 or "
+                "less does not clip."
+            )
         if group["schedule"] not in SCHEDULES:
             raise ConfigError(
                 f"schedule of {name} is {group['schedule']!r}; it takes {', '.join(SCHEDULES)}."
@@ -169,6 +181,11 @@ class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
     def takes_norms(self) -> bool:
         """Whether gradients are clipped to a norm."""
         return self.max_grad_norm > 0
+
+    @property
+    def joins_groups(self) -> bool:
+        """Whether groups of equal hyper-parameters are updated like one: each is clipped alone."""
+        return self.max_grad_norm <= 0
 
     def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Name the two moments."""

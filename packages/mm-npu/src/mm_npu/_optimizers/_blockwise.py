@@ -17,7 +17,7 @@ from ._named import AbstractNamedOptimizer
 from ._operands import Layout, is_flattened, is_sharded
 from ._rules import NormRule, Options, Rule, Scratch, run_in_blocks, run_norms_in_blocks
 from ._step_count import int_step
-from ._units import AbstractUnit, Entry, make_units
+from ._units import AbstractUnit, Buffers, Entry, make_units
 
 
 class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
@@ -40,7 +40,7 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *, compiled: bool) -> None:
         self.check_group(defaults)
         self.compiled = compiled
-        self._plans: dict[int, _Plan] = {}
+        self._forget_plans()
         if compiled:
             check_can_compile(type(self).rule)
         super().__init__(params, defaults)
@@ -61,7 +61,10 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
     def gradient_scales(
         self, units: Sequence[Sequence[AbstractUnit]]
     ) -> list[Mapping[torch.dtype, Tensor]]:
-        """Say, for each group's units, what to multiply gradients of a dtype by; one if absent."""
+        """Say, for the units of each group, what to multiply gradients of a dtype by.
+
+        Groups that were joined are one here. A dtype that is absent is multiplied by one.
+        """
         return [{} for _ in units]
 
     def update_parameters(self) -> None:
@@ -70,44 +73,70 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
         Raises:
             ConfigError: If a gradient is sparse.
         """
-        plans = [self._plan(index, group) for index, group in enumerate(self.param_groups)]
+        families = self._join_groups()
+        plans = [self._plan(index, groups) for index, groups in enumerate(families)]
         try:
-            self._run(plans)
+            self._run([groups[0] for groups in families], plans)
         except RuntimeError:
             # Looked at only here, and when a plan is made: a look at each gradient takes time.
             for plan in plans:
                 check_dense_gradients(type(self).__name__, plan.params)
             raise
 
-    def _run(self, plans: Sequence["_Plan"]) -> None:
+    def _join_groups(self) -> list[list[dict[str, Any]]]:
+        """Join the groups of equal hyper-parameters, which are updated like one.
+
+        A configuration with options by parameter makes a group of each.
+        """
+        if not self.joins_groups or len(self.param_groups) == 1:
+            return [[group] for group in self.param_groups]
+        families: dict[Any, list[dict[str, Any]]] = {}
+        for group in self.param_groups:
+            values = [group[key] for key in self.group_keys]
+            families.setdefault(tuple(map(_as_key, values)), []).append(group)
+        return list(families.values())
+
+    @property
+    def joins_groups(self) -> bool:
+        """Whether groups of equal hyper-parameters are updated like one."""
+        return True
+
+    def _run(self, groups: Sequence[Mapping[str, Any]], plans: Sequence["_Plan"]) -> None:
         scales = self.gradient_scales([plan.units for plan in plans])
-        for group, plan, scale in zip(self.param_groups, plans, scales, strict=True):
+        for group, plan, scale in zip(groups, plans, scales, strict=True):
             for unit in plan.units:
                 options = dict(self.options(group, unit.advance_step()))
-                options["scale"] = scale.get(unit.dtype)  # None: one
-                self._update(unit, options, plan.scratch)
+                factor = scale.get(unit.dtype)
+                # A norm over devices lies on one of them.
+                options["scale"] = None if factor is None else factor.to(unit.params[0].device)
+                self._update(unit, options)
 
-    def _update(self, unit: AbstractUnit, options: Options, scratch: Scratch) -> None:
+    def _update(self, unit: AbstractUnit, options: Options) -> None:
         operands = unit.gather()
         rule = type(self).rule
         if self.compiled:
             run_compiled(rule, operands, options, self.varying)
         elif callable(rule):
-            run_in_blocks(rule, operands, options, scratch)
+            run_in_blocks(rule, operands, options, self._scratch)
         else:
-            run_norms_in_blocks(rule, operands, options, scratch)
+            run_norms_in_blocks(rule, operands, options, self._scratch)
         unit.scatter()
 
-    def _plan(self, index: int, group: dict[str, Any]) -> "_Plan":
-        params = [p for p in group["params"] if p.grad is not None]
-        names = self.state_names(group)
+    def _forget_plans(self) -> None:
+        self._plans: dict[int, _Plan] = {}
+        # Of all groups together: there may be one for each parameter.
+        self._scratch, self._buffers = Scratch(), Buffers()
+
+    def _plan(self, index: int, groups: Sequence[Mapping[str, Any]]) -> "_Plan":
+        params = [p for group in groups for p in group["params"] if p.grad is not None]
+        names = self.state_names(groups[0])
         plan = self._plans.get(index)
         if plan is None or not plan.is_current(params, names, self.state):
             check_dense_gradients(type(self).__name__, params)
             shape = None if callable(type(self).rule) else self.operand_shape
             layout = Layout(names, shape, self.equal_steps)
             entries = [self._complete_entry(p, names) for p in params]
-            plan = self._plans[index] = _Plan(params, entries, layout)
+            plan = self._plans[index] = _Plan(params, entries, layout, self._buffers)
         return plan
 
     def _complete_entry(self, p: Tensor, names: Sequence[str]) -> Entry:
@@ -118,15 +147,14 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
                 entry[name] = torch.full_like(p, self.starts_at.get(name, 0))
         return entry
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with hyper-parameters of their own; see ``torch.optim.Optimizer``.
+    def check_parameters(self, params: Iterable[Tensor]) -> None:
+        """Check that parameters can be trained.
 
         Raises:
-            ConfigError: If a hyper-parameter is out of range, a parameter is not real, or the rule
-                takes norms of a parameter that is sharded over ranks.
+            ConfigError: If one is not real, or sharded over ranks while the rule takes norms of it.
         """
-        super().add_param_group(param_group)
-        params = self.param_groups[-1]["params"]
+        params = list(params)
+        super().check_parameters(params)
         if self.takes_norms and any(is_sharded(p) or is_flattened(p) for p in params):
             raise ConfigError(
                 f"{type(self).__name__} was given parameters that are sharded over ranks; it takes "
@@ -145,7 +173,7 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
             state_dict: What ``state_dict`` of one of them gave. Not changed.
 
         Raises:
-            ConfigError: If it comes from an optimizer that computes something else.
+            ConfigError: If it lacks a hyper-parameter of this one, or maximizes.
         """
         state = {index: int_step(entry) for index, entry in state_dict["state"].items()}
         super().load_state_dict({**state_dict, "state": state})
@@ -156,16 +184,28 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._plans = {}
+        self._forget_plans()
+
+
+def _as_key(value: Any) -> Any:
+    """Return what two groups have alike if they have a hyper-parameter alike."""
+    if isinstance(value, Tensor):  # not read: that would wait for its device
+        return id(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 class _Plan:
-    """The units of one group, for the parameters that have a gradient now."""
+    """The units of groups that are alike, for the parameters that have a gradient now."""
 
-    def __init__(self, params: Sequence[Tensor], entries: Sequence[Entry], layout: Layout) -> None:
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        entries: Sequence[Entry],
+        layout: Layout,
+        buffers: Buffers,
+    ) -> None:
         self.params, self.layout = params, layout
-        self.scratch = Scratch()
-        self.units = make_units(list(zip(params, entries, strict=True)), layout)
+        self.units = make_units(list(zip(params, entries, strict=True)), layout, buffers)
 
     def is_current(
         self, params: Sequence[Tensor], names: tuple[str, ...], state: Mapping[Tensor, Entry]

@@ -39,6 +39,9 @@ def run_compiled(
         for name, value in options.items()
     }
     _compile(rule)(plain, numbers)  # type: ignore[arg-type]
+    # The compiled step leaves no trace in the count of changes, by which autograd refuses a
+    # backward through what was changed since; writing nothing does.
+    operands.p.view(-1)[:0].zero_()
 
 
 def _as_plain(tensor: Tensor) -> Tensor:

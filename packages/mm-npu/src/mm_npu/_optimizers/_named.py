@@ -8,7 +8,7 @@ two exchange state dicts.
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -34,6 +34,9 @@ _TORCHS_OWN = (
     "fused",
     "decoupled_weight_decay",
 )
+
+# Of these, those with which torch's compute something else; checkpoints would forget them.
+_OTHER_RULES = ("maximize", "capturable", "differentiable")
 
 
 class AbstractNamedOptimizer(Optimizer):
@@ -117,11 +120,32 @@ class AbstractNamedOptimizer(Optimizer):
         """Add parameters with hyper-parameters of their own; see ``torch.optim.Optimizer``.
 
         Raises:
-            ConfigError: If a hyper-parameter is out of range, or a parameter is not real.
+            ConfigError: If a hyper-parameter is out of range, or a parameter cannot be trained.
         """
+        self._check_no_other_rule(param_group)
         self.check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        check_real_parameters(type(self).__name__, self.param_groups[-1]["params"])
+        try:
+            self.check_parameters(self.param_groups[-1]["params"])
+        except ConfigError:
+            self.param_groups.pop()
+            raise
+
+    def check_parameters(self, params: Iterable[torch.Tensor]) -> None:
+        """Check that parameters can be trained.
+
+        Raises:
+            ConfigError: If one is not real.
+        """
+        check_real_parameters(type(self).__name__, params)
+
+    def _check_no_other_rule(self, group: Mapping[str, Any]) -> None:
+        asked_for = [key for key in _OTHER_RULES if group.get(key)]
+        if asked_for:
+            raise ConfigError(
+                f"{type(self).__name__} was given a group with {asked_for[0]}=True, which is "
+                "not in torch_npu. Leave it out, or take an optimizer of torch.optim."
+            )
 
     def zero_grad(self, set_to_none: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
         """Clear the gradients.
@@ -164,10 +188,16 @@ class AbstractNamedOptimizer(Optimizer):
             state_dict: What ``state_dict`` of one of them gave. Not changed.
 
         Raises:
-            ConfigError: If it comes from an optimizer that computes something else.
+            ConfigError: If it lacks a hyper-parameter of this one, or maximizes.
         """
         groups = [self._complete_group(group) for group in state_dict["param_groups"]]
         super().load_state_dict({**state_dict, "param_groups": groups})
+        # torch takes tensors that need no conversion as they are, and updates them in place.
+        given = {id(value) for entry in state_dict["state"].values() for value in entry.values()}
+        for entry in self.state.values():
+            for key, value in entry.items():
+                if isinstance(value, torch.Tensor) and id(value) in given:
+                    entry[key] = value.clone()
 
     def _complete_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         name = type(self).__name__

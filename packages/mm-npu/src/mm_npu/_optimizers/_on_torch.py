@@ -1,7 +1,9 @@
 """What the optimizers that are torch's own share: the fused kernel where torch has one."""
 
 import inspect
-from collections.abc import Callable, Container
+from abc import abstractmethod
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +13,10 @@ from torch.optim import Optimizer
 from ._arguments import check_dense_gradients
 from ._named import AbstractNamedOptimizer
 from ._operands import is_dense
+
+# Strides of the parameters of a group, and of their gradients, None where there is none.
+_Layouts = tuple[list[tuple[int, ...]], list[tuple[int, ...] | None]]
+_NO_STATE: Mapping[str, Any] = {}
 
 
 class AbstractTorchOptimizer(AbstractNamedOptimizer):
@@ -34,36 +40,81 @@ class AbstractTorchOptimizer(AbstractNamedOptimizer):
         Raises:
             ConfigError: If a gradient is sparse.
         """
+        met: dict[int, _Layouts] = self.__dict__.setdefault("_met", {})
+        calls = []
         for index, group in enumerate(self.param_groups):
-            self.look_at_gradients(index, group)
-        type(self).plain_step(self)
-
-    def look_at_gradients(self, index: int, group: dict[str, Any]) -> None:
-        """Check the gradients of a group, and choose its kernel, until each parameter has had one.
-
-        Later steps save the time: autograd keeps the layout of a gradient, and torch's fused
-        kernels refuse sparse ones themselves.
-        """
-        params, met = group["params"], self.__dict__.setdefault("_met", {})
-        if met.get(index) == len(params):
+            # In every step: the fused kernel would mix up the elements of a gradient that is laid
+            # out in another way, as those that somebody assigns may be.
+            layouts = self._look(group["params"])
+            if met.get(index) != layouts:
+                check_dense_gradients(type(self).__name__, group["params"])
+                self.choose_kernel(group)
+                met[index] = layouts
+            calls.append(self._make_call(group))
+        if any(call is None for call in calls):
+            for group in self.param_groups:
+                self.prepare_plain_step(group)
+            type(self).plain_step(self)
             return
-        check_dense_gradients(type(self).__name__, params)
-        self.choose_kernel(group)
-        is_settled = group.get("fused") or not all(map(self._may_fuse, params))
-        met[index] = sum(p.grad is not None for p in params) if is_settled else 0
+        for call in calls:
+            assert call is not None
+            call()
+
+    def _look(self, params: Sequence[Tensor]) -> _Layouts:
+        grads = [p.grad for p in params]
+        try:
+            strides = [None if grad is None else grad.stride() for grad in grads]
+        except RuntimeError:  # some sparse ones have none, others zeros
+            check_dense_gradients(type(self).__name__, params)
+            raise
+        return [p.stride() for p in params], strides
 
     def choose_kernel(self, group: dict[str, Any]) -> None:
         """Switch torch's fused kernel on for a group, where it exists for the CPU and is right.
 
         Elsewhere torch chooses between multi-tensor and per-tensor kernels, as ever.
         """
-        if "fused" in group:  # not in torch.optim.AdamW of 1.13, and in SGD before 2.4
+        if "fused" in group:  # not in torch.optim.AdamW of 1.13, and in SGD before 2.3
             can_fuse = all(self._may_fuse(p) and self._is_laid_alike(p) for p in group["params"])
             group["fused"] = True if can_fuse else None
 
+    def prepare_plain_step(self, group: dict[str, Any]) -> None:
+        """Choose the kernel of a group once more, where it depends on the states."""
+
+    @abstractmethod
+    def make_kernel_call(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        entries: Sequence[Mapping[str, Any]],
+        group: Mapping[str, Any],
+    ) -> Callable[[], None]:
+        """Return the call of torch's fused kernel for parameters of one dtype, on the CPU.
+
+        Raises:
+            KeyError: If a parameter's state is not there yet.
+        """
+
+    def _make_call(self, group: dict[str, Any]) -> Callable[[], None] | None:
+        """Return the kernel's call, None if torch's own step is to find out what to call.
+
+        That looks at each parameter several times, which takes longer than small ones' update.
+        """
+        if not group.get("fused") or group["maximize"] or isinstance(group["lr"], Tensor):
+            return None
+        pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
+        params, grads = [p for p, _ in pairs], [grad for _, grad in pairs]
+        if len({p.dtype for p in params}) != 1 or getattr(self, "found_inf", None) is not None:
+            return None
+        entries = [self.state.get(p, _NO_STATE) for p in params]
+        try:
+            return self.make_kernel_call(params, grads, entries, group)
+        except KeyError:
+            return None
+
     def _may_fuse(self, p: Tensor) -> bool:
         return (
-            hasattr(torch, "_fused_sgd_")
+            has_fused_kernels()
             and p.device.type == "cpu"
             and p.dtype in self.fused_dtypes
             and type(p) in {Tensor, torch.nn.Parameter}
@@ -96,12 +147,24 @@ class AbstractTorchOptimizer(AbstractNamedOptimizer):
             state_dict: What ``state_dict`` of one of them gave. Not changed.
 
         Raises:
-            ConfigError: If it comes from an optimizer that computes something else.
+            ConfigError: If it lacks a hyper-parameter of this one, or maximizes.
         """
         super().load_state_dict(state_dict)
         self.__dict__.pop("_met", None)
         for group in self.param_groups:
             self.choose_kernel(group)
+
+
+@cache
+def has_fused_kernels() -> bool:
+    """Say whether this torch has the fused kernels for the CPU: from 2.4 on."""
+    # torch 2.3 has the operator, for accelerators only.
+    has_kernel: bool = hasattr(
+        torch, "_fused_sgd_"
+    ) and torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001 - it has no public name
+        "aten::_fused_sgd_", "CPU"
+    )
+    return has_kernel
 
 
 def plain_step_of(optimizer: type[Optimizer]) -> Callable[..., Any]:

@@ -1,9 +1,11 @@
 """NpuFusedSGD: stochastic gradient descent, with momentum."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from mm_npu._errors import ConfigError
 
@@ -91,27 +93,45 @@ class NpuFusedSGD(AbstractTorchOptimizer, torch.optim.SGD):
                 f"dampening {group['dampening']!r}; it needs a momentum above 0 and no dampening."
             )
 
-    def look_at_gradients(self, index: int, group: dict[str, Any]) -> None:
-        """Check the gradients of a group, and leave the fused kernel out of a mixed step.
+    def choose_kernel(self, group: dict[str, Any]) -> None:
+        """Switch torch's fused kernel on for a group, but for a mixed step.
 
         The kernel knows one first step for all parameters: where some have a momentum buffer and
         others meet their first gradient, torch's other kernels do the step.
         """
-        super().look_at_gradients(index, group)
-        if group.get("fused") is None or group["momentum"] == 0:
-            return
-        # Beside the gradients met, and forgotten with them when a state is loaded.
-        met: dict[Any, int] = self.__dict__.setdefault("_met", {})
-        if met.get(("buffers", index)) == len(group["params"]):
-            return
-        buffers = [
-            self.state.get(p, {}).get("momentum_buffer")
-            for p in group["params"]
-            if p.grad is not None
-        ]
-        is_mixed = any(b is None for b in buffers) and any(b is not None for b in buffers)
-        if is_mixed:
-            group["fused"] = False
-        else:
+        super().choose_kernel(group)
+        if group.get("fused") and group["momentum"] != 0:
+            entries = [self.state.get(p, {}) for p in group["params"] if p.grad is not None]
+            if len({entry.get("momentum_buffer") is None for entry in entries}) > 1:
+                group["fused"] = False
+
+    def prepare_plain_step(self, group: dict[str, Any]) -> None:
+        """Choose the kernel of a group once more: by now, some may have a momentum buffer."""
+        if group["momentum"] != 0:
             self.choose_kernel(group)
-        met["buffers", index] = sum(buffer is not None for buffer in buffers)
+
+    def make_kernel_call(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        entries: Sequence[Mapping[str, Any]],
+        group: Mapping[str, Any],
+    ) -> Callable[[], None]:
+        """Return the call of torch's fused kernel for parameters of one dtype, on the CPU.
+
+        Raises:
+            KeyError: If a parameter has no momentum buffer yet.
+        """
+        buffers = [] if group["momentum"] == 0 else [e["momentum_buffer"] for e in entries]
+        if any(buffer is None for buffer in buffers):  # of a state that torch 1.13 wrote
+            raise KeyError("momentum_buffer")
+        options = {key: group[key] for key in self.group_keys}
+        return partial(
+            torch._fused_sgd_,
+            params,
+            grads,
+            buffers,
+            **options,
+            maximize=False,
+            is_first_step=False,
+        )

@@ -84,7 +84,12 @@ class AbstractUnit(ABC):
 class Single(AbstractUnit):
     """One parameter, updated where it lies."""
 
+    def is_current(self, state: Mapping[Tensor, Entry]) -> bool:
+        """Say whether ``state`` still holds what this unit was made of, and ``p`` is laid so."""
+        return local(self.params[0]).stride() == self._strides and super().is_current(state)
+
     def _lay_state_out(self) -> dict[str, Tensor]:
+        self._strides = local(self.params[0]).stride()
         self._order = memory_order(local(self.params[0]))
         return {name: self._lay_out(name) for name in self.layout.names}
 
@@ -164,18 +169,29 @@ class Stack(AbstractUnit):
                 p.copy_(view)
 
 
-def make_units(pairs: Sequence[Pair], layout: Layout) -> list[AbstractUnit]:
+class Buffers:
+    """Memory for stacks of parameters and gradients, which grows to the largest asked for."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    def rows(self, like: Tensor, length: int) -> Tensor:
+        """Return two rows of at least ``length`` elements."""
+        key = like.dtype, like.device
+        memory = self._memory.get(key)
+        if memory is None or memory.shape[1] < length:
+            memory = torch.empty(2, length, dtype=like.dtype, device=like.device)
+            self._memory[key] = memory
+        return memory
+
+
+def make_units(pairs: Sequence[Pair], layout: Layout, buffers: Buffers) -> list[AbstractUnit]:
     """Divide parameters, which have gradients, into units; those without elements into none."""
     stacked = [pair for pair in pairs if _is_to_stack(pair[0])]
     chunks = sorted(_divide(stacked, layout), key=_num_elements, reverse=True)
-    buffers: dict[Any, Tensor] = {}
-    units: list[AbstractUnit] = []
-    for chunk in chunks:
-        p = chunk[0][0]
-        if (p.dtype, p.device) not in buffers:  # made for the largest chunk, which comes first
-            memory = torch.empty(2, _num_elements(chunk), dtype=p.dtype, device=p.device)
-            buffers[p.dtype, p.device] = memory
-        units.append(Stack(chunk, layout, buffers[p.dtype, p.device]))
+    units: list[AbstractUnit] = [  # the largest first, for which the buffers are made
+        Stack(chunk, layout, buffers.rows(chunk[0][0], _num_elements(chunk))) for chunk in chunks
+    ]
     alone = [pair for pair in pairs if pair[0].numel() and not _is_to_stack(pair[0])]
     return units + [Single([pair], layout) for pair in alone]
 

@@ -25,15 +25,17 @@ def watch_left_out(optimizer: Any, left_out: Trained) -> None:
         "it p.grad = torch.zeros_like(p) before the first step."
     )
 
-    def refuse() -> None:
-        raise FusedOptimizerError(message)
+    def refuse_if_there() -> None:
+        if left_out.parameter.grad is not None:
+            raise FusedOptimizerError(message)
+        watch_left_out(optimizer_reference(), left_out)  # that was torch.autograd.grad
 
-    reference = weakref.ref(optimizer)
+    optimizer_reference = weakref.ref(optimizer)
 
     def note(gradient: Tensor) -> None:
         del gradient
         handle.remove()
-        _check_before_next_step(reference(), refuse)
+        _check_before_next_step(optimizer_reference(), refuse_if_there)
 
     handle = left_out.parameter.register_hook(note)  # type: ignore[no-untyped-call]
 
