@@ -1,3 +1,5 @@
+import multiprocessing
+
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -285,3 +287,29 @@ def test_a_loop_of_ones_own_is_named_by_type(make_runner):
     runner.train()
     assert runner.train_loop.has_run
     assert runner.train_loop.greeting == "hello"
+
+
+class FailAt(Hook):
+    """Raises after a step of training."""
+
+    def __init__(self, at):
+        self.at = at
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == self.at:
+            raise RuntimeError("stop")
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["per-pass", "persistent"])
+@pytest.mark.parametrize("by_epoch", [False, True], ids=["iterations", "epochs"])
+def test_a_run_that_ends_or_fails_leaves_no_worker(make_runner, by_epoch, persistent):
+    loader = loader_cfg(num_workers=1, persistent_workers=persistent)
+    train_cfg = {"max_epochs": 2} if by_epoch else {"by_epoch": False, "max_iters": 9}
+    arguments = {"train_dataloader": loader, "val_dataloader": loader, "train_cfg": train_cfg}
+    whole = make_runner(**arguments)
+    whole.train()
+    failing = make_runner(**arguments, custom_hooks=[FailAt(8)])
+    with pytest.raises(RuntimeError, match="stop"):
+        failing.train()
+    assert multiprocessing.active_children() == []

@@ -10,6 +10,7 @@ from ._settings import DataSettings
 from ._train_batches import TrainBatches
 from ._worker_seed import batch_seed
 from ._worker_signals import ignore_stop_signals
+from ._workers import stop_persistent_workers, stop_workers
 
 __all__ = [
     "BatchFeed",
@@ -28,4 +29,6 @@ __all__ = [
     "map_tensors",
     "num_batches",
     "pseudo_collate",
+    "stop_persistent_workers",
+    "stop_workers",
 ]

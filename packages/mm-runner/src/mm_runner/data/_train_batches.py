@@ -14,6 +14,7 @@ from ._batch_sampler import SeekableBatchSampler
 from ._position import DataPosition, announce_epoch
 from ._prefetch import BatchFeed
 from ._sampler import DefaultSampler, InfiniteSampler
+from ._workers import stop_persistent_workers, stop_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,7 @@ class TrainBatches:
         self._origin = DataPosition(samples=0)
         # Of a pass that has begun ahead: its number, its batches, and the generator behind it.
         self._ahead: tuple[int, Iterator[Any], torch.Tensor] | None = None
+        self._under_way: Iterator[Any] | None = None
 
     def begin(self, epoch: int, start: DataPosition | None = None) -> Iterator[Any]:
         """Begin a pass over the data. What workers there are begin now.
@@ -108,6 +110,18 @@ class TrainBatches:
         self._sampler.seek(epoch)
         self._ahead = epoch, iter(loader), generator.get_state()
         generator.set_state(before)
+
+    def close(self) -> None:
+        """End the workers of the pass under way, and those that a loader of ours keeps."""
+        is_of_user = self._generator is None or (
+            getattr(self.loader, "generator", None) is not self._generator
+        )
+        self._ahead = None
+        if not getattr(self.loader, "persistent_workers", False):
+            stop_workers(self._under_way)
+        elif not is_of_user:
+            stop_persistent_workers(self.loader)
+        self._under_way = None
 
     def endless(
         self, epoch: int, start: DataPosition | None, begin_pass: Callable[[], None]
@@ -206,6 +220,10 @@ class TrainBatches:
         return position._replace(batch=batch, samples=None, num_batches=None, state=None)
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._under_way = batches
+        return self._count(batches)
+
+    def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in self.feed.over(batches):
             self.batch += 1
             yield batch

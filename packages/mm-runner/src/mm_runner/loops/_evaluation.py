@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_amp
-from mm_runner.data import feed_of_run, num_batches
+from mm_runner.data import feed_of_run, num_batches, stop_persistent_workers, stop_workers
 from mm_runner.model import eval_step_of
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ class ValLoop:
         runner.call_hook(f"before_{phase}")
         runner.call_hook(f"before_{phase}_epoch")
         runner.model.eval()
+        drawn = iter(self.dataloader)
         try:
-            batches = feed_of_run(runner, self.dataloader).pairs(iter(self.dataloader))
+            batches = feed_of_run(runner, self.dataloader).pairs(drawn)
             for index, (batch, placed) in enumerate(batches):
                 runner.call_hook(f"before_{phase}_iter", batch_idx=index, data_batch=batch)
                 with self._precision():
@@ -69,11 +70,18 @@ class ValLoop:
                 runner.interruption.mark(runner)
             metrics = self.evaluator.evaluate(len(self.dataloader.dataset))  # type: ignore[arg-type]
         finally:
+            if not getattr(self.dataloader, "persistent_workers", False):
+                stop_workers(drawn)  # it may have been cut short
             for module, was_training in modes:  # a frozen part may be in evaluation mode
                 module.training = was_training
         runner.call_hook(f"after_{phase}_epoch", metrics=metrics)
         runner.call_hook(f"after_{phase}")
         return metrics
+
+    def close(self) -> None:
+        """End the workers that a loader of the Runner's own keeps for the next evaluation."""
+        if getattr(self.dataloader, "generator", None) is self.runner.loader_generator:
+            stop_persistent_workers(self.dataloader)
 
     def _precision(self) -> AbstractContextManager[object]:
         return mm_amp.autocast(self.runner.device.type) if self.fp16 else nullcontext()

@@ -111,6 +111,10 @@ class AbstractTrainLoop(ABC):
         self._train()
         runner.call_hook("after_train")
 
+    def close(self) -> None:
+        """End the workers of the training batches; what is left of a stopped pass is dropped."""
+        self.batches.close()
+
     # A checkpoint of the run: what this loop knows of it.
 
     def state_dict(self) -> dict[str, Any]:

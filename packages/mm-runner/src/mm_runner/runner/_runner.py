@@ -267,6 +267,9 @@ class Runner(RunFacts):
             raise
         finally:
             self.is_training = False
+            for loop in (self.train_loop, self.val_loop):
+                if hasattr(loop, "close"):  # a loop of the user's own need not have it
+                    loop.close()
             # A traceback must not be drawn over by the bar.
             self.console.stop_progress()
             self._logs.flush()
