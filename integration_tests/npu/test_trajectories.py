@@ -4,7 +4,7 @@ import inspect
 import pytest
 import torch
 from formulas import CASE_IDS, EACH_CASE, RULES, make_groups, make_start
-from trajectories import compare, error, make_params, num_steps_of, train
+from trajectories import SEEDS, compare, error, make_params, num_steps_of, train
 
 import mm_npu
 
@@ -28,9 +28,9 @@ OPTIONS = {
 
 
 @each_case
-def test_ours_follow_torch_npus(originals, name, options):
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ours_follow_torch_npus(originals, name, options, seed):
     num_steps = num_steps_of(options)
-    seed = EACH_CASE.index((name, options))
     if num_steps is None:
         with pytest.raises(AttributeError, match="get_optimizer_combined_grads"):
             compare(originals, name, options, seed, 2)

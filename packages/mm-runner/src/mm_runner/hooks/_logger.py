@@ -158,8 +158,9 @@ class LoggerHook(Hook):
             "train", position, scalars, eta_s=eta_s, by_epoch=self._by_epoch
         )
         runner.logger.info(line)
-        values = self._bar_values(runner, scalars, data_batch)
-        runner.console.update_progress(done, values=values, clock=self._clock)
+        if runner.console.has_bar:
+            values = self._bar_values(runner, scalars, data_batch)
+            runner.console.update_progress(done, values=values, clock=self._clock)
         runner.write_scalars("train", scalars, step=done)
 
     def _bar_values(self, runner: Any, scalars: dict[str, float], data_batch: Any) -> str:

@@ -45,6 +45,11 @@ class RunConsole:
             self._console = Console(soft_wrap=True, highlight=False)
         return self._console
 
+    @property
+    def has_bar(self) -> bool:
+        """Whether there is a progress bar at present."""
+        return self._progress is not None
+
     def print(self, line: str) -> None:
         """Print ``line`` as it is, above the bar if there is one."""
         if not self._is_main:

@@ -111,6 +111,12 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
+def _as_scalar(tensor: Tensor) -> Tensor:
+    # Most are so already; asking is cheaper than an operator that changes nothing.
+    scalar = tensor if tensor.ndim == 0 else tensor.reshape(())
+    return scalar if scalar.dtype is torch.float32 else scalar.float()
+
+
 def _read(tensors: list[Tensor]) -> list[float]:
     """Bring scalars to the host: one transfer for each device they lie on."""
     values: list[float] = [0.0] * len(tensors)
@@ -118,7 +124,7 @@ def _read(tensors: list[Tensor]) -> list[float]:
     for index, tensor in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(index)
     for indices in by_device.values():
-        stacked = torch.stack([tensors[index].detach().reshape(()).float() for index in indices])
+        stacked = torch.stack([_as_scalar(tensors[index]) for index in indices])
         for index, value in zip(indices, stacked.tolist(), strict=True):
             values[index] = value
     return values
