@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
+from torch import nn
 
-from .task import LEARNING_RATE, LOG_INTERVAL, TinyClassifier, build_loader
+from .task import LEARNING_RATE, LOG_INTERVAL, build_layer, build_loader
 
 
 class Classifier(BaseModel):
     def __init__(self, clock):
         super().__init__()
-        self.network = TinyClassifier(clock)
+        self.linear = build_layer()
+        self._clock = clock
 
     def forward(self, inputs, labels, mode="loss"):  # noqa: ARG002 (the Runner's signature)
-        return {"loss": self.network(inputs, labels)}
+        self._clock.tick()
+        return {"loss": nn.functional.cross_entropy(self.linear(inputs), labels)}
 
 
 def train(num_steps, clock, directory):

@@ -49,13 +49,17 @@ class StepClock:
         self._step += 1
 
 
+def build_layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
 class TinyClassifier(nn.Module):
     """One linear layer and its loss; ticks the clock in every forward."""
 
     def __init__(self, clock: StepClock) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(FEATURES, CLASSES)
+        self.linear = build_layer()
         self._clock = clock
 
     def forward(self, inputs, labels):

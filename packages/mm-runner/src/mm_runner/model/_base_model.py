@@ -121,6 +121,9 @@ class BaseModel(nn.Module, ABC):
                 f"forward(mode='loss') must return a dict of losses, got {type(losses).__name__}. "
                 "Return dict(loss=...)."
             )
+        only = losses.get("loss") if len(losses) == 1 else None
+        if isinstance(only, Tensor) and not only.ndim:  # what most models return, in every step
+            return only, OrderedDict(loss=only.detach())
         means = {name: _mean(name, value) for name, value in losses.items()}
         terms = [value for name, value in means.items() if "loss" in name]
         if not terms:

@@ -52,7 +52,8 @@ class MessageHub:
                     f"{name!r} was to be logged and has the shape {tuple(value.shape)}; a tensor "
                     "of one element is needed. Let train_step return its mean, or leave it out."
                 )
-            value = value.detach()  # the graph behind it need not live as long as the window
+            if value.requires_grad:  # the graph behind it need not live as long as the window
+                value = value.detach()
         window = self._scalars.get(name)
         if window is None:
             window = self._scalars[name] = deque(maxlen=self.window_size)
