@@ -38,9 +38,9 @@ class BaseDataPreprocessor(nn.Module):
     def cast_data(self, data: Any) -> Any:
         """Return ``data`` with its tensors on :attr:`device`; containers keep their type."""
         if isinstance(data, Tensor):
-            if data.device == self._device:  # asking costs a tenth of a copy that copies nothing
-                return data
-            return data.to(self._device, non_blocking=self._non_blocking)
+            # Asking costs a tenth of a copy that copies nothing.
+            is_there = data.device == self._device
+            return data if is_there else data.to(self._device, non_blocking=self._non_blocking)
         if type(data) is dict:  # what nearly every batch is
             return {key: self.cast_data(value) for key, value in data.items()}
         if isinstance(data, Mapping):
