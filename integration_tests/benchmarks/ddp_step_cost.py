@@ -180,15 +180,8 @@ def compare_undisturbed(rounds, column):
     return {"A": {"decile": base}, **rows}
 
 
-def make_batch(rank):
-    generator = torch.Generator().manual_seed(rank)
-    return {
-        "inputs": torch.randn(16, 32, generator=generator),
-        "targets": torch.randint(10, (16,), generator=generator),
-    }
-
-
-def run_rank(rank, store, arguments):
+def join(rank, store):
+    """Join the group of two, and return the batch of this rank; nothing is collected from here."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -197,9 +190,17 @@ def run_rank(rank, store, arguments):
         world_size=2,
         timeout=timedelta(seconds=120),
     )
-    data = make_batch(rank)
     gc.collect()
     gc.disable()
+    generator = torch.Generator().manual_seed(rank)
+    return {
+        "inputs": torch.randn(16, 32, generator=generator),
+        "targets": torch.randint(10, (16,), generator=generator),
+    }
+
+
+def run_rank(rank, store, arguments):
+    data = join(rank, store)
     shuffle = random.Random(0).shuffle  # noqa: S311 (the same on both ranks)
     report = {}
     for title, is_whole_step in (("forward and backward", False), ("training step", True)):

@@ -18,13 +18,11 @@ import random
 import statistics
 import tempfile
 import time
-from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from ddp_step_cost import build_candidates, choose_steps, make_batch, read_machine
+from ddp_step_cost import build_candidates, choose_steps, join, read_machine
 
 _NAMES = ("A", "A'", "B", "B-")
 _MODELS = 6
@@ -52,17 +50,7 @@ def time_models(name, data):
 
 
 def run_rank(rank, directory, name):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/store",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=120),
-    )
-    data = make_batch(rank)
-    gc.collect()
-    gc.disable()
+    data = join(rank, Path(directory, "store"))
     found = time_models(name, data)
     if rank == 0:
         Path(directory, "found.json").write_text(json.dumps(found))
