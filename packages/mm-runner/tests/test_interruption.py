@@ -21,15 +21,20 @@ from mm_runner.errors import RunStopped
 from mm_runner.hooks import Hook
 from mm_runner.runner._signals import StopSignals
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+# Those of a program in the foreground: one started in the background ignores Ctrl-C.
+USUAL = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGUSR1: signal.SIG_DFL,
+}
 RUN = {"model": {"type": Classifier, "dropout": 0.3}, "train_cfg": {"max_epochs": 3}}
 
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Puts back what a run that left keeps handling."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield before
+    """The usual ones; puts back what was there, also after a run that left and keeps its own."""
+    before = {number: signal.signal(number, handler) for number, handler in USUAL.items()}
+    yield USUAL
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -245,6 +250,7 @@ class Step(Hook):
             time.sleep(0.01)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground
     context = {{"multiprocessing_context": sys.argv[3]}} if sys.argv[3] else {{}}
     loader = loader_cfg(num_workers=2 if sys.argv[3] else 0, **context)
     Runner(**runner_arguments(
@@ -335,6 +341,8 @@ def _same_on_all(value):
 
 
 def _ranks_agree(rank, work_dir):
+    for number, handler in USUAL.items():
+        signal.signal(number, handler)
     torch.manual_seed(0)
     whole = _run(work_dir / "whole")
     whole.train()
