@@ -1,4 +1,4 @@
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import pytest
@@ -145,6 +145,9 @@ def test_data_preprocessor_moves_every_tensor_and_keeps_containers():
     assert moved["b"][0].y == "name"
     assert moved["b"][1] == 3
     assert type(moved["b"][0]) is Point
+    lists = preprocessor(defaultdict(list, x=torch.ones(1)))
+    assert lists["x"].device.type == "meta"
+    assert lists["new"] == []
     assert not preprocessor.state_dict()
 
 

@@ -3,8 +3,9 @@
 from ._batch_sampler import SeekableBatchSampler
 from ._collate import pseudo_collate
 from ._dataloader import build_dataloader, num_batches
+from ._map_tensors import map_tensors
 from ._position import DataPosition, announce_epoch
-from ._prefetch import BatchFeed, as_channels_last, feed_of_run, map_tensors
+from ._prefetch import BatchFeed, as_channels_last, feed_of_run
 from ._sampler import DefaultSampler, InfiniteSampler
 from ._settings import DataSettings
 from ._train_batches import TrainBatches

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["BatchFeed", "as_channels_last", "feed_of_run", "has_streams", "map_tensors"]
+from ._map_tensors import map_tensors
+
+__all__ = ["BatchFeed", "as_channels_last", "feed_of_run", "has_streams"]
 
 _END = object()
 
@@ -189,35 +190,6 @@ def as_channels_last(tensor: Tensor) -> Tensor:
     if tensor.ndim == 4 and tensor.is_floating_point() and _is_plain(tensor):
         return tensor.contiguous(memory_format=torch.channels_last)
     return tensor
-
-
-def map_tensors(data: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return ``data`` with ``function`` applied to its tensors; containers keep their type.
-
-    Example:
-        >>> map_tensors({"x": [torch.ones(2)], "name": "a"}, torch.neg)
-        {'x': [tensor([-1., -1.])], 'name': 'a'}
-    """
-    if isinstance(data, Tensor):
-        return function(data)
-    if isinstance(data, Mapping):
-        return _map_items(data, function)
-    if isinstance(data, tuple) and hasattr(data, "_fields"):  # a named tuple
-        return type(data)(*(map_tensors(value, function) for value in data))
-    if isinstance(data, (list, tuple)):
-        return type(data)(map_tensors(value, function) for value in data)
-    return data
-
-
-def _map_items(data: Mapping[Any, Any], function: Callable[[Tensor], Tensor]) -> Any:
-    mapped = {key: map_tensors(value, function) for key, value in data.items()}
-    if type(data) is dict:
-        return mapped
-    if not isinstance(data, MutableMapping):
-        return type(data)(mapped)  # type: ignore[call-arg]
-    same_kind = copy.copy(data)  # a defaultdict, or a kind with more to it than its items
-    same_kind.update(mapped)
-    return same_kind
 
 
 def _is_plain(tensor: Tensor) -> bool:
