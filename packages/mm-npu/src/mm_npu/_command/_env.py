@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from mm_npu._devices._torch_npu import AUTOLOAD_VARIABLE, set_environment
+
 if TYPE_CHECKING:
     from mm_npu._devices._report import NpuReport
 
-_AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _NOT_FOUND = "not found"
 _PATHS = {
     "torch_npu": "those of torch_npu",
@@ -34,14 +35,11 @@ def print_environment(*, as_json: bool) -> int:
 def _look(env: Mapping[str, str]) -> "NpuReport":
     # In this process only: torch would load a torch_npu that is broken, and end. It is loaded
     # later, where that is expected.
-    os.environ[_AUTOLOAD_VARIABLE] = "0"
+    set_environment(AUTOLOAD_VARIABLE, "0")
     try:
         from mm_npu._devices._report import npu_report  # noqa: PLC0415 - imports torch
     finally:
-        if _AUTOLOAD_VARIABLE in env:
-            os.environ[_AUTOLOAD_VARIABLE] = env[_AUTOLOAD_VARIABLE]
-        else:
-            del os.environ[_AUTOLOAD_VARIABLE]
+        set_environment(AUTOLOAD_VARIABLE, env.get(AUTOLOAD_VARIABLE))
     return npu_report(env)
 
 

@@ -56,7 +56,7 @@ def load() -> Any:
             return import_module(_NAME)
     except BROKEN:
         # Only after a failure: a working torch_npu sets the variable for a purpose of its own.
-        _set_environment(AUTOLOAD_VARIABLE, autoload)
+        set_environment(AUTOLOAD_VARIABLE, autoload)
         _forget_modules_except(modules)
         raise
 
@@ -67,7 +67,8 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {cause}"
 
 
-def _set_environment(name: str, value: str | None) -> None:
+def set_environment(name: str, value: str | None) -> None:
+    """Set a variable of this process, or remove it."""
     if value is None:
         os.environ.pop(name, None)
     else:

@@ -6,7 +6,7 @@ from ._dataloader import build_dataloader, num_batches
 from ._map_tensors import map_tensors
 from ._position import DataPosition, announce_epoch
 from ._prefetch import BatchFeed, as_channels_last, feed_of_run
-from ._sampler import DefaultSampler, InfiniteSampler
+from ._sampler import DefaultSampler, InfiniteSampler, is_endless
 from ._settings import DataSettings
 from ._train_batches import TrainBatches
 from ._worker_seed import batch_seed
@@ -27,6 +27,7 @@ __all__ = [
     "build_dataloader",
     "feed_of_run",
     "ignore_stop_signals",
+    "is_endless",
     "map_tensors",
     "num_batches",
     "pseudo_collate",

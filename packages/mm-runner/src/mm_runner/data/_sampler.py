@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Sampler
@@ -17,7 +17,7 @@ from ._permutation import Permutation
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-__all__ = ["DefaultSampler", "InfiniteSampler"]
+__all__ = ["DefaultSampler", "InfiniteSampler", "is_endless"]
 
 # Indices computed at a time: enough to make the calls' own cost small, and 32 kB.
 _CHUNK = 4096
@@ -157,3 +157,10 @@ class InfiniteSampler(_RankSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: epochs follow one another by themselves."""
+
+
+def is_endless(loader: Any) -> bool:
+    """Tell whether an :class:`InfiniteSampler` gives ``loader``, or its batch sampler, indices."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    samplers = (getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None))
+    return any(isinstance(one, InfiniteSampler) for one in samplers)

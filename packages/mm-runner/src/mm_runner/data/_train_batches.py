@@ -13,7 +13,7 @@ from mm_runner.errors import ConfigError
 from ._batch_sampler import SeekableBatchSampler
 from ._position import DataPosition, announce_epoch
 from ._prefetch import BatchFeed
-from ._sampler import DefaultSampler, InfiniteSampler
+from ._sampler import DefaultSampler, is_endless
 from ._workers import stop_persistent_workers, stop_workers
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class TrainBatches:
     @property
     def length(self) -> int | None:
         """Batches in a whole pass; ``None`` if that is unknown, or there is no end."""
-        if isinstance(getattr(self.loader, "sampler", None), InfiniteSampler):
+        if is_endless(self.loader):
             return None
         try:
             return len(self.loader)

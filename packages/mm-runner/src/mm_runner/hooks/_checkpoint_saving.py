@@ -48,16 +48,13 @@ class Saving:
         self._writer = BackgroundWriter() if in_background else None
         self._unsettled: Save | None = None
 
-    def save(self, runner: Any, save: Save, *, and_wait: bool = False) -> bool:
-        """Save, after the file under way; tell whether that is known to have failed.
+    def save(self, runner: Any, save: Save, *, and_wait: bool = False) -> None:
+        """Save, after the file under way.
 
         Args:
             runner: The run.
             save: What to save.
             and_wait: Return when the file is whole.
-
-        Returns:
-            Whether it was written, or is being written.
         """
         self.settle(runner)
         try:
@@ -70,12 +67,13 @@ class Saving:
             )
         except CheckpointWriteError as error:
             _fail(runner, save, error)
-            return False
+            return
         if self._writer is None:
             save.on_written()
-            return True
+            return
         self._unsettled = save
-        return self.settle(runner) if and_wait else True
+        if and_wait:
+            self.settle(runner)
 
     def settle(self, runner: Any) -> bool:
         """Wait for the file under way, if any; tell whether it was written."""

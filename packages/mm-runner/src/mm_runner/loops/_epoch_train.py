@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mm_runner.data import DataPosition, InfiniteSampler, num_batches
+from mm_runner.data import DataPosition, is_endless, num_batches
 from mm_runner.errors import ConfigError
 
 from ._loss_names import naming_losses
@@ -54,7 +54,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
                 "train_dataloader gives no batch: the dataset is smaller than one batch and "
                 "drop_last is set. Make batch_size smaller, or drop_last false."
             )
-        if isinstance(getattr(dataloader, "sampler", None), InfiniteSampler):
+        if is_endless(dataloader):
             raise ConfigError(
                 "train_dataloader.sampler: an InfiniteSampler was given to a loop over epochs, of "
                 "which the first would not end. Give train_cfg=dict(by_epoch=False, "

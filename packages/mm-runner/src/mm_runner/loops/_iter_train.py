@@ -66,7 +66,8 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         while self.iter < self.max_iters and not self.stop_training:
             runner.model.train()
             self._train_to_validation(batches)
-            self._validate_if_due()
+            if self._is_due():
+                self._validate()
         runner.call_hook("after_train_epoch")
 
     def _train_to_validation(self, batches: Iterator[Any]) -> None:

@@ -209,10 +209,6 @@ class AbstractTrainLoop(ABC):
     def _is_due(self) -> bool:
         return self.runner.val_loop is not None and self._schedule.is_due(self._count)
 
-    def _validate_if_due(self) -> None:
-        if self._is_due():
-            self._validate()
-
     def _validate(self) -> None:
         runner, count = self.runner, self._count
         # Training draws the same random numbers with and without a validation in between.

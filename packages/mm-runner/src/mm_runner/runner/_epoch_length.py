@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.data import InfiniteSampler
+from mm_runner.data import is_endless
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -18,12 +18,11 @@ def epoch_length(loader: DataLoader[Any], world_size: int) -> int | None:
 
     Args:
         loader: Of the training.
-        world_size: Number of processes; an :class:`InfiniteSampler` counts the samples of all.
+        world_size: Number of processes; an ``InfiniteSampler`` counts the samples of all.
     """
     length: int | None = None
     with suppress(TypeError):
         length = len(loader)
-    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-    if length and any(isinstance(one, InfiniteSampler) for one in samplers):
+    if length and is_endless(loader):
         return max(length // world_size, 1)
     return length or None

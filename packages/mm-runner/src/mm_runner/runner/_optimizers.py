@@ -11,6 +11,7 @@ from mm_runner.model import unwrap_model
 from mm_runner.optim import build_optim_wrapper, named_wrappers, scale_lr
 
 from ._sharded_state import as_sharded
+from ._summary import batch_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,8 +69,7 @@ def _settle_batch(
     runner: Runner, wrapper: Any, of_whom: str, auto_scale_lr: Mapping[str, Any]
 ) -> None:
     """Scale the learning rates by how many samples an optimizer step takes."""
-    loader: Any = runner.train_dataloader
-    per_process = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
+    per_process = batch_of_process(runner.train_dataloader) or 1
     accumulated = getattr(wrapper, "accumulative_counts", 1)
     batch = runner.world_size * per_process * accumulated
     if auto_scale_lr.get("enable", False):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +11,8 @@ from mm_runner.checkpoint import plain, rng_state
 from mm_runner.data import DataPosition
 from mm_runner.errors import CheckpointError
 from mm_runner.model import unwrap_model
+
+from ._fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ def gather_rank_buffers(runner: Runner) -> list[dict[str, Tensor]]:
         for name, buffer in unwrap_model(runner.model).named_buffers()
         if not hasattr(buffer, "full_tensor")
     }
-    digests = mm_dist.all_gather_object({name: _digest(value) for name, value in own.items()})
+    digests = mm_dist.all_gather_object({name: fingerprint(value) for name, value in own.items()})
     differing = [name for name in own if any(one.get(name) != digests[0][name] for one in digests)]
     num_bytes = sum(own[name].numel() * own[name].element_size() for name in differing)
     if num_bytes * runner.world_size > _MOST_BUFFERS:
@@ -99,10 +99,3 @@ def restore_rank_buffers(runner: Runner, saved: list[dict[str, Tensor]]) -> None
         for name, value in saved[runner.rank].items():
             if name in own and own[name].shape == value.shape:
                 own[name].copy_(value)
-
-
-def _digest(value: Tensor) -> str:
-    # By torch's own serialisation: NumPy need not be there.
-    file = io.BytesIO()
-    torch.save(value.clone(), file)
-    return hashlib.blake2b(file.getvalue(), digest_size=16).hexdigest()

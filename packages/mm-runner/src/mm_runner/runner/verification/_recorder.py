@@ -13,8 +13,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
-
-from ._fingerprint import fingerprint
+from mm_runner.runner._fingerprint import fingerprint
 
 __all__ = ["EndOfRecordError", "Recorder", "StepRecord"]
 

@@ -6,7 +6,6 @@ import copy
 import gc
 import random
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import load_checkpoint_file, rng_state, set_rng_state
 from mm_runner.errors import ConfigError
-from mm_runner.runner._environment import set_up_process
+from mm_runner.runner._environment import seed_everything, set_up_process
 from mm_runner.runner._runner import Runner
 
 from ._compare import compare_states, compare_steps, explain
@@ -156,12 +155,7 @@ def _short(cfg: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 def _scramble_generators() -> None:
     """Let the generators be where no run would leave them."""
-    seed = random.SystemRandom().getrandbits(32)
-    random.seed(seed)
-    torch.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed)
+    seed_everything(random.SystemRandom().getrandbits(32))
 
 
 def _compare(whole: Recorder, other: Recorder) -> list[ResumeDifference]:

@@ -20,7 +20,7 @@ def fingerprint(value: Any) -> str:
     only its class.
 
     Args:
-        value: A batch, or the state of a generator.
+        value: A batch, a buffer, or the state of a generator.
     """
     digest = hashlib.blake2b(digest_size=8)
     _feed(digest, value, set())
