@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mm_dist import GradientSyncError, MMDistError, MMDistributedDataParallel
+from mm_dist import ArgumentTypeError, GradientSyncError, MMDistError, MMDistributedDataParallel
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 _INPUTS = torch.ones(2, 3)
@@ -88,9 +88,75 @@ def test_backward_after_several_forwards_is_fine():
     (model(_INPUTS) + model.module.backbone(_INPUTS).sum()).backward()
 
 
-def test_evaluation_around_the_wrapper_is_fine():
+def _train(model, num_steps):
+    for _ in range(num_steps):
+        model(_INPUTS).backward()
+
+
+def _num_watched(model):
+    return sum(bool(parameter._backward_hooks) for parameter in model.parameters())
+
+
+def test_most_steps_are_not_watched():
     model = _wrap()
-    for _ in range(2):
+    watched = []
+    for _ in range(16 + 20 * 16):
+        _train(model, 1)
+        watched.append(_num_watched(model))
+    assert watched[:16] == [len(list(model.parameters()))] * 16
+    assert set(watched[16:]) == {0, 2}
+    assert 10 < watched[16:].count(2) < 40
+    # The engine looks for hooks in an empty dict, too.
+    assert any(parameter._backward_hooks is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda net: net(_INPUTS), lambda net: net.head(torch.ones(1, 4)).sum()],
+    ids=["module", "child"],
+)
+def test_what_goes_wrong_now_and_then_is_found_late(call):
+    model = _wrap()
+    _train(model, 100)
+
+    def step_with_something_more_at_times():
+        for step in range(16 * 200):
+            model(_INPUTS).backward()
+            if step % 16 == 0:  # as often as steps are watched
+                call(model.module).backward()
+
+    with pytest.raises(GradientSyncError, match="no forward of the MMDistributedDataParallel"):
+        step_with_something_more_at_times()
+
+
+def test_every_step_can_be_watched():
+    model = _wrap(check_forward="always")
+    for _ in range(40):
+        _train(model, 1)
+        assert _num_watched(model) >= 2
+    with pytest.raises(GradientSyncError):
+        model.module(_INPUTS).backward()
+
+
+@pytest.mark.parametrize("check_forward", ["sometimes", 1, None])
+def test_unknown_extent_of_the_guard_is_an_error(check_forward):
+    with pytest.raises(ArgumentTypeError, match=r'give True .*"always", or False'):
+        _wrap(check_forward=check_forward)
+
+
+def test_hooks_of_others_stay():
+    model = _wrap()
+    seen = []
+    bias = model.module.head.bias
+    bias.register_hook(lambda gradient: seen.append(gradient.item()))
+    _train(model, 60)
+    assert len(seen) == 60
+    assert len(bias._backward_hooks) in (1, 2)
+
+
+def test_evaluation_around_the_wrapper_is_fine():
+    model = _wrap(check_forward="always")
+    for _ in range(20):
         model.module(_INPUTS)
         with torch.no_grad():
             model(_INPUTS)

@@ -1,7 +1,8 @@
 """Notice a backward pass whose gradients the wrapper will not average."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -9,8 +10,11 @@ from torch import Tensor
 
 from mm_dist._errors import GradientSyncError
 
-# A watched parameter costs up to a microsecond per backward, so it is this many of any model.
+# A hook costs microseconds per backward, however little it does: the engine must take Python's
+# lock. So parameters go without in most steps.
+_NUM_THOROUGH_PASSES = 16
 _NUM_WATCHED = 2
+_MEAN_PAUSE = 15
 _NUM_LEARNING_PASSES = 2
 
 
@@ -20,21 +24,27 @@ class ForwardGuard:
     torch averages the first gradient that a parameter gets after the wrapper's forward. Any other
     stays local, silently: of the module called around the wrapper, of a second backward.
 
-    Every parameter is watched until the wrapper's first forward; afterwards a few are, of each
-    child (the backbone, the head, ...) at least one, as far as they suffice.
+    Every parameter is watched until the wrapper has run forward 16 times; afterwards two at a time,
+    which change with every forward. Unless the guard is constant, it pauses in between, on average
+    for 15 forward passes: never the same number in a row, which what happens at every 16th step
+    could slip through, but the same ones on all ranks.
 
     Args:
         wrapper: The data-parallel wrapper.
         parameters: Name and parameter of all that it averages.
+        is_constant: Never pause.
     """
 
-    def __init__(self, wrapper: Any, parameters: Sequence[tuple[str, Tensor]]) -> None:
+    def __init__(
+        self, wrapper: Any, parameters: Sequence[tuple[str, Tensor]], *, is_constant: bool
+    ) -> None:
         self._passes = _Passes(wrapper)
-        self._parameters = parameters
-        self._early: list[tuple[Tensor, Any]] = [
-            (parameter, _watch_early(parameter, name, self._passes))
-            for name, parameter in parameters
-        ]
+        self._watchers = [_Watcher(self._passes, name, parameter) for name, parameter in parameters]
+        self._pauses = _Pauses(0 if is_constant else _MEAN_PAUSE)
+        self._turns = count()
+        self._next_change = _NUM_THOROUGH_PASSES + 1
+        self._watched: list[tuple[Tensor, Any]] = []
+        self._watch(self._watchers)
 
     def note_forward(self, is_synchronized: bool) -> None:  # noqa: FBT001 (called in each step)
         """Expect a backward pass.
@@ -46,19 +56,42 @@ class ForwardGuard:
         passes = self._passes
         passes.number += 1
         passes.is_deferred = not is_synchronized
-        if self._early:
-            self._watch_few()
+        if passes.number >= self._next_change:
+            self._change_watched()
 
-    def _watch_few(self) -> None:
-        for parameter, handle in self._early:
+    def _change_watched(self) -> None:
+        pause = self._pauses.draw() if self._watched else 0
+        self._watch(() if pause else self._choose())
+        self._next_change += max(pause, 1)
+
+    def _choose(self) -> Iterable["_Watcher"]:
+        # Half of the model apart: a part that is called around the wrapper is met sooner.
+        total, turn = len(self._watchers), next(self._turns)
+        places = {(turn + total * half // _NUM_WATCHED) % total for half in range(_NUM_WATCHED)}
+        return [self._watchers[place] for place in places]
+
+    def _watch(self, watchers: Iterable["_Watcher"]) -> None:
+        for parameter, handle in self._watched:
             handle.remove()
             # torch would go on to look for hooks, at the price of one.
             if not parameter._backward_hooks:  # noqa: SLF001
                 parameter._backward_hooks = None  # noqa: SLF001
-        self._early.clear()
-        for name, parameter in _choose_watched(self._parameters):
-            if parameter.requires_grad:  # else frozen since
-                _hook_accumulation(parameter, _Watcher(self._passes, name).note)
+        self._watched = [watched for watched in (one.watch() for one in watchers) if watched]
+
+
+class _Pauses:
+    """Numbers of forward passes that look random, and are the same on every rank."""
+
+    def __init__(self, mean: int) -> None:
+        self._end = 2 * mean + 1
+        self._state = 0
+
+    def draw(self) -> int:
+        """Return a number from 0 to twice the mean."""
+        # A linear congruential generator, with the constants of Numerical Recipes (Press et al.,
+        # section 7.1), so that nobody else's random numbers change.
+        self._state = (1664525 * self._state + 1013904223) % 2**32
+        return (self._state >> 16) % self._end
 
 
 class _Passes:
@@ -85,75 +118,65 @@ class _Passes:
 class _Watcher:
     """The hook of one parameter: counts its gradients since the wrapper's forward."""
 
-    __slots__ = ("_limit", "_name", "_num_gradients", "_number", "_passes")
+    __slots__ = ("_limit", "_name", "_num_gradients", "_number", "_parameter", "_passes")
 
-    def __init__(self, passes: _Passes, name: str) -> None:
+    def __init__(self, passes: _Passes, name: str, parameter: Tensor) -> None:
         self._passes = passes
         self._name = name
+        self._parameter = weakref.ref(parameter)
         self._number = 0
         self._num_gradients = 0
         self._limit = 1
 
-    def note(self, *_: Any) -> None:
-        number = self._passes.number
-        if self._number != number:
-            self._number = number
-            self._num_gradients = 1
-        else:
-            self._num_gradients += 1
+    def watch(self) -> tuple[Tensor, Any] | None:
+        """Return the parameter and the handle of its hook; None if no gradient can come."""
+        parameter = self._parameter()
+        if parameter is None or not parameter.requires_grad:  # frozen since
+            return None
+        return parameter, parameter.register_hook(self.note)  # type: ignore[no-untyped-call]
+
+    def note(self, _: Tensor) -> None:
+        """Raise if the gradient that comes now is one too many."""
+        passes = self._passes
+        if not _is_accumulated(self._parameter()):
+            return
+        if self._number != passes.number:
+            self._number = passes.number
+            self._num_gradients = 0
+        self._num_gradients += 1
+        if self._num_gradients > 1 or passes.number == 0:
             self._check()
 
     def _check(self) -> None:
-        if self._number <= _NUM_LEARNING_PASSES and self._passes.is_graph_static():
+        if 0 < self._number <= _NUM_LEARNING_PASSES and self._passes.is_graph_static():
             # A checkpointed module may add several times per step; torch, too, learns it now.
             self._limit = max(self._limit, self._num_gradients)
         wrapper = self._passes.find_averaging()
-        if wrapper is not None and self._num_gradients > self._limit:
+        is_too_many = self._num_gradients > self._limit or self._number == 0
+        if wrapper is not None and is_too_many:
             raise _build_error(self._name, wrapper)
 
 
-def _watch_early(parameter: Tensor, name: str, passes: _Passes) -> Any:
-    """Raise if the parameter gets a gradient before the wrapper's first forward."""
-    reference = weakref.ref(parameter)
+def _is_accumulated(parameter: Tensor | None) -> bool:
+    """Return whether torch is about to add to ``.grad``, as backward does, and autograd.grad not.
 
-    def check(*_: Any) -> None:
-        wrapper = passes.find_averaging() if passes.number == 0 else None
-        if wrapper is not None:
-            raise _build_error(name, wrapper)
-
-    def confirm(_: Tensor) -> None:
-        # torch.autograd.grad comes here too, but does not go on to add to .grad.
-        found = reference()
-        if found is not None and passes.number == 0:
-            _hook_accumulation(found, check)
-
-    return parameter.register_hook(confirm)  # type: ignore[no-untyped-call]
+    To be called in a hook of the parameter.
+    """
+    if parameter is None:
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(_find_node(parameter)))  # noqa: SLF001
+    except RuntimeError:  # its answer for a leaf whose gradient is only returned
+        return False
 
 
-def _hook_accumulation(parameter: Any, hook: Callable[..., None]) -> None:
-    """Call ``hook`` whenever a gradient was added to ``.grad``."""
-    if hasattr(parameter, "register_post_accumulate_grad_hook"):  # since torch 2.1, and cheaper
-        parameter.register_post_accumulate_grad_hook(hook)
-        return
+def _find_node(parameter: Tensor) -> Any:
+    """Return the node of the graph that adds to the parameter's gradient."""
+    if hasattr(torch._C, "_current_autograd_node"):  # noqa: SLF001 (since torch 2.0)
+        return torch._C._current_autograd_node()  # noqa: SLF001
     with torch.enable_grad():
-        view = parameter.expand_as(parameter)
-    # The node lives as long as torch's reducer, which has a hook there itself.
-    view.grad_fn.next_functions[0][0].register_hook(hook)
-
-
-def _choose_watched(parameters: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Return the first parameter of each child, and of the halves of large ones if too few."""
-    by_child: dict[str, list[tuple[str, Tensor]]] = {}
-    for name, parameter in parameters:
-        by_child.setdefault(name.partition(".")[0], []).append((name, parameter))
-    groups = list(by_child.values())
-    while len(groups) < _NUM_WATCHED and max(map(len, groups)) > 1:
-        largest = max(groups, key=len)
-        position = groups.index(largest)
-        half = len(largest) // 2
-        groups[position : position + 1] = [largest[:half], largest[half:]]
-    step = max(len(groups), _NUM_WATCHED) / _NUM_WATCHED
-    return [groups[int(step * i)][0] for i in range(min(_NUM_WATCHED, len(groups)))]
+        view: Any = parameter.expand_as(parameter)
+    return view.grad_fn.next_functions[0][0]
 
 
 def _build_error(own_name: str, wrapper: Any) -> GradientSyncError:

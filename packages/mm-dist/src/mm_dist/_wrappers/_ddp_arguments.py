@@ -105,6 +105,19 @@ def check_only_hook(comm_hook: Any, ddp_kwargs: dict[str, Any]) -> None:
         )
 
 
+def check_guard(check_forward: Any) -> None:
+    """Check which backward passes are to be watched.
+
+    Raises:
+        ArgumentTypeError: If it is neither a bool nor ``"always"``.
+    """
+    if not isinstance(check_forward, bool) and check_forward != "always":
+        raise ArgumentTypeError(
+            f"check_forward={check_forward!r} is not known; give True (some steps are watched), "
+            '"always", or False.'
+        )
+
+
 def read_ddp_arguments(module: nn.Module, ddp_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments for torch's ``DistributedDataParallel``; ``ddp_kwargs`` stays as it is.
 

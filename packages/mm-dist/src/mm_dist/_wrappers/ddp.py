@@ -14,6 +14,7 @@ from mm_dist._wrappers._batch_norm import SyncBatchNorm
 from mm_dist._wrappers._bypass import ForwardGuard
 from mm_dist._wrappers._ddp_arguments import (
     check_group,
+    check_guard,
     check_module,
     check_only_hook,
     read_ddp_arguments,
@@ -35,8 +36,8 @@ class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
 
     A backward pass whose gradients would silently stay on their rank raises: that of the module
     called around the wrapper, or the second one after one forward. All parameters are watched for
-    this until the first forward, afterwards one or two of them, at a cost of a few
-    microseconds per step. A parameter that the loss does not reach is named, with the remedies.
+    this in the first 16 steps, afterwards two in turn, in about one step of 16 (or in each, see
+    ``check_forward``). A parameter that the loss does not reach is named, with the remedies.
 
     ``device_ids`` defaults to the device of the module. It and ``output_device`` are dropped for a
     module on the CPU, where torch refuses them. ``broadcast_buffers`` is passed as
@@ -51,7 +52,8 @@ class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
             ``dict(type="powerSGD", matrix_approximation_rank=2, start_powerSGD_iter=500)``, those
             of torch's ``PowerSGDState``. Or a function ``(state, bucket)`` as torch takes it, with
             its state as ``dict(type=function, state=...)``. Defaults to the gradients as they are.
-        check_forward: Raise in a backward pass that no forward of the wrapper has prepared.
+        check_forward: Raise in a backward pass that no forward of the wrapper has prepared:
+            ``True``, ``False``, or ``"always"``: in every step, for about ten microseconds.
         **ddp_kwargs: Arguments of torch's ``DistributedDataParallel``.
 
     Attributes:
@@ -78,10 +80,11 @@ class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
         detect_anomalous_params: bool = False,  # noqa: FBT001, FBT002 (MMEngine's signature)
         *,
         comm_hook: str | Callable[..., Any] | dict[str, Any] | None = None,
-        check_forward: bool = True,
+        check_forward: bool | str = True,
         **ddp_kwargs: Any,
     ) -> None:
         check_module(module)
+        check_guard(check_forward)
         arguments = read_ddp_arguments(module, ddp_kwargs)
         check_group(module, arguments)
         check_only_hook(comm_hook, arguments)
@@ -101,7 +104,11 @@ class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
         # torch has no reducer if it delays the communication of all parameters.
         reducer = getattr(self, "reducer", None)
         is_guarded = self.check_forward and reducer is not None
-        self._guard = ForwardGuard(self, parameters) if is_guarded else None
+        self._guard = (
+            ForwardGuard(self, parameters, is_constant=self.check_forward == "always")
+            if is_guarded
+            else None
+        )
         # Since torch 2.1; before, an unfinished reduction shows in the next forward.
         self._check_reduction = getattr(reducer, "_check_reducer_finalized", _do_nothing)
         self.comm_hook_state = None
