@@ -115,3 +115,29 @@ def test_rank_that_leaves_early_is_named(start_ranks, leaver, status):
     assert f"rank {1 - leaver} of 2" in last
     assert f"stopped because rank {leaver} of 2 on host" in last
     assert last.endswith("had left the group without an error")
+
+
+# The store is that of rank 0, and takes connections without answering them.
+FREEZE = (
+    JOIN.replace("timeout=100", "timeout=int(sys.argv[1])")
+    + """
+import os, signal
+mm_dist.barrier()
+if info.rank == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+mm_dist.all_reduce(torch.ones(1))
+"""
+)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process can be frozen")
+def test_frozen_rank_zero_keeps_nobody(start_ranks):
+    frozen, waiting = start_ranks(FREEZE, 2, 4)
+    # It ends by itself; before, it asked the store for ever who else had failed.
+    _, errors = waiting.communicate(timeout=60)
+    assert waiting.returncode == 1
+    assert frozen.poll() is None
+    assert errors.splitlines()[-1].startswith("mm-dist: rank 1 of 2 on host ")
+    assert "Timed out waiting 4000ms" in errors.splitlines()[-1]
+    assert errors.splitlines()[-1].endswith("the link to its machine is cut")
+    assert "rank 0 does not answer: it is frozen" in errors.splitlines()[-1]

@@ -1,14 +1,11 @@
 """At which addresses other machines may reach this one."""
 
 import os
-import socket
-import struct
-import sys
 
-from mm_dist._command._run_nodes import own_address_towards
+from mm_dist._process_group._address import own_address_towards
+from mm_dist._process_group._interface import interface_addresses, is_loopback, name_address
 
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
-_GET_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 
 
 def own_addresses(towards: str) -> list[str]:
@@ -28,40 +25,3 @@ def own_addresses(towards: str) -> list[str]:
     if is_loopback(own_address_towards(towards)):
         return addresses
     return [address for address in addresses if not is_loopback(address)]
-
-
-def interface_addresses() -> dict[str, str]:
-    """Map each network interface to its IPv4 address; empty where the system does not tell."""
-    if not sys.platform.startswith("linux"):
-        return {}
-    found: dict[str, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            address = _ask_address(probe, name)
-            if address is not None:
-                found[name] = address
-    return found
-
-
-def _ask_address(probe: socket.socket, name: str) -> str | None:
-    import fcntl  # noqa: PLC0415 (not on every system)
-
-    request = struct.pack("256s", name.encode()[:15])
-    try:
-        answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)
-    except OSError:
-        return None
-    return socket.inet_ntoa(answer[20:24])
-
-
-def name_address() -> str | None:
-    """Return what this machine's own name means here; gloo binds to that by default."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return None
-
-
-def is_loopback(address: str | None) -> bool:
-    """Return whether an address means the machine itself, on every machine."""
-    return address is not None and (address.startswith("127.") or address == "::1")

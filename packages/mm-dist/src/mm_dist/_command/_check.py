@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Any
 
 from mm_dist._backends import choose_backend
-from mm_dist._command._addresses import name_address, own_addresses
+from mm_dist._command._addresses import own_addresses
 from mm_dist._command._check_board import Board, meeting_at_store, open_board
 from mm_dist._command._check_facts import Problem, find_differences, read_facts
 from mm_dist._command._check_reach import Doorbell, find_unreachable, ring_others
@@ -29,6 +29,7 @@ from mm_dist._launchers import (
     select_launcher,
 )
 from mm_dist._process_group import destroy_dist, init_dist
+from mm_dist._process_group._interface import gloo_interface, name_address
 from mm_dist._timeout import read_timeout
 
 _SLACK_S, _FAREWELL_S = 10.0, 5.0
@@ -113,7 +114,7 @@ class _Check:
             "port": door.port,
             "word": door.word,
             "name_address": name_address(),
-            "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+            "interface": gloo_interface(self._environment, os.environ),
         }
 
     def _exchange_facts(self, facts: dict[str, Any]) -> dict[int, dict[str, Any]] | None:

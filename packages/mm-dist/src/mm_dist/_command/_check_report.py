@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mm_dist._command._addresses import is_loopback
 from mm_dist._command._check_facts import Problem
 from mm_dist._command._check_speed import format_speed
 from mm_dist._command._output import format_table
+from mm_dist._process_group._interface import is_loopback
 from mm_dist._rank_spans import format_ranks
 
 FIRST_RANK_STATUS, _LAST_NAMED_RANK = 10, 64
@@ -102,7 +102,8 @@ def find_notes(facts: Mapping[int, Mapping[str, Any]]) -> list[str]:
         return []
     note = (
         f"on rank {format_ranks(trapped)} the machine's own name means its loopback address, "
-        "which gloo would give to the others; set GLOO_SOCKET_IFNAME there to the interface to use"
+        "which gloo would give to the others, and no other way to them can be told; set "
+        "GLOO_SOCKET_IFNAME there to the interface to use"
     )
     return [note]
 

@@ -4,18 +4,23 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mm_dist._command import _worker
 from mm_dist._command._output import write_error
+from mm_dist._command._run_agent import telling_of_restarts
 from mm_dist._command._run_arguments import read_run_arguments
+from mm_dist._command._run_contact import BACKEND_NAME, Contact, register_rendezvous
 from mm_dist._command._run_failure import (
     PREEMPTED_STATUS,
     describe_failures,
     find_failures,
     find_preempted,
 )
+from mm_dist._command._run_guard import guard_launcher, plan_guard
 from mm_dist._command._run_nodes import plan_rendezvous, read_nodes
 from mm_dist._command._run_processes import choose_threads, count_processes
 from mm_dist._errors import ConfigError, LaunchError
@@ -23,6 +28,8 @@ from mm_dist._launchers import libuv_variables
 from mm_dist._process_group._store import PORT_IS_TAKEN
 
 _FIRST_SIGNAL_STATUS = 128
+# So long the store stays after a failure, for the other machines to read that the run is over.
+_FAREWELL_S = 1.0
 
 
 def run_script(arguments: Sequence[str]) -> int:
@@ -50,9 +57,23 @@ def run_script(arguments: Sequence[str]) -> int:
         _prepare_worker(options)
         _prepare_folder(folder)
         options.log_dir = str(folder)
-        known = set(folder.iterdir())
         _set_variables(options, num_processes)
-        return _launch(options, lambda: _find_last_attempt(folder, known))
+        if not _needs_guard(options):
+            return _launch_in(folder, options, None)
+        return guard_launcher(
+            lambda contact: _launch_in(folder, options, contact), plan_guard(options)
+        )
+
+
+def _needs_guard(options: argparse.Namespace) -> bool:
+    """Return whether the launcher depends on others all the time, so that it can lose them."""
+    is_shared = read_nodes(options.nnodes)[1] > 1 and options.rdzv_backend == "c10d"
+    return is_shared and sys.platform.startswith("linux")
+
+
+def _launch_in(folder: Path, options: argparse.Namespace, contact: Contact | None) -> int:
+    known = set(folder.iterdir())
+    return _launch(options, lambda: _find_last_attempt(folder, known), contact)
 
 
 def _set_variables(options: argparse.Namespace, num_processes: int) -> None:
@@ -61,10 +82,9 @@ def _set_variables(options: argparse.Namespace, num_processes: int) -> None:
     if num_processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads(num_processes)))
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}] ")
-    minimum, maximum = read_nodes(options.nnodes)
-    if minimum < maximum:
-        # Newer torch shares the launchers' store with the ranks; a machine that joins later then
-        # waits for a key that nobody sets again.
+    if read_nodes(options.nnodes)[1] > 1:
+        # Newer torch shares the launchers' store with the ranks; a launcher that joins later, also
+        # one that takes the place of another, then waits for a key that nobody sets again.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
@@ -107,25 +127,43 @@ def _find_last_attempt(folder: Path, known: set[Path]) -> Path | None:
     return max(attempts, key=lambda path: int(path.name.rpartition("_")[2]), default=None)
 
 
-def _launch(options: argparse.Namespace, find_attempt: Callable[[], Path | None]) -> int:
+def _launch(
+    options: argparse.Namespace,
+    find_attempt: Callable[[], Path | None],
+    contact: Contact | None,
+) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
-    from torch.distributed.elastic.rendezvous import RendezvousError  # noqa: PLC0415
+    from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415
+        RendezvousClosedError,
+        RendezvousError,
+        RendezvousTimeoutError,
+    )
+
+    def tell(failures: Mapping[int, Any], number: int, most: int) -> None:
+        write_error(describe_failures(find_failures(failures, find_attempt())))
+        write_error(f"mm-dist run: all ranks are started again ({number} of {most})")
 
     try:
-        _run_elastic(options)
+        with telling_of_restarts(tell):
+            _run_elastic(options, contact)
     except ChildFailedError as error:
         failures = find_failures(error.failures, find_attempt())
         write_error(describe_failures(failures))
+        if contact is not None:
+            # The error holds the store, where the other launchers look several times a second.
+            time.sleep(_FAREWELL_S)
         return failures[0].status
     except SignalException as error:
         return _end_by_signal(int(error.sigval), find_attempt())
     except (RendezvousError, RuntimeError, TimeoutError, OSError) as error:
+        if contact and not isinstance(error, (RendezvousClosedError, RendezvousTimeoutError)):
+            contact.say_lost()
         raise LaunchError(_describe_meeting(options, error)) from error
     return 0
 
 
-def _run_elastic(options: argparse.Namespace) -> None:
+def _run_elastic(options: argparse.Namespace, contact: Contact | None) -> None:
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415 (slow)
     from torch.distributed.run import config_from_args  # noqa: PLC0415 (slow)
 
@@ -133,6 +171,9 @@ def _run_elastic(options: argparse.Namespace) -> None:
         config, command, arguments = config_from_args(options)
     except (ValueError, AssertionError, NotADirectoryError) as error:
         raise ConfigError(f"torch's launcher refuses the options: {error}") from error
+    if contact is not None:
+        register_rendezvous(contact)
+        config.rdzv_backend = BACKEND_NAME
     elastic_launch(config=config, entrypoint=command)(*arguments)
 
 

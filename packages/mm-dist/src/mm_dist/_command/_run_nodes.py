@@ -12,7 +12,7 @@ import uuid
 
 from mm_dist._command._output import write_error
 from mm_dist._errors import ConfigError, LaunchError, TorchVersionError
-from mm_dist._process_group._address import resolve
+from mm_dist._process_group._address import own_address_towards, resolve
 
 DEFAULT_PORT = 29500
 _DEFAULT_RENDEZVOUS_PORT = 29400
@@ -197,17 +197,6 @@ def can_host(address: str, port: int) -> bool:
                 return False
             raise LaunchError(f"Cannot listen on {address}:{port}: {error}.") from error
     return True
-
-
-def own_address_towards(address: str) -> str | None:
-    """Return the address that this machine shows to another one; sends nothing."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 1))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
 
 
 def _warn_of_loopback(host: str, address: str | None) -> None:

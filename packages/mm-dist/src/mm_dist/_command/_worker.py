@@ -7,9 +7,11 @@ elastic reads, so that the launcher can name it also where the program never joi
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -19,6 +21,7 @@ from types import ModuleType, TracebackType
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _DELAY_S = 10
+_SET_DEATH_SIGNAL = 1
 # What runpy has to run itself; everything else is source code.
 _ARCHIVES = (".zip", ".pyz", ".pyc")
 # Whose frames are not the program's.
@@ -34,6 +37,7 @@ _OWN_FILES = (
 def main() -> None:
     """Run ``_worker.py LOG_DIR MODE TARGET ARGUMENTS...``; an empty LOG_DIR means the console."""
     log_dir, mode, target, *arguments = sys.argv[1:]
+    _end_with_launcher()
     if log_dir:
         _share_log(log_dir)
     if mode == "program":
@@ -48,6 +52,12 @@ def main() -> None:
         raise
     except Exception as error:  # noqa: BLE001 (shown and recorded, whatever it is)
         _fail(error)
+
+
+def _end_with_launcher() -> None:
+    """Let SIGTERM come to this rank when its launcher is killed, which nobody else would tell."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
 
 def _share_log(log_dir: str) -> None:

@@ -55,6 +55,11 @@ class HangReport:
         report = self._watcher.explain(failure)
         return None if report is None else report.summary
 
+    @property
+    def is_store_silent(self) -> bool:
+        """Whether the ranks' store has not answered since ``explain`` was called."""
+        return self._watcher.is_store_silent
+
     def stop(self) -> None:
         """End the thread, and tell the others that this rank leaves; may be called again."""
         if not self._is_own_process():

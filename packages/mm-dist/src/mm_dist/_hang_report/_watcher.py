@@ -21,6 +21,8 @@ _logger = logging.getLogger(__name__)
 # Longest time that the end of a process may be held up by its thread.
 _JOIN_S = 1.0
 _FAILURE_S = 3.0
+# In which a store answers that answers at all: a rank that has failed must not hang for long.
+_ANSWER_S = 1.5
 
 
 class Watcher:
@@ -50,6 +52,9 @@ class Watcher:
         self._is_pending: bool | None = None
         self._failure: Failure | None = None
         self._is_explained = threading.Event()
+        # The store has, since this rank failed; or nobody will ask it any more.
+        self._is_answered = threading.Event()
+        self._is_out_of_reach = False
         self._wake_up = threading.Event()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="mm_dist-hang-report", daemon=True)
@@ -60,11 +65,19 @@ class Watcher:
         """The report of the present standstill."""
         return self._correspondent.report
 
+    @property
+    def is_store_silent(self) -> bool:
+        """Whether the store has not answered since this rank failed."""
+        is_answered = self._is_answered.is_set() and not self._is_out_of_reach
+        return self._failure is not None and not is_answered
+
     def stop(self) -> None:
         """End the thread; wait for it for a second at most."""
         self._is_stopping = True
         self._wake_up.set()
-        self._thread.join(_JOIN_S)
+        # One that waits for a store which does not answer would go on waiting.
+        is_stuck = self._failure is not None and not self._is_answered.is_set()
+        self._thread.join(0.0 if is_stuck else _JOIN_S)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Expect another timeout in the group of all ranks, and read those of the others again."""
@@ -75,7 +88,8 @@ class Watcher:
         if self.report is None or not failure.is_timeout:
             self._failure = failure
             self._wake_up.set()
-            self._is_explained.wait(2 * self._wait_timing.collect_s + _FAILURE_S)
+            if self._is_answered.wait(_ANSWER_S):
+                self._is_explained.wait(2 * self._wait_timing.collect_s + _FAILURE_S)
         return self.report if failure.is_timeout else None
 
     def _run(self) -> None:
@@ -88,6 +102,7 @@ class Watcher:
             # Training goes on whatever happens here.
             _logger.debug("no hang report from now on", exc_info=True)
         finally:
+            self._is_answered.set()
             self._is_explained.set()
             self._correspondent.disconnect()
 
@@ -104,6 +119,8 @@ class Watcher:
             self._correspondent.disconnect()
             self._unreachable_until = time.monotonic() + self._look_timing.quiet_s
             if self._failure is not None:
+                self._is_out_of_reach = True
+                self._is_answered.set()
                 self._is_explained.set()
 
     def _act(self) -> None:
@@ -171,9 +188,11 @@ class Watcher:
         correspondent.join()
         if not failure.is_timeout:
             correspondent.publish_error(failure.text)
+            self._is_answered.set()
             self._is_explained.set()
             return
         correspondent.correspond()
+        self._is_answered.set()
         if self.report is None and correspondent.make_report(self._wait_timing, is_certain=True):
             self._print_report()
         if self.report is not None:

@@ -111,6 +111,17 @@ def _can_bind(text: str) -> bool:
     return True
 
 
+def own_address_towards(address: str) -> str | None:
+    """Return the address that this machine shows to another one; sends nothing."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 1))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
 def is_listening(addresses: list[Address], limit_s: float = _CONNECTION_S) -> bool:
     """Return whether somebody accepts connections at one of the addresses."""
     return any(_try_to_connect(address, limit_s) is None for address in addresses)

@@ -24,12 +24,19 @@ from mm_dist._process_group._failure_record import (
     describe_error,
 )
 from mm_dist._process_group._state import find_own_group, state
+from mm_dist._process_group._store import is_kept_by_launcher
 
 _logger = logging.getLogger(__name__)
 _ABORT_LIMIT_S = 5.0
 # The launcher ends all ranks as soon as it sees one end: it shall see the first failure first.
 _CONSEQUENCE_PAUSE_S = 1.0
 _TEARDOWN_LIMIT_S = 10.0
+# What a store gets that has not answered the hang report either: rank 0 is frozen, or cut off. A
+# rank ends within five seconds of its timeout, whatever it has to say.
+_SILENT_S = 0.5
+_SILENT_RANK_0 = (
+    "rank 0 does not answer: it is frozen, or has ended, or the link to its machine is cut"
+)
 # A variable's, and that of the call which counts.
 _OWN_REFERENCES = 2
 
@@ -85,7 +92,8 @@ def _record(info: DistInfo, board: FailureBoard, error: BaseException, wait: str
     """
     own = FailureRecord(info.rank, info.world_size, describe_error(error), wait)
     is_lost = is_lost_peer(error)
-    answer = board.exchange(own, is_consequence=is_lost)
+    limit = {"limit_s": _SILENT_S} if _is_store_silent() else {}
+    answer = board.exchange(own, is_consequence=is_lost, **limit)
     is_consequence = is_lost or (answer.first is not None and is_timeout(error))
     line = f"mm-dist: {_explain(own, answer, is_consequence=is_consequence)}"
     if wait not in line:
@@ -127,8 +135,17 @@ def _explain_wait(error: BaseException) -> str:
         return ""
     # A report that fails must not hide what it reports.
     with suppress(Exception):
-        return own.hang_report.explain(error) or ""
+        wait = own.hang_report.explain(error) or ""
+        is_from_rank_0 = own.info.rank != 0 and not is_kept_by_launcher()
+        if not wait and is_from_rank_0 and is_timeout(error) and own.hang_report.is_store_silent:
+            return _SILENT_RANK_0
+        return wait
     return ""
+
+
+def _is_store_silent() -> bool:
+    own = find_own_group()
+    return own is not None and own.hang_report is not None and own.hang_report.is_store_silent
 
 
 def _print_last(*parts: str) -> None:

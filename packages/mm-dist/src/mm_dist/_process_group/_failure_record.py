@@ -2,9 +2,11 @@
 
 import json
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +19,8 @@ _FAILED, _LEFT = "first_failure", "first_to_leave"
 _NUM_READERS, _NUM_LEAVING, _NUM_GONE = "num_readers", "num_leaving", "num_gone"
 _ABSENT = "absent"
 _READ_GRACE_S, _PAUSE_S = 2.0, 0.02
+# Longer than all that a store which answers at all takes: a name server may lose a message.
+_ANSWER_S = 12.0
 _Result = TypeVar("_Result")
 
 
@@ -92,10 +96,17 @@ class FailureBoard:
         self._info = info
         self._number = number
 
-    def exchange(self, own: FailureRecord, *, is_consequence: bool) -> Answer:
+    def exchange(
+        self, own: FailureRecord, *, is_consequence: bool, limit_s: float = _ANSWER_S
+    ) -> Answer:
         """Leave this rank's record, unless it only follows from another's; return the first.
 
         A record of a rank that left without an error is returned only to a rank that lost it.
+
+        Args:
+            own: This rank's record.
+            is_consequence: Whether it only follows from another's.
+            limit_s: How long the store may take.
         """
 
         def ask(store: Any) -> Answer:
@@ -107,7 +118,7 @@ class FailureBoard:
             is_other = first is not None and first.rank != own.rank
             return Answer(first if is_other else None, is_store_there=True)
 
-        return self._visit(ask) or Answer(None, is_store_there=False)
+        return self._visit(ask, limit_s) or Answer(None, is_store_there=False)
 
     def leave(self, limit_s: float) -> bool:
         """Note that this rank leaves without an error; return whether all do within the limit.
@@ -121,7 +132,7 @@ class FailureBoard:
             store.add(self._key(_NUM_LEAVING), 1)
             return self._wait_for(store, _NUM_LEAVING, limit_s)
 
-        return self._visit(note) is True
+        return self._visit(note, _ANSWER_S + limit_s) is True
 
     def say_gone(self, limit_s: float) -> None:
         """Note that this rank has left; wait until all have, or the limit is over.
@@ -134,7 +145,7 @@ class FailureBoard:
             store.add(self._key(_NUM_GONE), 1)
             return self._wait_for(store, _NUM_GONE, limit_s)
 
-        self._visit(note)
+        self._visit(note, _ANSWER_S + limit_s)
 
     def follow(self, is_over: Callable[[], bool]) -> Iterator[FailureRecord]:
         """Yield the first failure when there is one; ``is_over`` waits a while between looks."""
@@ -159,11 +170,12 @@ class FailureBoard:
                 store.delete_key(self._key(name))
             return True
 
-        self._visit(forget)
+        self._visit(forget, _ANSWER_S)
 
     def wait_for_readers(self) -> None:
         """Wait a moment, so that the other ranks can read what happened, before the store ends."""
-        self._visit(lambda store: self._wait_for(store, _NUM_READERS, _READ_GRACE_S))
+        wait_s = _READ_GRACE_S
+        self._visit(lambda store: self._wait_for(store, _NUM_READERS, wait_s), _ANSWER_S)
 
     def _key(self, name: str) -> str:
         return f"mm_dist/{self._number}/{name}"
@@ -180,15 +192,27 @@ class FailureBoard:
             time.sleep(_PAUSE_S)
         return True
 
-    def _visit(self, action: Callable[[Any], _Result]) -> _Result | None:
-        store = None if self._address is None else self._address.connect()
-        if store is None:
+    def _visit(self, action: Callable[[Any], _Result], limit_s: float) -> _Result | None:
+        """Return what ``action`` does with the store, ``None`` if that takes longer than the limit.
+
+        In a thread: torch's store waits without a limit for the answer of a rank 0 that is frozen,
+        or that a cut link keeps away.
+        """
+        address, outcome = self._address, list[_Result]()
+        if address is None:
             return None
-        try:
-            return action(store)
-        except (RuntimeError, ValueError, TypeError):
-            # It ended in between, or another program answers.
-            return None
+
+        def visit() -> None:
+            store = address.connect()
+            if store is not None:
+                # It ended in between, or another program answers.
+                with suppress(RuntimeError, ValueError, TypeError):
+                    outcome.append(action(store))
+
+        thread = threading.Thread(target=visit, name="mm_dist-visit", daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        return outcome[0] if outcome else None
 
 
 def _read(value: bytes) -> FailureRecord | None:

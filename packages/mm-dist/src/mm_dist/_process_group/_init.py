@@ -24,6 +24,7 @@ from mm_dist._launchers import (
 from mm_dist._process_group._current import current_info
 from mm_dist._process_group._ending import destroy_dist
 from mm_dist._process_group._group_timeouts import check_timeout_can_change
+from mm_dist._process_group._interface import interface_variables
 from mm_dist._process_group._joining import join_group
 from mm_dist._process_group._state import OwnGroup, is_distributed
 from mm_dist._process_group._steady import steady_switch
@@ -123,6 +124,7 @@ def init_dist(
         check_timeout_can_change(usable)
     is_watched = _is_hang_report_wanted(hang_report, env)
     variables = _variables_for_torch(usable, env, is_watched=is_watched)
+    variables.update(interface_variables(environment, env))
     settings = _name_settings(usable, steady_limit, env, is_watched=is_watched)
     own = join_group(info, environment, limit, variables, settings)
     steady_switch.arm(steady_limit)
