@@ -3,7 +3,7 @@ from inspect import signature
 
 import pytest
 import torch
-from conftest import DTYPES, train_step
+from conftest import DTYPES, needs_cpu_float16, train_step
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from mm_amp import (
@@ -288,3 +288,61 @@ def test_sparse_gradients_are_named(clip_grad):
         loss = model(torch.tensor([1, 2])).mean()
     with pytest.raises(ConfigError, match=r"gradient of 0\.weight is sparse.*sparse=False"):
         wrapper.update_params(loss)
+
+
+@pytest.mark.parametrize("clip_grad", [None, {"max_norm": 0.5}], ids=["unclipped", "clipped"])
+def test_hooks_see_complete_gradients_before_clipping_and_may_change_them(
+    model, batches, clip_grad
+):
+    wrapper = OptimWrapper(
+        torch.optim.SGD(model.parameters(), lr=0.1), accumulative_counts=2, clip_grad=clip_grad
+    )
+    assert wrapper.clip_grad == clip_grad
+    seen = []
+
+    def note(optimizer):
+        assert optimizer is wrapper.optimizer
+        seen.append(torch.cat([one.grad.flatten() for one in model.parameters()]).norm().item())
+
+    def clear(_):
+        for parameter in model.parameters():
+            parameter.grad.zero_()
+
+    handles = [wrapper.register_gradient_hook(note)]
+    before = [one.detach().clone() for one in model.parameters()]
+    for batch in batches[:2]:
+        train_step(wrapper, model, batch)
+    assert len(seen) == 1  # of two micro-batches the second steps
+    if clip_grad:
+        assert wrapper.last_result.grad_norm.item() == pytest.approx(seen[0])
+    else:
+        assert wrapper.last_result.grad_norm is None
+    moved = [one.detach().clone() for one in model.parameters()]
+    assert not all(map(torch.equal, moved, before))
+    handles.append(wrapper.register_gradient_hook(clear))
+    for batch in batches[2:4]:
+        train_step(wrapper, model, batch)
+    assert all(map(torch.equal, moved, model.parameters()))
+    assert len(seen) == 2
+    for handle in handles:
+        handle.remove()
+    for batch in batches[4:6]:
+        train_step(wrapper, model, batch)
+    assert len(seen) == 2
+    assert not all(map(torch.equal, moved, model.parameters()))
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_hooks_see_gradients_without_the_loss_scale(model, batches, fused):
+    options = {"fused": True} if fused else {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **options)
+    wrapper = AmpOptimWrapper(optimizer, {"init_scale": 1024.0}, "float16")
+    seen = []
+    wrapper.register_gradient_hook(
+        lambda _: seen.append([one.grad.clone() for one in model.parameters()])
+    )
+    before = [one.detach().clone() for one in model.parameters()]
+    train_step(wrapper, model, batches[0])
+    for one, old, gradient in zip(model.parameters(), before, seen[0], strict=True):
+        torch.testing.assert_close(one.detach(), old - 0.1 * gradient)

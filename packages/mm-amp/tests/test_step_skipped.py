@@ -79,6 +79,46 @@ def test_accumulating_micro_batch_is_no_news(model, batches):
     assert news == [False, True, False, False]
 
 
+def _guarded(model):
+    return OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), max_skips=9)
+
+
+def _fused(model):
+    return _wrap(model, fused=True)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [pytest.param(_fused, marks=needs_cpu_float16, id="fused"), pytest.param(_guarded, id="guard")],
+)
+def test_a_skip_known_late_is_in_the_state_of_the_run_that_is_stopped_before(model, batches, build):
+    wrapper, news = build(model), []
+    for index, batch in enumerate(batches[:4]):
+        train_step(wrapper, model, _overflowing(batch) if index in {1, 2} else batch)
+        news.append(wrapper.step_skipped)
+        state = wrapper.state_dict()
+        expected = {1: {"last": True, "num_in_a_row": 0}, 2: {"last": True, "num_in_a_row": 1}}
+        assert state.get("skipped_steps") == expected.get(index)
+        wrapper = build(model)  # as a new process does
+        wrapper.load_state_dict(state)
+        assert not wrapper.step_skipped
+    assert news == [False, False, True, True]
+    train_step(wrapper, model, batches[4])
+    assert not wrapper.step_skipped
+    assert "skipped_steps" not in wrapper.state_dict()
+
+
+@needs_cpu_float16
+def test_a_row_of_skips_that_a_run_goes_on_from_ends_with_the_next_good_step(model, batches):
+    wrapper = _wrap(model, fused=False)
+    train_step(wrapper, model, _overflowing(batches[0]))
+    state = wrapper.state_dict()
+    assert state["skipped_steps"] == {"last": False, "num_in_a_row": 1}
+    wrapper.load_state_dict(state)
+    train_step(wrapper, model, batches[1])
+    assert "skipped_steps" not in wrapper.state_dict()
+
+
 def test_full_precision_never_skips(model, sgd, batches):
     wrapper = OptimWrapper(sgd)
     train_step(wrapper, model, _overflowing(batches[0]))

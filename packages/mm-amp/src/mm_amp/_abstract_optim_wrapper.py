@@ -44,9 +44,15 @@ class AbstractOptimWrapper(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, and the loss scaler's as ``loss_scaler`` if there is one.
 
-        The tensors are the live ones, as with torch: save or copy before the next step.
+        The tensors are the live ones, as with torch: save or copy before the next step. After a
+        skipped step there is also ``skipped_steps``, so that whoever goes on learns of it; where
+        only the device knows whether the last one was, this waits for it.
         """
-        return {**self.optimizer.state_dict(), **self._precision.state_dict()}
+        return {
+            **self.optimizer.state_dict(),
+            **self._precision.state_dict(),
+            **self._skips.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned, here or in MMEngine, with or without a loss scaler.
@@ -60,7 +66,7 @@ class AbstractOptimWrapper(ABC):
         """
         load_optimizer_state(self.optimizer, state_dict)
         self._precision.load_state_dict(state_dict)
-        self._skips.restart()
+        self._skips.load_state_dict(state_dict)
 
     @property
     def step_skipped(self) -> bool:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from ._errors import ConfigError, ConfigTypeError
+from ._skips import SKIPS_KEY
 
 _logger = logging.getLogger(__name__)
 SCALER_KEY = "loss_scaler"  # MMEngine's name
-_NOT_TORCH = (SCALER_KEY, "base_param_settings")
+_NOT_TORCH = (SCALER_KEY, SKIPS_KEY, "base_param_settings")
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

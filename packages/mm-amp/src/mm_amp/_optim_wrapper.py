@@ -1,6 +1,6 @@
 """The optimizer wrapper: accumulate, clip, step and zero, in the right order."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from ._result import ACCUMULATED, STEPPED, StepResult
 from ._window_weights import WindowWeights
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from ._clipper import AbstractClipper
     from ._finite_guard import FiniteGuard
 
@@ -75,7 +77,7 @@ class OptimWrapper(AbstractOptimWrapper):
             == (OptimWrapper.scale_loss, OptimWrapper.should_update)
         )
         self._clipper = None if clip_grad is None else _build_clipper(clip_grad, optimizer)
-        self._clip_grad = None if clip_grad is None else dict(clip_grad)  # for repr only
+        self._clip_grad = None if clip_grad is None else dict(clip_grad)
         self._deferred_sync = SyncDeferral()
         self._weights = WindowWeights()
         self._model: nn.Module | None = None
@@ -233,6 +235,41 @@ class OptimWrapper(AbstractOptimWrapper):
 
                 check_no_sparse(parameters, self._model)
             raise
+
+    @property
+    def clip_grad(self) -> dict[str, Any] | None:
+        """A copy of what ``clip_grad`` asked for; ``None`` without clipping."""
+        return None if self._clip_grad is None else dict(self._clip_grad)
+
+    def register_gradient_hook(
+        self, hook: "Callable[[torch.optim.Optimizer], object]"
+    ) -> "RemovableHandle":
+        """Call ``hook(optimizer)`` in each step, when the gradients are complete, before clipping.
+
+        They are without the loss scale, which is taken out for the hook also where nothing clips;
+        after an overflow they are not finite. The hook may change them in place; to set them to
+        zero leaves them zero. It is not called where no parameter has a gradient.
+
+        Args:
+            hook: Its result is ignored. For the sake of speed it should read nothing from the
+                device.
+
+        Returns:
+            A handle, whose ``remove()`` ends the calls.
+
+        Example:
+            >>> model = torch.nn.Linear(4, 1)
+            >>> wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> handle = wrapper.register_gradient_hook(lambda _: print(model.bias.grad))
+            >>> _ = wrapper.update_params(model(torch.ones(2, 4)).sum())
+            tensor([2.])
+            >>> handle.remove()
+        """
+        from ._gradient_hooks import HookedClipper  # noqa: PLC0415 - few need it
+
+        if not isinstance(self._clipper, HookedClipper):
+            self._clipper = HookedClipper(self._clipper, self.optimizer)
+        return self._clipper.register(hook)
 
     def zero_grad(self, **kwargs: Any) -> None:
         """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""

@@ -1,6 +1,6 @@
 """Which optimizer steps were left out because gradients overflowed, as far as the host knows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,9 @@ from ._host_flag import HostFlag
 
 if TYPE_CHECKING:
     from ._skipped_step import SkippedStep
+
+
+SKIPS_KEY = "skipped_steps"
 
 
 class SkipLog:
@@ -46,6 +49,32 @@ class SkipLog:
         self.is_quiet = True
         self._news = False
         self._on_its_way = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a run that goes on has yet to learn; waits for a flag that is on its way.
+
+        Returns:
+            Under ``skipped_steps`` whether the ``last`` step was skipped, if that is not known to
+            the caller yet, and the ``num_in_a_row`` that are; nothing if neither.
+        """
+        _ = self.has_news  # first: it counts
+        last = self._on_its_way is not None and self._on_its_way.read()
+        has_ended = self._on_its_way is not None and not last  # what came in a row before it
+        if not last and (has_ended or not self.num_in_a_row):
+            return {}
+        return {SKIPS_KEY: {"last": last, "num_in_a_row": self.num_in_a_row}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned; without it as after ``restart``."""
+        self.restart()
+        saved = state.get(SKIPS_KEY)
+        if not isinstance(saved, Mapping):
+            return
+        self.num_in_a_row = int(saved.get("num_in_a_row", 0))
+        self.is_quiet = not self.num_in_a_row  # the next step may end the row
+        if saved.get("last"):
+            self._on_its_way = HostFlag(torch.tensor(True))  # noqa: FBT003
+            self.is_quiet = False
 
     def note_accumulated(self) -> None:
         """Take in a micro-batch that did not step: no news."""
