@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,9 +117,16 @@ def least_precise(tensors: Sequence[Tensor], autocast: torch.dtype | None) -> to
 
 def _multiplies_roughly(tensors: Sequence[Tensor]) -> bool:
     # TensorFloat-32 keeps as many digits of what it multiplies as float16 does.
-    return any(tensor.device.type == "cuda" for tensor in tensors) and (
-        torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    )
+    return any(tensor.device.type == "cuda" for tensor in tensors) and _uses_tf32()
+
+
+def _uses_tf32() -> bool:
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    # Where the newer switches are set, asking for the older ones is an error.
+    if torch.__version__ >= "2.9":
+        return "tf32" in (matmul.fp32_precision, cudnn.conv.fp32_precision)
+    return bool(cudnn.allow_tf32 or matmul.allow_tf32)
 
 
 def _largest(tensor: Tensor) -> float:
