@@ -15,6 +15,7 @@ from ._custom_imports import import_modules, importable_folder
 from ._inheritance import load
 from ._location import describe_location
 from ._merging import merge_options
+from ._reading import SUFFIXES
 from ._text import as_python, write_config
 
 __all__ = ["Config"]
@@ -57,7 +58,9 @@ class Config(ConfigDict):
         dicts are merged key by key, a dict with ``_delete_=True`` replaces the inherited one,
         anything else is replaced. ``{{ fileDirname }}``, ``{{ fileBasename }}``,
         ``{{ fileBasenameNoExtension }}``, ``{{ fileExtname }}`` and ``{{ _base_.path }}`` stand for
-        what they say; Python may also write ``_base_.path``.
+        what they say; Python may also write ``_base_.path``. ``{{$NAME:default}}`` stands for a
+        variable of the environment: without quotes for a number where it is one, else for text.
+        In Python ``with read_base(): from .base import *`` inherits too, see :func:`read_base`.
 
         Args:
             filename: The file.
@@ -72,12 +75,46 @@ class Config(ConfigDict):
         cfg = cls(sources.content, file)
         cfg.__dict__.update(_files=[file, *sources.files[1:]], _text=sources.text)
         if import_custom_modules:
-            with importable_folder(file.parent):
-                try:
-                    import_modules(cfg.get("custom_imports"))
-                except ConfigError as error:
-                    raise cfg.located(error) from error
+            cfg._import_modules(file.parent)
         return cfg
+
+    @classmethod
+    def fromstring(
+        cls, cfg_str: str, file_format: str, *, import_custom_modules: bool = True
+    ) -> Self:
+        """Read a configuration from text, as :meth:`fromfile` does from a file.
+
+        Args:
+            cfg_str: The text; of Python it is *executed*. What it inherits is relative to the
+                current folder.
+            file_format: ``".py"``, ``".yaml"``, ``".yml"`` or ``".json"``.
+            import_custom_modules: As in :meth:`fromfile`.
+
+        Raises:
+            ConfigError: Naming the line where it is known.
+
+        Example:
+            >>> Config.fromstring("lr: 1e-3", ".yaml")
+            {'lr': 0.001}
+        """
+        if file_format not in SUFFIXES:
+            raise ConfigError(
+                f"file_format: {file_format!r} was given; there are {', '.join(SUFFIXES)}."
+            )
+        folder = Path.cwd()
+        sources = load(folder / f"<text>{file_format}", text=cfg_str)
+        cfg = cls(sources.content)
+        cfg.__dict__.update(_text=sources.text)
+        if import_custom_modules:
+            cfg._import_modules(folder)
+        return cfg
+
+    def _import_modules(self, folder: Path) -> None:
+        with importable_folder(folder):
+            try:
+                import_modules(self.get("custom_imports"))
+            except ConfigError as error:
+                raise self.located(error) from error
 
     @property
     def filename(self) -> str | None:

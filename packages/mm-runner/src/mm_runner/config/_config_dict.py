@@ -10,6 +10,8 @@ from typing_extensions import Self
 
 from mm_runner.errors import did_you_mean
 
+from ._merging import merge
+
 __all__ = ["ConfigDict", "to_builtin"]
 
 
@@ -58,6 +60,18 @@ class ConfigDict(dict[str, Any]):
         if key not in self:
             self[key] = default
         return self[key]
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Put the keys of ``other`` over these, dicts key by key, as an inheriting file does.
+
+        A dict in ``other`` that has ``_delete_=True`` replaces the one here.
+
+        Raises:
+            ConfigError: If a dict stands over something that is none.
+        """
+        merged = merge(self, other)
+        self.clear()
+        self.update(merged)
 
     def copy(self) -> Self:
         """Return a copy whose nested dicts are still these."""

@@ -22,19 +22,20 @@ class Sources(NamedTuple):
     text: str
 
 
-def load(file: Path, chain: Sequence[Path] = ()) -> Sources:
+def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sources:
     """Read ``file`` and, under it, what its ``_base_`` names, relative to itself.
 
     Args:
         file: Absolute.
         chain: The files that led here.
+        text: Instead of what is in the file, which need not exist.
 
     Raises:
         ConfigError: If a file cannot be read, inherits itself, or two files that it inherits both
             set a key.
     """
     _check_not_in(chain, file)
-    text = _text_of(file, chain)
+    text = _text_of(file, chain) if text is None else text
     files = [file]
 
     def inherit(base: Any) -> dict[str, Any]:

@@ -58,14 +58,19 @@ def merge_options(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     Args:
         cfg: It is not changed.
         options: Values by path: ``{"optim_wrapper.optimizer.lr": 0.1, "custom_hooks.0.interval":
-            5}``. Dicts on the way that are not there are made; the items of a list are numbered.
+            5}``. Dicts on the way that are not there are made; the items of a list are numbered;
+            ``a._delete_`` lets the dict ``a`` begin empty.
 
     Raises:
         ConfigError: If a path leads through something that has no keys, or past the end of a list.
     """
     changed: Any = deepcopy(dict(cfg))
+    emptied = [path for path, value in options.items() if path.endswith(f".{DELETE}") and value]
+    for path in emptied:  # first, wherever they stand among what is put in instead
+        changed = _replace(changed, path.split(".")[:-1], {DELETE: True}, "")
     for path, value in options.items():
-        changed = _replace(changed, path.split("."), value, "")
+        if not path.endswith(f".{DELETE}"):
+            changed = _replace(changed, path.split("."), value, "")
     return changed  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,10 @@ from mm_runner.errors import ConfigError
 
 __all__ = ["DictAction", "parse_options"]
 
-_WORDS = {"true": True, "false": False, "none": None, "null": None}
+_WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": None}
+# Of Python as text, of YAML with a point.
+_WORDS |= {f"{sign}{dot}inf": float(f"{sign}inf") for sign in ("", "+", "-") for dot in ("", ".")}
+_WORDS |= {word: float("nan") for word in ("nan", ".nan")}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 

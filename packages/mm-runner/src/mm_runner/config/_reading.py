@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from mm_runner.errors import ConfigError, MMRunnerError
+from mm_runner.errors import ConfigError
 
-from ._config_dict import ConfigDict
-from ._custom_imports import importable_folder
-from ._substitution import BracesToText, quote_braces, substitute
+from ._environment import fill_whole_values
+from ._python import BASE, at_line, read_python
+from ._substitution import quote_braces, substitute
 
 __all__ = ["BASE", "SUFFIXES", "read_file"]
 
-BASE = "_base_"
 SUFFIXES = (".py", ".yaml", ".yml", ".json")
-
-# What a file of Python imports or defines to compute its values with.
-_HELPERS = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 # Gives what the file inherits, for the value of its key _base_.
 InheritFrom = Callable[[Any], dict[str, Any]]
@@ -34,7 +27,8 @@ def read_file(file: Path, text: str, inherit: InheritFrom) -> tuple[dict[str, An
     Args:
         file: Its suffix says what it is; Python is executed, and so has to be trusted.
         text: What is in it.
-        inherit: Called once, with the value of ``_base_`` or ``None``.
+        inherit: Called with the value of ``_base_`` or ``None``, and with each file that an import
+            under ``read_base()`` names.
 
     Returns:
         What it inherits, and what it says itself.
@@ -43,10 +37,10 @@ def read_file(file: Path, text: str, inherit: InheritFrom) -> tuple[dict[str, An
         ConfigError: Naming the file, and the line where that is known.
     """
     if file.suffix == ".py":
-        base, own = _read_python(file, text, inherit)
+        base, own = read_python(file, text, inherit)
     else:
         parse = _parse_json if file.suffix == ".json" else _parse_yaml
-        own = parse(file, quote_braces(text))
+        own = parse(file, quote_braces(fill_whole_values(text, str(file))))
         if own is None:
             own = {}
         if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
@@ -56,55 +50,6 @@ def read_file(file: Path, text: str, inherit: InheritFrom) -> tuple[dict[str, An
         return base, substitute(own, file, base)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
-
-
-def _read_python(
-    file: Path, text: str, inherit: InheritFrom
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        tree = ast.parse(text, str(file))
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise ConfigError(f"{_at(file, line)}: this is not Python: {error}") from error
-    base = inherit(_take_base(file, tree))
-    names: dict[str, Any] = {
-        "__file__": str(file),
-        "__name__": file.stem,
-        BASE: ConfigDict(base),
-    }
-    code = compile(ast.fix_missing_locations(BracesToText().visit(tree)), str(file), "exec")
-    try:
-        with importable_folder(file.parent):
-            exec(code, names)  # noqa: S102 - the user's own code, and documented as such
-    except MMRunnerError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next((one.lineno for one in reversed(frames) if one.filename == str(file)), None)
-        hint = " read_base() is not known here: name the files in _base_." * ("read_base" in text)
-        raise ConfigError(f"{_at(file, line)}: {type(error).__name__}: {error}.{hint}") from error
-    return base, {
-        name: value
-        for name, value in names.items()
-        if not name.startswith("_") and not isinstance(value, _HELPERS)
-    }
-
-
-def _take_base(file: Path, tree: ast.Module) -> Any:
-    """Take the statement ``_base_ = ...`` out of ``tree``, and return its value."""
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == BASE for target in statement.targets
-        ):
-            tree.body.remove(statement)
-            try:
-                return ast.literal_eval(statement.value)
-            except ValueError as error:
-                raise ConfigError(
-                    f"{_at(file, statement.lineno)}: {BASE}: text or a list of texts is needed, "
-                    f"got {ast.unparse(statement.value)}."
-                ) from error
-    return None
 
 
 def _parse_json(file: Path, text: str) -> Any:
@@ -118,7 +63,9 @@ def _parse_json(file: Path, text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=as_dict)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{_at(file, error.lineno)}: this is not JSON: {error.msg}") from error
+        raise ConfigError(
+            f"{at_line(file, error.lineno)}: this is not JSON: {error.msg}"
+        ) from error
 
 
 def _parse_yaml(file: Path, text: str) -> Any:
@@ -132,8 +79,4 @@ def _parse_yaml(file: Path, text: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = None if mark is None else mark.line + 1
         problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{_at(file, line)}: this is not YAML: {problem}") from error
-
-
-def _at(file: Path, line: int | None) -> str:
-    return str(file) if line is None else f"{file}:{line}"
+        raise ConfigError(f"{at_line(file, line)}: this is not YAML: {problem}") from error

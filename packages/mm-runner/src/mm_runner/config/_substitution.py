@@ -13,6 +13,8 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError, did_you_mean
 
+from ._environment import fill_variables
+
 __all__ = ["BracesToText", "quote_braces", "substitute"]
 
 _BRACES = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
@@ -39,7 +41,7 @@ class BracesToText(ast.NodeTransformer):
 
 
 def substitute(value: Any, file: Path, base: Mapping[str, Any], where: str = "") -> Any:
-    """Return ``value`` with every ``{{ name }}`` in its texts replaced.
+    """Return ``value`` with every ``{{ name }}`` and ``{{$NAME:default}}`` in its texts replaced.
 
     Args:
         value: Of a file that has been read.
@@ -64,6 +66,7 @@ def substitute(value: Any, file: Path, base: Mapping[str, Any], where: str = "")
         return type(value)(items)
     if not isinstance(value, str) or "{{" not in value:
         return value
+    value = fill_variables(value, where)
     whole = _BRACES.fullmatch(value)
     if whole is not None:
         return _lookup(whole[1], file, base, where)

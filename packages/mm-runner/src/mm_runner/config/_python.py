@@ -1,0 +1,116 @@
+"""One file of a configuration in Python, which is executed."""
+
+from __future__ import annotations
+
+import ast
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+from mm_runner.errors import ConfigError, MMRunnerError
+
+from ._config_dict import ConfigDict
+from ._custom_imports import importable_folder
+from ._environment import Variables
+from ._read_base import replace_base_blocks
+from ._substitution import BracesToText
+
+__all__ = ["BASE", "at_line", "read_python"]
+
+BASE = "_base_"
+
+# What a file of Python imports or defines to compute its values with.
+_HELPERS = (ModuleType, FunctionType, BuiltinFunctionType, type)
+
+
+def read_python(
+    file: Path, text: str, inherit: Callable[[Any], dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run ``text``.
+
+    Args:
+        file: Where it is from.
+        text: Python.
+        inherit: Called with each thing that it inherits.
+
+    Returns:
+        What ``_base_`` names, and the values of the file itself, with those of ``read_base()``.
+
+    Raises:
+        ConfigError: Naming the file, and the line where that is known.
+    """
+    variables = Variables(str(file))
+    try:
+        tree = ast.parse(variables.hide(text), str(file))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise ConfigError(f"{at_line(file, line)}: this is not Python: {error}") from error
+    variables.visit(tree)
+    line, base_files = _take_base(file, tree)
+    names: dict[str, Any] = {"__file__": str(file), "__name__": file.stem}
+    if replace_base_blocks(file, tree, names, inherit) and base_files is not None:
+        raise ConfigError(
+            f"{at_line(file, line)}: {BASE} and read_base() both say what is inherited, and do so "
+            "in different ways. Use one of them."
+        )
+    base = inherit(base_files)
+    names[BASE] = ConfigDict(base)
+    _run(file, text, tree, names)
+    return base, {
+        name: value
+        for name, value in names.items()
+        if not name.startswith("_") and not isinstance(value, _HELPERS)
+    }
+
+
+def at_line(file: Path, line: int | None) -> str:
+    """Return the place for a message."""
+    return str(file) if line is None else f"{file}:{line}"
+
+
+def _run(file: Path, text: str, tree: ast.Module, names: dict[str, Any]) -> None:
+    code = compile(ast.fix_missing_locations(BracesToText().visit(tree)), str(file), "exec")
+    try:
+        with importable_folder(file.parent):
+            exec(code, names)  # noqa: S102 - the user's own code, and documented as such
+    except MMRunnerError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((one.lineno for one in reversed(frames) if one.filename == str(file)), None)
+        raise ConfigError(
+            f"{at_line(file, line)}: {type(error).__name__}: {error}.{_hint(error, text)}"
+        ) from error
+
+
+def _hint(error: Exception, text: str) -> str:
+    if isinstance(error, ImportError) and str(error.name).split(".")[0] == "mmengine":
+        return (
+            " mm-runner has MMEngine's components under their names: write type='EMAHook', or "
+            "import them from mm_runner and mm_amp."
+        )
+    if "read_base" in text:
+        return (
+            " read_base() is for 'with read_base():' at the top level of the file, and comes from "
+            "mm_runner.config."
+        )
+    return ""
+
+
+def _take_base(file: Path, tree: ast.Module) -> tuple[int | None, Any]:
+    """Take the statement ``_base_ = ...`` out of ``tree``, and return its line and value."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == BASE for target in statement.targets
+        ):
+            tree.body.remove(statement)
+            try:
+                return statement.lineno, ast.literal_eval(statement.value)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{at_line(file, statement.lineno)}: {BASE}: text or a list of texts is "
+                    f"needed, got {ast.unparse(statement.value)}."
+                ) from error
+    return None, None

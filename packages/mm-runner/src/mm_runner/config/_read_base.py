@@ -1,0 +1,149 @@
+"""``with read_base(): from .base import *``, as in MMEngine's configurations in pure Python."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from mm_runner.errors import ConfigError, did_you_mean
+
+from ._config_dict import ConfigDict
+
+__all__ = ["BASES", "read_base", "replace_base_blocks"]
+
+# The name of the function that stands in for the blocks.
+BASES = "__bases__"
+
+_HOMES = ("mm_runner.config", "mmengine.config", "mmengine")
+_EXAMPLE = "Write 'with read_base():' at the top level, and in it only 'from .base import *'"
+
+# Gives the content of a file, for its path relative to the one that is read.
+InheritFrom = Callable[[Any], dict[str, Any]]
+
+
+def read_base() -> AbstractContextManager[None]:
+    """Mark the imports by which a configuration in Python inherits others.
+
+    ``from .base import *`` within the block gives all keys of ``base.py`` beside the file (``..``
+    leads to the folder above), ``from .base import model as backbone`` single ones; the file
+    changes them as the values that they are: ``model.depth = 50``, ``model.merge(dict(...))``,
+    ``model = dict(...)``. Imports outside the block are Python's own, and what they give may be
+    used as a ``type``.
+
+    :meth:`mm_runner.config.Config.fromfile` reads such blocks, and runs nothing of them; so a
+    program that comes here has not read a configuration.
+
+    Raises:
+        ConfigError: Always.
+
+    Example:
+        >>> cfg = Config.fromfile("config.py")  # doctest: +SKIP
+    """
+    raise ConfigError(
+        "read_base() was called by a program; it is for files of configuration, which "
+        "Config.fromfile(path) reads."
+    )
+
+
+def replace_base_blocks(
+    file: Path, tree: ast.Module, names: dict[str, Any], inherit: InheritFrom
+) -> bool:
+    """Let each block in ``tree`` give what it names to ``names`` when it is run.
+
+    Args:
+        file: Of ``tree``.
+        tree: Changed in place. Imports of ``read_base`` itself are taken out.
+        names: Of the module that is run; the function :data:`BASES` is put into it.
+        inherit: Reads one file.
+
+    Returns:
+        Whether there are any.
+
+    Raises:
+        ConfigError: If a block has anything but relative imports.
+    """
+    blocks: list[list[ast.ImportFrom]] = []
+    body: list[ast.stmt] = []
+    for statement in tree.body:
+        if _is_block(statement):
+            call = f"{BASES}({len(blocks)})"
+            blocks.append(_imports_of(file, statement))
+            replacement = ast.parse(call).body[0]
+            for node in ast.walk(replacement):
+                ast.copy_location(node, statement)
+            body.append(replacement)
+        elif not _only_imports_read_base(statement):
+            body.append(statement)
+    tree.body = body
+    names[BASES] = lambda index: names.update(_values_of(file, blocks[index], inherit))
+    return bool(blocks)
+
+
+def _is_block(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.With) and any(
+        isinstance(item.context_expr, ast.Call)
+        and ast.unparse(item.context_expr.func) == "read_base"
+        for item in statement.items
+    )
+
+
+def _only_imports_read_base(statement: ast.stmt) -> bool:
+    """Take ``read_base`` out of an import; tell whether nothing is left of it."""
+    if not isinstance(statement, ast.ImportFrom) or statement.module not in _HOMES:
+        return False
+    statement.names = [one for one in statement.names if one.name != "read_base"]
+    return not statement.names
+
+
+def _imports_of(file: Path, block: Any) -> list[ast.ImportFrom]:
+    for statement in block.body:
+        place = f"{file}:{statement.lineno}"
+        if not isinstance(statement, ast.ImportFrom):
+            raise ConfigError(
+                f"{place}: {ast.unparse(statement)} stands in a block of read_base(). {_EXAMPLE}."
+            )
+        if statement.level == 0:
+            raise ConfigError(
+                f"{place}: {ast.unparse(statement)} names a package; what a configuration inherits "
+                f"lies in a folder. {_EXAMPLE} with as many dots as lead there, or name the file "
+                "in _base_."
+            )
+        if statement.module is None:
+            raise ConfigError(
+                f"{place}: {ast.unparse(statement)} imports a whole file as a module. {_EXAMPLE}."
+            )
+    return list(block.body)
+
+
+def _values_of(file: Path, imports: list[ast.ImportFrom], inherit: InheritFrom) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for statement in imports:
+        path = "../" * (statement.level - 1) + str(statement.module).replace(".", "/") + ".py"
+        _check_is_python(file, statement, path)
+        content = ConfigDict(inherit(path))
+        for name in statement.names:
+            if name.name == "*":
+                values.update(content)
+            elif name.name in content:
+                values[name.asname or name.name] = content[name.name]
+            else:
+                raise ConfigError(
+                    f"{file}:{statement.lineno}: {name.name} is imported from {path}, which sets "
+                    f"{', '.join(content) or 'nothing'}.{did_you_mean(name.name, content)} "
+                    "Functions and classes are imported outside the block."
+                )
+    return values
+
+
+def _check_is_python(file: Path, statement: ast.ImportFrom, path: str) -> None:
+    given = file.parent / path
+    others = [given.with_suffix(suffix).name for suffix in (".yaml", ".yml", ".json")]
+    beside = [name for name in others if given.with_name(name).is_file()]
+    if beside and not given.is_file():
+        raise ConfigError(
+            f"{file}:{statement.lineno}: {path} does not exist, {beside[0]} does. An import is for "
+            f"files of Python; name that one in _base_, without read_base()."
+        )
