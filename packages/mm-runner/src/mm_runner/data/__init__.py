@@ -3,6 +3,7 @@
 from ._batch_sampler import SeekableBatchSampler
 from ._collate import pseudo_collate
 from ._dataloader import build_dataloader, num_batches
+from ._failing_sample import failing_sample
 from ._map_tensors import map_tensors
 from ._position import DataPosition, announce_epoch
 from ._prefetch import BatchFeed, as_channels_last, feed_of_run
@@ -25,6 +26,7 @@ __all__ = [
     "as_channels_last",
     "batch_seed",
     "build_dataloader",
+    "failing_sample",
     "feed_of_run",
     "ignore_stop_signals",
     "is_endless",

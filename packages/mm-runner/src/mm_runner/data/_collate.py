@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mm_runner.errors import ConfigError
+
 __all__ = ["pseudo_collate"]
 
 
@@ -20,15 +22,40 @@ def pseudo_collate(batch: Sequence[Any]) -> Any:
     Returns:
         The structure of one sample, with a list of the samples' values at each leaf.
 
+    Raises:
+        ConfigError: If the samples differ in structure.
+
     Example:
         >>> pseudo_collate([{"x": 1, "y": (2, 3)}, {"x": 4, "y": (5, 6)}])
         {'x': [1, 4], 'y': ([2, 5], [3, 6])}
     """
     first = batch[0]
     if isinstance(first, Mapping):
-        return {key: pseudo_collate([sample[key] for sample in batch]) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):  # a named tuple
-        return type(first)(*map(pseudo_collate, zip(*batch, strict=True)))
+        return {key: pseudo_collate([_field(sample, key) for sample in batch]) for key in first}
     if isinstance(first, (list, tuple)):
-        return type(first)(pseudo_collate(values) for values in zip(*batch, strict=True))
+        fields = [pseudo_collate(values) for values in zip(*_of_one_length(batch), strict=True)]
+        # A named tuple takes them one by one.
+        return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
     return list(batch)
+
+
+def _field(sample: Any, key: Any) -> Any:
+    if not isinstance(sample, Mapping) or key not in sample:
+        held = (
+            ", ".join(map(repr, sample)) if isinstance(sample, Mapping) else type(sample).__name__
+        )
+        raise ConfigError(
+            f"pseudo_collate: the first sample of a batch has {key!r}, another one has {held}. Let "
+            "all samples have the same keys, or give a collate_fn of your own."
+        )
+    return sample[key]
+
+
+def _of_one_length(batch: Sequence[Any]) -> Sequence[Any]:
+    lengths = {len(sample) if isinstance(sample, (list, tuple)) else None for sample in batch}
+    if len(lengths) > 1:
+        raise ConfigError(
+            f"pseudo_collate: the samples of a batch have {lengths} parts. Let all have as many, "
+            "put what varies into a tensor, or give a collate_fn of your own."
+        )
+    return batch

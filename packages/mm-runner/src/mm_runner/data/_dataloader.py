@@ -19,11 +19,11 @@ from mm_runner.registry import (
 )
 
 from ._batch_sampler import make_seekable
-from ._dealing import deal_out
+from ._dealing import check_dealing, deal_out
 from ._first_samples import FirstSamples
 from ._prefetch import has_streams
 from ._settings import DataSettings
-from ._worker_seed import seed_worker
+from ._worker_seed import start_worker
 
 __all__ = ["DataSettings", "build_dataloader", "num_batches"]
 
@@ -137,10 +137,11 @@ def _first_batches(
             f"{where}.num_batch_per_epoch={num_batches!r} was given without batch_size; it "
             "counts batches of that size. Give both, or neither."
         )
-    if not isinstance(num_batches, int) or num_batches < 1 or not hasattr(dataset, "__len__"):
+    has_indices = hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
+    if not isinstance(num_batches, int) or num_batches < 1 or not has_indices:
         raise ConfigError(
-            f"{where}.num_batch_per_epoch: a positive integer, and a dataset with a length, are "
-            f"needed; got {num_batches!r} and {type(dataset).__name__}."
+            f"{where}.num_batch_per_epoch: a positive integer, and a dataset with a length and "
+            f"indices, are needed; got {num_batches!r} and {type(dataset).__name__}."
         )
     return FirstSamples(dataset, num_batches * batch_size * settings.world_size)
 
@@ -154,6 +155,7 @@ def _add_sampling(
     where: str,
 ) -> None:
     """Replace the configs of sampler and batch sampler in ``options`` by what they describe."""
+    _check_one_order(options, dataset, where)
     if options.get("shuffle") is not None:
         shuffle = bool(options.pop("shuffle"))
     sampler = options.pop("sampler", None)
@@ -168,6 +170,7 @@ def _add_sampling(
         )
     batch_sampler = options.pop("batch_sampler", None)
     if batch_sampler is None:
+        check_dealing(sampler, settings, f"{where}.sampler")
         options["sampler"] = sampler
         return
     if isinstance(batch_sampler, Mapping):
@@ -177,7 +180,29 @@ def _add_sampling(
         batch_sampler = build_from_cfg(
             batch_sampler, DATA_SAMPLERS, defaults, where=f"{where}.batch_sampler"
         )
+    check_dealing(batch_sampler, settings, f"{where}.batch_sampler")
     options["batch_sampler"] = batch_sampler
+
+
+def _check_one_order(options: Mapping[str, Any], dataset: Dataset[Any], where: str) -> None:
+    """Raise if one of two keys that say in which order samples come would be passed over."""
+    batch_sampler = options.get("batch_sampler")
+    is_ready = batch_sampler is not None and not isinstance(batch_sampler, Mapping)
+    others = ["sampler"] if options.get("sampler") is not None else []
+    others += ["batch_sampler"] if is_ready else []
+    if options.get("shuffle") and isinstance(dataset, IterableDataset):
+        others.append("an iterable dataset")
+    if options.get("shuffle") is not None and others:
+        raise ConfigError(
+            f"{where}.shuffle: {options['shuffle']!r} was given beside {others[0]}, which alone "
+            "says in which order samples come; give one of them. A config of DefaultSampler has "
+            "'shuffle' itself."
+        )
+    if len(others) > 1:
+        raise ConfigError(
+            f"{where}.sampler: a sampler was given beside a ready batch_sampler, which has its "
+            "own; give one of them, or the batch_sampler as a dict, which gets the sampler."
+        )
 
 
 def _function(function: Any, where: str) -> Callable[..., Any]:
@@ -201,9 +226,12 @@ def _function(function: Any, where: str) -> Callable[..., Any]:
 def _worker_init(options: dict[str, Any], settings: DataSettings, where: str) -> Callable[..., Any]:
     """Take what concerns the start of workers out of ``options``."""
     function = options.pop("worker_init_fn", None)
-    is_quiet = bool(options.pop("disable_subprocess_warning", False))
-    if function is None:
-        return functools.partial(
-            seed_worker, seed=settings.seed, rank=settings.rank, is_quiet=is_quiet
-        )
-    return _function(function, f"{where}.worker_init_fn")
+    if function is not None:
+        function = _function(function, f"{where}.worker_init_fn")
+    return functools.partial(
+        start_worker,
+        seed=settings.seed,
+        rank=settings.rank,
+        is_quiet=bool(options.pop("disable_subprocess_warning", False)),
+        then=function,
+    )

@@ -81,7 +81,9 @@ class TrainBatches:
             self._generator.manual_seed(self._seed + epoch)
         if self.is_seekable:
             self._sampler.seek(epoch, start.batch, start.samples)
-            return self._counted(iter(self.loader))
+            batches = iter(self.loader)
+            self._sampler.seek(epoch)  # whoever else draws from the loader sees all of the data
+            return self._counted(batches)
         if self._stateful is not None and start.state is not None:
             self._stateful.load_state_dict(start.state)
             return self._counted(iter(self.loader))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import get_worker_info
 from typing_extensions import override
 
+from ._failing_sample import name_samples_in_worker
 from ._permutation import mix
 from ._worker_signals import ignore_stop_signals
 
-__all__ = ["SeededBatch", "batch_seed", "seed_process", "seed_worker"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SeededBatch", "batch_seed", "seed_process", "start_worker"]
 
 
 class SeededBatch(list[int]):
@@ -39,6 +43,7 @@ class SeededBatch(list[int]):
 def _arrive(indices: list[int], seed: int) -> list[int]:
     if get_worker_info() is not None:
         seed_process(seed)
+        name_samples_in_worker()
     return indices
 
 
@@ -71,8 +76,15 @@ def seed_process(seed: int) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that augmentations use
 
 
-def seed_worker(worker_id: int, seed: int, rank: int, *, is_quiet: bool = False) -> None:
-    """Seed a worker as it starts, so that no two of any two ranks draw the same numbers.
+def start_worker(
+    worker_id: int,
+    seed: int,
+    rank: int,
+    *,
+    is_quiet: bool = False,
+    then: Callable[[int], object] | None = None,
+) -> None:
+    """Prepare a worker as it starts: no two of any two ranks draw the same numbers.
 
     For what it draws before the first batch, and for iterable datasets, whose batches have no
     indices. torch has seeded it already, but alike on every rank whose generator is seeded alike.
@@ -82,8 +94,11 @@ def seed_worker(worker_id: int, seed: int, rank: int, *, is_quiet: bool = False)
         seed: Of the run.
         rank: Of the process that the worker belongs to.
         is_quiet: Let no worker but the first warn.
+        then: The user's own ``worker_init_fn``.
     """
     ignore_stop_signals()
     if is_quiet and worker_id > 0:
         warnings.simplefilter("ignore")
     seed_process(batch_seed(torch.initial_seed() + seed, rank, -1, worker_id))
+    if then is not None:
+        then(worker_id)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+import mm_dist
 from mm_runner.data import DataPosition, is_endless, num_batches
 from mm_runner.errors import ConfigError
 
@@ -49,11 +50,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     ) -> None:
         check_positive("max_epochs", max_epochs)
         schedule = ValidationSchedule(val_begin, val_interval, dynamic_intervals, last=max_epochs)
-        if num_batches(dataloader, "train_dataloader") == 0:
-            raise ConfigError(
-                "train_dataloader gives no batch: the dataset is smaller than one batch and "
-                "drop_last is set. Make batch_size smaller, or drop_last false."
-            )
+        _check_lengths(mm_dist.all_gather_object(num_batches(dataloader, "train_dataloader")))
         if is_endless(dataloader):
             raise ConfigError(
                 "train_dataloader.sampler: an InfiniteSampler was given to a loop over epochs, of "
@@ -67,6 +64,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             max_epochs=max_epochs,
             max_iters=max_epochs * len(dataloader),
         )
+        self._is_length_told = False
 
     def run_epoch(self) -> None:
         """Go through the training set once, or through what is left of it."""
@@ -80,6 +78,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         with naming_losses(runner.message_hub):
             for index, batch in enumerate(self._go_on(batches, resumption), start.batch):
                 self.run_iter(index, batch)
+        self._check_drawn(start, self._batches_done - start.batch)
         self._epochs_done, self._batches_done = self.epoch + 1, 0
         runner.call_hook("after_train_epoch")
         self.epoch += 1
@@ -92,6 +91,21 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             data_batch: As the loader gave it.
         """
         self._run_step(idx, data_batch)
+
+    def _check_drawn(self, start: DataPosition, num_drawn: int) -> None:
+        """Tell if the loader's length, which schedules and progress go by, is not the true one."""
+        length = self.batches.num_left(start) if start.is_begun else self.batches.length
+        if num_drawn == length or length is None:
+            return
+        told = f"train_dataloader gave {num_drawn} batches in an epoch, and its length is {length}"
+        if num_drawn == 0:
+            raise ConfigError(f"{told}. Let the dataset begin anew whenever it is iterated over.")
+        if not self._is_length_told:
+            self.runner.logger.warning(
+                f"{told}: schedules by step, accumulation and the progress shown go by the latter. "
+                "Correct the dataset's __len__, or that of the batch sampler."
+            )
+            self._is_length_told = True
 
     @override
     def resume(self, resumption: Resumption) -> None:
@@ -132,3 +146,20 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     def _is_at_validation(self) -> bool:
         is_within_epoch = self._resumption is not None and self._resumption.position.is_begun
         return super()._is_at_validation() and not is_within_epoch
+
+
+def _check_lengths(lengths: list[int]) -> None:
+    """Raise, on all processes alike, if one of them would have nothing to do or wait for others."""
+    if 0 in lengths:
+        raise ConfigError(
+            "train_dataloader gives no batch: the dataset is smaller than one batch and drop_last "
+            "is set. Make batch_size smaller, or drop_last false."
+        )
+    if len(set(lengths)) > 1:
+        shortest, longest = min(lengths), max(lengths)
+        raise ConfigError(
+            f"train_dataloader has {longest} batches on process {lengths.index(longest)}, and "
+            f"{shortest} on process {lengths.index(shortest)}: the former would wait for the "
+            "latter without end. Let the sampler give each process equally many samples: "
+            "sampler=dict(type='DefaultSampler', round_up=True), or drop_last=True."
+        )

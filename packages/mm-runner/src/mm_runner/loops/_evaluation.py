@@ -9,6 +9,7 @@ import torch
 
 import mm_amp
 from mm_runner.data import feed_of_run, num_batches, stop_persistent_workers, stop_workers
+from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class ValLoop:
         dataloader: Validation batches.
         evaluator: Takes in the predictions.
         fp16: Predict under autocast, in the device's default low precision.
+
+    Raises:
+        ConfigError: If the loader or its dataset has no length.
     """
 
     phase = "val"
@@ -38,32 +42,37 @@ class ValLoop:
         evaluator: Evaluator,
         fp16: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
     ) -> None:
-        num_batches(dataloader, f"{self.phase}_dataloader")
+        where = f"{self.phase}_dataloader"
+        num_batches(dataloader, where)
+        if not hasattr(dataloader.dataset, "__len__"):  # its sampler has one
+            raise ConfigError(
+                f"{where}: the dataset {type(dataloader.dataset).__name__} has no length, by which "
+                "samples are told from those that fill up. Give it a __len__."
+            )
+        metainfo = getattr(dataloader.dataset, "metainfo", None)
+        if metainfo is not None:
+            evaluator.dataset_meta = metainfo
         self.runner = runner
         self.dataloader = dataloader
         self.evaluator = evaluator
         self.fp16 = fp16
+        self._step: Any = None
 
     @torch.no_grad()
     def run(self) -> dict[str, float]:
         """Return the metrics, equal on all ranks. The model is left as it was, training or not."""
         runner, phase = self.runner, self.phase
-        step = eval_step_of(runner.model, f"{phase}_step")
+        self._step = eval_step_of(runner.model, f"{phase}_step")
         modes = [(module, module.training) for module in runner.model.modules()]
         runner.call_hook(f"before_{phase}")
         runner.call_hook(f"before_{phase}_epoch")
         runner.model.eval()
+        self.evaluator.reset()
         drawn = iter(self.dataloader)
         try:
             batches = feed_of_run(runner, self.dataloader).pairs(drawn)
             for index, (batch, placed) in enumerate(batches):
-                runner.call_hook(f"before_{phase}_iter", batch_idx=index, data_batch=batch)
-                with self._precision():
-                    outputs = step(placed)
-                self.evaluator.process(data_samples=outputs, data_batch=batch)
-                runner.call_hook(
-                    f"after_{phase}_iter", batch_idx=index, data_batch=batch, outputs=outputs
-                )
+                self.run_iter(index, batch, placed)
                 if runner.interruption.pending and runner.interruption.cuts_validation(runner):
                     break
             if runner.is_training:
@@ -77,6 +86,25 @@ class ValLoop:
         runner.call_hook(f"after_{phase}_epoch", metrics=metrics)
         runner.call_hook(f"after_{phase}")
         return metrics
+
+    @torch.no_grad()
+    def run_iter(self, idx: int, data_batch: Any, placed: Any = None) -> None:
+        """Predict for one batch, and let the metrics take the predictions in.
+
+        Args:
+            idx: Its number, counted from 0.
+            data_batch: As the loader gave it: hooks and metrics get that.
+            placed: The same on the model's device, if it is there already.
+        """
+        runner, phase = self.runner, self.phase
+        step = self._step or eval_step_of(runner.model, f"{phase}_step")
+        runner.call_hook(f"before_{phase}_iter", batch_idx=idx, data_batch=data_batch)
+        with self._precision():
+            outputs = step(data_batch if placed is None else placed)
+        self.evaluator.process(data_samples=outputs, data_batch=data_batch)
+        runner.call_hook(
+            f"after_{phase}_iter", batch_idx=idx, data_batch=data_batch, outputs=outputs
+        )
 
     def close(self) -> None:
         """End the workers that a loader of the Runner's own keeps for the next evaluation."""

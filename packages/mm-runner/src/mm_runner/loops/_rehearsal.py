@@ -3,7 +3,8 @@
 It puts gradients into buckets by the order of parameters, and rebuilds them before its second
 step by the order in which gradients came. What lies where in a bucket decides in which order the
 ranks' values are added; so beyond two ranks, a run that goes on with a first step of its own would
-differ in the last bits.
+differ in the last bits. PowerSGD approximates each bucket as a whole, and keeps what it left out by
+bucket, so there it matters with two ranks too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mm_runner.checkpoint import rng_state, set_rng_state
+from mm_runner.model import power_sgd_states
 from mm_runner.optim import named_wrappers
 
 if TYPE_CHECKING:
@@ -26,10 +28,12 @@ __all__ = ["needs_rehearsal", "rehearse"]
 
 
 def needs_rehearsal(model: nn.Module, world_size: int) -> bool:
-    """Tell whether ``model`` adds gradients up in another order in its first step."""
-    if world_size <= 2:  # the sum of two is the same in either order
+    """Tell whether ``model`` exchanges gradients otherwise in its first step."""
+    if world_size == 1:
         return False
-    return any(isinstance(module, DistributedDataParallel) for module in model.modules())
+    # The sum of two is the same in either order.
+    matters = world_size > 2 or bool(power_sgd_states(model))
+    return matters and any(isinstance(one, DistributedDataParallel) for one in model.modules())
 
 
 def rehearse(

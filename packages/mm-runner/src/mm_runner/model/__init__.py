@@ -9,8 +9,10 @@ from ._averaging import (
     StochasticWeightAverage,
 )
 from ._base_model import BaseModel
+from ._comm_hooks import comm_hook_states, power_sgd_states, read_power_sgd, write_power_sgd
 from ._data_preprocessor import BaseDataPreprocessor
 from ._steps import EvalStep, TrainStep, eval_step_of, train_step_of, unwrap_model
+from ._supervised import Supervised
 
 __all__ = [
     "AveragedWeights",
@@ -21,9 +23,14 @@ __all__ = [
     "MMDistributedDataParallel",
     "MomentumAnnealingEMA",
     "StochasticWeightAverage",
+    "Supervised",
     "TrainStep",
+    "comm_hook_states",
     "eval_step_of",
     "is_model_wrapper",
+    "power_sgd_states",
+    "read_power_sgd",
     "train_step_of",
     "unwrap_model",
+    "write_power_sgd",
 ]

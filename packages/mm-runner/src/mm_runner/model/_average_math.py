@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["average_into", "copy_into", "full", "local", "shard_like"]
+__all__ = ["average_into", "copy_into", "local", "shard_like", "spread", "whole"]
 
 _Pairs = list[tuple[Tensor, Tensor]]
 
@@ -54,30 +54,36 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if part is None else part
 
 
-def full(part: Tensor, like: Tensor) -> Tensor:
-    """Return the whole of which ``part`` is this rank's, sharded as ``like`` is."""
+def spread(part: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor of which ``part`` is this rank's, sharded as ``like`` is."""
     if not hasattr(like, "full_tensor"):
         return part
     sharded: Any = like
-    whole: Tensor = sharded.from_local(
+    tensor: Tensor = sharded.from_local(
         part.to(local(like).device),
         sharded.device_mesh,
         sharded.placements,
         run_check=False,
         shape=like.shape,
         stride=like.stride(),
-    ).full_tensor()
-    return whole
+    )
+    return tensor
 
 
-def shard_like(whole: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of ``whole``, sharded as ``like`` is."""
+def whole(tensor: Any) -> Tensor:
+    """Return a sharded tensor whole, any other as it is; all ranks must call this."""
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered
+
+
+def shard_like(given: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's part of a whole tensor, sharded as ``like`` is."""
     if not hasattr(like, "full_tensor"):
-        return whole
+        return given
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - has torch of 2.5 on
 
     placed: Any = like
-    part = whole.to(placed.device)
+    part = given.to(placed.device)
     return local(distribute_tensor(part, placed.device_mesh, placed.placements))
 
 

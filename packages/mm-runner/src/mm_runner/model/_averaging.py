@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
 
-from ._average_math import average_into, copy_into, full, local, shard_like
+from ._average_math import average_into, copy_into, local, shard_like, spread, whole
 from ._steps import unwrap_model
 
 __all__ = [
@@ -151,12 +151,16 @@ class AveragedWeights(ABC):
 
     def full_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
         """Return the averages, or the model's ``own`` weights, whole; all ranks must call this."""
+        return {name: whole(tensor) for name, tensor in self.spread_tensors(own=own).items()}
+
+    def spread_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
+        """Return them as the model holds its weights: of a sharded one, this rank's parts."""
         if not own:
             parts = list(self._averages.values())
         else:
             parts = self._own or [local(source) for source in self._sources.values()]
         named = zip(self._sources.items(), parts, strict=True)
-        return {name: full(part.detach(), source) for (name, source), part in named}
+        return {name: spread(part.detach(), source) for (name, source), part in named}
 
     def load_full_tensors(self, averages: Mapping[str, Tensor], steps: int | Tensor) -> None:
         """Go on from averages that :meth:`full_tensors` returned; all ranks must call this.

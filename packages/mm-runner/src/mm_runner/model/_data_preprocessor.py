@@ -16,6 +16,8 @@ __all__ = ["BaseDataPreprocessor"]
 class BaseDataPreprocessor(nn.Module):
     """Moves every tensor of a batch to the device this module was moved to.
 
+    So it does with objects that can be moved, which have ``to`` and ``cpu``: data samples, graphs.
+
     Subclass it to normalise or pad: override :meth:`forward` and call :meth:`cast_data`.
 
     Args:
@@ -38,16 +40,30 @@ class BaseDataPreprocessor(nn.Module):
 
     def cast_data(self, data: Any) -> Any:
         """Return ``data`` with its tensors on :attr:`device`; containers keep their type."""
-        return map_tensors(data, self._placed)
+        if type(data) is dict and self._is_all_here(data):
+            return data.copy()
+        return map_tensors(data, self._placed, self._placed_object)
 
     def forward(self, data: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002, ARG002
         """Prepare one batch. ``training`` tells a subclass whether to augment."""
         return self.cast_data(data)
 
+    def _is_all_here(self, data: dict[Any, Any]) -> bool:
+        # Most batches on a CPU, and on a device those that were prefetched.
+        device = self._device
+        for value in data.values():  # no all(): a generator costs as much as the rest
+            if type(value) is not Tensor or value.device != device:
+                return False
+        return True
+
     def _placed(self, tensor: Tensor) -> Tensor:
         # Asking costs a tenth of a copy that copies nothing.
         is_there = tensor.device == self._device
         return tensor if is_there else tensor.to(self._device, non_blocking=self._non_blocking)
+
+    def _placed_object(self, value: Any) -> Any:
+        is_movable = hasattr(value, "to") and hasattr(value, "cpu")  # a unit or a time zone has not
+        return value.to(self._device) if is_movable else value
 
     @override
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:

@@ -1,0 +1,124 @@
+"""A plain module and a loss, as a model that the Runner trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from typing_extensions import override
+
+from mm_runner.errors import ConfigError
+from mm_runner.registry import FUNCTIONS, MODELS, build_from_cfg
+
+from ._base_model import BaseModel
+
+__all__ = ["Supervised"]
+
+Keys = str | Sequence[str]
+
+
+class Supervised(BaseModel):
+    """Trains any module on pairs of inputs and targets; the module knows nothing of the Runner.
+
+    Of a batch that is a sequence the last part is the target, and those before it are the module's
+    arguments. Of one that is a mapping, ``inputs`` and ``targets`` name the parts; others are left
+    alone. For metrics a prediction is ``(outputs, targets)``, as
+    :class:`~mm_runner.evaluator.Accuracy` takes it.
+
+    In checkpoints the names of parameters begin with ``net.``; a loss with parameters of its own
+    has its under ``loss_fn.``.
+
+    Args:
+        module: The module, or its config.
+        loss: Called with ``(outputs, targets)``; returns a tensor or a dict of losses. A function,
+            a module, the import path of a function, or the config of a module.
+        inputs: Key, or keys in the order of the module's arguments, of a batch that is a mapping.
+        targets: Key of the target, or keys, whose values come as a tuple.
+        data_preprocessor: As of :class:`BaseModel`.
+
+    Attributes:
+        net: The module.
+        loss_fn: The loss.
+
+    Raises:
+        ConfigError: If ``module`` is no module or ``loss`` cannot be called.
+
+    Example:
+        >>> import torch
+        >>> model = Supervised(nn.Linear(4, 3), loss=nn.functional.cross_entropy)
+        >>> sorted(model(torch.ones(2, 4), torch.tensor([0, 1]), mode="loss"))
+        ['loss']
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Mapping[str, Any],
+        loss: Callable[..., Any] | Mapping[str, Any] | str,
+        *,
+        inputs: Keys = "inputs",
+        targets: Keys = "labels",
+        data_preprocessor: nn.Module | Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(data_preprocessor)
+        if isinstance(module, Mapping):
+            module = build_from_cfg(module, MODELS)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"module: an nn.Module or its config is needed, got {module!r}.")
+        self.net = module
+        self.loss_fn = _build_loss(loss)
+        self._inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+        self._targets = (targets,) if isinstance(targets, str) else tuple(targets)
+
+    @override
+    def forward(self, *args: Any, mode: str = "tensor", **kwargs: Any) -> Any:
+        """Compute what ``mode`` asks for.
+
+        Args:
+            *args: The module's arguments, and the target if ``mode`` is not ``"tensor"``.
+            mode: ``"loss"``: a dict of losses; ``"predict"``: the outputs and the targets;
+                ``"tensor"``: the outputs.
+            **kwargs: A batch that is a mapping.
+        """
+        if kwargs:
+            args = tuple(_picked(kwargs, self._inputs, "inputs"))
+        if mode == "tensor":
+            return self.net(*args)
+        if kwargs:
+            found = _picked(kwargs, self._targets, "targets")
+            targets: Any = found[0] if len(found) == 1 else tuple(found)
+        elif len(args) > 1:
+            args, targets = args[:-1], args[-1]
+        else:
+            raise ConfigError(
+                f"Supervised: a batch of inputs and a target is needed, got {len(args)} part(s). "
+                "Let the dataset return (inputs, target)."
+            )
+        outputs = self.net(*args)
+        if mode == "predict":
+            return outputs, targets
+        losses = self.loss_fn(outputs, targets)
+        return losses if isinstance(losses, Mapping) else {"loss": losses}
+
+
+def _build_loss(loss: Any) -> Callable[..., Any]:
+    if isinstance(loss, Mapping):
+        loss = build_from_cfg(loss, MODELS)
+    if isinstance(loss, str):
+        loss = FUNCTIONS.get(loss)
+    if not callable(loss) or isinstance(loss, type):
+        raise ConfigError(
+            f"loss: a function of (outputs, targets), a module, an import path or the config of a "
+            f"module is needed, got {loss!r}."
+        )
+    return loss  # type: ignore[no-any-return]
+
+
+def _picked(batch: Mapping[str, Any], keys: Sequence[str], role: str) -> list[Any]:
+    missing = [key for key in keys if key not in batch]
+    if missing:
+        raise ConfigError(
+            f"Supervised.{role}: {', '.join(map(repr, missing))} was asked for; the batch has "
+            f"{', '.join(map(repr, batch))}. Name the keys of yours: Supervised({role}=...)."
+        )
+    return [batch[key] for key in keys]
