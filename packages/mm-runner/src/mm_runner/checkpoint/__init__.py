@@ -5,7 +5,7 @@ without any package of ours.
 """
 
 from ._atomic import remove_unfinished
-from ._content import FORMAT_VERSION, clean_name, load_weights, plain
+from ._content import FORMAT_VERSION, PARTS_VERSION, clean_name, load_weights, plain
 from ._file import load_checkpoint_file, save_checkpoint_file
 from ._mmengine import Conversion, convert_mmengine_checkpoint
 from ._newest import (
@@ -16,14 +16,19 @@ from ._newest import (
     mark_latest,
     mark_validated,
 )
+from ._parts import PARTS, split_parts
+from ._parts_folder import PartsFolder, part_name, remove_checkpoint, remove_orphaned_parts
 from ._rng import rng_state, set_rng_state
 from ._writer import BackgroundWriter
 
 __all__ = [
     "FORMAT_VERSION",
     "LAST_CHECKPOINT",
+    "PARTS",
+    "PARTS_VERSION",
     "BackgroundWriter",
     "Conversion",
+    "PartsFolder",
     "clean_name",
     "convert_mmengine_checkpoint",
     "find_latest_checkpoint",
@@ -33,9 +38,13 @@ __all__ = [
     "load_weights",
     "mark_latest",
     "mark_validated",
+    "part_name",
     "plain",
+    "remove_checkpoint",
+    "remove_orphaned_parts",
     "remove_unfinished",
     "rng_state",
     "save_checkpoint_file",
     "set_rng_state",
+    "split_parts",
 ]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["first_line", "remove_unfinished", "write_atomically"]
+__all__ = ["first_line", "lock", "remove_unfinished", "write_atomically"]
 
 _SUFFIX = ".unfinished"
 
@@ -31,7 +31,7 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            _lock(file)
+            lock(file)
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -43,8 +43,8 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
         if not isinstance(error, (OSError, RuntimeError)):  # torch calls a full disk RuntimeError
             raise
         raise CheckpointWriteError(
-            f"Writing {path} failed: {first_line(error)} Free space or make the directory "
-            "writable; the checkpoints before this one are untouched."
+            f"Writing {path} failed: {first_line(error).rstrip('.')}. Free space or make the "
+            "directory writable; the checkpoints before this one are untouched."
         ) from error
 
 
@@ -57,7 +57,7 @@ def remove_unfinished(directory: Path) -> list[Path]:
     removed = []
     for path in directory.glob(f".*{_SUFFIX}"):
         with suppress(OSError), path.open("rb+") as file:
-            if _lock(file):
+            if lock(file):
                 path.unlink()
                 removed.append(path)
     return removed
@@ -68,7 +68,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _lock(file: Any) -> bool:
+def lock(file: Any) -> bool:
     """Lock ``file`` until it is closed or the process ends; tell whether that was possible."""
     try:
         import fcntl  # noqa: PLC0415 - not on Windows

@@ -13,8 +13,9 @@ from mm_runner.errors import CheckpointError
 
 from ._allow_list import ALLOW_LIST_PICKLE
 from ._atomic import first_line, write_atomically
-from ._content import FORMAT_VERSION
+from ._content import PARTS_VERSION
 from ._integrity import check_integrity, is_archive
+from ._parts import PARTS, join_parts
 from ._restricted import load_restricted
 
 if TYPE_CHECKING:
@@ -63,16 +64,29 @@ class _Sink:
         """Do nothing: whoever opened the file does that."""
 
 
-def load_checkpoint_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+def load_checkpoint_file(path: str | os.PathLike[str], *, whole: bool = True) -> dict[str, Any]:
     """Read a checkpoint onto the CPU, checksums compared; no code in the file is run.
 
+    Args:
+        path: The file.
+        whole: If processes have written parts of it, put these together; else what is in them is
+            ``None``.
+
     Raises:
-        CheckpointError: If the file is absent, damaged, or holds pickled objects.
+        CheckpointError: If the file, or a part, is absent, damaged, or holds pickled objects.
     """
     path = Path(path)
+    if path.is_file():
+        warn_if_unsafe()
+    checkpoint = _read(path)
+    if whole and _version_of(checkpoint) >= PARTS_VERSION and PARTS in checkpoint:
+        join_parts(checkpoint, path, _read)
+    return checkpoint
+
+
+def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"The checkpoint {path} was asked for; there is no such file.")
-    warn_if_unsafe()
     with_checksums = is_archive(path)
     if with_checksums:
         check_integrity(path)
@@ -108,13 +122,18 @@ def warn_if_unsafe() -> None:
 
 
 def _check_format(checkpoint: Mapping[str, Any], path: Path) -> None:
-    meta = checkpoint.get("meta")
-    version = meta.get("format_version", 0) if isinstance(meta, dict) else 0
-    if version > FORMAT_VERSION:
+    version = _version_of(checkpoint)
+    if version > PARTS_VERSION:
         raise CheckpointError(
-            f"{path} has format {version}; this mm-runner reads formats up to {FORMAT_VERSION}. "
+            f"{path} has format {version}; this mm-runner reads formats up to {PARTS_VERSION}. "
             "Upgrade mm-runner."
         )
+
+
+def _version_of(checkpoint: Mapping[str, Any]) -> int:
+    meta = checkpoint.get("meta")
+    version = meta.get("format_version", 0) if isinstance(meta, dict) else 0
+    return version if isinstance(version, int) else 0
 
 
 def _load_safely(path: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import CheckpointError
@@ -12,7 +13,7 @@ from ._atomic import write_atomically
 from ._file import load_checkpoint_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 __all__ = [
@@ -56,20 +57,51 @@ def is_validated(work_dir: Path, epoch: int, seed: int) -> bool:
 def find_latest_checkpoint(work_dir: Path) -> list[Path]:
     """List the checkpoints to try when resuming, the newest first.
 
-    First the one that ``last_checkpoint`` names, then the numbered ones by falling number. Numbers
-    of epochs and of steps cannot be compared: where both kinds lie, the time of writing tells.
+    First the one that ``last_checkpoint`` names, then the numbered ones by falling number: those
+    of the usual names, and those beside the named one, which may lie elsewhere, whose names differ
+    from its in the number only. Numbers of epochs and of steps cannot be compared: where several
+    kinds lie, the time of writing tells.
     """
     candidates: list[Path] = []
+    patterns, directories = [_NUMBERED], [work_dir]
     marker = work_dir / LAST_CHECKPOINT
     if marker.is_file():
         # MMEngine writes an absolute path here; joining keeps that as it is.
-        candidates.append(work_dir / marker.read_text(encoding="utf-8", errors="replace").strip())
-    matches = [(path, _NUMBERED.match(path.name)) for path in work_dir.glob("*.pth")]
-    numbered = [(path, match[1], int(match[2])) for path, match in matches if match]
+        text = marker.read_text(encoding="utf-8", errors="replace")
+        named = work_dir / text.replace("\0", "").strip()  # a power cut may leave zeros
+        candidates.append(named)
+        patterns += _names_like(named.name)
+        if os.path.realpath(named.parent) != os.path.realpath(work_dir):
+            directories.append(named.parent)
+    found = {path: _kind_and_number(path, patterns) for path in _files_in(directories)}
+    numbered = [(path, *known) for path, known in found.items() if known is not None]
     is_mixed = len({kind for _, kind, _ in numbered}) > 1
     numbered.sort(key=lambda one: (one[0].stat().st_mtime_ns if is_mixed else 0, one[2]))
     candidates += [path for path, _, _ in reversed(numbered) if path not in candidates]
     return candidates
+
+
+def _names_like(name: str) -> list[re.Pattern[str]]:
+    """Return what names match that differ from ``name`` in the last number only."""
+    parts = re.match(r"^(.*?)(\d+)(\D*)$", name)
+    if parts is None:
+        return []
+    return [re.compile(rf"^({re.escape(parts[1])})(\d+){re.escape(parts[3])}$")]
+
+
+def _files_in(directories: list[Path]) -> Iterator[Path]:
+    for directory in directories:
+        with suppress(OSError):  # it is gone
+            yield from (path for path in directory.iterdir() if path.is_file())
+
+
+def _kind_and_number(path: Path, patterns: list[re.Pattern[str]]) -> tuple[str, int] | None:
+    """Return the two groups of the first pattern that matches, the second as a number."""
+    for pattern in patterns:
+        match = pattern.match(path.name)
+        if match:
+            return match[1].rstrip("_"), int(match[2])
+    return None
 
 
 def latest_readable(

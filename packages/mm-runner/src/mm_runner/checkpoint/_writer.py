@@ -29,9 +29,14 @@ class BackgroundWriter:
         >>> writer.submit({"step": 3}, print)
         {'step': 3}
         >>> writer.wait()
+
+    Attributes:
+        is_abandoned: Set while what trains ends by an error, and waits for the thread: other
+            processes may be gone.
     """
 
     def __init__(self) -> None:
+        self.is_abandoned = threading.Event()
         self._buffers = HostBuffers()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -73,6 +78,12 @@ class BackgroundWriter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def abandon(self) -> None:
+        """Wait likewise, but not for other processes."""
+        self.is_abandoned.set()
+        self.join()
+        self.is_abandoned.clear()
 
     def _run(self, write: Callable[[Any], object], copied: Any) -> None:
         _let_others_go_first()

@@ -24,8 +24,9 @@ __all__ = ["Agreement", "Clock", "Verdict"]
 # How often a process looks, and how many of them may look in a second.
 _INTERVAL_S, _MOST_LOOKS = 0.2, 1000
 _PENDING_INTERVAL_S = 0.01
-# Ending the thread, which may be talking to a store that is just ending too.
-_JOIN_S = 5.0
+# Ending the thread, which may be talking to a store that is just ending too, or that does not
+# answer because rank 0 is frozen: a process that fails must not hang for long.
+_JOIN_S = 0.5
 
 
 class Verdict(NamedTuple):
@@ -86,7 +87,9 @@ class Agreement:
         """Go on to the next verdict; the main thread has done what the present one says."""
         with self._lock:
             done = self._verdict.wish if self._verdict is not None else 0
-            self._wishes = {wish for wish in self._wishes if wish > done}
+            # One by one: a signal may add another at any instant.
+            for wish in range(done + 1):
+                self._wishes.discard(wish)
             self._is_decided.clear()
             self._uttered, self._verdict, self._is_pending = set(), None, False
             self._round += 1

@@ -29,8 +29,8 @@ _SLIP = 0.8
 # Keys of MMEngine that this version does not honour: an error, since silence would change a run.
 _UNSUPPORTED_CFG_KEYS = ("activation_checkpointing", "efficient_conv_bn_eval", "sync_bn")
 
-# Keys of MMEngine's family that are for other programs, and look like ours.
-_OTHERS_KEYS = ("tta_cfg", "tta_model", "tta_pipeline")
+# Keys of MMEngine's family that are for other programs or the file's own use, and look like ours.
+_OTHERS_KEYS = ("conv_cfg", "tta_cfg", "tta_model", "tta_pipeline")
 
 
 def check_run(cfg: Mapping[str, Any], runner: Callable[..., Any]) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from mm_dist import DistInfo
+    from mm_runner.evaluator import Evaluator
     from mm_runner.hooks import Hook, HookList
     from mm_runner.reporting import RunConsole
 
@@ -169,19 +170,51 @@ class RunFacts:
         return any(not _is_between_windows(wrapper) for wrapper in wrappers)
 
     @property
+    def val_begin(self) -> int:
+        """The first epoch, or step, that is followed by a validation; 1 without a training loop."""
+        return self.train_loop.val_begin if self.train_loop is not None else 1
+
+    @property
+    def val_interval(self) -> int:
+        """Epochs, or steps, between two validations; 1 without a training loop."""
+        return self.train_loop.val_interval if self.train_loop is not None else 1
+
+    # The parts of the loops, which are built when train, val or test needs them.
+
+    @property
     def train_dataloader(self) -> DataLoader[Any]:
         """The training batches, once :meth:`train` has built them."""
-        return self.train_loop.dataloader  # type: ignore[no-any-return]
+        return _built(self.train_loop, "train").dataloader  # type: ignore[no-any-return]
 
     @property
     def val_dataloader(self) -> DataLoader[Any]:
         """The validation batches, once they are built."""
-        return self.val_loop.dataloader  # type: ignore[no-any-return]
+        return _built(self.val_loop, "val").dataloader  # type: ignore[no-any-return]
+
+    @property
+    def val_evaluator(self) -> Evaluator:
+        """The metrics of the validation, once they are built."""
+        return _built(self.val_loop, "val").evaluator  # type: ignore[no-any-return]
 
     @property
     def test_dataloader(self) -> DataLoader[Any]:
         """The test batches, once they are built."""
-        return self.test_loop.dataloader  # type: ignore[no-any-return]
+        return _built(self.test_loop, "test").dataloader  # type: ignore[no-any-return]
+
+    @property
+    def test_evaluator(self) -> Evaluator:
+        """The metrics of the test, once they are built."""
+        return _built(self.test_loop, "test").evaluator  # type: ignore[no-any-return]
+
+
+def _built(loop: Any, phase: str) -> Any:
+    if loop is None:
+        raise AttributeError(
+            f"The {phase} loop, with its dataloader, is built by {phase}(), and was not asked for "
+            "yet. A hook finds it from before_run on; Runner.build_dataloader(cfg) builds a "
+            "dataloader at any time."
+        )
+    return loop
 
 
 def _is_between_windows(wrapper: Any) -> bool:

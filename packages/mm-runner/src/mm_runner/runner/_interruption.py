@@ -42,12 +42,14 @@ class Interruption:
 
             if runner.interruption.pending:
                 runner.interruption.settle(runner)
+        saved: What the run saved as it left; ``None`` if it did not leave, or could not.
     """
 
     def __init__(self) -> None:
         self.pending = False
+        self.saved: Path | None = None
         self._marks = 0
-        self._wish = 0
+        self._wishes: set[int] = set()
         self._agreement: Agreement | None = None
         self._signals: StopSignals | None = None
         self._clock: Clock | None = None
@@ -68,7 +70,7 @@ class Interruption:
         self._stop(runner, None)
 
     def _start(self, runner: Runner) -> None:
-        self.pending, self._marks, self._wish = False, 0, 0
+        self.pending, self._marks, self._wishes, self.saved = False, 0, set(), None
         # Places are passed by all processes alike: steps, and both ends of validations.
         self._place = lambda: runner.iter + self._marks
         if runner.world_size > 1:
@@ -127,7 +129,7 @@ class Interruption:
         verdict = self._decided(runner)
         if verdict.place > self._place() or runner.holds_gradients:
             return
-        self.pending, self._wish = False, 0
+        self._close(verdict.wish)
         if verdict.wish == _SAVE and self._save is not None:
             self._save(runner)
         if self._agreement is not None:
@@ -153,7 +155,7 @@ class Interruption:
 
     def _decided(self, runner: Runner) -> Verdict:
         if self._agreement is None:
-            return Verdict(self._place(), self._wish)
+            return Verdict(self._place(), max(self._wishes, default=0))
         verdict = self._agreement.verdict(_PATIENCE_S)
         if verdict is not None:
             return verdict
@@ -170,14 +172,22 @@ class Interruption:
         if self._agreement is not None:
             self._agreement.wish(wish)
             return
-        self._wish = max(self._wish, wish)
+        self._wishes.add(wish)
         self.pending = True
+
+    def _close(self, settled: int) -> None:
+        """Strike off what is settled; a signal that comes just now is kept for the next place."""
+        self.pending = False
+        for wish in range(settled + 1):
+            self._wishes.discard(wish)
+        if self._wishes:
+            self.pending = True
 
     def _note(self) -> None:
         self.pending = True
 
     def _leave(self, runner: Runner, wish: int) -> None:
-        path = _save_checkpoint(runner)
+        self.saved = path = _save_checkpoint(runner)
         status = _STATUS[wish]
         saved = f"saved {path}" if path is not None else "the checkpoints before it are untouched"
         runner.logger.warning(

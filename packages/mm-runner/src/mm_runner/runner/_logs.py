@@ -79,12 +79,12 @@ class RunLogs:
         if writers:
             run_on_main(functools.partial(self._open_writers, writers))
 
-    def write_scalars(self, record: Mapping[str, Any]) -> None:
+    def write_scalars(self, record: Mapping[str, Any], *, by_epoch: bool = False) -> None:
         """Append ``record`` to the files of scalars; only the main process has any."""
         if self._scalars is not None:
             self._keep(self._scalars, record)
         for writer in self._writers:
-            writer.write(record)
+            writer.write({**record, "axis": "epoch"} if by_epoch else record)
 
     def flush(self) -> None:
         """Wait a little until what writes beside the run has written all of it."""

@@ -52,6 +52,7 @@ def build_wrapper_of_run(runner: Runner, cfg: Any, auto_scale_lr: Mapping[str, A
         _check_train_step(runner.model, optim_wrapper)
     for name, wrapper in named_wrappers(optim_wrapper).items():
         _check_complete(wrapper)
+        _check_parameters(runner.model, wrapper)
         _settle_batch(runner, wrapper, f" of {name}" if name else "", auto_scale_lr)
     return optim_wrapper
 
@@ -65,18 +66,36 @@ def _check_complete(wrapper: Any) -> None:
         )
 
 
+def _check_parameters(model: nn.Module, wrapper: Any) -> None:
+    """Raise if a ready-made optimizer is over another model, or over this one before sharding."""
+    own = {id(parameter) for parameter in model.parameters()}
+    given = [parameter for group in wrapper.param_groups for parameter in group["params"]]
+    if given and own.isdisjoint(map(id, given)):
+        raise ConfigError(
+            f"optim_wrapper: none of the {len(given)} parameters of its "
+            f"{type(wrapper.optimizer).__name__} is one of the model's, which would learn nothing. "
+            "Build it over this very model, or give a dict, which is built once the model is "
+            "wrapped or sharded."
+        )
+
+
 def _settle_batch(
     runner: Runner, wrapper: Any, of_whom: str, auto_scale_lr: Mapping[str, Any]
 ) -> None:
     """Scale the learning rates by how many samples an optimizer step takes."""
-    per_process = batch_of_process(runner.train_dataloader) or 1
-    accumulated = getattr(wrapper, "accumulative_counts", 1)
-    batch = runner.world_size * per_process * accumulated
-    if auto_scale_lr.get("enable", False):
-        factor = scale_lr(wrapper, auto_scale_lr, batch)
-        runner.logger.info(
-            f"auto_scale_lr: batch of {batch}, learning rates{of_whom} times {factor:g}."
+    if not auto_scale_lr.get("enable", False):
+        return
+    per_process = batch_of_process(runner.train_dataloader)
+    if per_process is None:
+        raise ConfigError(
+            "auto_scale_lr: how many samples a batch has is not known, as the train_dataloader's "
+            "batch sampler has no 'batch_size'. Give it one, or set the learning rate yourself."
         )
+    batch = runner.world_size * per_process * getattr(wrapper, "accumulative_counts", 1)
+    factor = scale_lr(wrapper, auto_scale_lr, batch)
+    runner.logger.info(
+        f"auto_scale_lr: batch of {batch}, learning rates{of_whom} times {factor:g}."
+    )
 
 
 def _check_train_step(model: nn.Module, optim_wrapper: OptimWrapperDict) -> None:

@@ -48,15 +48,18 @@ def gather_rank_states(runner: Runner) -> list[dict[str, Any]]:
         CheckpointError: On all processes, if that of one cannot be saved.
     """
     own: Any
+    failure: Exception | None = None
     try:
         state = {"loop": loop_state(runner), "scalars": runner.message_hub.state_dict()}
         own = plain(state)
-    except CheckpointError as error:
-        own = str(error)
+    except Exception as error:  # noqa: BLE001 - a dataset's own state_dict, say; the others wait
+        failure = error
+        kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+        own = f"The state of process {runner.rank} cannot be saved: {kind}{error}"
     states = mm_dist.all_gather_object(own)
     for state in states:
         if isinstance(state, str):
-            raise CheckpointError(state)
+            raise CheckpointError(state) from failure
     return states
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
+from mm_runner.hooks._data_waits import train_feed_of
 from mm_runner.optim import named_wrappers
 
 from ._summary import aligned, batch_of_process
@@ -44,7 +45,7 @@ class RunReceipt(Hook):
     def before_train(self, runner: Any) -> None:
         self._started_s, self._evaluated_s = time.perf_counter(), 0.0
         self._first_iter = runner.iter
-        feed = _feed_of(runner)
+        feed = train_feed_of(runner)
         self._watch = None if feed is None or runner.rank else _DataWatch(runner, feed)
 
     @override
@@ -82,7 +83,7 @@ class RunReceipt(Hook):
         training_s = max(spent - self._evaluated_s, 1e-9)
         if steps > 0:
             yield "speed", _speed(runner, self._first_iter, steps, training_s)
-        feed = _feed_of(runner)
+        feed = train_feed_of(runner)
         if feed is not None:
             yield (
                 "data",
@@ -162,12 +163,6 @@ def _about_copying() -> str:
         "train_dataloader.pin_memory at True, with workers; let samples be smaller types (uint8 "
         "images, converted on the device)."
     )
-
-
-def _feed_of(runner: Any) -> BatchFeed | None:
-    """Return what times the batches; ``None`` in a loop of the user's own."""
-    feed: BatchFeed | None = getattr(getattr(runner.train_loop, "batches", None), "feed", None)
-    return feed
 
 
 def _speed(runner: Runner, first_iter: int, steps: int, seconds: float) -> str:

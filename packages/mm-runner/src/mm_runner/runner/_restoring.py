@@ -11,7 +11,9 @@ from mm_runner.loops import Resumption, needs_rehearsal
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
+from ._comm_hook_state import restore_comm_hooks, warn_of_comm_hooks
 from ._hook_states import restore_hooks
+from ._optimizer_fit import loading_optimizers
 from ._rank_state import restore_rank_buffers
 from ._sharded_state import as_sharded, write_optimizer
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ._seed import RunSeed
 
 __all__ = ["restore_training", "restore_weights"]
+
+_MOST_PROBLEMS = 20
 
 
 def restore_weights(runner: Runner, checkpoint: Mapping[str, Any], *, strict: bool) -> None:
@@ -36,8 +40,14 @@ def restore_weights(runner: Runner, checkpoint: Mapping[str, Any], *, strict: bo
     if sharded is not None:
         sharded.load_full_state_dict(weights, strict=strict)
         return
-    for problem in load_weights(unwrap_model(runner.model), weights, strict=strict):
-        runner.logger.warning(f"load_from: {problem}")
+    problems = load_weights(unwrap_model(runner.model), weights, strict=strict)
+    if problems:
+        shown = "".join(f"\n  {problem}" for problem in problems[:_MOST_PROBLEMS])
+        more = len(problems) - _MOST_PROBLEMS
+        runner.logger.warning(
+            f"load_from: {len(problems)} entries of the checkpoint or the model do not fit, the "
+            f"others are loaded:{shown}{f'{chr(10)}  and {more} more' if more > 0 else ''}"
+        )
 
 
 def restore_training(runner: Runner, checkpoint: Mapping[str, Any], seed: RunSeed) -> None:
@@ -57,11 +67,7 @@ def restore_training(runner: Runner, checkpoint: Mapping[str, Any], seed: RunSee
     if windows:
         runner.message_hub.load_state_dict(windows)
     _restore_position(runner, checkpoint, seed)
-    if getattr(runner.model, "comm_hook_state", None) is not None:
-        runner.logger.warning(
-            "comm_hook: its state, such as what powerSGD has left out of the gradients so far, is "
-            "in no checkpoint: the run goes on close to, but not exactly as, one without a stop."
-        )
+    warn_of_comm_hooks(runner, checkpoint)
 
 
 def _restore_tensors(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
@@ -74,10 +80,11 @@ def _restore_tensors(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
         # torch's optimizers go on with the very tensors they are given, and those are needed again.
         state = copy.deepcopy(state)
     sharded = as_sharded(runner.model)
-    if sharded is not None:
-        write_optimizer(sharded, runner.optim_wrapper, state)
-    else:
-        runner.optim_wrapper.load_state_dict(state)
+    with loading_optimizers(runner.optim_wrapper, runner.logger):
+        if sharded is not None:
+            write_optimizer(sharded, runner.optim_wrapper, state)
+        else:
+            runner.optim_wrapper.load_state_dict(state)
 
 
 def _restore_position(runner: Runner, checkpoint: Mapping[str, Any], seed: RunSeed) -> None:
@@ -93,6 +100,8 @@ def _restore_position(runner: Runner, checkpoint: Mapping[str, Any], seed: RunSe
     def restore() -> None:
         restore_weights(runner, checkpoint, strict=True)
         _restore_tensors(runner, checkpoint)
+        # Only now: what it keeps is by buckets as they are after the rehearsal.
+        restore_comm_hooks(runner, checkpoint)
 
     loop.resume(Resumption(state, restore))
 

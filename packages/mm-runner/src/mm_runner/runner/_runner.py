@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_runner.config import ConfigDict
 from mm_runner.crash import keep_crash
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, RunStopped
 from mm_runner.hooks import build_hooks
 from mm_runner.model import eval_step_of, train_step_of
 from mm_runner.optim import build_param_schedulers
@@ -20,13 +21,15 @@ from ._checks import check_phase, checked_cfg, checked_mapping
 from ._compiling import RunCompiler
 from ._environment import set_up_process
 from ._epoch_length import epoch_length
-from ._facts import RunFacts
 from ._interruption import Interruption
 from ._loading import StartingPoint
 from ._logs import RunLogs, build_log_processor, plain_config
 from ._memory_format import use_channels_last
 from ._optimizers import build_wrapper_of_run
+from ._parts import PartsWriting
 from ._receipt import RunReceipt
+from ._savable import check_savable
+from ._script_api import ScriptApi
 from ._seed import RunSeed
 from ._snapshot import write_snapshot
 from ._summary import tell_start
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Runner"]
 
 
-class Runner(RunFacts):
+class Runner(ScriptApi):
     """Trains, validates and tests a model as its configuration says.
 
     The arguments are MMEngine's. The constructor joins the other processes, seeds, opens the work
@@ -54,7 +57,8 @@ class Runner(RunFacts):
 
     Args:
         model: A module with ``train_step``, ``val_step`` and ``test_step`` (see
-            :class:`mm_runner.model.BaseModel`), or its config.
+            :class:`mm_runner.model.BaseModel`), or its config. If it has ``init_weights()``, that
+            is called now where training is configured.
         work_dir: Where checkpoints go; logs go to a directory of the run's own inside it.
         train_dataloader: A ``DataLoader`` or its config; ``batch_size`` is that of one process.
         val_dataloader: Likewise, for validation.
@@ -142,7 +146,7 @@ class Runner(RunFacts):
         cfg: Mapping[str, Any] | None = None,
     ) -> None:
         arguments = {key: value for key, value in locals().items() if key not in ("self", "cfg")}
-        self.cfg = checked_cfg(cfg, runner_arguments())
+        self.cfg = ConfigDict(checked_cfg(cfg, runner_arguments()))
         self._train = check_phase(
             train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper
         )
@@ -181,6 +185,7 @@ class Runner(RunFacts):
         built = build_model(model, data_preprocessor)
         init_weights: Any = getattr(built, "init_weights", None)
         if self._train and init_weights is not None:
+            self.logger.info(f"Weights are what {type(built).__name__}.init_weights() makes them.")
             init_weights()
         if self.cfg.get("channels_last"):
             use_channels_last(built)
@@ -193,6 +198,7 @@ class Runner(RunFacts):
         self.optim_wrapper: Any = None
         self.param_schedulers: list[ParamScheduler] | dict[str, list[ParamScheduler]] = []
         self.interruption = Interruption()
+        self._parts = PartsWriting()
         self._receipt = RunReceipt()
         self.is_training = False
         self.is_resuming = False
@@ -224,7 +230,7 @@ class Runner(RunFacts):
             ConfigError: If training is not configured, or the configuration does not fit.
             CheckpointError: If resuming was asked for and no checkpoint can be read.
             RunStopped: If SIGTERM, SIGUSR1 or Ctrl-C came: a checkpoint is saved, and the program
-                ends with status 75 or 130.
+                ends with status 75 or 130. Where it is caught, training again goes on from there.
         """
         if not self._train:
             raise ConfigError(
@@ -255,21 +261,28 @@ class Runner(RunFacts):
                 self.call_hook("before_run")
                 if checkpoint is not None:
                     self._start.apply(self, checkpoint)
+                check_savable(self)
                 self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
                 self._compiler.begin_training(self)
                 tell_start(self)
                 self.train_loop.run()
                 self._receipt.tell(self)
                 self.call_hook("after_run")
+        except RunStopped:
+            self._start.go_on(self.interruption.saved)
+            raise
         except Exception as error:
             if self.cfg.get("crash_bundle", True):
                 keep_crash(self, error)
             raise
         finally:
             self.is_training = False
+            for hook in self.hooks:
+                hook.clean_up(self)
             for loop in (self.train_loop, self.val_loop):
                 if hasattr(loop, "close"):  # a loop of the user's own need not have it
                     loop.close()
+            self._parts.close()
             # A traceback must not be drawn over by the bar.
             self.console.stop_progress()
             self._logs.flush()
@@ -289,23 +302,28 @@ class Runner(RunFacts):
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Let every hook act at ``stage``."""
-        self.hooks_list.call(stage, self, **arguments)
+        for act in self.hooks_list.methods[stage]:
+            act(self, **arguments)
 
     def register_hook(self, hook: Hook, priority: int | str | None = None) -> None:
         """Add a hook; ``priority`` wins over the hook's own."""
         self.hooks_list.add(hook, priority)
 
-    def write_scalars(self, phase: str, scalars: Mapping[str, Any], *, step: int) -> None:
+    def write_scalars(
+        self, phase: str, scalars: Mapping[str, Any], *, step: int, by_epoch: bool = False
+    ) -> None:
         """Append a record to the run's files of scalars; only the main process does.
 
         Args:
             phase: ``"train"``, ``"val"`` or ``"test"``.
             scalars: Numbers by name.
             step: Training steps done.
+            by_epoch: Let writers such as TensorBoard's draw it by epoch instead of by step.
         """
         # In training the epoch under way counts; after it, runner.epoch has moved on.
         epoch = self.epoch + (phase == "train")
-        self._logs.write_scalars({"mode": phase, "epoch": epoch, "step": step, **scalars})
+        record = {"mode": phase, "epoch": epoch, "step": step, **scalars}
+        self._logs.write_scalars(record, by_epoch=by_epoch)
 
     def save_checkpoint(
         self,
@@ -318,6 +336,7 @@ class Runner(RunFacts):
         mark_as_latest: bool = True,
         writer: BackgroundWriter | None = None,
         then: Callable[[], None] | None = None,
+        in_parts: bool = False,
     ) -> None:
         """Save the run. Every process must call this; the main one writes.
 
@@ -330,6 +349,8 @@ class Runner(RunFacts):
             mark_as_latest: Let ``last_checkpoint`` name this file, so that resuming finds it.
             writer: Writes a copy while training goes on; without one the file is whole on return.
             then: Called on the main process once the file is whole and named.
+            in_parts: Let each process write its part of a sharded model to a folder beside the
+                file, so that nothing is gathered.
 
         Raises:
             CheckpointWriteError: On all processes, if the file cannot be written.
@@ -343,6 +364,7 @@ class Runner(RunFacts):
             mark_as_latest=mark_as_latest,
             writer=writer,
             then=then,
+            parts=self._parts if in_parts else None,
         )
 
     # How it comes about.

@@ -74,6 +74,9 @@ class RunSeed:
 def _chosen(seed: Any) -> int:
     if seed is None:
         return mm_dist.sync_random_seed()
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"randomness.seed: an integer >= 0 or None is needed, got {seed!r}.")
+    # torch's generators take 64 bits; the epoch and the process are added to it.
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ConfigError(
+            f"randomness.seed: an integer from 0 to 2**63 - 1 or None is needed, got {seed!r}."
+        )
     return seed

@@ -30,16 +30,24 @@ def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
     return cast("MMFullyShardedDataParallel", model) if has_parts else None
 
 
-def read_optimizer(model: MMFullyShardedDataParallel, optim_wrapper: Any) -> dict[str, Any]:
-    """Return the whole optimizer state, by positions; on other than the first process, its extras.
+def read_optimizer(
+    model: MMFullyShardedDataParallel, optim_wrapper: Any, *, is_whole: bool
+) -> dict[str, Any]:
+    """Return the optimizer state, by positions. Every process must call this.
 
-    Every process must call this.
+    Args:
+        model: The sharded model.
+        optim_wrapper: Of its optimizer.
+        is_whole: Gather it on the first process; the others get only what is not the optimizer's
+            own. Otherwise tensors stay spread over all.
     """
     state = {name: value for name, value in optim_wrapper.state_dict().items() if name != "state"}
-    named = model.optimizer_state_dict(optim_wrapper.optimizer)
+    optimizer = optim_wrapper.optimizer
+    named = model.optimizer_state_dict(optimizer, kind="full" if is_whole else "sharded")
     if not named:
         return state
-    groups, states = named["param_groups"], named["state"]
+    # Before its first step, its parts are those that it would begin with.
+    groups, states = named["param_groups"], named["state"] if optimizer.state else {}
     names = [name for group in groups for name in group["params"]]
     positions = count()
     state["state"] = {index: states[name] for index, name in enumerate(names) if name in states}

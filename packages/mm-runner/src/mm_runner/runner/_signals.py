@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -70,8 +71,16 @@ class StopSignals:
     def leave(self) -> None:
         """Put back that of SIGINT, and disregard the others while the process ends."""
         self._left_at = time.monotonic()
+        # While the interpreter ends, Python's handlers are gone, and a signal would end the process
+        # with a status of its own: srun --kill-on-bad-exit sends one as soon as a rank has left.
+        atexit.register(self._ignore)
         if signal.SIGINT in self._previous:
             signal.signal(signal.SIGINT, self._previous.pop(signal.SIGINT))
+
+    def _ignore(self) -> None:
+        for number in self._previous:
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:

@@ -19,6 +19,7 @@ from mm_runner.checkpoint import (
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
+from ._comm_hook_state import COMM_HOOKS, gather_comm_hooks
 from ._hook_states import hook_states
 from ._rank_state import gather_rank_buffers, gather_rank_states
 from ._sharded_state import as_sharded, read_optimizer
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from mm_runner.checkpoint import BackgroundWriter
     from mm_runner.runner import Runner
+
+    from ._parts import PartsWriting
 
 __all__ = ["write_snapshot"]
 
@@ -45,6 +48,7 @@ def write_snapshot(
     mark_as_latest: bool,
     writer: BackgroundWriter | None = None,
     then: Callable[[], None] | None = None,
+    parts: PartsWriting | None = None,
 ) -> None:
     """Save the run. Every process must call this: each contributes a state of its own.
 
@@ -58,41 +62,61 @@ def write_snapshot(
         mark_as_latest: Let ``last_checkpoint`` name the file.
         writer: Writes a copy while training goes on; without one the file is whole on return.
         then: Called on the main process once the file is whole and named.
+        parts: Lets each process write its part of a sharded model; without it the main process
+            writes the whole.
 
     Raises:
         CheckpointError: On all processes, if something cannot be saved or written.
     """
-    checkpoint = _content(runner, meta, gather_rank_states(runner))
+    parts = parts if as_sharded(runner.model) is not None else None
+    checkpoint = _content(runner, meta, gather_rank_states(runner), is_whole=parts is None)
     buffers = gather_rank_buffers(runner)
     if buffers:
         checkpoint["rank_buffers"] = buffers
+    comm_hooks = gather_comm_hooks(runner)
+    if comm_hooks:
+        checkpoint[COMM_HOOKS] = comm_hooks
     hooks = hook_states(runner)
     if hooks:
         checkpoint["hooks"] = hooks
     if save_optimizer and runner.optim_wrapper is not None:
-        checkpoint["optimizer"] = _optimizer_state(runner)
+        checkpoint["optimizer"] = _optimizer_state(runner, is_whole=parts is None)
     if save_param_scheduler and runner.param_schedulers:
         checkpoint["param_schedulers"] = _scheduler_states(runner)
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
 
-    def write(content: dict[str, Any]) -> None:
-        save_checkpoint_file(content, path)
+    def finish() -> None:
         if mark_as_latest:
             mark_latest(path, runner.work_dir)
         if then is not None:
             then()
 
-    def save() -> None:
-        # Copied to the CPU here, so that the other processes of a machine do not hold copies too.
-        if writer is None:
-            write(plain(checkpoint))
-        else:
-            writer.submit(checkpoint, write)
-
-    run_on_main(save)
+    if parts is not None:
+        parts.write(runner, checkpoint, path, finish, writer)
+    else:
+        run_on_main(lambda: _write_whole(checkpoint, path, finish, writer))
 
 
-def _content(runner: Runner, meta: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _write_whole(
+    checkpoint: dict[str, Any],
+    path: Path,
+    finish: Callable[[], None],
+    writer: BackgroundWriter | None,
+) -> None:
+    def write(content: dict[str, Any]) -> None:
+        save_checkpoint_file(content, path)
+        finish()
+
+    # Copied to the CPU here, so that the other processes of a machine do not hold copies too.
+    if writer is None:
+        write(plain(checkpoint))
+    else:
+        writer.submit(checkpoint, write)
+
+
+def _content(
+    runner: Runner, meta: dict[str, Any], ranks: list[dict[str, Any]], *, is_whole: bool
+) -> dict[str, Any]:
     loops = [state["loop"] for state in ranks]
     common = {name: value for name, value in loops[0]["data"].items() if name != "state"}
     return {
@@ -108,7 +132,7 @@ def _content(runner: Runner, meta: dict[str, Any], ranks: list[dict[str, Any]]) 
             "versions": _versions(),
             **meta,
         },
-        "state_dict": _weights(runner.model),
+        "state_dict": _weights(runner.model, is_whole=is_whole),
         "rng": [loop["rng"] for loop in loops],
         "data": {
             **common,
@@ -127,18 +151,21 @@ def _scheduler_states(runner: Runner) -> list[Any] | dict[str, list[Any]]:
     return states if isinstance(runner.param_schedulers, dict) else states[""]
 
 
-def _optimizer_state(runner: Runner) -> dict[str, Any]:
+def _optimizer_state(runner: Runner, *, is_whole: bool) -> dict[str, Any]:
     sharded = as_sharded(runner.model)
     if sharded is not None:
-        return read_optimizer(sharded, runner.optim_wrapper)
+        return read_optimizer(sharded, runner.optim_wrapper, is_whole=is_whole)
     state: dict[str, Any] = runner.optim_wrapper.state_dict()
     return state
 
 
-def _weights(model: nn.Module) -> dict[str, Any]:
+def _weights(model: nn.Module, *, is_whole: bool) -> dict[str, Any]:
     """Return the weights by the names that the model itself gives them."""
     sharded = as_sharded(model)
-    state_dict = unwrap_model(model).state_dict() if sharded is None else sharded.full_state_dict()
+    if sharded is None:
+        state_dict = unwrap_model(model).state_dict()
+    else:
+        state_dict = sharded.full_state_dict() if is_whole else sharded.sharded_state_dict()
     # Not "module.": what is left of it is the model's own attribute.
     return {name.replace("_orig_mod.", ""): value for name, value in state_dict.items()}
 

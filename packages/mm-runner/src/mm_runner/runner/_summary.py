@@ -9,6 +9,7 @@ import torch
 
 from mm_amp import AmpOptimWrapper
 from mm_dist import is_model_wrapper
+from mm_runner._tf32 import uses_tf32
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
 
@@ -120,7 +121,7 @@ def _parameters(runner: Runner) -> str:
 def _precision(runner: Runner, wrapper: Any) -> str:
     kept = {str(one.dtype).removeprefix("torch.") for one in runner.model.parameters()}
     weights = f"weights in {', '.join(sorted(kept)) or 'nothing'}"
-    tf32 = runner.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    tf32 = runner.device.type == "cuda" and uses_tf32()
     weights += ", TF32 matrix products" if tf32 else ""
     if not isinstance(wrapper, AmpOptimWrapper):
         return weights

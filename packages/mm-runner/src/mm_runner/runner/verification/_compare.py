@@ -108,7 +108,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _comparable(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in checkpoint.items() if name not in _OWN}
+    kept = {name: value for name, value in checkpoint.items() if name.partition("#")[0] not in _OWN}
     windows = kept.get("message_hub")
     if isinstance(windows, list):  # how long steps took is nobody's state
         kept["message_hub"] = [

@@ -72,6 +72,11 @@ def verify_resume(
         >>> print(verify_resume(cfg))  # doctest: +SKIP
         Resuming is exact: stopped after step 5 and resumed, the run took the same 5 steps ...
     """
+    if at_step is not None and at_step < 1:
+        raise ConfigError(
+            f"verify_resume: at_step={at_step!r} was given; it is the number of the step to stop "
+            "after, from 1."
+        )
     before = rng_state(torch.device("cpu"))
     set_up_process(cfg.get("launcher") or "auto", cfg.get("env_cfg"))
     directory = _directory(work_dir)

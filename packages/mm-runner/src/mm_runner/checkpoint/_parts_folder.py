@@ -1,0 +1,111 @@
+"""The folders in which the parts of checkpoints lie, each beside its checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from mm_runner.errors import CheckpointError, CheckpointWriteError
+
+from ._atomic import first_line, lock
+from ._file import load_checkpoint_file
+from ._parts import PARTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["PartsFolder", "part_name", "remove_checkpoint", "remove_orphaned_parts"]
+
+_INFIX = ".parts-"
+# Locked while the parts are written, by the process that writes the checkpoint after them.
+_LOCK = "writing"
+
+
+class PartsFolder:
+    """A new folder for the parts of one checkpoint; others see that it is being filled.
+
+    Args:
+        path: The checkpoint.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        CheckpointWriteError: If it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Of its own, so that a checkpoint of this name that is there already stays whole.
+        self.path = path.with_name(f"{path.name}{_INFIX}{uuid.uuid4().hex[:12]}")
+        try:
+            self.path.mkdir(parents=True)
+            self._file = (self.path / _LOCK).open("wb")
+        except OSError as error:
+            raise CheckpointWriteError(
+                f"Writing {path} failed: {first_line(error)} Free space or make the directory "
+                "writable; the checkpoints before this one are untouched."
+            ) from error
+        lock(self._file)
+
+    def close(self) -> None:
+        """Say that it is filled."""
+        with suppress(OSError):
+            (self.path / _LOCK).unlink()
+        self._file.close()
+
+    def remove(self) -> None:
+        """Remove it, as far as that is possible: the parts are not whole."""
+        self._file.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def part_name(rank: int) -> str:
+    """Return the name of the file of one process in the folder."""
+    return f"rank_{rank}.pth"
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint, with its parts if it has any.
+
+    Raises:
+        OSError: If it cannot be removed.
+    """
+    path.unlink(missing_ok=True)
+    for folder in path.parent.glob(f"{path.name}{_INFIX}*"):
+        if not _is_being_filled(folder):
+            shutil.rmtree(folder)
+
+
+def remove_orphaned_parts(directory: Path) -> list[Path]:
+    """Remove the parts in ``directory`` that no checkpoint names, and return their folders.
+
+    A killed run leaves such, and so does a checkpoint that was replaced. What another process is
+    writing just now is locked, and stays.
+    """
+    removed = []
+    for folder in directory.glob(f"*{_INFIX}*"):
+        path = folder.with_name(folder.name.rpartition(_INFIX)[0])
+        if folder.is_dir() and not _is_being_filled(folder) and not _is_named(folder, path):
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+    return removed
+
+
+def _is_named(folder: Path, path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        parts = load_checkpoint_file(path, whole=False).get(PARTS)
+    except CheckpointError:  # what cannot be read may yet be saved
+        return True
+    return isinstance(parts, dict) and parts.get("folder") == folder.name
+
+
+def _is_being_filled(folder: Path) -> bool:
+    try:
+        with (folder / _LOCK).open("rb+") as file:
+            return not lock(file)
+    except OSError:
+        return False
