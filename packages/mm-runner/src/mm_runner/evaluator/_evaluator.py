@@ -30,6 +30,24 @@ class Evaluator:
         if not listed:
             raise ConfigError(f"{where}: at least one metric is needed; got an empty list.")
         self.metrics = [_build(metric, where) for metric in listed]
+        self._dataset_meta: Any = None
+
+    @property
+    def dataset_meta(self) -> Any:
+        """What the dataset says of itself, such as its classes: its ``metainfo``, or ``None``."""
+        return self._dataset_meta
+
+    @dataset_meta.setter
+    def dataset_meta(self, value: Any) -> None:
+        self._dataset_meta = value
+        for metric in self.metrics:
+            metric.dataset_meta = value
+
+    def reset(self) -> None:
+        """Forget what an evaluation that was cut off has collected."""
+        for metric in self.metrics:
+            if hasattr(metric, "reset"):  # of a metric of the user's own, little is asked
+                metric.reset()
 
     def process(self, data_samples: Any, data_batch: Any = None) -> None:
         """Take in the predictions for one batch."""

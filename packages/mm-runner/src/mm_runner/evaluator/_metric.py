@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import mm_dist
 from mm_runner._main_process import run_on_main
+from mm_runner.errors import ConfigError
+from mm_runner.registry import short_repr
 
 __all__ = ["BaseMetric"]
 
@@ -22,6 +26,10 @@ class BaseMetric(ABC):
         collect_device: Accepted for MMEngine's signature: ``"cpu"`` or ``"gpu"``.
         prefix: Put before every metric's name, as ``prefix/name``.
         collect_dir: Directory for the results while they are gathered, if a shared one is wanted.
+
+    Attributes:
+        results: What :meth:`process` has collected so far, on this process.
+        dataset_meta: The ``metainfo`` of the dataset, if it has one.
     """
 
     default_prefix: str | None = None
@@ -55,6 +63,10 @@ class BaseMetric(ABC):
         """Return one entry per sample; override where :meth:`process` keeps something denser."""
         return self.results
 
+    def reset(self) -> None:
+        """Forget what was collected; an evaluation begins with this. Override for other state."""
+        self.results = []
+
     def evaluate(self, size: int) -> dict[str, float]:
         """Gather, reduce and forget what was collected.
 
@@ -63,16 +75,39 @@ class BaseMetric(ABC):
 
         Returns:
             The metrics by name, equal on all ranks.
+
+        Raises:
+            ConfigError: If :meth:`compute_metrics` returned no dict.
         """
         results = self.sample_results()
         # A metric may keep one entry per batch, as MMEngine's guide shows: fewer than samples.
         total = sum(mm_dist.all_gather_object(len(results)))
+        if total - size >= mm_dist.get_world_size() and mm_dist.is_main_process():
+            self._warn_of_too_many(total, size)
         gathered = mm_dist.collect_results(
             results, min(size, total), self.collect_device, self.collect_dir
         )
-        self.results = []
-        metrics = run_on_main(lambda: self.compute_metrics(gathered or []))
+        metrics = run_on_main(lambda: self._compute(gathered or []))
+        self.reset()
         return {self._full_name(name): value for name, value in metrics.items()}
+
+    def _compute(self, results: list[Any]) -> Mapping[str, Any]:
+        metrics: Any = self.compute_metrics(results)
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"{type(self).__name__}.compute_metrics returned {short_repr(metrics)}; a dict of "
+                "numbers by name is needed."
+            )
+        return metrics
+
+    def _warn_of_too_many(self, total: int, size: int) -> None:
+        warnings.warn(
+            f"{type(self).__name__} has {total:,} results of a dataset of {size:,} samples, more "
+            f"than padding accounts for; the last {total - size:,} are dropped. Let process() "
+            "append one entry per sample; and in a run of several processes, let an iterable "
+            "dataset give each its share.",
+            stacklevel=3,
+        )
 
     def _full_name(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ConfigError
+from mm_runner.evaluator import is_score, score_of
 
 from ._checkpoint_arguments import name_list
 from ._metric_rule import rule_of
@@ -22,7 +23,7 @@ class BestCheckpoints:
     """Keeps the best score of each metric, and the epoch and file that it belongs to.
 
     Args:
-        save_best: Metrics; ``"auto"`` stands for the first that a validation reports.
+        save_best: Metrics; ``"auto"`` stands for the first number that a validation reports.
         rule: ``"greater"`` or ``"less"`` for all, or one for each; ``None`` tells it from the name.
         greater_keys: Words of names of metrics of which the greater value is better, besides the
             usual ones.
@@ -54,21 +55,20 @@ class BestCheckpoints:
         """Whether a metric was asked for."""
         return bool(self._metrics)
 
-    def improved(self, scores: Mapping[str, float]) -> dict[str, float]:
+    def improved(self, reported: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics, and their scores, that are better than ever.
 
         Raises:
-            ConfigError: If a metric was not reported.
+            ConfigError: If a metric was not reported, or is no number.
         """
         if self._metrics == ["auto"]:
-            self._resolve_auto(next(iter(scores)))
-        for name in self._metrics:
-            if name not in scores:
-                raise ConfigError(
-                    f"CheckpointHook.save_best: {name!r} was asked for; the validation reported "
-                    f"{', '.join(map(repr, scores))}."
-                )
-        return {name: scores[name] for name in self._metrics if self._is_better(name, scores[name])}
+            # A metric may report tables too; where there is nothing else, the first is refused.
+            numbers = (name for name, value in reported.items() if is_score(value))
+            self._resolve_auto(next(numbers, next(iter(reported))))
+        scores = {
+            name: score_of(reported, name, "CheckpointHook.save_best") for name in self._metrics
+        }
+        return {name: score for name, score in scores.items() if self._is_better(name, score)}
 
     def take_over(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Take in what another record knows, where it is better."""

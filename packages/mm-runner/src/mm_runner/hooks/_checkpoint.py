@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import load_checkpoint_file, remove_unfinished
+from mm_runner.checkpoint import (
+    load_checkpoint_file,
+    remove_checkpoint,
+    remove_orphaned_parts,
+    remove_unfinished,
+)
 from mm_runner.errors import CheckpointError, CheckpointWriteError
 
 from ._best_checkpoints import BestCheckpoints, file_of
 from ._checkpoint_arguments import (
+    check_begin,
     check_integers,
     check_minutes,
     check_template,
@@ -38,6 +44,9 @@ class CheckpointHook(Hook):
     what is owed at the end of training is tried once more, and is an error then. Older files are
     deleted only when the new one is whole.
 
+    Several of them may save the same run, such as the last two epochs and every tenth for good: a
+    file stays as long as one of them keeps it.
+
     While gradients are accumulated over several steps, a checkpoint that is due is saved after the
     optimizer step that takes them in: they are not saved themselves.
 
@@ -49,7 +58,8 @@ class CheckpointHook(Hook):
         out_dir: Where to save; the work directory by default.
         max_keep_ckpts: Keep that many of the numbered checkpoints, the newest; ``-1`` keeps all.
             The best ones are never removed.
-        save_last: Save at the end of training, whatever the interval.
+        save_last: Save at the end of training, whatever the interval, also where a hook ends it
+            early.
         save_best: Name of a metric or a list of names, ``"auto"`` for the first one reported, or
             ``None``.
         rule: ``"greater"`` or ``"less"`` is better, or a list with one for each metric; by default
@@ -70,6 +80,11 @@ class CheckpointHook(Hook):
             of training and a preemption wait for the file.
         minutes: Save also whenever so many minutes have passed since the last one, between two
             steps, as ``iter_N.pth``. The main process's clock counts.
+        in_parts: Let each process write the part of a sharded model and its optimizer that it
+            holds, to a folder beside the numbered checkpoint, which is then no whole without it;
+            nothing is gathered. :func:`mm_runner.checkpoint.load_checkpoint_file` reads it like any
+            other, on any number of processes. The best ones are written whole. Without effect on a
+            model that is not sharded. Defaults to ``None``: if ``async_save``.
 
     Raises:
         ConfigError: If an argument is out of its range.
@@ -98,8 +113,10 @@ class CheckpointHook(Hook):
         *,
         async_save: bool = False,
         minutes: float | None = None,
+        in_parts: bool | None = None,
     ) -> None:
         check_integers(interval=interval, max_keep_ckpts=max_keep_ckpts, save_begin=save_begin)
+        check_begin(save_begin)
         refuse_backends(file_client_args=file_client_args, backend_args=backend_args)
         check_minutes(minutes)
         self.filename_tmpl = filename_tmpl or ("epoch_{}.pth" if by_epoch else "iter_{}.pth")
@@ -113,6 +130,7 @@ class CheckpointHook(Hook):
         self.published_keys = name_list(published_keys, "published_keys")
         self.save_begin = save_begin
         self.minutes = minutes
+        self.in_parts = async_save if in_parts is None else in_parts
         self._kept = KeptCheckpoints(max_keep_ckpts)
         self._best = BestCheckpoints(save_best, rule, greater_keys, less_keys)
         self._saving = Saving(in_background=async_save)
@@ -127,6 +145,7 @@ class CheckpointHook(Hook):
     @override
     def before_train(self, runner: Any) -> None:
         self._run = self._run or runner.experiment_name
+        self._newest = None  # of another training of this process, maybe
         run_on_main(lambda: _clean(self._directory(runner), runner))
         if self.minutes is not None:
             runner.interruption.save_every(60 * self.minutes, self.save_now)
@@ -146,14 +165,14 @@ class CheckpointHook(Hook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        num_steps = runner.iter + 1
-        is_last = not self.by_epoch and self.save_last and self.is_last_train_iter(runner)
-        if is_last or (
-            not self.by_epoch and self.every_n_train_iters(runner, self.interval, self.save_begin)
-        ):
-            self._postponed = num_steps
+        is_last = False
+        if not self.by_epoch:
+            is_last = self.save_last and self.is_last_train_iter(runner)
+            if is_last or self.every_n_train_iters(runner, self.interval, self.save_begin):
+                self._postponed = runner.iter + 1
         # Accumulated gradients are in no checkpoint: it waits for the step that takes them in.
         if self._postponed is not None and (is_last or not runner.holds_gradients):
+            num_steps = runner.iter + 1
             count, self._postponed = self._postponed, None
             self._save(
                 runner,
@@ -173,9 +192,10 @@ class CheckpointHook(Hook):
     @override
     def after_train(self, runner: Any) -> None:
         self._saving.settle(runner)
+        if self._was_cut_short(runner):
+            self._save_last(runner)
         if self._owes_last:
-            count = runner.epoch if self.by_epoch else runner.iter
-            self._save(runner, count, num_steps=runner.iter, is_last=True, and_wait=True)
+            self._save_last(runner)
         if self._owes_last:
             raise CheckpointWriteError(
                 f"The checkpoint at the end of training could not be written to "
@@ -186,7 +206,7 @@ class CheckpointHook(Hook):
 
     @override
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["checkpoint_hook"] = {
+        checkpoint[self._key(runner)] = {
             "run": self._run,
             "kept": list(self._kept.names),
             "best": {name: dict(record) for name, record in self._best.records.items()},
@@ -196,7 +216,7 @@ class CheckpointHook(Hook):
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         if not runner.is_resuming:
             return
-        state = checkpoint.get("checkpoint_hook", {})
+        state = checkpoint.get(self._key(runner), {})
         self._run = state.get("run", "")
         self._kept.names = list(state.get("kept", []))
         self._best.take_over(state.get("best", {}))
@@ -227,6 +247,16 @@ class CheckpointHook(Hook):
         self._save(runner, count, template, num_steps=count, is_last=False, and_wait=and_wait)
         return self._newest[1] if self._newest and self._newest[0] == runner.iter else None
 
+    def _was_cut_short(self, runner: Any) -> bool:
+        """Tell whether a hook has ended training early, and what it has come to is unsaved."""
+        is_saved = self._newest is not None and self._newest[0] == runner.iter
+        is_cut_short = bool(getattr(runner.train_loop, "stop_training", False))
+        return self.save_last and is_cut_short and not is_saved
+
+    def _save_last(self, runner: Any) -> None:
+        count = runner.epoch if self.by_epoch else runner.iter
+        self._save(runner, count, num_steps=runner.iter, is_last=True, and_wait=True)
+
     def finish_writing(self) -> None:
         """Wait for the file under way, on this process alone; for a run that ends by an error."""
         self._saving.drain()
@@ -246,6 +276,7 @@ class CheckpointHook(Hook):
         directory = self._directory(runner)
         name = (template or self.filename_tmpl).format(number)
         superfluous = self._kept.add(name)
+        kept_by_others = self._names_kept_by_others(runner)
         newest, self._newest = self._newest, (num_steps, directory / name)
         self._owes_last = False
 
@@ -258,10 +289,13 @@ class CheckpointHook(Hook):
             {
                 "save_optimizer": self.save_optimizer,
                 "save_param_scheduler": self.save_param_scheduler,
+                "in_parts": self.in_parts and self.save_optimizer,
             },
             on_written=lambda: self._kept.remove(superfluous),
             on_failed=take_back,
-            on_main=lambda: _delete(directory, superfluous, runner),
+            on_main=lambda: _delete(
+                directory, [one for one in superfluous if one not in kept_by_others], runner
+            ),
         )
         self._saving.save(runner, save, and_wait=and_wait)
         runner.interruption.note_saved()
@@ -293,7 +327,7 @@ class CheckpointHook(Hook):
         found = []
         for path in self._directory(runner).glob("best_*.pth") if self._best.wants_any else ():
             with suppress(CheckpointError):
-                state = load_checkpoint_file(path).get("checkpoint_hook", {})
+                state = load_checkpoint_file(path).get(self._key(runner), {})
                 own = {
                     metric: record
                     for metric, record in state.get("best", {}).items()
@@ -317,6 +351,22 @@ class CheckpointHook(Hook):
                 )
             runner.logger.info(f"{name} is published as {path.name}.")
 
+    def _key(self, runner: Any) -> str:
+        """Return the checkpoint's entry of this hook: of several, each has its own."""
+        hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+        number = hooks.index(self) + 1 if self in hooks else 1
+        return "checkpoint_hook" if number == 1 else f"checkpoint_hook#{number}"
+
+    def _names_kept_by_others(self, runner: Any) -> set[str]:
+        """Return what other such hooks keep in the same directory."""
+        return {
+            name
+            for hook in runner.hooks
+            if isinstance(hook, CheckpointHook) and hook is not self
+            if hook._directory(runner) == self._directory(runner)  # noqa: SLF001 - of this class
+            for name in hook._kept.names  # noqa: SLF001
+        }
+
     def _directory(self, runner: Any) -> Path:
         return Path(self.out_dir or runner.work_dir)
 
@@ -324,7 +374,7 @@ class CheckpointHook(Hook):
 def _delete(directory: Path, names: Iterable[str], runner: Any) -> None:
     for name in names:
         try:
-            (directory / name).unlink(missing_ok=True)
+            remove_checkpoint(directory / name)
         except OSError as error:
             runner.logger.warning(f"The superfluous {directory / name} stays: {error}")
 
@@ -332,3 +382,5 @@ def _delete(directory: Path, names: Iterable[str], runner: Any) -> None:
 def _clean(directory: Path, runner: Any) -> None:
     for path in remove_unfinished(directory):
         runner.logger.info(f"Removed {path}, which a killed run left half written.")
+    for path in remove_orphaned_parts(directory):
+        runner.logger.info(f"Removed {path}, which belongs to no checkpoint.")

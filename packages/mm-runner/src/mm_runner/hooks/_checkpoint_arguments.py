@@ -7,7 +7,14 @@ from typing import Any
 
 from mm_runner.errors import ConfigError
 
-__all__ = ["check_integers", "check_minutes", "check_template", "name_list", "refuse_backends"]
+__all__ = [
+    "check_begin",
+    "check_integers",
+    "check_minutes",
+    "check_template",
+    "name_list",
+    "refuse_backends",
+]
 
 
 def check_integers(**arguments: Any) -> None:
@@ -19,6 +26,14 @@ def check_integers(**arguments: Any) -> None:
     for name, value in arguments.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise ConfigError(f"CheckpointHook.{name}: an integer is needed, got {value!r}.")
+
+
+def check_begin(save_begin: int) -> None:
+    """Refuse a number of epochs, or steps, that is none."""
+    if save_begin < 0:
+        raise ConfigError(
+            f"CheckpointHook.save_begin: an integer >= 0 is needed, got {save_begin!r}."
+        )
 
 
 def check_minutes(minutes: Any) -> None:

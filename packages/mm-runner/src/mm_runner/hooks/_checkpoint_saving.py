@@ -81,6 +81,7 @@ class Saving:
         if save is None or self._writer is None:
             return True
         try:
+            self._writer.join()  # its part of a sharded model
             run_on_main(self._writer.wait)
         except CheckpointWriteError as error:
             _fail(runner, save, error)
@@ -91,7 +92,7 @@ class Saving:
     def drain(self) -> None:
         """Wait for the file under way on this process alone, whatever becomes of it."""
         if self._writer is not None:
-            self._writer.join()
+            self._writer.abandon()
 
 
 def _fail(runner: Any, save: Save, error: CheckpointWriteError) -> None:

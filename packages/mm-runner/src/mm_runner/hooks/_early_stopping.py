@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
+from mm_runner.evaluator import score_of
 
 from ._hook import Hook
 from ._metric_rule import rule_of
@@ -24,7 +25,7 @@ class EarlyStoppingHook(Hook):
     Args:
         monitor: Name of the metric, as the validation reports it.
         rule: ``"greater"`` or ``"less"`` is better; by default told from the name.
-        min_delta: Least change that counts as better. Defaults to 0.1.
+        min_delta: Least change that counts as better; with 0 any does. Defaults to 0.1.
         strict: Whether a validation without the metric is an error; else it is a warning.
         check_finite: Stop as soon as the metric is infinite or NaN. Defaults to ``True``.
         patience: Validations. Defaults to 5.
@@ -66,18 +67,25 @@ class EarlyStoppingHook(Hook):
         self.check_finite = check_finite
         self.patience = patience
         self.stopping_threshold = stopping_threshold
-        self.wait_count = 0
-        self.best_score = -math.inf if self.rule == "greater" else math.inf
+        self._forget()
+
+    @override
+    def before_run(self, runner: Any) -> None:
+        self._forget()  # of a training before; what a resumed one goes on from comes after this
 
     @override
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         if not runner.is_training:
             return
-        if self.monitor not in (metrics or {}):
-            self._tell_missing(runner, metrics or {})
+        metrics = metrics or {}
+        try:
+            score = score_of(metrics, self.monitor, "EarlyStoppingHook.monitor")
+        except ConfigError as error:
+            if self.strict or self.monitor in metrics:  # there, and no number
+                raise
+            runner.logger.warning(f"{error} It was passed over.")
             return
-        assert metrics is not None
-        reason = self._reason_to_stop(float(metrics[self.monitor]))
+        reason = self._reason_to_stop(score)
         if reason is not None:
             runner.train_loop.stop_training = True
             runner.logger.info(f"EarlyStoppingHook: {reason}; training ends.")
@@ -91,6 +99,10 @@ class EarlyStoppingHook(Hook):
         self.best_score = state_dict["best_score"]
         self.wait_count = state_dict["wait_count"]
 
+    def _forget(self) -> None:
+        self.wait_count = 0
+        self.best_score = -math.inf if self.rule == "greater" else math.inf
+
     def _reason_to_stop(self, score: float) -> str | None:
         """Take in one more result."""
         best = f"the best was {self.best_score:g}"
@@ -101,23 +113,16 @@ class EarlyStoppingHook(Hook):
             self.best_score = score
             return f"{self.monitor} is {score:g}, {self.rule} than {threshold:g}"
         delta = self.min_delta if self.rule == "greater" else -self.min_delta
-        # With a NaN neither is better than the other, which is no progress either.
-        if self._is_better(self.best_score + delta, score) or math.isnan(score):
-            self.wait_count += 1
-        else:
+        # The same once more is no progress, nor is a NaN, of which neither is better.
+        if self._is_better(score, self.best_score) and not self._is_better(
+            self.best_score + delta, score
+        ):
             self.best_score, self.wait_count = score, 0
+        else:
+            self.wait_count += 1
         if self.wait_count < self.patience:
             return None
         return f"{self.monitor} did not become better in {self.wait_count} validations; {best}"
 
     def _is_better(self, one: float, other: float) -> bool:
         return one > other if self.rule == "greater" else one < other
-
-    def _tell_missing(self, runner: Any, metrics: dict[str, float]) -> None:
-        message = (
-            f"EarlyStoppingHook.monitor: {self.monitor!r} was asked for; the validation reported "
-            f"{', '.join(map(repr, metrics)) or 'nothing'}."
-        )
-        if self.strict:
-            raise ConfigError(message)
-        runner.logger.warning(f"{message} It was passed over.")

@@ -44,7 +44,8 @@ class EMAHook(Hook):
         **kwargs: Arguments of ``ema_type``, such as ``momentum``, ``interval``, ``update_buffers``.
 
     Raises:
-        ConfigError: If an argument does not fit.
+        ConfigError: If an argument does not fit; and when training begins, if there is another
+            such hook.
         ComponentNotFoundError: If ``ema_type`` names nothing.
 
     Example:
@@ -77,6 +78,11 @@ class EMAHook(Hook):
 
     @override
     def before_train(self, runner: Any) -> None:
+        if any(isinstance(one, EMAHook) and one is not self for one in runner.hooks):
+            raise ConfigError(
+                "EMAHook: two of them were given; a model and its checkpoints hold one average. "
+                "Leave one out."
+            )
         self._check_begin(runner)
         self.averages = self._build(runner)
         self._counts = {}
@@ -122,6 +128,10 @@ class EMAHook(Hook):
     @override
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         self._restore()
+
+    @override
+    def clean_up(self, runner: Any) -> None:
+        self._restore()  # a validation may have failed
 
     @override
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:

@@ -33,18 +33,20 @@ def give_averages(
     Args:
         averages: By the name of their optimizer wrapper.
         module: The model without its wrapper.
-        checkpoint: Its ``state_dict`` is that of the model as it is now; on other than the first
-            process of a sharded run it is empty.
+        checkpoint: Its ``state_dict`` is that of the model as it is now. Of a sharded model it is
+            empty on other than the first process, or spread over all; the averages are as it is.
     """
     others = _other_names(module)
     weights = checkpoint["state_dict"]
+    is_whole = not any(hasattr(one, "full_tensor") for one in weights.values())
     saved: dict[str, Any] = {}
     for wrapper, average in averages.items():
         saved[f"{_STEPS}.{wrapper}" if wrapper else _STEPS] = average.steps
         if not average.has_begun:
             continue
-        means = average.full_tensors()
-        own = average.full_tensors(own=True) if average.is_applied else weights
+        tensors = average.full_tensors if is_whole else average.spread_tensors
+        means = tensors()
+        own = tensors(own=True) if average.is_applied else weights
         for name, mean in means.items():
             own_weight = own.get(name)  # before the average takes its place
             for one in (name, *others.get(name, ())):

@@ -68,6 +68,13 @@ class Hook:
         and the schedules are restored. It is not called if the checkpoint has no such state.
         """
 
+    def clean_up(self, runner: Any) -> None:
+        """Give back what lies outside of the run, such as hooks on the model.
+
+        It is called last of all whenever ``train`` ends: by an error or a stop too, after which no
+        other stage comes.
+        """
+
     def before_train(self, runner: Any) -> None:
         """Before the first epoch."""
 

@@ -25,11 +25,16 @@ _DEFAULT_ARGUMENTS: dict[str, dict[str, Any]] = {"checkpoint": {"interval": 1}}
 
 
 class HookList:
-    """Hooks in order of priority; those of equal priority in the order they were added."""
+    """Hooks in order of priority; those of equal priority in the order they were added.
+
+    Attributes:
+        methods: What is to be called at each stage, in this order.
+    """
 
     def __init__(self) -> None:
         self._hooks: list[tuple[int, Hook]] = []
-        self._by_stage: dict[str, list[Any]] = {stage: [] for stage in STAGES}
+        # Only what acts is called: a stage that nobody uses costs a step nothing.
+        self.methods: dict[str, list[Any]] = {stage: [] for stage in STAGES}
 
     @property
     def hooks(self) -> list[Hook]:
@@ -47,14 +52,8 @@ class HookList:
         hook.priority = level
         self._hooks.append((level, hook))
         self._hooks.sort(key=lambda pair: pair[0])
-        # Only what acts is called: a stage that nobody uses costs a step nothing.
-        for stage, methods in self._by_stage.items():
+        for stage, methods in self.methods.items():
             methods[:] = [getattr(one, stage) for one in self.hooks if type(one).acts_at(stage)]
-
-    def call(self, stage: str, runner: Any, **arguments: Any) -> None:
-        """Let every hook act at ``stage``."""
-        for method in self._by_stage[stage]:
-            method(runner, **arguments)
 
 
 def build_hooks(
@@ -104,5 +103,7 @@ def _add(hooks: HookList, cfg: Any, defaults: dict[str, Any], where: str) -> Non
     else:
         priority = defaults.get("priority")
     if not isinstance(cfg, Hook):
-        raise ConfigError(f"{where}: a Hook or a dict with 'type' is needed, got {cfg!r}.")
+        raise ConfigError(
+            f"{where}: a mm_runner.hooks.Hook or a dict with 'type' is needed, got {cfg!r}."
+        )
     hooks.add(cfg, priority)

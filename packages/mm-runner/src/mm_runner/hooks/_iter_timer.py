@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ._data_waits import DataWaits
 from ._hook import Hook
 
 __all__ = ["IterTimerHook"]
@@ -16,11 +17,25 @@ class IterTimerHook(Hook):
     """Puts seconds per step (``time``) and seconds waited for data (``data_time``) into the hub.
 
     Steps are timed on the host. A device that lags behind is noticed as soon as its queue is full,
-    so means over a window are right; a single step may look short.
+    so means over a window are right; a single step may look short. What hooks do between two steps
+    is time, and no waiting for data; a validation between them is neither.
     """
 
     def __init__(self) -> None:
-        self._last = 0.0
+        self._last = self._before_val_s = 0.0
+        self._waits: DataWaits | None = None
+
+    @override
+    def before_train(self, runner: Any) -> None:
+        self._waits = DataWaits.of_run(runner)
+
+    @override
+    def before_val(self, runner: Any) -> None:
+        self._before_val_s = time.perf_counter() - self._last
+
+    @override
+    def after_val(self, runner: Any) -> None:
+        self._last = time.perf_counter() - self._before_val_s
 
     @override
     def _before_epoch(self, runner: Any, mode: str = "train") -> None:
@@ -30,8 +45,20 @@ class IterTimerHook(Hook):
     def _before_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, mode: str = "train"
     ) -> None:
-        waited = time.perf_counter() - self._last
-        runner.message_hub.update_scalar(f"{mode}/data_time", waited)
+        runner.message_hub.update_scalar(f"{mode}/data_time", time.perf_counter() - self._last)
+
+    @override
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if self._waits is None:
+            self._before_iter(runner, batch_idx)
+
+    @override
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if self._waits is not None:
+            runner.message_hub.update_scalar("train/data_time", self._waits.take_s())
+        self._after_iter(runner, batch_idx)
 
     @override
     def _after_iter(

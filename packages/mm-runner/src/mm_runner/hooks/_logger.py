@@ -28,7 +28,8 @@ class LoggerHook(Hook):
 
     Args:
         interval: Training steps between two lines.
-        ignore_last: Write no line for the steps after the last full interval of an epoch.
+        ignore_last: Write no line for the steps after the last full interval of an epoch, or of a
+            run by iterations.
         interval_exp_name: Training steps between two lines that name the experiment; ``-1`` for
             none. Defaults to 1000.
         out_dir: Where to copy the run's log files at its end, into a folder named like the work
@@ -36,7 +37,9 @@ class LoggerHook(Hook):
         out_suffix: Endings of the files that are copied.
         keep_local: Whether they stay in the work directory too. Defaults to ``True``.
         file_client_args: Accepted so that MMEngine's configs load; must be ``None``.
-        log_metric_by_epoch: Accepted likewise; a record of a validation has both epoch and step.
+        log_metric_by_epoch: Whether writers such as TensorBoard's draw the metrics of a validation
+            by epoch (the default) or by training step. Where training counts steps they always
+            draw by step, and ``scalars.jsonl`` always has both.
         backend_args: Accepted likewise; must be ``None``.
 
     Raises:
@@ -54,7 +57,7 @@ class LoggerHook(Hook):
         out_suffix: str | Sequence[str] = (".json", ".jsonl", ".log", ".py", ".yaml"),
         keep_local: bool = True,  # noqa: FBT001, FBT002
         file_client_args: dict[str, Any] | None = None,
-        log_metric_by_epoch: bool = True,  # noqa: ARG002, FBT001, FBT002
+        log_metric_by_epoch: bool = True,  # noqa: FBT001, FBT002
         backend_args: dict[str, Any] | None = None,
     ) -> None:
         if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
@@ -80,9 +83,13 @@ class LoggerHook(Hook):
         self.out_dir = None if out_dir is None else Path(out_dir)
         self.out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
         self.keep_local = keep_local
+        self.log_metric_by_epoch = log_metric_by_epoch
         self._clock = TrainingClock()
         self._by_epoch = True
         self._epoch_length = 0
+        # What every step asks, found out once.
+        self._has_bar = False
+        self._last_line: int | None = None
 
     @override
     def before_train(self, runner: Any) -> None:
@@ -91,12 +98,15 @@ class LoggerHook(Hook):
         self._by_epoch = not isinstance(runner.train_loop, IterBasedTrainLoop)
         self._clock = TrainingClock(runner.iter)
         runner.console.start_progress("training", runner.max_iters, runner.iter)
+        self._has_bar = runner.console.has_bar
+        self._last_line = self._step_of_last_line(runner.max_iters)
 
     @override
     def before_train_epoch(self, runner: Any) -> None:
         if self._by_epoch:
             # A loader counts its batches anew whenever it is asked: too dear for every step.
             self._epoch_length = len(runner.train_dataloader)
+            self._last_line = self._step_of_last_line(self._epoch_length)
             epoch = f"epoch {runner.epoch + 1}/{runner.max_epochs}"
             runner.console.update_progress(runner.iter, description=epoch)
 
@@ -104,11 +114,13 @@ class LoggerHook(Hook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        runner.console.update_progress(runner.iter + 1, clock=self._clock)
-        if self.every_n_train_iters(runner, self.interval_exp_name):
+        step, done = batch_idx + 1, runner.train_loop.iter + 1
+        if self._has_bar:
+            runner.console.update_progress(done, clock=self._clock)
+        if self.interval_exp_name > 0 and done % self.interval_exp_name == 0:
             runner.logger.info(f"Experiment {runner.experiment_name}")
-        if self.every_n_inner_iters(batch_idx, self.interval) or self._is_last(runner, batch_idx):
-            self._log_training(runner, batch_idx + 1, data_batch)
+        if step % self.interval == 0 or step == self._last_line:
+            self._log_training(runner, step, data_batch)
 
     @override
     def after_train(self, runner: Any) -> None:
@@ -136,13 +148,10 @@ class LoggerHook(Hook):
         if self.out_dir is not None and mm_dist.is_main_process():
             self._copy(runner, self.out_dir)
 
-    def _is_last(self, runner: Any, batch_idx: int) -> bool:
-        """Tell whether a line is due for the end of the epoch, or of the run."""
-        if not self._by_epoch:
-            return not self.ignore_last and self.is_last_train_iter(runner)
-        steps = self._epoch_length
-        # An epoch shorter than the interval would otherwise never show up.
-        return batch_idx + 1 == steps and (not self.ignore_last or steps < self.interval)
+    def _step_of_last_line(self, steps: int) -> int | None:
+        """Return the step at the end of ``steps`` that has a line, whatever the interval."""
+        # What is shorter than the interval would otherwise never show up.
+        return steps if not self.ignore_last or steps < self.interval else None
 
     def _log_training(self, runner: Any, step: int, data_batch: Any) -> None:
         # Under some optimizers the learning rate is a tensor.
@@ -179,7 +188,8 @@ class LoggerHook(Hook):
             phase, position, {**times, **numbers}, by_epoch=self._by_epoch
         )
         runner.logger.info(line)
-        runner.write_scalars(phase, {**numbers, **times}, step=runner.iter)
+        by_epoch = phase == "val" and self._by_epoch and self.log_metric_by_epoch
+        runner.write_scalars(phase, {**numbers, **times}, step=runner.iter, by_epoch=by_epoch)
 
     def _copy(self, runner: Any, out_dir: Path) -> None:
         target = out_dir / Path(runner.work_dir).resolve().name / Path(runner.log_dir).name

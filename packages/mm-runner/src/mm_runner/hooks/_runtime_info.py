@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -24,20 +25,14 @@ class RuntimeInfoHook(Hook):
     priority = "VERY_HIGH"
 
     def __init__(self) -> None:
+        self._wrappers: dict[str, Any] = {}
         self._last_results: dict[str, Any] = {}
 
     @override
     def before_train(self, runner: Any) -> None:
-        runner.message_hub.update_info("max_epochs", runner.max_epochs)
-        runner.message_hub.update_info("max_iters", runner.max_iters)
-
-    @override
-    def before_train_epoch(self, runner: Any) -> None:
-        runner.message_hub.update_info("epoch", runner.epoch)
-
-    @override
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        runner.message_hub.update_info("iter", runner.iter)
+        for name in ("epoch", "iter", "max_epochs", "max_iters"):
+            runner.message_hub.follow_info(name, partial(getattr, runner, name))
+        self._wrappers = named_wrappers(runner.optim_wrapper)
 
     @override
     def after_train_iter(
@@ -48,7 +43,7 @@ class RuntimeInfoHook(Hook):
             for name, value in outputs.items():
                 if isinstance(value, (Tensor, int, float)):
                     hub.update_scalar(f"train/{name}", value)
-        for name, wrapper in named_wrappers(runner.optim_wrapper).items():
+        for name, wrapper in self._wrappers.items():
             result = wrapper.last_result
             # One of several wrappers that did not step keeps its result.
             is_new = result is not self._last_results.get(name)

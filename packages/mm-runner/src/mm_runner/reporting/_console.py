@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ._progress import as_clock
@@ -23,6 +26,9 @@ _REFRESH_INTERVAL_S = 0.1
 class RunConsole:
     """Prints lines, and on a terminal a progress bar below them.
 
+    Where the terminal has been closed, or what read the output has ended, it falls silent: a
+    training does not depend on being watched, and its lines are in the log file too.
+
     Args:
         is_main: Whether this process prints at all.
         console: Where to print; standard output by default.
@@ -40,7 +46,8 @@ class RunConsole:
     def console(self) -> Console:
         """The rich console, made on first use: importing rich is not free."""
         if self._console is None:
-            from rich.console import Console  # noqa: PLC0415
+            with _random_numbers_kept():
+                from rich.console import Console  # noqa: PLC0415
 
             self._console = Console(soft_wrap=True, highlight=False)
         return self._console
@@ -54,11 +61,12 @@ class RunConsole:
         """Print ``line`` as it is, above the bar if there is one."""
         if not self._is_main:
             return
-        if self._progress is None:  # then rich would do the same in a hundred times the time
-            file = sys.stdout if self._console is None else self._console.file
-            print(line, file=file, flush=True)
-        else:
-            self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        with self._silent_if_gone():
+            if self._progress is None:  # then rich would do the same in a hundred times the time
+                file = sys.stdout if self._console is None else self._console.file
+                print(_writable(line, file), file=file, flush=True)
+            else:
+                self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def start_progress(self, description: str, total: int, done: int = 0) -> None:
         """Show a bar of ``total`` steps, ``done`` of them done. Only on a terminal."""
@@ -77,10 +85,11 @@ class RunConsole:
             auto_refresh=False,
         )
         self._total = total
-        self._progress.start()
         self._task = self._progress.add_task(
             description, total=total, completed=done, eta="", values=""
         )
+        with self._silent_if_gone():
+            self._progress.start()
 
     def update_progress(
         self,
@@ -108,10 +117,37 @@ class RunConsole:
         if clock is not None:
             fields["eta"] = f"eta {as_clock(clock.eta_s(done, self._total))}"
         self._progress.update(self._task, completed=done, description=description, **fields)
-        self._progress.refresh()
+        with self._silent_if_gone():
+            self._progress.refresh()
 
     def stop_progress(self) -> None:
         """Take the bar down, leaving its last state on the terminal. Does nothing without one."""
         if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+            progress, self._progress = self._progress, None
+            with self._silent_if_gone():
+                progress.stop()
+
+    @contextmanager
+    def _silent_if_gone(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # ValueError: the file was closed by this program
+            self._is_main, self._progress = False, None
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Leave Python's seeded generator as it was: rich draws from it when it is imported."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _writable(line: str, file: Any) -> str:
+    """Return ``line`` with escapes for what the encoding of ``file`` cannot hold."""
+    encoding = getattr(file, "encoding", None)
+    if not encoding or encoding.lower() in ("utf-8", "utf8"):
+        return line
+    return line.encode(encoding, "backslashreplace").decode(encoding)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, did_you_mean
+
+from ._scalar_window import ScalarWindow
 
 __all__ = ["MessageHub"]
 
@@ -35,6 +37,7 @@ class MessageHub:
         self.window_size = window_size
         self._scalars: dict[str, deque[Any]] = {}
         self._info: dict[str, Any] = {}
+        self._readers: dict[str, Callable[[], Any]] = {}
 
     def update_scalar(self, name: str, value: float | Tensor) -> None:
         """Add a value: a number, or a tensor of one element, which is not read now.
@@ -60,12 +63,42 @@ class MessageHub:
         window.append(value)
 
     def update_info(self, name: str, value: Any) -> None:
-        """Remember a fact about the run, such as the epoch, under ``name``."""
+        """Remember a fact about the run under ``name``."""
+        self._readers.pop(name, None)
         self._info[name] = value
 
+    def update_scalars(self, log_dict: Mapping[str, float | Tensor]) -> None:
+        """Add a value to each of several scalars, by name."""
+        for name, value in log_dict.items():
+            self.update_scalar(name, value)
+
+    def get_scalar(self, name: str) -> ScalarWindow:
+        """Return the newest values of a scalar, of which ``current()`` is the last.
+
+        Raises:
+            ConfigError: If there is no such scalar.
+        """
+        if name not in self._scalars:
+            raise ConfigError(
+                f"The scalar {name!r} was asked for; there are "
+                f"{', '.join(map(repr, self._scalars)) or 'none'}."
+                f"{did_you_mean(name, self._scalars)}"
+            )
+        return ScalarWindow(self._scalars[name])
+
+    def update_info_dict(self, info_dict: Mapping[str, Any]) -> None:
+        """Remember several facts, by name."""
+        for name, value in info_dict.items():
+            self.update_info(name, value)
+
+    def follow_info(self, name: str, read: Callable[[], Any]) -> None:
+        """Let ``read`` tell the fact ``name`` whenever it is asked for: a step costs nothing."""
+        self._readers[name] = read
+
     def get_info(self, name: str, default: Any = None) -> Any:
-        """Return the fact remembered under ``name``."""
-        return self._info.get(name, default)
+        """Return the fact ``name``."""
+        read = self._readers.get(name)
+        return self._info.get(name, default) if read is None else read()
 
     def means(self, phase: str) -> dict[str, float]:
         """Return the mean of every scalar of ``phase`` over its window, by name.

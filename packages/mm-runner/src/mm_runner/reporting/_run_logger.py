@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -45,7 +48,7 @@ def open_logger(
     form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%m/%d %H:%M:%S")
     handlers: list[logging.Handler] = [_ConsoleHandler(console)]
     if log_file is not None:
-        handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
+        handlers.append(_FileHandler(log_file, console))
     for handler in handlers:
         handler.setFormatter(form)
         logger.addHandler(handler)
@@ -56,7 +59,8 @@ def close_logger(logger: logging.Logger) -> None:
     """Take the handlers off ``logger`` and close them."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # what the disk had no room for
+            handler.close()
 
 
 class _ConsoleHandler(logging.Handler):
@@ -69,3 +73,39 @@ class _ConsoleHandler(logging.Handler):
     @override
     def emit(self, record: logging.LogRecord) -> None:
         self._console.print(self.format(record))
+
+
+class _FileHandler(logging.FileHandler):
+    """Begins the file anew if it was removed, and says once if it cannot be written."""
+
+    def __init__(self, path: Path, console: RunConsole) -> None:
+        super().__init__(path, encoding="utf-8")
+        self._console = console
+        self._is_told = False
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if not os.path.exists(self.baseFilename):  # noqa: PTH110 - lines are rare
+                self._begin_anew()
+        except OSError:
+            self.handleError(record)
+        else:
+            super().emit(record)
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._console.print(
+                f"{self.baseFilename} could not be written: {sys.exc_info()[1]}. The lines go on "
+                "here."
+            )
+
+    def _begin_anew(self) -> None:
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+        os.makedirs(os.path.dirname(self.baseFilename), exist_ok=True)  # noqa: PTH103, PTH120
+        self.stream = self._open()

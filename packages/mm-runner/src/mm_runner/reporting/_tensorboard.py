@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ConfigError
 
-from ._writers import named_scalars
+from ._writers import axis_of, named_scalars
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,8 +17,9 @@ __all__ = ["TensorBoardWriter"]
 
 
 class TensorBoardWriter:
-    """Writes scalars as TensorBoard's events: ``train/loss``, ``val/accuracy``, by training step.
+    """Writes scalars as TensorBoard's events: ``train/loss`` by training step, ``val/accuracy``.
 
+    Those of validations are by epoch or by step, as ``LoggerHook.log_metric_by_epoch`` says.
     ``tensorboard --logdir work_dir`` shows the runs of a work directory beside one another, each
     with its configuration as a text.
 
@@ -47,9 +48,9 @@ class TensorBoardWriter:
             self._events.add_text("config", f"    {indented}", 0)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Add the numbers of ``record`` at its step."""
+        """Add the numbers of ``record`` at its step, or at its epoch."""
         for name, value in named_scalars(record).items():
-            self._events.add_scalar(name, value, record["step"])
+            self._events.add_scalar(name, value, record[axis_of(record)])
         self._events.flush()  # what a killed run wrote last is on the disk
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import yaml
 
 from mm_runner.errors import ConfigError
 
-from ._writers import named_scalars
+from ._writers import axis_of, named_scalars
 
 __all__ = ["WandbWriter"]
 
@@ -59,13 +59,24 @@ class WandbWriter:
         self._metrics = _metric_definitions(define_metric_cfg)
         self._config_file = log_dir / "config.yaml"
         self._run: Any = None
+        # What the configuration says of a metric is as it is.
+        self._by_epoch = {metric["name"] for metric in self._metrics if "name" in metric}
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Log the numbers of ``record``, with ``epoch`` and ``step``, by which curves are drawn."""
         if self._run is None:  # here, since it may wait for a network
             self._run = self._start()
+        scalars = named_scalars(record)
+        if axis_of(record) == "epoch":
+            self._draw_by_epoch(scalars)
         position = {name: record[name] for name in ("epoch", "step") if name in record}
-        self._run.log({**named_scalars(record), **position})
+        self._run.log({**scalars, **position})
+
+    def _draw_by_epoch(self, names: Iterable[str]) -> None:
+        # By their whole names, which win over what is said of all.
+        for name in (one for one in names if one not in self._by_epoch):
+            self._by_epoch.add(name)
+            self._run.define_metric(name, step_metric="epoch")
 
     def close(self) -> None:
         """Upload what is left, and end the run."""

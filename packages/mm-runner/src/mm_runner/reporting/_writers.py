@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["JsonLinesWriter", "LogWriter", "is_number", "named_scalars"]
+__all__ = ["JsonLinesWriter", "LogWriter", "axis_of", "is_number", "named_scalars"]
 
-_POSITION = ("mode", "epoch", "step")
+_POSITION = ("mode", "epoch", "step", "axis")
 
 
 class LogWriter(Protocol):
@@ -25,7 +25,10 @@ class LogWriter(Protocol):
     """
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Keep a record: ``mode`` (``"train"``, ``"val"``, ``"test"``), ``epoch``, ``step``, ..."""
+        """Keep a record: ``mode`` (``"train"``, ``"val"``, ``"test"``), ``epoch``, ``step``, ...
+
+        One that is to be drawn by epoch has ``axis="epoch"``.
+        """
 
 
 class JsonLinesWriter:
@@ -46,10 +49,17 @@ class JsonLinesWriter:
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in record.items()
+            if key != "axis"  # both are here
         }
         # Opened for each line: lines are rare, and what a killed run wrote last is on the disk.
+        self._path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
+
+
+def axis_of(record: Mapping[str, Any]) -> str:
+    """Return the name of what ``record`` is drawn by: ``"step"``, or ``"epoch"`` if it says so."""
+    return "epoch" if record.get("axis") == "epoch" else "step"
 
 
 def is_number(value: Any) -> bool:

@@ -25,8 +25,8 @@ class GradientSpikeHook(Hook):
 
     A spike is a norm above ``factor`` times its running mean, or one that is not finite. Norms,
     means and limits stay on the device; what was found is logged every ``interval`` steps. The
-    gradients are those that the optimizer gets: of clipped ones, how much they were clipped does
-    not show in their norm, so give ``factor`` accordingly.
+    gradients are those before clipping. An overflow under a loss scaler, which leaves that step out
+    by itself, is no spike.
 
     Args:
         policy: ``"warn"`` (the default), or ``"skip"``, which also sets all gradients of that
@@ -38,8 +38,7 @@ class GradientSpikeHook(Hook):
         interval: Steps between two looks at what was found. Defaults to 50.
 
     Raises:
-        ConfigError: If an argument is out of its range, or if ``policy="skip"`` meets gradients
-            that are clipped by their norm.
+        ConfigError: If an argument is out of its range.
         TorchVersionError: If torch is older than 2.1.
     """
 
@@ -82,9 +81,14 @@ class GradientSpikeHook(Hook):
     @override
     def before_train(self, runner: Any) -> None:
         for name, wrapper in named_wrappers(runner.optim_wrapper).items():
-            if self.policy == "skip":
-                _check_clipping(name, wrapper)
-            watch = SpikeWatch(wrapper.optimizer, skips=self.policy == "skip", **self._options)
+            # Clipping hides a spike from whoever looks after it.
+            clips = bool(getattr(wrapper, "clip_grad", None))
+            watch = SpikeWatch(
+                wrapper.optimizer,
+                skips=self.policy == "skip",
+                before_clipping=wrapper if clips else None,
+                **self._options,
+            )
             if name in self._loaded:
                 watch.load_state_dict(self._loaded[name])
             self._watches[name] = watch
@@ -136,13 +140,3 @@ def _describe(runner: Any, optimizer: Optimizer, spike: Spike) -> str:
         f"parameter group {spike.group} ({shown}{more}): the gradients' norm was {spike.norm:.4g}, "
         f"{times} its running mean of {spike.usual:.4g}"
     )
-
-
-def _check_clipping(name: str, wrapper: Any) -> None:
-    clipping = getattr(wrapper, "_clip_grad", None)
-    if clipping and clipping.get("type", "norm") == "norm":
-        raise ConfigError(
-            f"GradientSpikeHook.policy: 'skip' was asked for, and clip_grad={clipping!r} of "
-            f"optim_wrapper{f'.{name}' if name else ''} has made a spike small before it can be "
-            "told. Use policy='warn', or clip by another type or not at all."
-        )

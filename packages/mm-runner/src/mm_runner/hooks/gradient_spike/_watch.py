@@ -41,10 +41,19 @@ class SpikeWatch:
         momentum: Weight of a new norm in the running mean.
         warmup: Steps of the optimizer before the first that can be one.
         skips: Whether to set the gradients of a step with a spike to zero.
+        before_clipping: An optimizer wrapper that clips; the gradients are looked at before that.
+            Otherwise the optimizer itself tells of its steps.
     """
 
     def __init__(
-        self, optimizer: Optimizer, *, factor: float, momentum: float, warmup: int, skips: bool
+        self,
+        optimizer: Optimizer,
+        *,
+        factor: float,
+        momentum: float,
+        warmup: int,
+        skips: bool,
+        before_clipping: Any = None,
     ) -> None:
         self.optimizer = optimizer
         self.step = 0
@@ -55,7 +64,12 @@ class SpikeWatch:
         self._steps: list[int] = []
         # For each step since the last reading, shape (3, groups): is it one, its norm, the mean.
         self._notes: list[Tensor] = []
-        self._handle = optimizer.register_step_pre_hook(self._look)
+        # What a scaler calls an overflow, and leaves out after this look.
+        self._may_overflow = getattr(before_clipping, "loss_scaler", None) is not None
+        if before_clipping is not None:
+            self._handle = before_clipping.register_gradient_hook(self._look)
+        else:
+            self._handle = optimizer.register_step_pre_hook(self._look)
 
     def remove(self) -> None:
         """Watch no longer."""
@@ -99,6 +113,8 @@ class SpikeWatch:
         overflow: Any = getattr(optimizer, "found_inf", None)
         if overflow is not None:  # a fused optimizer leaves such a step out by itself
             flags &= overflow == 0
+        if self._may_overflow:
+            flags &= torch.isfinite(norms).all()
         # The mean of those so far, until there are enough for a running mean.
         weight = max(self._momentum, 1 / self._seen)
         first = ~torch.isfinite(means)

@@ -50,12 +50,18 @@ class FlopCount:
 
     def after_step(self, batch: Any) -> None:
         """End counting, if it began."""
-        if self._mode is None:
+        mode = self.stop()
+        if mode is None:
             return
-        mode, self._mode = self._mode, None
-        mode.__exit__(None, None, None)
         total = mode.get_total_flops()
         if total:
             self.per_sample = total / max(count_samples(batch), 1)
         else:
             self.reason = "torch knows no operation of this model; give flops_per_sample"
+
+    def stop(self) -> Any:
+        """Count no longer, whatever came of the step, and return what has counted, if any."""
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)
+        return mode

@@ -11,7 +11,9 @@ import torch
 from typing_extensions import override
 
 from mm_amp import AmpOptimWrapper
+from mm_runner._tf32 import uses_tf32
 from mm_runner.errors import ConfigError
+from mm_runner.hooks._data_waits import DataWaits
 from mm_runner.hooks._hook import Hook
 from mm_runner.optim import named_wrappers
 
@@ -45,7 +47,7 @@ class ThroughputHook(Hook):
             the precision in use.
 
     Raises:
-        ConfigError: If ``interval`` is not a positive integer.
+        ConfigError: If ``interval`` or another number is not positive, or ``tokens`` is neither.
 
     Example:
         >>> hook = ThroughputHook(tokens="input_ids")  # or dict(type="ThroughputHook", ...)
@@ -62,6 +64,13 @@ class ThroughputHook(Hook):
             raise ConfigError(
                 f"ThroughputHook.interval: a positive number of steps is needed, got {interval!r}."
             )
+        if not (tokens is None or isinstance(tokens, str) or callable(tokens)):
+            raise ConfigError(
+                f"ThroughputHook.tokens: a key of the batch or a function, got {tokens!r}."
+            )
+        for name, value in (("flops_per_sample", flops_per_sample), ("peak_flops", peak_flops)):
+            if value is not None and not value > 0:
+                raise ConfigError(f"ThroughputHook.{name}: a positive number, got {value!r}.")
         self.interval = interval
         self.tokens = tokens
         self.flops_per_sample = flops_per_sample
@@ -70,6 +79,7 @@ class ThroughputHook(Hook):
         self._flops = FlopCount(flops_per_sample, is_compiled=False)
         self._measured = Measured()
         self._own_time: OwnTime | None = None
+        self._waits: DataWaits | None = None
         self._last = 0.0
 
     @override
@@ -77,6 +87,7 @@ class ThroughputHook(Hook):
         compiled = runner.cfg.get("compile")
         self._flops = FlopCount(self.flops_per_sample, is_compiled=bool(compiled))
         self._measured = Measured()
+        self._waits = DataWaits.of_run(runner)
         # Hooks of a step that is compiled as a whole would be compiled with it.
         whole_step = isinstance(compiled, dict) and compiled.get("target") == "train_step"
         if runner.world_size > 1 and not whole_step:
@@ -96,7 +107,10 @@ class ThroughputHook(Hook):
 
     @override
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        self._measured.waited_s += time.perf_counter() - self._last
+        if self._waits is not None:
+            self._measured.waited_s += self._waits.take_s()
+        else:
+            self._measured.waited_s += time.perf_counter() - self._last
         self._flops.before_step()
 
     @override
@@ -116,7 +130,8 @@ class ThroughputHook(Hook):
             self._last = time.perf_counter()
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def clean_up(self, runner: Any) -> None:
+        self._flops.stop()
         if self._own_time is not None:
             self._own_time.remove()
             self._own_time = None
@@ -179,8 +194,7 @@ def _peak_of_run(runner: Any) -> float | None:
     )
     if is_half:
         return peak_of(name(runner.device), "half")
-    uses_tf32 = torch.backends.cuda.matmul.allow_tf32
-    return peak_of(name(runner.device), "tf32" if uses_tf32 else "single")
+    return peak_of(name(runner.device), "tf32" if uses_tf32() else "single")
 
 
 def _memory(device: torch.device) -> float:

@@ -37,10 +37,11 @@ class DefaultOptimWrapperConstructor:
             * ``custom_keys``: ``{part of a name: dict(lr_mult=..., decay_mult=..., **settings)}``;
               the longest key that is part of the parameter's name decides alone;
             * ``lr_mult``, ``decay_mult``: for whatever no other key speaks of;
-            * ``bias_lr_mult``: for biases, but for those of norms and deformable convolutions;
+            * ``bias_lr_mult``: for biases, but for those of norms and of deformable convolutions'
+              offsets;
             * ``norm_decay_mult``, ``bias_decay_mult``, ``dwconv_decay_mult``, ``flat_decay_mult``:
-              for norms, biases, depth-wise convolutions, and parameters of one dimension; the first
-              that applies counts;
+              for norms, biases, depth-wise convolutions, and parameters of at most one dimension;
+              the first that applies counts;
             * ``dcn_offset_lr_mult``: for the offsets of deformable convolutions;
             * ``bypass_duplicate``: no warning of a shared parameter whose names differ in settings.
         where: Path of the config, for messages.

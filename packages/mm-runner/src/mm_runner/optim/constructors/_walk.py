@@ -28,7 +28,8 @@ class NamedParameter:
         name: In the model, without wrappers.
         parameter: The parameter; one that is shared comes once under each name.
         module: The module that owns it.
-        in_deformable: Whether that is, or is inside, a deformable convolution.
+        in_deformable: Whether that is a part of a deformable convolution, such as the layer of its
+            offsets; the convolution's own weight and bias are like any other's.
     """
 
     name: str
@@ -71,12 +72,12 @@ def walk_parameters(model: nn.Module) -> Iterator[NamedParameter]:
 
 
 def _walk(module: nn.Module, prefix: str, *, in_deformable: bool) -> Iterator[NamedParameter]:
-    kinds = {kind.__name__ for kind in type(module).__mro__}
-    in_deformable = in_deformable or bool(kinds & _DEFORMABLE)
     # Not named_parameters and named_children: these leave out what they have met before.
     for name, parameter in module._parameters.items():  # noqa: SLF001
         if parameter is not None:
             yield NamedParameter(f"{prefix}{name}", parameter, module, in_deformable)
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    in_deformable = in_deformable or bool(kinds & _DEFORMABLE)
     for name, child in module._modules.items():  # noqa: SLF001
         if child is not None:
             yield from _walk(unwrap_model(child), f"{prefix}{name}.", in_deformable=in_deformable)

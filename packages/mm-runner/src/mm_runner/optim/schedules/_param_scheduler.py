@@ -102,7 +102,7 @@ class ParamScheduler:
         """Take in the results of a validation; for a schedule that :attr:`need_val_args`.
 
         Raises:
-            ConfigError: If the metric that it follows is not among them.
+            ConfigError: If the metric that it follows is not among them, or no number.
         """
         if isinstance(self._driver, PlateauDriver) and self.begin <= self._count < self.end:
             self._driver.follow(metrics)

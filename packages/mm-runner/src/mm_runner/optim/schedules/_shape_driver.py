@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.errors import ConfigError
+from mm_runner.evaluator import score_of
 
 if TYPE_CHECKING:
     from ._group_values import GroupValues
@@ -74,15 +74,11 @@ class PlateauDriver:
         """Take in the results of a validation.
 
         Raises:
-            ConfigError: If the metric is not among them.
+            ConfigError: If the metric is not among them, or no number.
         """
-        name = self._plateau.monitor
-        if name not in metrics:
-            raise ConfigError(
-                f"{self._where}.monitor: {name!r} was asked for; the validation reported "
-                f"{', '.join(map(repr, metrics)) or 'nothing'}."
-            )
-        if not self._plateau.is_due(float(metrics[name])):
+        if not self._plateau.is_due(
+            score_of(metrics, self._plateau.monitor, f"{self._where}.monitor")
+        ):
             return
         for index in range(len(self._values)):
             current, _ = self._values.read(index)
