@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional, Protocol, TypeVar, Union
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
@@ -51,6 +53,9 @@ class Sized(Protocol):
         (torch.device, [torch.device("cpu"), "cpu", 0], [None, 1.5]),
         (Path, [Path("a"), "a"], [1, None, {}]),
         (float | torch.Tensor, [0.1, torch.ones(())], [{"value": 0.1}, [0.1], "0.1"]),
+        (Optional[torch.Tensor], [torch.ones(2), [0.1, 0.9], None], ["0.1", {"a": 1}]),
+        (np.ndarray, [np.ones(2), [[1, 2], [3, 4]]], ["a", None]),
+        (npt.NDArray[np.float32] | None, [[1, 2], None], ["a"]),
         (Colour, [Colour.RED, "RED"], [None]),
         (Any, [1, "a", None, {}], []),
         (T, [1, "a", None], []),

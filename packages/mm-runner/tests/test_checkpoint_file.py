@@ -147,6 +147,19 @@ def test_a_damaged_newest_file_is_passed_over_with_a_reason(tmp_path):
     assert "epoch_2.pth is damaged" in told[0]
 
 
+@pytest.mark.parametrize("directory", ["run", "elsewhere"])
+def test_what_lies_beside_a_damaged_newest_file_is_taken_under_any_name(tmp_path, directory):
+    for number in (9, 10, 11):
+        save_checkpoint_file(CONTENT, tmp_path / directory / f"model_{number}.ckpt")
+    save_checkpoint_file(CONTENT, tmp_path / directory / "model_final_12.ckpt")
+    newest = tmp_path / directory / "model_11.ckpt"
+    newest.write_bytes(b"garbage")
+    mark_latest(newest, tmp_path / "run")
+    path, _ = latest_readable(tmp_path / "run", [].append)
+    assert path.samefile(tmp_path / directory / "model_10.ckpt")
+    assert len(find_latest_checkpoint(tmp_path / "run")) == 3
+
+
 def test_nothing_to_resume_is_none_and_nothing_readable_an_error(tmp_path):
     assert latest_readable(tmp_path, print) is None
     for name in ("epoch_1.pth", "epoch_2.pth"):
@@ -188,7 +201,8 @@ def test_a_changed_number_in_a_tensor_is_found(tmp_path):
     whole[place] ^= 1
     path.write_bytes(whole)
     # torch's own loader does not look at the checksums that it writes.
-    assert not torch.equal(torch.load(path)["state_dict"]["a"], torch.full((1000,), 7.0))
+    read = torch.load(path, weights_only=True)["state_dict"]["a"]
+    assert not torch.equal(read, torch.full((1000,), 7.0))
     with pytest.raises(CheckpointError, match=r"a\.pth is damaged: Bad CRC-32"):
         load_checkpoint_file(path)
 

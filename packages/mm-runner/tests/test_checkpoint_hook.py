@@ -3,12 +3,13 @@ import logging
 
 import pytest
 import torch
-from toy import Killed, Scripted, StopBeforeEpoch
+from toy import NO_VALIDATION, Killed, Scripted, StopBeforeEpoch
+from typing_extensions import override
 
-from mm_runner import ConfigError
+from mm_runner import ConfigError, Runner
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.errors import CheckpointWriteError
-from mm_runner.hooks import CheckpointHook
+from mm_runner.hooks import CheckpointHook, Hook
 from mm_runner.hooks._best_checkpoints import BestCheckpoints
 
 
@@ -165,6 +166,29 @@ def test_a_resumed_run_knows_what_to_prune_and_what_was_best(run):
     assert load_checkpoint_file(runner.work_dir / "best_accuracy.pth")["meta"]["epoch"] == 1
 
 
+def test_two_hooks_keep_what_either_of_them_keeps(run):
+    for_good = {"type": "CheckpointHook", "interval": 2, "save_best": "accuracy"}
+    options = {"max_keep_ckpts": 1, "published_keys": "meta"}
+    with pytest.raises(Killed):
+        run(
+            options,
+            epochs=7,
+            custom_hooks=[for_good, StopBeforeEpoch(5)],
+            val_evaluator=Scripted(values=[0.1, 0.5, 0.2, 0.1, 0.1]),
+        )
+    resumed = run(
+        options,
+        epochs=7,
+        custom_hooks=[for_good],
+        resume=True,
+        val_evaluator=Scripted(values=[0.4, 0.3]),
+    )
+    files = [name for name in saved(resumed) if "-" not in name]
+    assert files == ["best_accuracy.pth", *(f"epoch_{number}.pth" for number in (2, 4, 6, 7))]
+    best = load_checkpoint_file(resumed.work_dir / "best_accuracy.pth")
+    assert best["meta"]["epoch"] == 2
+
+
 def test_the_best_of_the_last_epoch_before_a_kill_is_not_overwritten_by_a_worse_one(run):
     # The checkpoint of epoch 2 was written before its validation found it the best.
     with pytest.raises(Killed):
@@ -217,6 +241,56 @@ def test_the_old_checkpoint_stays_until_a_new_one_is_whole(run, monkeypatch, tmp
     assert sorted(p.name for p in (tmp_path / "run").glob("*.pth")) == ["epoch_1.pth"]
 
 
+class StopAfter(Hook):
+    """Ends training early, as EarlyStoppingHook does."""
+
+    def __init__(self, step):
+        self.step = step
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        runner.train_loop.stop_training |= runner.iter + 1 == self.step
+
+
+@pytest.mark.parametrize(
+    ("options", "train_cfg", "files"),
+    [
+        ({"interval": -1}, {"max_epochs": 5}, ["epoch_3.pth"]),
+        ({"interval": 2}, {"max_epochs": 5}, ["epoch_2.pth", "epoch_3.pth"]),
+        ({"interval": 3}, {"max_epochs": 5}, ["epoch_3.pth"]),
+        ({"interval": 2, "save_last": False}, {"max_epochs": 5}, ["epoch_2.pth"]),
+        (
+            {"interval": 10, "by_epoch": False},
+            {"by_epoch": False, "max_iters": 30},
+            ["iter_10.pth", "iter_14.pth"],
+        ),
+    ],
+    ids=["only-last", "interval", "saved-anyway", "not-last", "steps"],
+)
+def test_a_training_that_a_hook_ends_early_saves_its_last(
+    make_runner, options, train_cfg, files, monkeypatch
+):
+    saves = []
+    save = Runner.save_checkpoint
+
+    def note(self, out_dir, filename, **more):
+        saves.append(filename)
+        save(self, out_dir, filename, **more)
+
+    monkeypatch.setattr(Runner, "save_checkpoint", note)
+    runner = make_runner(
+        train_cfg=train_cfg,
+        default_hooks={"checkpoint": options},
+        custom_hooks=[StopAfter(14)],
+        **NO_VALIDATION,
+    )
+    runner.train()
+    assert saves == saved(runner) == sorted(files)
+    meta = load_checkpoint_file(runner.work_dir / files[-1])["meta"]
+    if options.get("save_last", True):
+        assert meta["iter"] == runner.iter
+
+
 @pytest.mark.parametrize("in_background", [False, True], ids=["at-once", "asynchronously"])
 def test_a_failed_write_of_the_last_epoch_is_tried_again_and_then_an_error(
     run, monkeypatch, in_background
@@ -250,13 +324,14 @@ def test_a_failed_write_of_the_best_does_not_end_the_training(run, monkeypatch):
             r"rule: 2 rules were given for 1 metrics",
         ),
         ({"interval": "1"}, r"CheckpointHook\.interval: an integer is needed.*'1'"),
+        ({"save_begin": -1}, r"CheckpointHook\.save_begin: an integer >= 0 is needed, got -1"),
         ({"save_best": "foo"}, r"CheckpointHook\.rule: .*'foo'.*rule='greater'"),
         ({"rule": "more"}, r"CheckpointHook\.rule: 'greater' or 'less' is needed, got 'more'"),
         ({"filename_tmpl": "last.pth"}, r"filename_tmpl: '\{\}' must stand.*got 'last\.pth'"),
     ],
     ids=[
         *("minutes", "backend", "published", "auto-and-more", "rules"),
-        *("text", "metric", "rule", "template"),
+        *("text", "begin", "metric", "rule", "template"),
     ],
 )
 def test_wrong_arguments_say_what_is_needed(options, message):
@@ -269,6 +344,15 @@ def test_a_metric_that_is_not_reported_names_those_that_are(run):
         ConfigError, match=r"save_best: 'top5' was asked for; the validation reported 'accuracy'"
     ):
         run({"save_best": "top5"}, epochs=1)
+
+
+def test_auto_passes_over_tables_and_a_metric_by_name_is_a_number():
+    best = BestCheckpoints("auto", None, None, None)
+    assert best.improved({"table": "a | b", "accuracy": 0.5}) == {"accuracy": 0.5}
+    for save_best in ("auto", "table"):
+        best = BestCheckpoints(save_best, "less", None, None)
+        with pytest.raises(ConfigError, match=r"save_best: 'table' .*'a \| b' for it; a number"):
+            best.improved({"table": "a | b"})
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,34 @@ def test_torchrun_starts_the_command(config, tmp_path, run_command, wrong):
         assert load_checkpoint_file(checkpoint)["meta"]["iter"] == 3
 
 
+def test_a_training_outlives_what_reads_its_output(config, tmp_path):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-m", "mm_runner", "train", config]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        assert "Training Classifier" in process.stdout.readline()  # as of "| head -1"
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(60) == 0, errors
+    assert errors == ""
+    assert (tmp_path / "work_dirs" / "toy_run" / "epoch_2.pth").exists()
+
+
+def test_a_test_is_not_run_for_a_file_that_cannot_be_written(config, tmp_path, capsys):
+    model = tmp_path / "model.pth"
+    torch.save({"state_dict": Classifier().state_dict()}, model)
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path, tmp_path / "file" / "metrics.json"):
+        assert main(["test", config, str(model), "--out", str(out)]) == 1
+        told = capsys.readouterr()
+        assert told.err.startswith(f"mm-runner: --out: {out} was given, and ")
+        assert told.out == ""
+    out = tmp_path / "new" / "metrics.json"
+    assert main(["test", config, str(model), "--out", str(out)]) == 0
+    assert json.loads(out.read_text()).keys() == {"accuracy"}
+
+
 def test_verify_resume_tells_exact_from_other_runs(config, tmp_path, capsys):
     assert main(["verify-resume", config, "--at-step", "2", "--steps", "5"]) == 0
     assert "Resuming is exact: stopped after step 2" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 import copy
 import json
+import math
 import pickle
 import sys
 from argparse import ArgumentParser
@@ -142,7 +143,7 @@ def test_braces_stand_for_the_file_and_for_inherited_values(write):
         ("a.py", "a = 1\nb = = 2", r"a\.py:2: this is not Python"),
         ("a.py", "a = 1\nb = a.c", r"a\.py:2: AttributeError: 'int' object has no"),
         ("a.py", "import no_such_module", r"a\.py:1: ModuleNotFoundError"),
-        ("a.py", "from x_y import read_base", r"a\.py:1: .*name the files in _base_\.$"),
+        ("a.py", "from x_y import read_base", r"a\.py:1: .*comes from mm_runner\.config\.$"),
         ("a.py", "x = 1\n_base_ = 'a' + str(x)", r"a\.py:2: _base_: text or a list of texts"),
         ("a.yaml", "_base_: 3", r"a\.yaml: _base_: a path or a list of paths is needed, got 3"),
         (
@@ -208,6 +209,14 @@ def test_options_change_single_values(write):
             cfg.merge_from_dict(options)
 
 
+def test_options_empty_a_dict_whatever_their_order(write):
+    cfg = Config.fromfile(write("base.yaml", _BASE))
+    cfg.merge_from_dict({"model.type": "ViT", "model._delete_": True, "model.norm.p": 2})
+    assert cfg.model == {"type": "ViT", "norm": {"p": 2}}
+    cfg.merge_from_dict({"model.norm._delete_": False})
+    assert cfg.model == {"type": "ViT", "norm": {"p": 2}}
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -231,6 +240,9 @@ def test_options_change_single_values(write):
         ("dict(a=1,b=2)", "dict(a=1,b=2)"),
         ("{'a': 1}", {"a": 1}),
         ("runs/a,b.c", ["runs/a", "b.c"]),
+        ("inf", math.inf),
+        ("[-.inf,1]", [-math.inf, 1]),
+        ("information", "information"),
     ],
     ids=repr,
 )

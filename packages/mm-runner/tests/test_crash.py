@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from crashing import Crashing
-from toy import Blobs, loader_cfg
+from toy import Blobs, Classifier, loader_cfg
 from typing_extensions import override
 
 from mm_runner import ConfigError
@@ -114,6 +114,31 @@ def test_a_replay_that_does_not_fail_says_so(crashed, monkeypatch, capsys):
     assert main(["replay", str(crashed)]) == 0
     told = capsys.readouterr().out.splitlines()[-1]
     assert told.startswith("Step 9 did not fail this time; it was ArithmeticError: inputs ")
+
+
+class FailsToPredict(Classifier):
+    """Cannot be validated."""
+
+    def val_step(self, data):
+        raise ArithmeticError(len(data))
+
+
+@pytest.mark.usefixtures("crashed")
+def test_a_validation_that_fails_is_called_one_and_replayed(capsys, monkeypatch):
+    loader = "{dataset: {type: 'toy:Blobs'}, batch_size: 4, collate_fn: default_collate}"
+    Path("v.yaml").write_text(
+        f"{_CONFIG.replace('crashing:Crashing', 'test_crash:FailsToPredict')}"
+        f"val_dataloader: {loader}\nval_cfg: {{}}\nval_evaluator: {{type: Accuracy}}\n"
+    )
+    arguments = ["v.yaml", "--work-dir", "validated", "--cfg-options", "model._delete_=True"]
+    assert main(["train", *arguments, "model.type=test_crash:FailsToPredict"]) == 1
+    assert "failed in the validation after step 6 with Arithmetic" in capsys.readouterr().out
+    (bundle,) = Path("validated").glob("*/crash")
+    assert main(["replay", str(bundle)]) == 1
+    monkeypatch.setattr(FailsToPredict, "val_step", Classifier.val_step)
+    assert main(["replay", str(bundle)]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.startswith("The validation after step 6 did not fail this time; it was Arith")
 
 
 def test_a_run_of_objects_names_the_program_to_start_again(make_runner, tmp_path):

@@ -1,4 +1,5 @@
 import random
+import signal
 import sys
 import warnings
 from typing import Any, NamedTuple
@@ -10,7 +11,9 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     SubsetRandomSampler,
+    WeightedRandomSampler,
     default_collate,
 )
 from toy import Blobs, loader_cfg
@@ -48,6 +51,15 @@ def labels(loader):
 def test_pseudo_collate_regroups_field_by_field(samples, batch):
     assert pseudo_collate(samples) == batch
     assert type(pseudo_collate(samples)) is type(batch)
+
+
+def test_pseudo_collate_says_how_samples_differ():
+    with pytest.raises(ConfigError, match=r"first sample of a batch has 'y', another one has 'x'"):
+        pseudo_collate([{"x": 1, "y": 2}, {"x": 3}])
+    with pytest.raises(ConfigError, match=r"has 'x', another one has int"):
+        pseudo_collate([{"x": 1}, 3])
+    with pytest.raises(ConfigError, match=r"the samples of a batch have \{2, 3\} parts"):
+        pseudo_collate([(1, 2), (3, 4, 5)])
 
 
 def test_pseudo_collate_keeps_tensors_of_different_sizes():
@@ -162,13 +174,68 @@ def test_a_ready_loader_is_dealt_out_as_it_stands():
     assert dealt.collate_fn is ready.collate_fn
 
 
+def test_a_ready_loader_of_batches_is_dealt_out_in_batches_of_that_size():
+    dataset = loader_cfg(size=9)["dataset"]
+    batches = BatchSampler(RandomSampler(dataset), 4, drop_last=True)
+    dealt = build(DataLoader(dataset, batch_sampler=batches), world_size=2)
+    assert (dealt.sampler.shuffle, dealt.batch_size, dealt.drop_last) == (True, 4, True)
+    own = BatchSampler(range(8), 4, drop_last=True)
+    with pytest.raises(ConfigError, match=r"train_dataloader: a DataLoader with range was given"):
+        build(DataLoader(dataset, batch_sampler=own), world_size=2)
+
+
+class Doubling(DataLoader):
+    """Draws in a way of its own, which one made anew would not."""
+
+    def __iter__(self):
+        return (2 * batch for batch in super().__iter__())
+
+
 def test_a_ready_loader_that_cannot_be_dealt_out_is_refused():
     dataset = loader_cfg(size=9)["dataset"]
     ready = DataLoader(dataset, sampler=SubsetRandomSampler([1, 2]))
     with pytest.raises(ConfigError, match=r"train_dataloader: .*SubsetRandomSampler.*set_epoch"):
         build(ready, world_size=2)
+    with pytest.raises(ConfigError, match=r"a Doubling with SequentialSampler .* the same samples"):
+        build(Doubling(dataset), world_size=2)
+    assert type(build(Doubling(dataset))) is Doubling
     by_itself = DataLoader(dataset, sampler=DistributedSampler(dataset, 2, 0))
     assert build(by_itself, world_size=2) is by_itself
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shuffle": True, "sampler": {"type": "DefaultSampler"}}, r"shuffle: True .* sampler"),
+        ({"shuffle": False, "sampler": range(4)}, r"shuffle: False .* beside sampler"),
+        (
+            {"shuffle": True, "batch_size": None, "batch_sampler": [[0, 1]]},
+            r"shuffle: True .* beside batch_sampler",
+        ),
+        (
+            {"sampler": range(4), "batch_size": None, "batch_sampler": [[0, 1]]},
+            r"sampler: a sampler was given beside a ready batch_sampler",
+        ),
+    ],
+    ids=["sampler-config", "sampler", "batch-sampler", "both"],
+)
+def test_no_order_of_samples_is_passed_over(changes, message):
+    with pytest.raises(ConfigError, match=rf"^train_dataloader\.{message}"):
+        build(loader_cfg(**changes))
+
+
+def test_a_sampler_that_every_rank_would_see_alike_is_refused():
+    for sampler in (RandomSampler(range(24)), WeightedRandomSampler([1.0] * 24, 24)):
+        assert len(build(loader_cfg(sampler=sampler))) == 6
+        with pytest.raises(ConfigError, match=r"sampler: (Weighted)?RandomSampler .* the same sam"):
+            build(loader_cfg(sampler=sampler), world_size=2)
+    of_batches = {
+        "dataset": Blobs(24),
+        "batch_sampler": BatchSampler(range(24), 4, drop_last=False),
+    }
+    assert len(build(of_batches, world_size=2)) == 6  # maybe dealt by the user
+    own = WeightedRandomSampler([1.0] * 24, 24, generator=torch.Generator())
+    assert len(build(loader_cfg(sampler=own), world_size=2)) == 6
 
 
 def test_num_batch_per_epoch_without_a_batch_size_says_what_is_missing():
@@ -186,6 +253,9 @@ def test_num_batch_per_epoch_needs_a_number_and_a_length():
         def __iter__(self):
             return iter(())
 
+    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 2 and Stream"):
+        build(loader_cfg(dataset=Stream(), num_batch_per_epoch=2))
+    Stream.__len__ = lambda _: 9
     with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 2 and Stream"):
         build(loader_cfg(dataset=Stream(), num_batch_per_epoch=2))
 
@@ -281,6 +351,18 @@ def test_a_worker_init_fn_of_ones_own_is_called():
     cfg = {"dataset": Tags(), "batch_size": 2, "num_workers": 2}
     loader = build({**cfg, "worker_init_fn": {"type": _set_tag, "text": "worker"}})
     assert list(loader) == [["worker0"] * 2, ["worker1"] * 2]
+
+
+class StopSignals(RandomNumbers):
+    def __getitem__(self, index):
+        return signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN, warnings.filters[0][0], _tag
+
+
+def test_workers_with_a_worker_init_fn_of_ones_own_leave_signals_to_the_run_too():
+    cfg = {"dataset": StopSignals(), "batch_size": 2, "num_workers": 2}
+    own = {"worker_init_fn": {"type": _set_tag, "text": "worker"}}
+    _, second = build({**cfg, **own, "disable_subprocess_warning": True})
+    assert second == ([True] * 2, ["ignore"] * 2, ["worker1"] * 2)
 
 
 class Warns(RandomNumbers):

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 from toy import NO_VALIDATION, Classifier, Scripted, loader_cfg, runner_arguments
 
 import mm_dist
-from mm_runner import CheckpointError, Runner, WorkDirError
+from mm_runner import CheckpointError, ConfigError, Runner, WorkDirError
 from mm_runner.errors import CheckpointWriteError
 from mm_runner.registry import MODEL_WRAPPERS
 
@@ -160,6 +160,10 @@ def _fail_together(rank, tmp_path):
     assert (resumed.epoch, resumed.iter) == (2, runner.iter)
     assert is_equal_on_all_ranks(resumed.model)
 
+    os.chdir(tmp_path / ("run" if rank == 0 else ""))  # as if their disks were not the same
+    with pytest.raises(CheckpointError, match=r"epoch_2\.pth was asked for; there is no such file"):
+        Runner(**runner_arguments(tmp_path / "run", load_from="epoch_2.pth")).train()
+
     dist.barrier()
     if rank == 0:
         for path in (tmp_path / "run").glob("epoch_*.pth"):
@@ -185,6 +189,9 @@ def _deal_out(_rank, work_dir):
     everybodys = {index for one in mm_dist.all_gather_object(seen) for index in one}
     assert everybodys == set(range(len(loader.dataset)))
     assert len(seen) == -(-len(loader.dataset) // 2)
+    uneven = loader_cfg(7, 1, sampler={"type": "DefaultSampler", "round_up": False})
+    with pytest.raises(ConfigError, match=r"has 4 batches on process 0, and 3 on process 1"):
+        Runner(**runner_arguments(work_dir / "run", train_dataloader=uneven)).train()
 
 
 def test_wrappers_registry_knows_ours_by_name():

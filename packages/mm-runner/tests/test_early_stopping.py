@@ -28,8 +28,21 @@ def stopped_after(make_runner, values, *, name="accuracy", epochs=8, **options):
         ([0.1, float("nan"), 0.3], {}, 2),
         ([0.1, float("nan"), float("nan"), 0.3], {"check_finite": False, "patience": 2}, 3),
         ([0.1, 0.95, 0.3], {"stopping_threshold": 0.9}, 2),
+        ([0.5, 0.5, 0.5, 0.5], {"patience": 2, "min_delta": 0}, 3),
+        ([0.1, 0.2, 0.2, 0.3, 0.3, 0.3, 0.4], {"patience": 2, "min_delta": 0}, 6),
+        ([0.0, 0.5, 1.0, 1.5, 1.75], {"patience": 1, "min_delta": 0.5}, 5),
     ],
-    ids=["patience", "delta", "better", "nan", "nan-allowed", "threshold"],
+    ids=[
+        "patience",
+        "delta",
+        "better",
+        "nan",
+        "nan-allowed",
+        "threshold",
+        "flat",
+        "any-change",
+        "just-enough",
+    ],
 )
 def test_training_ends_when_a_greater_metric_stalls(make_runner, values, options, epochs):
     assert stopped_after(make_runner, values, **options) == epochs
@@ -69,6 +82,17 @@ def test_a_resumed_run_waits_as_long_as_an_uninterrupted_one(make_runner):
     assert resumed.epoch == 4
 
 
+def test_a_second_training_of_a_runner_begins_anew(make_runner):
+    runner = make_runner(
+        train_cfg={"max_epochs": 6},
+        val_evaluator=Scripted(values=[0.5, 0.3, 0.3, 0.2, 0.2, 0.2]),
+        custom_hooks=[{"type": "EarlyStoppingHook", "monitor": "accuracy", "patience": 2}],
+    )
+    for _ in range(2):
+        runner.train()
+        assert runner.epoch == 3
+
+
 def test_a_missing_metric_is_told_or_an_error(make_runner):
     hook = {"type": "EarlyStoppingHook", "monitor": "auc"}
     runner = make_runner(custom_hooks=[hook], val_evaluator=Scripted(values=[0.1, 0.2]))
@@ -78,6 +102,13 @@ def test_a_missing_metric_is_told_or_an_error(make_runner):
     strict = {**hook, "strict": True}
     runner = make_runner(custom_hooks=[strict], val_evaluator=Scripted(values=[0.1, 0.2]))
     with pytest.raises(ConfigError, match=r"EarlyStoppingHook\.monitor: 'auc'"):
+        runner.train()
+
+
+def test_a_metric_that_is_no_number_is_an_error(make_runner):
+    hook = {"type": "EarlyStoppingHook", "monitor": "accuracy"}
+    runner = make_runner(custom_hooks=[hook], val_evaluator=Scripted(values=["high"]))
+    with pytest.raises(ConfigError, match=r"EarlyStoppingHook\.monitor: .*'high' for it; a number"):
         runner.train()
 
 

@@ -450,7 +450,7 @@ def test_a_checkpoint_without_an_average_or_with_another_is_told(make_runner, tm
     assert "EMAHook: the checkpoint has no average; it begins anew" in log
     strict = {**ema, "strict_load": True}
     path = work_dir / "epoch_2.pth"
-    content = torch.load(path)
+    content = load_checkpoint_file(path)
     content["ema_state_dict"].pop("module.layers.0.bias")
     torch.save(content, work_dir / "other.pth")
     for hook, error in ((strict, True), (ema, False)):
@@ -511,6 +511,25 @@ class Doubled(AveragedWeights):
 def test_wrong_arguments_are_named(make_runner, options, error, message):
     with pytest.raises(error, match=message):
         make_runner(custom_hooks=[{"type": "EMAHook", **options}]).train()
+
+
+def test_a_validation_that_fails_leaves_the_model_its_own_weights(make_runner):
+    class Fails(KeepsWeights):
+        @override
+        def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            raise Killed
+
+    kept = Fails()
+    runner = make_runner(custom_hooks=[{"type": "EMAHook", "momentum": 0.1}, kept])
+    with pytest.raises(Killed):
+        runner.train()
+    assert_equal(weights_of(runner.model), kept.trained[-1])
+    assert not kept.validated[0]["layers.0.weight"].equal(kept.trained[-1]["layers.0.weight"])
+
+
+def test_a_model_has_one_average(make_runner):
+    with pytest.raises(ConfigError, match=r"EMAHook: two of them were given"):
+        make_runner(custom_hooks=[EMAHook(), EMAHook(momentum=0.1)]).train()
 
 
 def test_an_average_of_ones_own_is_taken(make_runner):

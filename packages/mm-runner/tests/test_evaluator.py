@@ -1,6 +1,6 @@
 import pytest
 import torch
-from toy import Scripted
+from toy import Scripted, loader_cfg
 
 from mm_runner import ComponentNotFoundError, ConfigError
 from mm_runner.evaluator import Accuracy, BaseMetric, Evaluator
@@ -16,10 +16,11 @@ def test_accuracy_is_the_share_of_right_labels():
     assert metric.results == []
 
 
-def test_samples_beyond_the_dataset_are_padding():
+def test_more_results_than_samples_are_dropped_and_told():
     metric = Accuracy()
     metric.process(None, (SCORES, torch.tensor([0, 1, 1])))
-    assert metric.evaluate(2) == {"accuracy": 1.0}
+    with pytest.warns(UserWarning, match=r"Accuracy has 3 results of a dataset of 2 samples.* 1 "):
+        assert metric.evaluate(2) == {"accuracy": 1.0}
 
 
 def test_accuracy_says_what_it_takes():
@@ -33,6 +34,25 @@ def test_a_prefix_stands_before_every_name():
 
     assert Scripted(values=[1.0], prefix="val").evaluate(0) == {"val/accuracy": 1.0}
     assert Prefixed(values=[1.0]).evaluate(0) == {"toy/accuracy": 1.0}
+
+
+def test_what_a_metric_computes_is_a_dict():
+    class Forgets(Scripted):
+        def compute_metrics(self, results):
+            del results
+
+    with pytest.raises(ConfigError, match=r"Forgets\.compute_metrics returned None; a dict of"):
+        Forgets().evaluate(0)
+
+
+def test_metrics_know_what_the_dataset_says_of_itself(make_runner):
+    loader = loader_cfg(size=9)
+    loader["dataset"].metainfo = {"classes": ["a", "b", "c"]}
+    metrics = [Scripted(name=name, values=[0.5]) for name in ("one", "other")]
+    runner = make_runner(val_evaluator=metrics, val_dataloader=loader)
+    runner.val()
+    assert [metric.dataset_meta for metric in metrics] == [loader["dataset"].metainfo] * 2
+    assert runner.val_loop.evaluator.dataset_meta == loader["dataset"].metainfo
 
 
 def test_an_abstract_metric_cannot_be_made():

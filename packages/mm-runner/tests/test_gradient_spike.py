@@ -3,9 +3,17 @@ import torch
 from test_no_host_sync import CountScalarReads
 from test_several_optimizers import BOTH, Pair
 from torch import nn
-from toy import NO_VALIDATION, Classifier, Killed, StopBeforeEpoch, runner_arguments
+from toy import (
+    CPU_LOW_PRECISION,
+    NO_VALIDATION,
+    Classifier,
+    Killed,
+    StopBeforeEpoch,
+    runner_arguments,
+)
 from typing_extensions import override
 
+from mm_amp import AmpOptimWrapper
 from mm_runner import ConfigError, Runner
 from mm_runner.hooks import GradientSpikeHook, Hook
 from mm_runner.hooks.gradient_spike._watch import SpikeWatch
@@ -235,6 +243,41 @@ def test_wrong_arguments_are_named(options, message):
         GradientSpikeHook(**options)
 
 
-def test_clipped_gradients_cannot_tell_what_to_skip(make_runner):
-    with pytest.raises(ConfigError, match=r"GradientSpikeHook\.policy: 'skip' .*clip_grad"):
-        train(make_runner, optim={"clip_grad": {"max_norm": 1.0}}, policy="skip")
+@pytest.mark.parametrize("policy", ["warn", "skip"])
+def test_gradients_are_looked_at_before_they_are_clipped(make_runner, policy):
+    weights = Weights()
+    optim = {"clip_grad": {"max_norm": 0.1}}  # all are clipped to the same norm
+    lines = train(make_runner, weights, optim=optim, policy=policy)
+    assert [line.split(",")[0] for line in lines] == ["step 7"]
+    changed = [not one.equal(other) for one, other in zip(weights.after, weights.after[1:])]  # noqa: B905
+    assert changed == [True] * 5 + [policy == "warn"] + [True] * 5
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_an_overflow_is_left_to_the_scaler_also_where_gradients_are_clipped(fused):
+    if CPU_LOW_PRECISION != "float16":
+        pytest.skip("float16 on the CPU needs torch 2.4")
+    model = nn.Linear(2, 1)
+    options = {"fused": True} if fused else {}
+    wrapper = AmpOptimWrapper(
+        torch.optim.SGD(model.parameters(), lr=0.1, **options),
+        {"init_scale": 8.0},
+        "float16",
+        clip_grad={"max_norm": 1e-3},
+    )
+    watch = SpikeWatch(
+        wrapper.optimizer, factor=2, momentum=0.1, warmup=0, skips=True, before_clipping=wrapper
+    )
+    norms, steps = [], []
+    for step, factor in enumerate((1.0, 1.0, float("inf"), 9.0, 1.0), start=1):
+        watch.step = step
+        with wrapper.optim_context(model):
+            loss = (model(torch.ones(1, 2)).float() * factor).sum()
+        result = wrapper.update_params(loss)
+        norms.append(float(result.grad_norm))
+        steps.append(bool(result.stepped))
+    (spike,) = watch.read()
+    assert (spike.step, spike.norm / spike.usual) == (4, pytest.approx(9.0))
+    assert steps == [True, True, False, True, True]
+    assert norms[3] == 0.0  # skipped: no gradient is left
+    watch.remove()

@@ -118,6 +118,14 @@ def test_a_signal_saves_leaves_and_is_resumed_exactly(
     assert_equal(parameters(resumed), whole)
 
 
+def test_a_run_that_was_stopped_goes_on_when_it_is_trained_again(make_runner, whole):
+    runner = make_runner(**RUN, custom_hooks=[SendAt(signal.SIGINT)])
+    assert stopped(runner) == 130
+    runner.train()
+    assert (runner.epoch, runner.iter) == (3, 18)
+    assert_equal(parameters(runner), whole)
+
+
 def test_a_run_that_left_long_ago_hands_signals_on(monkeypatch):
     logger = logging.getLogger("signals")
     heard = []
@@ -232,6 +240,29 @@ def test_minutes_save_between_steps(make_runner):
     runner.train()
     assert (runner.work_dir / "iter_5.pth").is_file()
     assert load_checkpoint_file(runner.work_dir / "iter_5.pth")["data"]["batch"] == 5
+
+
+def test_a_signal_that_comes_while_a_save_is_settled_is_not_lost(make_runner, monkeypatch):
+    class Wait(Hook):
+        @override
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            while runner.iter == 4 and not runner.interruption.pending:
+                pass
+
+    sent = []
+
+    def holds_gradients(runner):  # what is asked between reading the wish and striking it off
+        if runner.interruption.pending and not sent:
+            sent.append(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(Runner, "holds_gradients", property(holds_gradients))
+    hooks = {"checkpoint": {"interval": -1, "minutes": 0.05 / 60}}
+    runner = make_runner(**RUN, default_hooks=hooks, custom_hooks=[Wait()])
+    assert stopped(runner) == 75
+    assert sent == [signal.SIGTERM]
+    assert runner.iter <= 6
 
 
 _SIGNALLED = """

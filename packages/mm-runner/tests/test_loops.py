@@ -2,8 +2,8 @@ import multiprocessing
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
-from toy import NO_VALIDATION, Classifier, Scripted, loader_cfg
+from torch.utils.data import Dataset, IterableDataset
+from toy import NO_VALIDATION, Blobs, Classifier, Scripted, loader_cfg
 from typing_extensions import override
 
 from mm_runner import ConfigError
@@ -217,12 +217,46 @@ class Stream(IterableDataset):
         return iter([])
 
 
+class Claims(IterableDataset):
+    """Gives other numbers of samples than its length says."""
+
+    def __init__(self, size, length):
+        self.size, self.length = size, length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        blobs = Blobs(24)
+        return (blobs[index] for index in range(self.size))
+
+
+def test_an_epoch_of_another_length_than_the_loader_says_is_told_once(make_runner):
+    loader = loader_cfg(dataset=Claims(8, length=24))
+    runner = make_runner(train_dataloader=loader)
+    runner.train()
+    assert (runner.iter, runner.max_iters) == (4, 12)
+    text = next(runner.log_dir.glob("*.log")).read_text()
+    assert text.count("gave 2 batches in an epoch, and its length is 6") == 1
+    runner = make_runner(train_dataloader=loader_cfg(dataset=Claims(0, length=24)))
+    with pytest.raises(ConfigError, match=r"gave 0 batches in an epoch, .* 6\. Let the dataset"):
+        runner.train()
+
+
+class Unsized(Dataset):
+    def __getitem__(self, index):
+        return index
+
+
 def test_datasets_without_a_length_say_that_one_is_needed(make_runner):
     loader = {"dataset": Stream(), "batch_size": 2}
     with pytest.raises(ConfigError, match=r"train_dataloader: .*Stream has no length.*__len__"):
         make_runner(train_dataloader=loader, **NO_VALIDATION).train()
     with pytest.raises(ConfigError, match=r"val_dataloader: .*Stream has no length.*__len__"):
         make_runner(val_dataloader=loader).val()
+    unsized = {"dataset": Unsized(), "sampler": [0, 1], "batch_size": 2}
+    with pytest.raises(ConfigError, match=r"val_dataloader: .*Unsized has no length.*__len__"):
+        make_runner(val_dataloader=unsized).val()
 
 
 @pytest.mark.parametrize(("loop_type", "phase"), [(ValLoop, "val"), (TestLoop, "test")])
@@ -254,6 +288,43 @@ def test_evaluation_computes_in_evaluation_mode_without_gradients(make_runner):
     )
     runner.train()
     assert seen == [("loss", True, True)] + [("predict", False, False)] * 3
+
+
+class FailOnce(Hook):
+    def __init__(self):
+        self.is_due = True
+
+    @override
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if self.is_due and batch_idx == 1:
+            self.is_due = False
+            raise KeyboardInterrupt
+
+
+class FirstBatchOnly(ValLoop):
+    """A loop of the user's own, in MMEngine's manner."""
+
+    @override
+    def run(self):
+        self.run_iter(0, next(iter(self.dataloader)))
+        return self.evaluator.evaluate(len(self.dataloader.dataset))
+
+
+def test_a_validation_loop_of_ones_own_may_run_single_batches(make_runner):
+    metric = Scripted(values=[0.5])
+    runner = make_runner(val_evaluator=metric, val_cfg={"type": FirstBatchOnly})
+    assert runner.val() == {"accuracy": 0.5}
+    assert metric.sizes == [4]
+
+
+def test_an_evaluation_that_was_cut_off_leaves_nothing_in_the_next(make_runner):
+    metric = Scripted(values=[0.5])
+    runner = make_runner(val_evaluator=metric, custom_hooks=[FailOnce()])
+    with pytest.raises(KeyboardInterrupt):
+        runner.val()
+    assert len(metric.results) == 8
+    runner.val()
+    assert metric.sizes == [9]
 
 
 def test_evaluation_under_fp16_autocasts_the_step(make_runner):

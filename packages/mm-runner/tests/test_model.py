@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import pack_sequence
 from toy import Classifier
 from typing_extensions import override
 
@@ -149,6 +150,35 @@ def test_data_preprocessor_moves_every_tensor_and_keeps_containers():
     assert lists["x"].device.type == "meta"
     assert lists["new"] == []
     assert not preprocessor.state_dict()
+
+
+class DataSample:
+    """As MMEngine's data elements: it moves itself."""
+
+    def __init__(self, boxes):
+        self.boxes = boxes
+
+    def to(self, device):
+        return DataSample(self.boxes.to(device))
+
+    def cpu(self):
+        return self.to("cpu")
+
+
+class Quantity:
+    def to(self, unit):
+        raise AssertionError(unit)
+
+
+def test_data_preprocessor_moves_objects_that_can_be_moved():
+    preprocessor = BaseDataPreprocessor().to("meta")
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    batch = {"samples": [DataSample(torch.ones(1))], "packed": packed, "metres": Quantity()}
+    moved = preprocessor(batch)
+    assert moved["samples"][0].boxes.device.type == "meta"
+    assert moved["packed"].data.device.type == "meta"
+    assert moved["packed"].batch_sizes.device.type == "cpu"
+    assert moved["metres"] is batch["metres"]
 
 
 def test_data_preprocessor_follows_the_model_and_ignores_its_dtype():

@@ -58,7 +58,7 @@ def changed(found):
     [
         (
             {"bias_lr_mult": 2},
-            dict.fromkeys(("conv.bias", "depthwise.bias", "head.bias"), (2.0, 0.5)),
+            dict.fromkeys(("conv.bias", "depthwise.bias", "deform.bias", "head.bias"), (2.0, 0.5)),
         ),
         ({"norm_decay_mult": 0}, {"norm.weight": (1.0, 0.0), "norm.bias": (1.0, 0.0)}),
         (
@@ -66,6 +66,7 @@ def changed(found):
             {
                 "conv.bias": (1.0, 0.0),
                 "depthwise.bias": (1.0, 0.0),
+                "deform.bias": (1.0, 0.0),
                 "head.bias": (1.0, 0.0),
                 "norm.weight": (1.0, 1.0),
                 "norm.bias": (1.0, 1.0),
@@ -80,6 +81,7 @@ def changed(found):
             {
                 "conv.bias": (1.0, 1.0),
                 "depthwise.bias": (1.0, 1.0),
+                "deform.bias": (1.0, 1.0),
                 "head.bias": (1.0, 1.0),
                 "norm.bias": (1.0, 1.0),
                 "norm.weight": (1.0, 0.0),
@@ -101,6 +103,7 @@ def changed(found):
             {
                 "conv.bias": (9.0, 0.5),
                 "depthwise.bias": (9.0, 0.5),
+                "deform.bias": (9.0, 0.5),
                 "head.weight": (0.1, 0.5),
                 "head.bias": (1.0, 0.0),
             },

@@ -115,6 +115,38 @@ def test_the_schedule_is_that_of_the_run(tmp_path, make_runner):
         assert point["epoch"] == point["step"] // 6
 
 
+def test_a_run_by_iterations_has_no_epochs(tmp_path):
+    plan = plan_of(
+        tmp_path,
+        train_cfg={"by_epoch": False, "max_iters": 30},
+        param_scheduler=[
+            {"type": "StepLR", "step_size": 1, "gamma": 0.5},
+            {"type": "StepLR", "step_size": 2, "gamma": 0.1, "convert_to_iter_based": True},
+        ],
+    )
+    assert plan["length"] == {"epochs": None, "steps_per_epoch": 6, "steps": 30}
+    rates = {point["step"]: point["lr"][""] for point in plan["schedule"]}
+    assert rates[7] == 0.1
+    assert rates[14] == pytest.approx(0.01)
+    assert rates[29] == pytest.approx(0.001)
+    assert "counts epochs, and the run counts iterations" in plan["notes"][-1]
+    text = plan_as_text(plan)
+    assert "length        30 steps; 6 go through the data once" in text
+    assert "schedule      step 29: lr 0.001" in text
+
+
+def test_a_plan_of_a_billion_steps_is_made_at_once(tmp_path):
+    for cfg, rate in ((None, 0.1), ({"type": "StepLR", "step_size": 6000, "gamma": 0.5}, 0.05)):
+        plan = plan_of(
+            tmp_path,
+            train_cfg={"max_epochs": 10**4},
+            train_dataloader={"dataset": Unreadable(10**5), "batch_size": 1},
+            param_scheduler=cfg,
+        )
+        assert plan["length"]["steps"] == 10**9
+        assert plan["schedule"][-1]["lr"] == {"": rate}
+
+
 @pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
 def test_several_optimizers_and_precision_are_named(tmp_path):
     class Two(Classifier):

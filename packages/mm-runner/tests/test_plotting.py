@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from mm_runner import ConfigError, MMRunnerError
+from mm_runner import ConfigError, MMRunnerError, WorkDirError
 from mm_runner.cli import main
 from mm_runner.plotting import plot_curves, plot_runs, read_scalars
 
@@ -33,6 +33,26 @@ def test_a_resumed_run_replaces_the_steps_it_repeats(tmp_path):
 def test_a_line_that_a_kill_cut_off_is_passed_over(tmp_path):
     write_run(tmp_path, "20260101_000000", [train(10, 3.0)], cut_off=True)
     assert read_scalars(tmp_path) == [train(10, 3.0)]
+
+
+def test_the_log_directory_of_one_run_may_be_given(tmp_path):
+    for name, loss in (("20260101_000000", 3.0), ("20260102_000000", 1.0)):
+        write_run(tmp_path, name, [train(10, loss)])
+    assert read_scalars(tmp_path / "20260101_000000") == [train(10, 3.0)]
+
+
+def test_lines_of_another_program_are_passed_over(tmp_path):
+    write_run(tmp_path, "run", [3, [], {"step": 1}, {"mode": "train"}, train(10, 3.0)])
+    assert read_scalars(tmp_path) == [train(10, 3.0)]
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path):
+    pytest.importorskip("matplotlib", exc_type=ImportError)
+    write_run(tmp_path, "run", [train(10, 3.0)])
+    (tmp_path / "file").write_text("")
+    for draw in (plot_curves, lambda run, picture: plot_runs([run], picture)):
+        with pytest.raises(WorkDirError, match=r"c\.png was asked for; it cannot be written"):
+            draw(tmp_path, tmp_path / "file" / "c.png")
 
 
 def test_a_directory_without_records_is_named(tmp_path):
@@ -87,6 +107,17 @@ def test_a_picture_shows_each_run_by_what_tells_it_from_the_others(two_runs, tmp
     assert list(losses.lines[0].get_ydata())[:2] == [3.0, 2.25]
     colours = [[line.get_color() for line in axes.lines] for axes in drawn[1].axes[:3]]
     assert colours[0] == colours[1] == colours[2]
+
+
+def test_what_was_no_number_is_a_gap(tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure", exc_type=ImportError)
+    write_run(tmp_path, "run", [train(10, 4.0), train(20, None), train(30, 2.0), train(40, 1.0)])
+    drawn = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    plot_runs([tmp_path], tmp_path / "c.png", window_size=3)
+    plot_curves(tmp_path, tmp_path / "c.png")
+    values = [[str(y) for y in one.axes[0].lines[0].get_ydata()] for one in drawn]
+    assert values == [["4.0", "nan", "3.0", "1.5"], ["4.0", "nan", "2.0", "1.0"]]
 
 
 def test_what_cannot_be_drawn_is_named(two_runs, tmp_path, capsys):

@@ -1,6 +1,8 @@
 import io
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +43,19 @@ def test_hub_takes_means_over_a_bounded_window():
     assert hub.means("val") == {"loss": 5.0}
     assert hub.means("test") == {}
     assert [len(window) for window in hub._scalars.values()] == [3, 1, 1]
+
+
+def test_hub_answers_what_mmengines_hooks_ask():
+    hub = MessageHub(window_size=3)
+    for loss in (9.0, 4.0, torch.tensor(1.0), 2.0):
+        hub.update_scalars({"train/loss": loss, "train/acc": 1})
+    loss = hub.get_scalar("train/loss")
+    assert (loss.current(), loss.mean(2), loss.max(), loss.min()) == (2.0, 1.5, 4.0, 1.0)
+    assert loss.mean() == pytest.approx(7 / 3)
+    hub.update_info_dict({"stage": 2, "name": "warm"})
+    assert (hub.get_info("stage"), hub.get_info("name")) == (2, "warm")
+    with pytest.raises(ConfigError, match=r"'train/los' was asked for.*mean 'train/loss'"):
+        hub.get_scalar("train/los")
 
 
 def test_hub_forgets_one_phase():
@@ -207,6 +222,33 @@ def test_a_runs_logger_writes_to_its_console_and_file_alone(tmp_path, caplog):
     assert re.fullmatch(form, file.getvalue())
     assert re.fullmatch(form, (tmp_path / "a.log").read_text())
     assert caplog.records == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_log_file_on_a_full_disk_is_told_once(capfd):
+    file, console = terminal(force_terminal=False)
+    run_console = RunConsole(is_main=True, console=console)
+    logger = open_logger("test", run_console, Path("/dev/full"), "INFO")
+    logger.info("one")
+    logger.info("two")
+    close_logger(logger)
+    lines = file.getvalue()
+    assert lines.count("/dev/full could not be written: [Errno 28] No space left on device") == 1
+    assert "INFO one\n" in lines
+    assert "INFO two\n" in lines
+    assert capfd.readouterr().err == ""
+
+
+def test_a_log_file_that_was_removed_is_begun_anew(tmp_path):
+    (tmp_path / "run").mkdir()
+    _, console = terminal(force_terminal=False)
+    run_console = RunConsole(is_main=True, console=console)
+    logger = open_logger("test", run_console, tmp_path / "run" / "a.log", "INFO")
+    logger.info("one")
+    shutil.rmtree(tmp_path / "run")
+    logger.info("two")
+    close_logger(logger)
+    assert (tmp_path / "run" / "a.log").read_text().endswith("INFO two\n")
 
 
 def test_two_loggers_of_one_name_are_two(tmp_path):

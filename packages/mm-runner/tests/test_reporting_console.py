@@ -1,5 +1,6 @@
 """The bar on a terminal, the lines elsewhere, and the time that they say is left."""
 
+import errno
 import io
 import os
 import re
@@ -144,6 +145,61 @@ def test_a_run_into_a_pipe_writes_plain_lines_one_per_interval(run_script, tmp_p
     assert len(re.findall(r"INFO Epoch\(val\) ", result.stdout)) == 2
     (log,) = (tmp_path / "run").rglob("*.log")
     assert result.stdout == log.read_text()
+
+
+class Unwritable(io.StringIO):
+    """A terminal that is closed after a few writes."""
+
+    encoding = "utf-8"
+
+    def __init__(self, writes):
+        super().__init__()
+        self.left = writes
+
+    @override
+    def write(self, text):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+    @override
+    def flush(self):
+        if self.left < 0:
+            raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "file"])
+@pytest.mark.parametrize("writes", [0, 3, 10])
+def test_a_training_goes_on_when_its_terminal_is_closed(make_runner, is_terminal, writes):
+    file = Unwritable(writes)
+    runner = make_runner(default_hooks={"logger": {"interval": 2}})
+    runner.console._console = Console(file=file, width=200, force_terminal=is_terminal)
+    runner.train()
+    assert file.left < 0
+    (log,) = runner.log_dir.glob("*.log")
+    assert "Trained Classifier" in log.read_text()
+
+
+def test_a_line_that_an_encoding_cannot_hold_is_escaped():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    RunConsole(is_main=True, console=Console(file=file)).print("准确率 0.5")
+    assert file.buffer.getvalue() == b"\\u51c6\\u786e\\u7387 0.5\n"
+
+
+def test_a_console_draws_none_of_the_runs_random_numbers(run_script):
+    source = (
+        "import random\n"
+        "from mm_runner.reporting import RunConsole\n"
+        "random.seed(0)\n"
+        "before = random.getstate()\n"
+        "RunConsole(is_main=True).start_progress('training', 3)\n"
+        "import sys\n"
+        "assert 'rich.style' in sys.modules\n"
+        "assert random.getstate() == before\n"
+    )
+    result = run_script(source)
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_bar_without_a_clock_names_no_time():

@@ -173,7 +173,8 @@ def test_a_writer_of_ones_own_gets_every_record_in_one_thread_of_its_own(make_ru
     runner.train()
     (writer,) = Collects.made
     on_disk = (Path(runner.log_dir) / "scalars.jsonl").read_text().splitlines()
-    assert writer.records == [json.loads(line) for line in on_disk], "or train() came back early"
+    given = [{name: one[name] for name in one if name != "axis"} for one in writer.records]
+    assert given == [json.loads(line) for line in on_disk], "or train() came back early"
     assert {record["mode"] for record in writer.records} == {"train", "val"}
     assert (writer.log_dir, writer.prefix) == (runner.log_dir, "x")
     (thread,) = writer.threads
@@ -277,17 +278,22 @@ def test_scalars_can_go_elsewhere_too(tmp_path):
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="needs the extra tensorboard")
 @pytest.mark.filterwarnings("ignore")  # of tensorboard's own dependencies
-def test_tensorboard_reads_the_scalars_that_a_run_wrote(make_runner):
+@pytest.mark.parametrize("by_epoch", [True, False], ids=["by-epoch", "by-step"])
+def test_tensorboard_reads_the_scalars_that_a_run_wrote(make_runner, by_epoch):
     from tensorboard.backend.event_processing.event_accumulator import (  # noqa: PLC0415
         EventAccumulator,
     )
 
     backends = [{"type": "LocalVisBackend"}, {"type": "TensorboardVisBackend"}]
-    runner = make_runner(visualizer={"type": "Visualizer", "vis_backends": backends})
+    runner = make_runner(
+        visualizer={"type": "Visualizer", "vis_backends": backends},
+        default_hooks={"logger": {"log_metric_by_epoch": by_epoch}},
+    )
     runner.train()
     events = EventAccumulator(str(runner.log_dir)).Reload()
     assert {"train/loss", "train/lr", "train/time", "val/accuracy"} <= set(events.Tags()["scalars"])
-    assert [event.step for event in events.Scalars("val/accuracy")] == [6, 12]
+    steps = [event.step for event in events.Scalars("val/accuracy")]
+    assert steps == ([1, 2] if by_epoch else [6, 12])
     on_disk = (Path(runner.log_dir) / "scalars.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"] for line in on_disk if "loss" in line]
     assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(losses)
@@ -350,6 +356,54 @@ def test_stand_in_wandb_gets_named_scalars_by_step_and_the_config(monkeypatch, t
         ("log", {"train/loss": 0.5, "epoch": 1, "step": 5}),
         ("finish", {"quiet": True}),
     ]
+
+
+def test_stand_in_wandb_draws_by_epoch_what_is_to_be(monkeypatch, tmp_path):
+    stand_in = Wandb("key")
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    writer = WandbWriter(tmp_path)
+    validation = {"mode": "val", "epoch": 1, "step": 6, "axis": "epoch", "accuracy": 0.5}
+    for record in (RECORD, validation, validation):
+        writer.write(record)
+    assert stand_in.calls[3:] == [
+        ("log", {"train/loss": 0.5, "epoch": 1, "step": 5}),
+        ("metric", ("val/accuracy",), {"step_metric": "epoch"}),
+        *2 * [("log", {"val/accuracy": 0.5, "epoch": 1, "step": 6})],
+    ]
+
+
+class Kept:
+    """Keeps the records."""
+
+    def __init__(self):
+        self.records = []
+
+    def write(self, record):
+        self.records.append(record)
+
+
+@pytest.mark.parametrize(
+    ("train_cfg", "by_epoch", "axis"),
+    [
+        ({"max_epochs": 1}, True, "epoch"),
+        ({"max_epochs": 1}, False, None),
+        ({"by_epoch": False, "max_iters": 6, "val_interval": 6}, True, None),
+    ],
+    ids=["epochs", "epochs-by-step", "steps"],
+)
+def test_validations_are_drawn_by_epoch_where_that_was_asked_for(
+    make_runner, train_cfg, by_epoch, axis
+):
+    kept = Kept()
+    runner = make_runner(
+        train_cfg=train_cfg,
+        cfg={"log_writers": [kept]},
+        default_hooks={"logger": {"log_metric_by_epoch": by_epoch, "interval": 3}},
+    )
+    runner.train()
+    found = {record["mode"]: record.get("axis") for record in kept.records}
+    assert found == {"train": None, "val": axis}
+    assert '"axis"' not in (runner.log_dir / "scalars.jsonl").read_text()
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["new", "old"])

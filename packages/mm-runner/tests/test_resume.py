@@ -13,6 +13,7 @@ from toy import (
 )
 from typing_extensions import override
 
+from mm_runner import CheckpointError
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.hooks import Hook
 
@@ -146,6 +147,69 @@ def test_a_validation_before_training_does_not_lose_the_resume(make_runner):
     runner.register_hook(Epochs())
     runner.train()
     assert seen == [2]
+
+
+def test_a_training_that_failed_before_it_began_is_resumed_all_the_same(make_runner):
+    class FailOnce(Hook):
+        is_due = True
+
+        @override
+        def before_run(self, runner):
+            if self.is_due:
+                self.is_due = False
+                raise Killed
+
+    make_runner().train()
+    runner = make_runner(resume=True, custom_hooks=[FailOnce()], train_cfg={"max_epochs": 3})
+    with pytest.raises(Killed):
+        runner.train()
+    runner.train()
+    assert (runner.epoch, runner.iter) == (3, 18)
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "Going on after epoch 2, step 12" in log
+
+
+@pytest.mark.parametrize(
+    ("optim_wrapper", "message"),
+    [
+        (
+            {"optimizer": {"type": "AdamW", "lr": 0.1}},
+            r"has the settings momentum, .* and not betas, eps, .* run's AdamW has\. Build",
+        ),
+        (
+            {"optimizer": {"type": "SGD", "lr": 0.1}, "paramwise_cfg": {"bias_lr_mult": 2.0}},
+            r"optimizer does not fit: loaded state dict has a different number .*\. Build the opt",
+        ),
+    ],
+    ids=["other-kind", "other-groups"],
+)
+def test_resuming_with_another_optimizer_says_what_does_not_fit(
+    make_runner, optim_wrapper, message
+):
+    make_runner().train()
+    runner = make_runner(resume=True, optim_wrapper=optim_wrapper, train_cfg={"max_epochs": 3})
+    with pytest.raises(CheckpointError, match=message):
+        runner.train()
+
+
+class WithOption(torch.optim.SGD):
+    """A later version, with a setting more."""
+
+    def __init__(self, params, lr, option=2):
+        super().__init__(params, lr)
+        for group in (self.defaults, *self.param_groups):
+            group["option"] = option
+
+
+def test_a_setting_that_an_older_optimizer_had_not_is_this_runs(make_runner):
+    make_runner().train()
+    runner = make_runner(
+        resume=True,
+        optim_wrapper={"optimizer": {"type": WithOption, "lr": 0.1}},
+        train_cfg={"max_epochs": 3},
+    )
+    runner.train()
+    assert runner.optim_wrapper.param_groups[0]["option"] == 2
 
 
 def test_resume_from_weights_alone_says_what_starts_anew(make_runner):

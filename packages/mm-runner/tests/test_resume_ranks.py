@@ -45,6 +45,13 @@ AMP = {
 }
 NOISY = {"dataset": Blobs(48, noise=0.5), "batch_size": 2}
 BUCKETS = {"model_wrapper_cfg": {"bucket_cap_mb": 0.01}}
+# Its random numbers too: it draws for a bucket in each step.
+POWER_SGD = {
+    "model_wrapper_cfg": {
+        "bucket_cap_mb": 0.01,
+        "comm_hook": {"type": "powerSGD", "start_powerSGD_iter": 3, "warm_start": False},
+    }
+}
 
 
 def _train(work_dir, hooks, **changes):
@@ -138,6 +145,19 @@ def _two_ranks(rank, work_dir):
     assert (data["epoch"], data["batch"], data["samples"]) == (0, 15, 60)
     # Each rank has statistics of its own, and those are what it goes on with.
     assert set(checkpoint["rank_buffers"][1]) == {"layers.1.running_mean", "layers.1.running_var"}
+    runner = _resumed_equals_whole(
+        work_dir / "power_sgd",
+        stop=7,
+        model={"type": Wide},
+        optim_wrapper={"optimizer": MOMENTUM},
+        train_dataloader=loader_cfg(**NOISY),
+        cfg=POWER_SGD,
+    )
+    hooks = load_checkpoint_file(runner.work_dir / "iter_7.pth")["comm_hooks"]
+    left_out = [one[""]["error_dict"] for one in hooks]
+    assert left_out[0].keys() == left_out[1].keys() >= {0}
+    assert not torch.equal(left_out[0][0], left_out[1][0])
+    assert hooks[0][""]["iter"] == 7
 
 
 def _four_ranks(_, work_dir):

@@ -15,8 +15,9 @@ from toy import NO_VALIDATION, Blobs, Classifier, Killed, StopBeforeEpoch, loade
 from typing_extensions import override
 
 from mm_amp import OptimWrapper
-from mm_runner import Runner
+from mm_runner import CheckpointError, ConfigError, Runner
 from mm_runner.checkpoint import load_checkpoint_file, save_checkpoint_file
+from mm_runner.evaluator import Evaluator
 from mm_runner.hooks import Hook
 from mm_runner.reporting import LogProcessor
 
@@ -112,6 +113,43 @@ def test_properties_describe_the_run(make_runner, tmp_path):
     runner.train()
     assert isinstance(runner.train_dataloader, DataLoader)
     assert len(runner.val_dataloader.dataset) == 9
+
+
+def test_what_a_script_asks_of_a_runner_by_mmengines_names(make_runner):
+    cfg = {"compile": False, "own": {"key": 1}}
+    loop = {"by_epoch": False, "max_iters": 2, "val_begin": 2, "val_interval": 3}
+    runner = make_runner(cfg=cfg, train_cfg=loop)
+    assert runner.cfg.own.key == runner.cfg["own"].get("key") == 1
+    assert (runner.val_begin, runner.val_interval) == (1, 1)
+    for name in ("train_dataloader", "val_dataloader", "val_evaluator", "test_evaluator"):
+        assert not hasattr(runner, name)
+    with pytest.raises(AttributeError, match=r"The train loop, .* is built by train\(\)"):
+        _ = runner.train_dataloader
+    runner.train()
+    assert (runner.val_begin, runner.val_interval) == (2, 3)
+    assert type(runner.val_evaluator) is Evaluator
+    loader = Runner.build_dataloader(loader_cfg(), seed=3)
+    assert next(iter(loader))["labels"].tolist() == [0, 1, 2, 0]
+    assert type(Runner.build_evaluator({"type": "Accuracy"})) is Evaluator
+
+
+def test_weights_can_be_loaded_at_any_time(make_runner, tmp_path):
+    state = Classifier().state_dict()
+    prefixed = {f"backbone.{name}": value for name, value in state.items()}
+    save_checkpoint_file({"state_dict": prefixed, "meta": {"epoch": 3}}, tmp_path / "w.pth")
+    torch.save({f"module.{name}": value for name, value in state.items()}, tmp_path / "bare.pth")
+    runner = make_runner()
+    checkpoint = runner.load_checkpoint(tmp_path / "w.pth", revise_keys=[(r"^backbone\.", "")])
+    assert checkpoint["meta"] == {"epoch": 3}
+    assert set(checkpoint["state_dict"]) == set(state)
+    assert torch.equal(runner.model.layers[0].weight, state["layers.0.weight"])
+    runner.train()
+    runner.load_checkpoint(str(tmp_path / "bare.pth"), strict=True)
+    assert torch.equal(runner.model.layers[0].weight, state["layers.0.weight"])
+    with pytest.raises(CheckpointError, match=r"Nothing in the checkpoint fits Classifier"):
+        runner.load_checkpoint(tmp_path / "w.pth")
+    with pytest.raises(ConfigError, match=r"revise_keys: '\^abc' was given"):
+        runner.load_checkpoint(tmp_path / "w.pth", revise_keys=["^abc"])
 
 
 def test_from_cfg_is_the_constructor(tmp_path):
@@ -352,6 +390,18 @@ def test_auto_scale_lr_counts_the_batch_of_the_whole_step(
     assert runner.optim_wrapper.param_groups[0]["lr"] == 0.1 * factor
 
 
+def test_auto_scale_lr_needs_a_batch_of_known_size(make_runner):
+    loader = {"dataset": Blobs(), "batch_sampler": [[0, 1], [2, 3, 4]]}
+    scaled = {"base_batch_size": 8, "enable": True}
+    runner = make_runner(
+        train_dataloader={**loader, "collate_fn": "default_collate"}, auto_scale_lr=scaled
+    )
+    with pytest.raises(
+        ConfigError, match=r"auto_scale_lr: how many samples a batch has is not kno"
+    ):
+        runner.train()
+
+
 def test_auto_scale_lr_off_changes_nothing(make_runner):
     runner = make_runner(auto_scale_lr={"base_batch_size": 8})
     runner.train()
@@ -383,8 +433,9 @@ def test_load_from_takes_what_fits_and_tells_the_rest(make_runner, tmp_path):
     runner.val()
     assert torch.equal(runner.model.layers[0].weight, state["layers.0.weight"])
     log = log_of(runner)
-    assert "load_from: missing: layers.3.bias" in log
-    assert "load_from: unexpected: head.weight" in log
+    assert "load_from: 2 entries of the checkpoint or the model do not fit" in log
+    assert "missing: layers.3.bias" in log
+    assert "unexpected: head.weight" in log
 
 
 def test_a_bare_state_dict_can_be_loaded(make_runner, tmp_path):

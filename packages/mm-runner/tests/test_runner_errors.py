@@ -6,8 +6,10 @@ from typing_extensions import override
 
 import mm_compile
 import mm_dist
+from mm_amp import OptimWrapper
 from mm_runner import CheckpointError, ComponentNotFoundError, ConfigError, Runner, WorkDirError
 from mm_runner.checkpoint import save_checkpoint_file
+from mm_runner.hooks import Hook
 from mm_runner.registry import DATASETS, MODELS
 
 SGD = {"type": "SGD", "lr": 0.1}
@@ -115,8 +117,10 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
         ({"env_cfg": {"mp_cfg": {"mp_method": "x"}}}, r"env_cfg\.mp_cfg\.mp_method: unknown key"),
         ({"env_cfg": {"npu_cfg": {"jit": True}}}, r"env_cfg\.npu_cfg\.jit: unknown"),
         ({"randomness": {"sed": 1}}, r"randomness\.sed: unknown key.*'seed'"),
-        ({"randomness": {"seed": -1}}, r"randomness\.seed: an integer >= 0 or None.*got -1"),
-        ({"randomness": {"seed": "1"}}, r"randomness\.seed: an integer >= 0 or None.*got '1'"),
+        ({"randomness": {"seed": -1}}, r"randomness\.seed: an integer .* or None.*got -1"),
+        ({"randomness": {"seed": "1"}}, r"randomness\.seed: an integer .* or None.*got '1'"),
+        ({"randomness": {"seed": 2**63}}, r"randomness\.seed: an integer from 0 to 2\*\*63 - 1"),
+        ({"load_from": "https://a.b/c.pth"}, r"load_from: 'https://a\.b/c\.pth' .* Download it"),
         ({"randomness": 3}, r"randomness: a dict is needed, got 3"),
         ({"log_processor": {"window": 3}}, r"log_processor\.window: unknown arg.*'window_size'"),
         (
@@ -148,6 +152,8 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
         "randomness",
         "seed-negative",
         "seed-text",
+        "seed-large",
+        "url",
         "randomness-number",
         "log-processor",
         "auto-scale",
@@ -321,3 +327,35 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(make_runner, tmp_path):
         make_runner(load_from=str(tmp_path / "other.pth")).val()
     with pytest.raises(CheckpointError, match=r"gone\.pth was asked for; there is no such file"):
         make_runner(load_from=str(tmp_path / "gone.pth")).val()
+
+
+def test_an_optimizer_over_another_model_is_refused(make_runner):
+    wrapper = OptimWrapper(torch.optim.SGD(Classifier().parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match=r"none of the 4 parameters of its SGD is one of the mod"):
+        make_runner(optim_wrapper=wrapper).train()
+
+
+class WithBytes(Classifier):
+    """Keeps what no checkpoint may hold, as a module of another library may."""
+
+    def get_extra_state(self):
+        return b"scales"
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+class AsList(Hook):
+    @override
+    def before_save_checkpoint(self, runner, checkpoint):
+        extra = checkpoint["state_dict"]["_extra_state"]
+        checkpoint["state_dict"]["_extra_state"] = list(extra)
+
+
+def test_a_model_that_cannot_be_saved_is_refused_before_the_first_step(make_runner):
+    runner = make_runner(model=WithBytes())
+    with pytest.raises(CheckpointError, match=r"state_dict\._extra_state: builtins\.bytes cannot"):
+        runner.train()
+    assert runner.iter == 0
+    make_runner(model=WithBytes(), default_hooks={"checkpoint": None}).train()
+    make_runner(model=WithBytes(), custom_hooks=[AsList()]).train()

@@ -1,10 +1,12 @@
 """MMEngine's families of schedules, against their formulas and against torch's."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
-from toy import NO_VALIDATION, RecordRates, Scripted, loader_cfg
+from test_resume_midway import StopAfter
+from toy import NO_VALIDATION, Killed, RecordRates, Scripted, loader_cfg
 from typing_extensions import override
 
 from mm_runner import ComponentNotFoundError, ConfigError
@@ -336,6 +338,15 @@ def test_a_run_names_a_metric_that_is_not_there(make_runner):
         runner.train()
 
 
+def test_a_run_names_a_metric_that_is_no_number(make_runner):
+    runner = make_runner(
+        param_scheduler={"type": "ReduceOnPlateauLR", "monitor": "accuracy"},
+        val_evaluator=Scripted(values=["high"]),
+    )
+    with pytest.raises(ConfigError, match=r"param_scheduler\.monitor: .*'high' for it; a number"):
+        runner.train()
+
+
 class Overflow(Hook):
     """Makes the gradients of one step overflow."""
 
@@ -366,6 +377,24 @@ def test_a_skipped_step_holds_the_schedule_or_not(make_runner, on_skip):
     exponents = [round(-math.log2(rate)) for rate in recorded.rates]
     # max_skips tells of a step one step later, so it is the step after that holds.
     assert exponents == ([0, 1, 2, 3, 3, 4] if on_skip == "hold" else [0, 1, 2, 3, 4, 5])
+
+
+def test_a_run_stopped_before_a_skip_is_known_holds_the_schedule_all_the_same(make_runner):
+    recorded = RecordRates()
+    for stop in (StopAfter(3), None):
+        runner = make_runner(
+            train_cfg={"max_epochs": 1},
+            train_dataloader=loader_cfg(sampler={"type": "DefaultSampler", "shuffle": False}),
+            optim_wrapper={"optimizer": {"type": "SGD", "lr": 1.0}, "max_skips": 3},
+            param_scheduler={"type": "StepLR", "step_size": 1, "gamma": 0.5, "by_epoch": False},
+            custom_hooks=[recorded, Overflow(2), *filter(None, [stop])],
+            resume=stop is None,
+            **NO_VALIDATION,
+        )
+        with pytest.raises(Killed) if stop else nullcontext():
+            runner.train()
+    exponents = [round(-math.log2(rate)) for rate in recorded.rates]
+    assert exponents == [0, 1, 2, 3, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,16 @@ def test_lines_of_a_run_by_iterations_count_these(make_runner):
 
 
 @pytest.mark.parametrize(
+    "train_cfg", [{"by_epoch": False, "max_iters": 6}, {"max_epochs": 1}], ids=["steps", "epoch"]
+)
+def test_what_is_shorter_than_the_interval_has_a_line(make_runner, train_cfg):
+    runner = make_runner(train_cfg=train_cfg, **NO_VALIDATION)
+    runner.train()
+    records = (runner.log_dir / "scalars.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in records] == [6]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"backend_args": {"backend": "petrel"}}, r"LoggerHook\.backend_args: .*Mount the storage"),

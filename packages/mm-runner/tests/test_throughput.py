@@ -166,6 +166,23 @@ def test_the_slowest_of_two_ranks_is_named(run_ranks, tmp_path):
     run_ranks(_name_the_slowest, 2, str(tmp_path))
 
 
+@pytest.mark.skipif(not HAS_COUNTER, reason="torch counts operations from 2.1 on")
+def test_a_step_that_fails_while_it_is_counted_leaves_no_counter(make_runner):
+    from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: PLC0415
+
+    class Fails(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if runner.iter == 1:
+                raise ValueError(type(_get_current_dispatch_mode()).__name__)
+
+    fails = {"type": Fails, "priority": "HIGHEST"}
+    runner = make_runner(custom_hooks=[{"type": "ThroughputHook"}, fails], **NO_VALIDATION)
+    with pytest.raises(ValueError, match="FlopCounterMode"):
+        runner.train()
+    assert _get_current_dispatch_mode() is None
+
+
 def test_a_report_is_of_all_ranks():
     ranks = [
         Measured(steps=2, samples=8, tokens=80, elapsed_s=4.0, waited_s=1.0, forward_s=0.5),
@@ -259,7 +276,18 @@ def test_every_peak_has_a_source():
     assert all(peak.source and peak.half > peak.single > 0 for peak in PEAKS)
 
 
-@pytest.mark.parametrize("interval", [0, True, 1.5])
-def test_the_interval_is_a_positive_number(interval):
-    with pytest.raises(ConfigError, match=r"ThroughputHook\.interval: a positive number"):
-        ThroughputHook(interval=interval)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interval": 0}, r"interval: a positive number of steps is needed, got 0"),
+        ({"interval": True}, r"interval: a positive number of steps is needed, got True"),
+        ({"interval": 1.5}, r"interval: a positive number of steps is needed, got 1.5"),
+        ({"flops_per_sample": 0}, r"flops_per_sample: a positive number, got 0"),
+        ({"peak_flops": -1.0}, r"peak_flops: a positive number, got -1.0"),
+        ({"tokens": {}}, r"tokens: a key of the batch or a function, got \{\}"),
+    ],
+    ids=["no-interval", "flag", "fraction", "operations", "peak", "tokens"],
+)
+def test_wrong_arguments_are_named(options, message):
+    with pytest.raises(ConfigError, match=rf"ThroughputHook\.{message}"):
+        ThroughputHook(**options)

@@ -1,6 +1,8 @@
 """What is told to be wrong before anything is built, by the path of the key."""
 # ruff: noqa: E501 - a table reads best with a case in each line
 
+import inspect
+
 import pytest
 import torch
 from strict_task import Neck, Net, StopAt
@@ -11,6 +13,7 @@ from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.evaluator import Accuracy
 from mm_runner.hooks import LoggerHook
 from mm_runner.registry import HOOKS, MODELS
+from mm_runner.runner._checks import checked_cfg
 from mm_runner.validation import validate_run
 
 _SGD = {"type": "SGD", "lr": 0.1}
@@ -117,6 +120,11 @@ def test_what_may_work_is_let_through(tmp_path, overrides, recwarn):
     assert not recwarn.list
 
 
+def test_variables_of_a_configs_own_are_no_slips():
+    own = dict.fromkeys(("conv_cfg", "norm_cfg", "train_dataset", "tta_model", "data_root"), 1)
+    assert checked_cfg(own, tuple(inspect.signature(Runner).parameters)) == own
+
+
 def test_what_builds_its_own_parts_has_their_path_in_messages(make_runner):
     model = {"type": Net, "width": 4, "neck": {"type": Neck, "names": ["a"]}}
     with pytest.raises(ConfigError, match=r"^model\.neck\.channels: Neck needs this argument"):
@@ -132,3 +140,80 @@ def test_a_component_that_takes_anything_is_left_alone_but_for_slips(tmp_path, m
     check(tmp_path, custom_hooks=[{"type": "AnyForTest", "quite_another": 3}])
     with pytest.raises(ConfigError, match=r"^custom_hooks\[0\]\.intervall: .*'interval'"):
         check(tmp_path, custom_hooks=[{"type": "AnyForTest", "intervall": 3}])
+
+
+def scheduling(kind, **options):
+    return {"type": kind, **options}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [
+        ("RMSprop", scheduling("StepParamScheduler", param_name="alpha", step_size=1)),
+        ("Adam", scheduling("CosineAnnealingMomentum")),
+        ("Adam", scheduling("PolyParamScheduler", param_name="eps")),
+        ("NpuFusedAdam", scheduling("PolyParamScheduler", param_name="eps")),
+        ("SGD", scheduling("ReduceOnPlateauLR", min_value=[0.1, 0.2, 0.3])),
+        ("SGD", scheduling("LambdaLR", lr_lambda=[float, float])),
+        ("SGD", [scheduling("MultiStepLR", milestones=[1, 2]), scheduling("PolyLR")]),
+    ],
+    ids=["alpha", "beta", "eps", "another's", "groups", "torchs", "several"],
+)
+def test_what_may_be_scheduled_is_what_the_optimizer_has(tmp_path, optimizer, schedule):
+    wrapper = {"optimizer": {"type": optimizer, "lr": 0.1}}
+    check(tmp_path, optim_wrapper=wrapper, param_scheduler=schedule)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "schedule", "message"),
+    [
+        (
+            "Adagrad",
+            scheduling("StepMomentum", step_size=1),
+            r"groups of Adagrad have no such.*lr_decay",
+        ),
+        (
+            "Adam",
+            scheduling("PolyParamScheduler", param_name="dampening"),
+            r"groups of Adam have no such",
+        ),
+        (
+            "SGD",
+            [scheduling("PolyLR"), scheduling("PolyParamScheduler", param_name="eps")],
+            r"^param_scheduler\[1\]: 'eps'",
+        ),
+    ],
+    ids=["momentum", "dampening", "second"],
+)
+def test_what_the_optimizer_has_not_cannot_be_scheduled(tmp_path, optimizer, schedule, message):
+    wrapper = {"optimizer": {"type": optimizer, "lr": 0.1}}
+    with pytest.raises(ConfigError, match=message):
+        check(tmp_path, optim_wrapper=wrapper, param_scheduler=schedule)
+
+
+def test_schedules_of_several_optimizers_are_tried_on_their_own(tmp_path):
+    wrapper = {
+        "constructor": "MultiOptimWrapperConstructor",
+        "layers.0": _ONE,
+        "layers.3": {"optimizer": {"type": "Adam"}},
+    }
+    eps = scheduling("PolyParamScheduler", param_name="eps")
+    check(tmp_path, optim_wrapper=wrapper, param_scheduler={"layers.3": [eps]})
+    with pytest.raises(ConfigError, match=r"^param_scheduler\.layers\.0: 'eps' .* groups of SGD"):
+        check(tmp_path, optim_wrapper=wrapper, param_scheduler={"layers.0": [eps]})
+
+
+def test_trying_a_schedule_leaves_a_ready_optimizer_as_it_is(tmp_path):
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.Adam(
+        Classifier().parameters(), lr=rate, capturable=False, foreach=False
+    )
+    group = dict(optimizer.param_groups[0])
+    warm_up = scheduling("LinearLR", start_factor=0.1, by_epoch=False, end=5)
+    check(
+        tmp_path,
+        optim_wrapper={"optimizer": optimizer},
+        param_scheduler=[warm_up, scheduling("StepLR", step_size=1)],
+    )
+    assert rate == 0.5
+    assert optimizer.param_groups == [group]

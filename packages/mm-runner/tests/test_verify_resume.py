@@ -132,6 +132,8 @@ def test_a_difference_in_the_state_at_the_end_is_named_by_parameter(tmp_path):
 def test_a_stop_that_training_does_not_come_to_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"stop after step 12 .*the training has 12 steps"):
         verify_resume(cfg_of(tmp_path), at_step=12, steps=14)
+    with pytest.raises(ConfigError, match=r"at_step=0 was given; .* from 1"):
+        verify_resume(cfg_of(tmp_path), at_step=0)
     with pytest.raises(ConfigError, match="cannot be copied"):
         verify_resume(cfg_of(tmp_path, default_scope=(line for line in ())))
     assert not list(Path(tmp_path).glob("*/whole"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import cast
 
@@ -51,6 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED_STATUS
     except Exception as error:  # noqa: BLE001 - it is shown, and becomes the status
         return report_failure(error, show_traceback=options.traceback)
+    finally:
+        _end_output()
+
+
+def _end_output() -> None:
+    """Leave nothing for Python to write at its end where what read the output has ended."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):  # not a file of the system's
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(options: Namespace) -> Callable[[Namespace], int]:

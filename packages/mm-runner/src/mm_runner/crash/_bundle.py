@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mm_runner.data import failing_sample
 from mm_runner.errors import MMRunnerError
 
 from ._batch import describe_batch, last_batch
@@ -54,10 +55,12 @@ def keep_crash(runner: Runner, error: Exception) -> None:
     except Exception as failure:  # noqa: BLE001 - the disk may be what failed first
         _tell(runner, f"What was there could not be kept in {folder}: {failure}")
         return
+    sample = failing_sample(error)
+    where = f" while it read {sample}" if sample else ""
     _tell(
         runner,
-        f"Training failed in step {runner.iter + 1} with {type(error).__name__}. What was there is "
-        f"kept; to go back to that step: {_command(runner, folder)}",
+        f"Training failed in {_place(runner, error)} with {type(error).__name__}{where}. What was "
+        f"there is kept; to go back there: {_command(runner, folder)}",
     )
 
 
@@ -65,9 +68,11 @@ def _facts(runner: Runner, error: Exception) -> dict[str, Any]:
     return {
         "error": {"type": type(error).__name__, "message": str(error)},
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        "place": _place(runner, error),
         "iter": runner.iter,
         "epoch": runner.epoch,
         "batch": describe_batch(last_batch(error.__traceback__)),
+        "sample": failing_sample(error),
         "seed": runner.seed,
         "rank": runner.rank,
         "world_size": runner.world_size,
@@ -83,6 +88,14 @@ def _facts(runner: Runner, error: Exception) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "environment": _environment(),
     }
+
+
+def _place(runner: Runner, error: Exception) -> str:
+    """Say what the training was at when it failed."""
+    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    if runner.val_loop is not None and any(one is runner.val_loop for one in callers):
+        return f"the validation after step {runner.iter}"
+    return f"step {runner.iter + 1}"
 
 
 def _environment() -> dict[str, str]:

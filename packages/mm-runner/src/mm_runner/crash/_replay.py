@@ -79,8 +79,9 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None) -> str:
     _prepare(cfg, facts, bundle, launcher)
     with suppress(_PassedError):
         Runner.from_cfg(cfg).train()
+    place = facts["place"]
     return (
-        f"Step {facts['iter'] + 1} did not fail this time; it was {facts['error']['type']}: "
+        f"{place[0].upper()}{place[1:]} did not fail this time; it was {facts['error']['type']}: "
         f"{facts['error']['message']}"
     )
 

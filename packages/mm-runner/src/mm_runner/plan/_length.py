@@ -14,12 +14,17 @@ __all__ = ["Length", "length_of_run"]
 
 
 class Length(NamedTuple):
-    """Of a run: ``epoch_steps`` is ``None`` where the data have no length."""
+    """Of a run.
+
+    ``epoch_steps`` is how many steps go through the data once, ``None`` where these have no length.
+    Unless the run counts epochs (``by_epoch``), all of it is one.
+    """
 
     num_epochs: int
     epoch_steps: int | None
     num_steps: int
     per_process: int | None
+    by_epoch: bool
 
 
 def length_of_run(cfg: Any, world_size: int) -> Length:
@@ -41,11 +46,11 @@ def length_of_run(cfg: Any, world_size: int) -> Length:
     train_cfg = cfg["train_cfg"]
     if train_cfg.get("max_iters") is not None and train_cfg.get("max_epochs") is None:
         steps = _steps(loader, world_size) if _has_length(loader) else None
-        return Length(1, steps, int(train_cfg["max_iters"]), batch_size)
+        return Length(1, steps, int(train_cfg["max_iters"]), batch_size, by_epoch=False)
     num_batches(loader, "train_dataloader")
     steps = _steps(loader, world_size)
     num_epochs = int(train_cfg["max_epochs"])
-    return Length(num_epochs, steps, num_epochs * steps, batch_size)
+    return Length(num_epochs, steps, num_epochs * steps, batch_size, by_epoch=True)
 
 
 def _steps(loader: DataLoader[Any], world_size: int) -> int:

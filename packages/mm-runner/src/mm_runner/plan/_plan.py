@@ -88,7 +88,7 @@ def _plan_training(
         "optimizers": optimizers,
         "batch": {"per_process": per_process, "world_size": world_size, "effective": batches},
         "length": {
-            "epochs": length.num_epochs,
+            "epochs": length.num_epochs if length.by_epoch else None,
             "steps_per_epoch": length.epoch_steps,
             "steps": length.num_steps,
         },

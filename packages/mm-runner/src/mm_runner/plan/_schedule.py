@@ -48,22 +48,34 @@ def rates_at_key_steps(
     if last >= _MOST_STEPS and any(not one.by_epoch for one in followed):
         last = _MOST_STEPS
         notes.append(f"The schedule is shown up to step {last}.")
-    wanted = _key_steps(followed, length, last)
-    found = []
+    if not length.by_epoch and any(one.by_epoch for one in followed):
+        notes.append("A schedule counts epochs, and the run counts iterations: it will not change.")
+    found, position = [], 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer does not step between
-        for step in range(last + 1):
-            if step in wanted:
-                found.append(_rates(optim_wrapper, step, length))
-            _advance(followed, step, length)
+        for step in sorted(_key_steps(followed, length, last)):
+            _advance(followed, position, step, length)
+            found.append(_rates(optim_wrapper, step, length))
+            position = step
     return found
 
 
-def _advance(schedulers: list[Any], step: int, length: Length) -> None:
-    is_last_of_epoch = length.epoch_steps and (step + 1) % length.epoch_steps == 0
-    for scheduler in schedulers:
-        if not scheduler.by_epoch or is_last_of_epoch:
-            scheduler.step()
+def _advance(schedulers: list[Any], begin: int, end: int, length: Length) -> None:
+    """Let the schedules count the steps from ``begin`` up to ``end``."""
+    # A run by iterations is one epoch, at whose end nothing is scheduled any more.
+    epoch_steps = (length.by_epoch and length.epoch_steps) or end + 1
+    if all(one.by_epoch for one in schedulers):  # from epoch to epoch, of which there are fewer
+        for _ in range(end // epoch_steps - begin // epoch_steps):
+            _step(schedulers)
+        return
+    for step in range(begin, end):
+        is_end = (step + 1) % epoch_steps == 0
+        _step([one for one in schedulers if is_end or not one.by_epoch])
+
+
+def _step(schedulers: list[Any]) -> None:
+    for one in schedulers:
+        one.step()
 
 
 def _key_steps(schedulers: list[Any], length: Length, last: int) -> set[int]:

@@ -55,12 +55,15 @@ def _training_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         effective = batch["effective"][one["name"]]
         accumulated = f"{one['accumulative_counts']} accumulated"
         yield "batch", f"{of_whom}{effective} = {processes} x {accumulated}"
-    per_epoch = length["steps_per_epoch"]
-    shape = "" if per_epoch is None else f" = {length['epochs']} epochs x {per_epoch}"
-    yield "length", f"{length['steps']} steps{shape if per_epoch else ''}"
+    epochs, per_epoch = length["epochs"], length["steps_per_epoch"]
+    shape = f" = {epochs} epochs x {per_epoch}" if epochs else ""
+    if per_epoch and not epochs:
+        shape = f"; {per_epoch} go through the data once"
+    yield "length", f"{length['steps']} steps{shape}"
     for point in plan["schedule"]:
         rates = ", ".join(_named(point["lr"], "{:.4g}"))
-        yield "schedule", f"step {point['step']}, epoch {point['epoch']}: lr {rates}"
+        epoch = f", epoch {point['epoch']}" if epochs else ""
+        yield "schedule", f"step {point['step']}{epoch}: lr {rates}"
     yield from _memory_lines(plan)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from math import ceil
 from pathlib import Path
 
 from mm_runner.errors import ConfigError, did_you_mean
 
 from ._curves import read_scalars
-from ._figure import new_figure
+from ._figure import new_figure, save_figure
 
 __all__ = ["plot_runs"]
 
@@ -35,7 +35,7 @@ def plot_runs(
 
     Args:
         work_dirs: Each is one curve, with the same colour on all axes; a work directory of several
-            runs, where one resumed the other, counts as one.
+            runs, where one resumed the other, counts as one. A run's log directory is that run.
         picture: File to write, ``.png`` or ``.svg``.
         keys: What to draw, such as ``["loss", "lr", "val/accuracy"]``; by default every loss and
             every number of a validation or test that any of them has. A name without a phase means
@@ -66,8 +66,10 @@ def _curves_of(work_dir: str | Path) -> dict[str, _Curve]:
     points: dict[str, list[tuple[int, float]]] = {}
     for record in read_scalars(work_dir):
         for name, value in record.items():
-            if name not in _POSITION and isinstance(value, (int, float)):
-                points.setdefault(f"{record['mode']}/{name}", []).append((record["step"], value))
+            if name not in _POSITION and (value is None or isinstance(value, (int, float))):
+                # What was no number (NaN is null in the file) is a gap, which hides nothing.
+                point = (record["step"], math.nan if value is None else value)
+                points.setdefault(f"{record['mode']}/{name}", []).append(point)
     return {name: tuple(zip(*pairs, strict=True)) for name, pairs in points.items()}  # type: ignore[misc]
 
 
@@ -100,7 +102,7 @@ def _draw(
     curves: dict[str, dict[str, _Curve]], wanted: Sequence[str], picture: Path, window_size: int
 ) -> Path:
     columns = min(len(wanted), _COLUMNS)
-    rows = ceil(len(wanted) / columns)
+    rows = math.ceil(len(wanted) / columns)
     figure = new_figure(4.8 * columns, 3.4 * rows)
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for name, axes in zip(wanted, grid, strict=False):
@@ -120,12 +122,13 @@ def _draw(
             axes.legend()
     for axes in grid[len(wanted) :]:  # what no quantity is left for
         axes.set_visible(False)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=120)
-    return picture
+    return save_figure(figure, picture)
 
 
 def _smooth(values: Sequence[float], window_size: int) -> list[float]:
-    """Return the mean of each value and up to ``window_size - 1`` before it."""
-    windows = (values[max(0, end - window_size) : end] for end in range(1, len(values) + 1))
-    return [sum(window) / len(window) for window in windows]
+    """Return the mean of each value and up to ``window_size - 1`` before it; a gap stays one."""
+    means = []
+    for end, value in enumerate(values, start=1):
+        window = [one for one in values[max(0, end - window_size) : end] if not math.isnan(one)]
+        means.append(math.nan if math.isnan(value) else sum(window) / len(window))
+    return means

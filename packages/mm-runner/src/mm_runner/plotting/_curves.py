@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ConfigError
 
-from ._figure import new_figure
+from ._figure import new_figure, save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,13 +25,15 @@ def read_scalars(work_dir: str | Path) -> list[dict[str, Any]]:
     Where a resumed run repeats steps that an earlier one had done, the later run counts.
 
     Args:
-        work_dir: With the runs' log directories in it.
+        work_dir: With the runs' log directories in it; or one of these.
 
     Raises:
         ConfigError: If there is no record.
     """
     history: list[dict[str, Any]] = []
-    for path in sorted(Path(work_dir).glob("*/scalars.jsonl"), key=_start_of_run):
+    own = Path(work_dir, "scalars.jsonl")
+    found = [own] if own.is_file() else Path(work_dir).glob("*/scalars.jsonl")
+    for path in sorted(found, key=_start_of_run):
         records = list(_records(path))
         trained = [record["step"] for record in records if record["mode"] == "train"]
         if trained:
@@ -65,10 +68,7 @@ def plot_curves(work_dir: str | Path, picture: str | Path) -> Path:
     left.set(title="training loss", xlabel="training step", ylabel="loss")
     _draw(right, history, "val", lambda name: name not in _TIMES)
     right.set(title="validation", xlabel="training step")
-    path = Path(picture)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return path
+    return save_figure(figure, picture)
 
 
 def _start_of_run(path: Path) -> list[int]:
@@ -79,9 +79,11 @@ def _start_of_run(path: Path) -> list[int]:
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            yield json.loads(line)
+            record = json.loads(line)
         except json.JSONDecodeError:  # the last line of a run that was killed while writing it
             continue
+        if isinstance(record, dict) and {"mode", "step"} <= record.keys():  # else not a Runner's
+            yield record
 
 
 def _draw(axes: Any, history: list[dict[str, Any]], phase: str, wanted: Any) -> None:
@@ -90,8 +92,10 @@ def _draw(axes: Any, history: list[dict[str, Any]], phase: str, wanted: Any) -> 
         if record["mode"] != phase:
             continue
         for name, value in record.items():
-            if name not in {"mode", "epoch", "step"} and value is not None and wanted(name):
-                curves.setdefault(name, []).append((record["step"], value))
+            if name not in {"mode", "epoch", "step"} and wanted(name):
+                # What was no number (NaN is null in the file) is a gap, which hides nothing.
+                point = (record["step"], math.nan if value is None else value)
+                curves.setdefault(name, []).append(point)
     for name, points in curves.items():
         steps, values = zip(*points, strict=True)
         axes.plot(steps, values, marker="." if len(steps) < 40 else None, label=name)

@@ -62,7 +62,7 @@ def fits(value: Any, annotation: Any) -> bool:
         return True
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in _UNIONS:
-        return any(fits(value, one) for one in arguments)
+        return any(fits(value, one) for one in _kinds_for(value, arguments))
     if origin is Literal:
         return any(value == one and type(value) is type(one) for one in arguments)
     if origin in (typing.Annotated, typing.Final, typing.ClassVar):
@@ -104,6 +104,18 @@ def describe_annotation(annotation: Any) -> str:
     )
 
 
+def _kinds_for(value: Any, kinds: tuple[Any, ...]) -> Iterable[Any]:
+    """Return those of ``kinds`` that count: a list stands for no array that may be a number."""
+    if isinstance(value, _LISTS) and any(one in (int, float) for one in kinds):
+        return [one for one in kinds if not _is_array(one)]
+    return kinds
+
+
+def _is_array(kind: Any) -> bool:
+    """Return whether ``kind`` is a tensor's or an array's, which a file can give as a list only."""
+    return hasattr(get_origin(kind) or kind, "__array__")
+
+
 def _text(annotation: Any) -> str:
     if inspect.isclass(annotation) and get_origin(annotation) is None:
         return annotation.__name__
@@ -112,7 +124,7 @@ def _text(annotation: Any) -> str:
 
 def _fit_items(value: Any, kind: type, arguments: tuple[Any, ...]) -> bool:
     """Return whether what is in ``value`` fits the arguments of ``kind[...]``, if it has any."""
-    if not arguments or kind in _BY_NAME:
+    if not arguments or kind in _BY_NAME or _is_array(kind):
         return True
     if isinstance(value, Mapping):
         return not issubclass(kind, Mapping) or all(
@@ -153,6 +165,8 @@ def _is_number(value: Any, kind: type) -> bool:
 
 def _stands_for(value: Any, kind: type) -> bool:
     """Return whether a plain value commonly stands for an object of this class."""
+    if _is_array(kind) and isinstance(value, _LISTS):
+        return True
     if kind.__module__ == "torch" and kind.__name__ == "device":
         return isinstance(value, (str, int)) and not isinstance(value, bool)
     is_dtype = kind.__module__ == "torch" and kind.__name__ == "dtype"

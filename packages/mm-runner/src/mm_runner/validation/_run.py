@@ -28,7 +28,8 @@ from mm_runner.reporting import LogProcessor, writer_configs
 
 from ._components import check_component, check_keys, check_known, need_mapping
 from ._data import check_dataloader
-from ._optim import check_optim_wrapper, check_schedules
+from ._optim import check_optim_wrapper
+from ._schedules import check_schedules
 
 __all__ = ["validate_run"]
 
@@ -60,9 +61,9 @@ def validate_run(
             check_type(runner, parameters[name], value, name)
     env = given.get("env_cfg", {})
     device_type = (env.get("dist_cfg") or {}).get("device_type")
-    check_optim_wrapper(given.get("optim_wrapper"), "optim_wrapper", device_type)
+    optimizers = check_optim_wrapper(given.get("optim_wrapper"), "optim_wrapper", device_type)
     num_epochs = given.get("train_cfg", {}).get("max_epochs")
-    check_schedules(given.get("param_scheduler"), "param_scheduler", num_epochs)
+    check_schedules(given.get("param_scheduler"), "param_scheduler", num_epochs, optimizers)
     _check_cfg(cfg)
 
 
@@ -124,7 +125,7 @@ def _check_custom_hooks(hooks: Any, where: str) -> None:
 
 def _check_hook(hook: Any, where: str) -> None:
     if not isinstance(hook, Hook):
-        need_mapping(hook, where, "a Hook or a dict with 'type'")
+        need_mapping(hook, where, "a mm_runner.hooks.Hook or a dict with 'type'")
         plain = {key: value for key, value in hook.items() if key != "priority"}
         check_component(plain, HOOKS, where)
 
