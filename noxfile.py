@@ -102,6 +102,9 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str, torch: str) -> None:
     """Test one package with none of its siblings installed (mm-runner: with those it needs)."""
     sources = [str(package_dir(name)) for name in [*siblings_of(package), package]]
+    if package == "mm-runner" and torch == DEFAULT_TORCH:
+        # Without its extras the tests of what needs them are passed over.
+        sources[-1] += "[plot,tensorboard,wandb]"
     install_over_torch(session, torch, *sources, *test_requirements(package))
     session.chdir(package_dir(package))
     session.run("pytest", *session.posargs)
@@ -133,10 +136,18 @@ def npu(session: nox.Session, torch: str) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Kill training at random moments, and tell it to stop; every resumed run ends the same."""
+    """Break ranks, hosts, links, disks and data; ``-- -m cut``: some of it, ``-- --long``: more."""
     install_wheels(session, DEFAULT_TORCH, "pytest>=8")
     session.chdir(ROOT / "integration_tests")
     session.run("pytest", "faults", *session.posargs)
+
+
+@nox.session
+def clusters(session: nox.Session) -> None:
+    """Run on real Slurm, MPI and two hosts, which it installs and starts; ``-- -m cut``: a few."""
+    install_wheels(session, DEFAULT_TORCH, "pytest>=8")
+    session.chdir(ROOT / "integration_tests")
+    session.run("pytest", "clusters", *session.posargs)
 
 
 @nox.session

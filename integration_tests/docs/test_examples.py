@@ -1,65 +1,132 @@
-"""The documents' examples run as they stand, and are the same in both languages."""
+"""The documents' examples run as they stand, and are the same in both languages.
+
+A block of ``python`` that imports something is a script. One that begins with a comment which is
+the name of a file, in any language, is that file: the page's scripts may import it, and its
+commands find it. Blocks of ``sh`` are commands; each page's run one after the other in one folder,
+with mm-runner's examples in it. A block of ``text`` below a script or a command is what it prints,
+with a line ``...`` for what may be otherwise. Blocks of ``bash`` need more than a test has, such as
+a cluster, and are only shown.
+"""
 
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from pages import LANGUAGES, PAGES, ROOT, blocks_of, read_blocks, write_files
 
-_DOCS = Path(__file__).parents[2] / "docs"
-_PAGES = sorted(path.name for path in (_DOCS / "en").glob("*.md"))
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 # What two processes are needed for, which a script has to be started with.
 _NEEDS_RANKS = re.compile(r"DataParallel\(|WORLD_SIZE|barrier\(")
-_PRINTED = re.compile(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
-
-
-def read_examples(language, page):
-    """Return each example of a page with what it prints, empty where that is not shown."""
-    return _PRINTED.findall((_DOCS / language / page).read_text(encoding="utf-8"))
-
-
-def is_script(example):
-    """Tell a whole script from a few lines that only show how a call is written."""
-    return "import" in example
-
+# How a command begins what is the user's to repair, with status 1.
+_REFUSED = "mm-runner: "
+_COMMANDS = {"mm-runner": "mm_runner", "torchrun": "torch.distributed.run", "python": ""}
+# Which is in the page's language.
+_COMMENT = re.compile(r"(?m)\s+#\s.*$")
 
 _SCRIPTS = [
-    pytest.param(example, shown, id=f"{page}-{number}")
-    for page in _PAGES
-    for number, (example, shown) in enumerate(read_examples("en", page))
-    if is_script(example)
+    pytest.param(page, number, id=f"{page}-{number}")
+    for page in PAGES
+    for number, block in enumerate(read_blocks("en", page))
+    if block.is_script
+]
+_WITH_COMMANDS = [page for page in PAGES if any(one.is_command for one in read_blocks("en", page))]
+_ON_FRONT_PAGE = [
+    pytest.param(block.text, id=f"README.md-{number}")
+    for number, block in enumerate(blocks_of((ROOT / "README.md").read_text(encoding="utf-8")))
+    if block.is_script
 ]
 
 
 def test_there_are_examples():
-    assert len(_SCRIPTS) > 10
+    assert len(_SCRIPTS) > 20
+    assert len(_WITH_COMMANDS) > 2
 
 
-@pytest.mark.parametrize(("example", "shown"), _SCRIPTS)
-def test_example_runs(example, shown, tmp_path):
-    (tmp_path / "example.py").write_text(example, encoding="utf-8")
-    launcher = _TORCHRUN if _NEEDS_RANKS.search(example) else ()
+@pytest.mark.parametrize(("page", "number"), _SCRIPTS)
+def test_example_runs(page, number, tmp_path):
+    blocks = read_blocks("en", page)
+    script = blocks[number]
+    write_files(blocks[:number], tmp_path)
+    (tmp_path / "example.py").write_text(script.text, encoding="utf-8")
+    launcher = _TORCHRUN if _NEEDS_RANKS.search(script.text) else ()
+    status, printed = run(
+        [sys.executable, *launcher, "example.py"], tmp_path, PYTHONWARNINGS="error"
+    )
+    assert status == 0, printed
+    assert_shown(script.shown, printed)
+
+
+@pytest.mark.parametrize("script", _ON_FRONT_PAGE)
+def test_example_of_the_front_page_runs(script, tmp_path):
+    (tmp_path / "example.py").write_text(script, encoding="utf-8")
+    status, printed = run([sys.executable, "example.py"], tmp_path, PYTHONWARNINGS="error")
+    assert status == 0, printed
+
+
+@pytest.mark.parametrize("page", _WITH_COMMANDS)
+def test_commands_run_in_the_order_of_the_page(page, tmp_path):
+    pytest.importorskip("sklearn")
+    shutil.copytree(ROOT / "packages" / "mm-runner" / "examples", tmp_path / "examples")
+    path = f"{make_commands(tmp_path / '.bin')}{os.pathsep}{os.environ['PATH']}"
+    for block in read_blocks("en", page):
+        write_files([block], tmp_path)
+        if block.is_command:
+            status, printed = run(["bash", "-e", "-c", block.text], tmp_path, PATH=path)
+            assert status == block.shown.startswith(_REFUSED), block.text + printed
+            assert_shown(block.shown, printed)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_languages_show_the_same_examples(page):
+    english, chinese = (
+        [
+            (block.language, as_compared(block), block.shown)
+            for block in read_blocks(language, page)
+            if block.language != "bash"  # words that stand for values are in the page's language
+        ]
+        for language in LANGUAGES
+    )
+    assert english == chinese
+
+
+def run(command, folder, **environment):
     done = subprocess.run(
-        [sys.executable, *launcher, "example.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        command,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert shown in done.stderr + done.stdout
+    return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("page", _PAGES)
-def test_languages_show_the_same_examples(page):
-    trees = [
-        [ast.dump(ast.parse(example)) for example, _ in read_examples(language, page)]
-        for language in ("en", "zh_cn")
-    ]
-    assert trees[0] == trees[1]
+def make_commands(folder):
+    """Make the commands of the pages, which the environment need not have under their names."""
+    folder.mkdir()
+    for name, module in _COMMANDS.items():
+        arguments = f"-m {module} " if module else ""
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def assert_shown(shown, printed):
+    """Check that the pieces of ``shown`` stand in ``printed``, in this order."""
+    rest = printed
+    for piece in filter(None, map(str.strip, re.split(r"(?m)^\.\.\.$", shown))):
+        _, found, rest = rest.partition(piece)
+        assert found, f"{piece}\n\nis not, or not in this order, in\n\n{printed}"
+
+
+def as_compared(block):
+    """Return what is the same in every language: all but comments."""
+    if block.language == "python":
+        return ast.dump(ast.parse(block.text))
+    return _COMMENT.sub("", block.text)

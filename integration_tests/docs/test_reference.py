@@ -1,0 +1,68 @@
+"""Tables of arguments, keys and options say what the components, and the command line, take."""
+
+import ast
+import inspect
+import re
+
+import pytest
+from pages import LANGUAGES, read_page
+
+from mm_runner import hooks, loops
+from mm_runner.cli._parser import build_parser
+from mm_runner.optim.schedules._names import _FAMILIES
+from mm_runner.runner._checks import CFG_KEYS
+from mm_runner.runner._runner import runner_arguments
+
+# What the Runner gives.
+_GIVEN = ("runner", "dataloader", "evaluator", "length")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_signatures_are_those_of_the_components(language):
+    found = re.findall(r"`(\w+)\(([^`]*)\)`", read_page(language, "runner.md"))
+    shown = dict(reversed(found))  # the first counts
+    components = {
+        name: kind
+        for module in (hooks, loops)
+        for name, kind in vars(module).items()
+        if name.endswith(("Hook", "Loop")) and name not in ("Hook", "AbstractTrainLoop")
+    }
+    for name, kind in {**components, **_FAMILIES}.items():
+        assert name in shown, f"{name} is not on the page"
+        assert arguments_shown(shown[name]) == arguments_of(kind), name
+
+
+def arguments_shown(text):
+    """Return names and defaults, ``None`` where there is none."""
+    function = ast.parse(f"def f({text}): ...").body[0].args
+    names = [one.arg for one in function.args]
+    defaults = [eval(ast.unparse(one), {}) for one in function.defaults]  # noqa: S307 (the page's)
+    needed = names[: len(names) - len(defaults)]
+    return {**dict.fromkeys(needed), **dict(zip(names[len(needed) :], defaults, strict=True))}
+
+
+def arguments_of(kind):
+    return {
+        name: None if one.default is one.empty else one.default
+        for name, one in inspect.signature(kind).parameters.items()
+        if name not in _GIVEN and one.kind is not one.VAR_KEYWORD
+    }
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_key_of_a_configuration_is_listed(language):
+    text = read_page(language, "configuration.md")
+    keys = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("|"))
+    assert [name for name in (*runner_arguments(), *CFG_KEYS) if f"`{name}`" not in keys] == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_command_and_option_is_listed(language):
+    text = read_page(language, "configuration.md")
+    (commands,) = (one for one in build_parser()._actions if one.dest == "command")
+    for name, command in commands.choices.items():
+        assert f"`mm-runner {name} " in text, name
+        for action in command._actions:
+            # The first is the usual way to write it.
+            if action.option_strings and action.dest != "help":
+                assert f"`{action.option_strings[0]}" in text, f"{name} {action.option_strings[0]}"
