@@ -10,7 +10,7 @@ from test_formulas import all_options, relative_error
 
 import mm_npu
 from mm_npu import ConfigError
-from mm_npu._optimizers._on_torch import has_fused_kernels
+from mm_npu._optimizers._fused import has_fused_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning")
 
@@ -96,6 +96,90 @@ def test_large_tensors_in_blocks_follow_the_formula(name):
                 params[index].grad = grad
         optimizer.step()
     expect_formula(name, params, start, range(1, 5), 1e-5)
+
+
+# Options under which a rule uses torch's fused kernels, where torch has them.
+FUSABLE = {
+    "NpuFusedAdamP": {"nesterov": False},
+    "NpuFusedBertAdam": {"weight_decay": 0.1},
+    "NpuFusedLamb": {},
+    "NpuFusedRMSprop": {"momentum": 0, "centered": False},
+    "NpuFusedRMSpropTF": {"centered": False},
+}
+each_fusable = pytest.mark.parametrize("name", sorted(FUSABLE))
+
+
+@each_fusable
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_fused_kernels_follow_the_rule_in_plain_arithmetic(name, dtype, monkeypatch):
+    shapes = [(300, 301), (64, 32, 6, 6), *SMALL]
+    params, reference = make_params(shapes, dtype), make_params(shapes, dtype)
+    optimizer, twin = make(name, params, **FUSABLE[name]), make(name, reference, **FUSABLE[name])
+    for step in range(1, 6):
+        train(optimizer, params, [step])
+        with monkeypatch.context() as patch:
+            patch.setattr("mm_npu._optimizers._blockwise.can_fuse", lambda _: False)
+            train(twin, reference, [step])
+    # RMSprop divides by hardly more than nothing at first.
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-12
+    torch.testing.assert_close(params, reference, rtol=tolerance, atol=tolerance)
+
+
+@each_fusable
+def test_a_gradient_that_is_not_finite_spoils_its_own_elements_only(name):
+    params = make_params([(300, 301), (300, 301), (4, 3), (4, 3)])
+    optimizer = make(name, params, **{**FUSABLE[name], **no_common_norm(name)})
+    give_gradients(params, 1)
+    for p in (params[0], params[2]):
+        p.grad[0, 0], p.grad[0, 1] = float("inf"), float("nan")
+    optimizer.step()
+    train(optimizer, params, [2])
+    assert all(torch.isfinite(p).all() for p in (params[1], params[3]))
+    assert not torch.isfinite(params[0]).all()
+    if name.startswith("NpuFusedRMSprop") or name == "NpuFusedBertAdam":  # without norms
+        assert all((~torch.isfinite(p)).sum() == 2 for p in (params[0], params[2]))
+
+
+@each_fusable
+def test_gradients_that_are_repeated_or_spaced_in_memory_follow_the_rule(name):
+    params, reference = make_params([(300, 301), (90000,)]), make_params([(300, 301), (90000,)])
+    options = {**FUSABLE[name], **no_common_norm(name)}
+    optimizer, twin = make(name, params, **options), make(name, reference, **options)
+    for _ in range(3):
+        params[0].grad = torch.ones(()).expand(300, 301)
+        params[1].grad = torch.linspace(-1, 1, 180000)[::2]
+        for p, twin_p in zip(params, reference, strict=True):
+            twin_p.grad = p.grad.clone(memory_format=torch.contiguous_format)
+        optimizer.step()
+        twin.step()
+    torch.testing.assert_close(params, reference, rtol=0, atol=0)
+
+
+@each_fusable
+def test_fewer_threads_than_before_change_nothing(name):
+    params, reference = make_params([(16, 16)] * 500), make_params([(16, 16)] * 500)
+    optimizer, twin = make(name, params, **FUSABLE[name]), make(name, reference, **FUSABLE[name])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        train(optimizer, params, [1])
+        torch.set_num_threads(1)
+        train(optimizer, params, [2])
+        train(twin, reference, [1, 2])
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(params, reference)
+
+
+@each_blockwise
+def test_autograd_notices_that_parameters_were_changed(name):
+    params = make_params([(4, 3), (100, 100)])
+    optimizer = make(name, params, **FUSABLE.get(name, {}))
+    products = [(p * p).sum() for p in params]
+    train(optimizer, params, [1])
+    for product in products:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
 
 
 @each_name

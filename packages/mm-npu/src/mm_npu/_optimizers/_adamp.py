@@ -9,6 +9,7 @@ from torch import Tensor
 from ._arguments import check_betas, check_not_negative
 from ._arithmetic import move_average, move_average_of_squares, prepare_gradient
 from ._blockwise import AbstractBlockwiseOptimizer
+from ._fused import adam_direction, fits
 from ._operands import Operands
 from ._rules import Options, Spares, Step
 
@@ -32,6 +33,10 @@ class AdamPRule:
         gradient = prepare_gradient(gradient, p, 0, options["scale"], spare)
         beta1, beta2 = options["betas"]
         exp_avg = state["exp_avg"]
+        if fits(operands, options) and not options["nesterov"]:
+            decays, correction = options["betas"], options["root_correction"]
+            adam_direction(gradient, state, decays, options["eps"], direction, correction)
+            return self._sums(p, gradient, direction, spare)
         move_average(exp_avg, gradient, beta1)
         move_average_of_squares(state["exp_avg_sq"], gradient, beta2)
         root = torch.sqrt(state["exp_avg_sq"], out=direction).div_(options["root_correction"])
@@ -41,6 +46,9 @@ class AdamPRule:
             torch.div(spare, root, out=direction)
         else:
             torch.div(exp_avg, root, out=direction)
+        return self._sums(p, gradient, direction, spare)
+
+    def _sums(self, p: Tensor, gradient: Tensor, direction: Tensor, spare: Tensor) -> Tensor:
         if p.dim() == 2:
             return p.new_zeros(4, len(p), 1)
         return torch.stack(

@@ -13,6 +13,7 @@ from mm_npu._errors import ConfigError
 from ._arguments import check_fraction, check_not_negative
 from ._arithmetic import add_scaled, move_average, move_average_of_squares, prepare_gradient
 from ._blockwise import AbstractBlockwiseOptimizer
+from ._fused import adamw_step, fits
 from ._norms import total_norm
 from ._operands import Operands
 from ._rules import Options, Spares
@@ -33,6 +34,10 @@ def update(operands: Operands, spares: Spares, options: Options) -> None:
     p, gradient, state = operands
     first, second, _ = spares
     gradient = prepare_gradient(gradient, p, 0, options["scale"], first)
+    if fits(operands, options):
+        decays, numbers = (options["b1"], options["b2"]), (options["e"], options["lr"])
+        adamw_step(Operands(p, gradient, state), decays, *numbers, options["weight_decay"])
+        return
     move_average(state["exp_avg"], gradient, options["b1"])
     move_average_of_squares(state["exp_avg_sq"], gradient, options["b2"])
     root = torch.sqrt(state["exp_avg_sq"], out=second).add_(options["e"])

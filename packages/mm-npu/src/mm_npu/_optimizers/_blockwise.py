@@ -13,6 +13,7 @@ from mm_npu._errors import ConfigError
 
 from ._arguments import check_dense_gradients
 from ._compiled import check_can_compile, run_compiled
+from ._fused import can_fuse
 from ._named import AbstractNamedOptimizer
 from ._operands import Layout, is_flattened, is_sharded
 from ._rules import NormRule, Options, Rule, Scratch, run_in_blocks, run_norms_in_blocks
@@ -109,6 +110,7 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
                 factor = scale.get(unit.dtype)
                 # A norm over devices lies on one of them.
                 options["scale"] = None if factor is None else factor.to(unit.params[0].device)
+                options["fused"] = not self.compiled and can_fuse(unit.params[0])
                 self._update(unit, options)
 
     def _update(self, unit: AbstractUnit, options: Options) -> None:

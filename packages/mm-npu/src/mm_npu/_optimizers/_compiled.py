@@ -11,7 +11,7 @@ from torch import Tensor
 from mm_npu._errors import TorchVersionError
 
 from ._operands import Operands
-from ._rules import NormRule, Options, Rule, run_norms_whole, run_whole
+from ._rules import NormRule, Options, Rule, descend, prepare_whole, run_whole
 
 
 def check_can_compile(rule: Rule | NormRule) -> None:
@@ -60,23 +60,29 @@ def _compile(rule: Any) -> Callable[[Operands, Options], None]:
             ">= 2.0. Upgrade torch, or leave compiled out."
         )
     try:
-        # dynamic: stacks and parameters of all sizes share one kernel. torch 2.0 fails to make it,
-        # and makes one for each size.
-        compiled: Any = torch.compile(_bind(rule), dynamic=not torch.__version__.startswith("2.0."))
+        if callable(rule):
+            return _compile_function(run_whole, rule)
+        prepare, finish = _compile_function(prepare_whole, rule), _compile_function(descend)
     except RuntimeError as error:  # torch 2.0 on Python 3.11
         raise TorchVersionError(
             f"compiled=True was asked for, and torch {torch.__version__} cannot compile here "
             f"({error}). Upgrade torch, or leave compiled out."
         ) from error
-    return compiled  # type: ignore[no-any-return]
-
-
-def _bind(rule: Any) -> Callable[[Operands, Options], None]:
-    run: Any = run_whole if callable(rule) else run_norms_whole
 
     def update(operands: Operands, options: Options) -> None:
-        run(rule, operands, options)
+        finish(operands.p, *prepare(operands, options))
+
+    return update
+
+
+def _compile_function(function: Callable[..., Any], *bound: Any) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        return function(*bound, *arguments)
 
     # The compiler keeps, and limits, what it has compiled per code object: one for each rule.
-    code = update.__code__.replace()
-    return FunctionType(code, update.__globals__, update.__name__, None, update.__closure__)
+    code = run.__code__.replace()
+    own = FunctionType(code, run.__globals__, run.__name__, None, run.__closure__)
+    # dynamic: stacks and parameters of all sizes share one kernel. torch 2.0 fails to make it, and
+    # makes one for each size.
+    dynamic = not torch.__version__.startswith("2.0.")
+    return torch.compile(own, dynamic=dynamic)  # type: ignore[no-any-return, unused-ignore]

@@ -9,6 +9,7 @@ from torch import Tensor
 from ._arguments import check_betas, check_not_negative
 from ._arithmetic import move_average, move_average_of_squares, prepare_gradient
 from ._blockwise import AbstractBlockwiseOptimizer
+from ._fused import adam_direction, fits
 from ._norms import total_norm
 from ._operands import Operands
 from ._rules import Options, Spares, Step
@@ -30,10 +31,13 @@ class LambRule:
         direction, spare, _ = spares
         gradient = prepare_gradient(gradient, p, 0, options["scale"], spare)
         beta1, beta2 = options["betas"]
-        move_average(state["exp_avg"], gradient, beta1)
-        move_average_of_squares(state["exp_avg_sq"], gradient, beta2)
-        root = torch.sqrt(state["exp_avg_sq"], out=direction).add_(options["eps"])
-        torch.div(state["exp_avg"], root, out=direction)
+        if fits(operands, options):
+            adam_direction(gradient, state, options["betas"], options["eps"], direction)
+        else:
+            move_average(state["exp_avg"], gradient, beta1)
+            move_average_of_squares(state["exp_avg_sq"], gradient, beta2)
+            root = torch.sqrt(state["exp_avg_sq"], out=direction).add_(options["eps"])
+            torch.div(state["exp_avg"], root, out=direction)
         if options["weight_decay"] != 0:
             direction.add_(p, alpha=options["weight_decay"])
         if options["adam"]:

@@ -3,7 +3,6 @@
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ._arguments import check_dense_gradients
+from ._fused import has_fused_kernels
 from ._named import AbstractNamedOptimizer
 from ._operands import is_dense
 
@@ -153,18 +153,6 @@ class AbstractTorchOptimizer(AbstractNamedOptimizer):
         self.__dict__.pop("_met", None)
         for group in self.param_groups:
             self.choose_kernel(group)
-
-
-@cache
-def has_fused_kernels() -> bool:
-    """Say whether this torch has the fused kernels for the CPU: from 2.4 on."""
-    # torch 2.3 has the operator, for accelerators only.
-    has_kernel: bool = hasattr(
-        torch, "_fused_sgd_"
-    ) and torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001 - it has no public name
-        "aten::_fused_sgd_", "CPU"
-    )
-    return has_kernel
 
 
 def plain_step_of(optimizer: type[Optimizer]) -> Callable[..., Any]:

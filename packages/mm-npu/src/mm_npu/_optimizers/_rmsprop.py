@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from ._arguments import check_not_negative
 from ._arithmetic import (
@@ -14,6 +15,7 @@ from ._arithmetic import (
     prepare_gradient,
 )
 from ._blockwise import AbstractBlockwiseOptimizer
+from ._fused import fits, momentum_step, rmsprop_step
 from ._operands import Operands
 from ._rules import Options, Spares
 
@@ -22,6 +24,10 @@ def update(operands: Operands, spares: Spares, options: Options) -> None:
     """Make one step; the formula stands at the class."""
     p, gradient, state = operands
     first, second, _ = spares
+    if fits(operands, options) and _is_plain(options):
+        numbers = [options[key] for key in ("alpha", "eps", "lr", "weight_decay")]
+        rmsprop_step(operands, first, *numbers)
+        return
     gradient = prepare_gradient(gradient, p, options["weight_decay"], options["scale"], first)
     square_avg, alpha = state["square_avg"], options["alpha"]
     move_average_of_squares(square_avg, gradient, alpha)
@@ -33,11 +39,38 @@ def update(operands: Operands, spares: Spares, options: Options) -> None:
         root = torch.sqrt(square_avg, out=second)
     root.add_(options["eps"])
     if options["momentum"] > 0:
-        momentum_buffer = state["momentum_buffer"].mul_(options["momentum"])
-        momentum_buffer.addcdiv_(gradient, root)
-        add_scaled(p, momentum_buffer, -options["lr"], second)
+        used = Operands(p, gradient, state)
+        descend_by_momentum(used, root, options, weight=1, rate=options["lr"])
     else:
         add_ratio(p, gradient, root, -options["lr"])
+
+
+def _is_plain(options: Options) -> bool:
+    # A mean square that does not decay has no fused kernel: its bias correction would be 1 - 1.
+    return not options["centered"] and options["momentum"] == 0 and options["alpha"] < 1
+
+
+def descend_by_momentum(
+    operands: Operands,
+    root: Tensor,
+    options: Options,
+    *,
+    weight: float | Tensor,
+    rate: float | Tensor,
+) -> None:
+    """Make ``buffer = momentum * buffer + weight * gradient / root`` and ``p -= rate * buffer``.
+
+    The tensor ``root`` is used up.
+    """
+    p, gradient, state = operands
+    buffer = state["momentum_buffer"]
+    if fits(operands, options):
+        direction = torch.div(gradient, root, out=root)
+        momentum_step(p, direction, buffer, options["momentum"], weight, rate)
+        return
+    buffer.mul_(options["momentum"])
+    add_ratio(buffer, gradient, root, weight)
+    add_scaled(p, buffer, -rate, root)
 
 
 class AbstractRMSprop(AbstractBlockwiseOptimizer):

@@ -4,17 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from ._arithmetic import (
-    add_ratio,
-    add_scaled,
-    move_average,
-    move_average_of_squares,
-    prepare_gradient,
-)
+from ._arithmetic import add_ratio, move_average, move_average_of_squares, prepare_gradient
 from ._operands import Operands
-from ._rmsprop import AbstractRMSprop
+from ._rmsprop import AbstractRMSprop, descend_by_momentum
 from ._rules import Options, Spares
 
 
@@ -36,23 +29,12 @@ def update(operands: Operands, spares: Spares, options: Options) -> None:
         root = variance.add_(options["eps"]).sqrt_()
     else:
         root = torch.add(square_avg, options["eps"], out=second).sqrt_()
-    _descend(p, state.get("momentum_buffer"), gradient, root, options)
-
-
-def _descend(
-    p: Tensor, momentum_buffer: Tensor | None, gradient: Tensor, root: Tensor, options: Options
-) -> None:
-    lr = options["lr"]
-    if momentum_buffer is None:
-        add_ratio(p, gradient, root, -lr)
-        return
-    momentum_buffer.mul_(options["momentum"])
-    if options["lr_in_momentum"]:
-        add_ratio(momentum_buffer, gradient, root, lr)
-        p.sub_(momentum_buffer)
+    if options["momentum"] > 0:
+        lr, used = options["lr"], Operands(p, gradient, state)
+        weight, rate = (lr, 1) if options["lr_in_momentum"] else (1, lr)
+        descend_by_momentum(used, root, options, weight=weight, rate=rate)
     else:
-        momentum_buffer.addcdiv_(gradient, root)
-        add_scaled(p, momentum_buffer, -lr, root)
+        add_ratio(p, gradient, root, -options["lr"])
 
 
 class NpuFusedRMSpropTF(AbstractRMSprop):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ._arithmetic import add_scaled
 from ._operands import Operands, block_size, computing_dtype
 
 Options = Mapping[str, Any]
@@ -109,16 +110,19 @@ def run_norms_in_blocks(
     step = rule.conclude(torch.cat(sums, dim=-1), tuple(operands.p.shape), options)
     start = 0
     for p, piece in zip(_split_tensor(operands.p, size), pieces, strict=True):
-        _descend(p, piece, _cut(step, start, p.shape[1]))
+        descend(p, piece, _cut(step, start, p.shape[1]))
         start += p.shape[1]
 
 
-def run_norms_whole(rule: NormRule, operands: Operands, options: Options) -> None:
-    """Apply a rule with norms at once; what a compiler makes two kernels of."""
+def prepare_whole(rule: NormRule, operands: Operands, options: Options) -> tuple[Tensor, Step]:
+    """Do at once what a rule with norms does before ``descend``; give the direction and the step.
+
+    The two are compiled apart: a compiler that sees both computes the step's factors anew for every
+    few elements.
+    """
     spares = _new_spares(operands.p)
     sums = _advance(rule, operands, spares, options)
-    step = rule.conclude(sums, tuple(operands.p.shape), options)
-    _descend(operands.p, spares[0], step)
+    return spares[0], rule.conclude(sums, tuple(operands.p.shape), options)
 
 
 def _advance(rule: NormRule, operands: Operands, spares: Spares, options: Options) -> Tensor:
@@ -129,19 +133,23 @@ def _advance(rule: NormRule, operands: Operands, spares: Spares, options: Option
     return sums
 
 
-def _descend(p: Tensor, direction: Tensor, step: Step) -> None:
+def descend(p: Tensor, direction: Tensor, step: Step) -> None:
+    """Make a step along ``direction``, which is used up."""
     wide = p.to(direction.dtype)
     if isinstance(step.keep, Tensor) or step.keep != 1:
         wide.mul_(step.keep)
-    wide.sub_(direction.mul_(step.rate))
+    add_scaled(wide, direction, -step.rate, direction)
     _narrow(wide, p)
 
 
 def _cut(step: Step, start: int, length: int) -> Step:
     def cut(factor: float | Tensor) -> float | Tensor:
-        if isinstance(factor, Tensor) and factor.dim() > 1 and factor.shape[1] > 1:  # one per row
+        if not isinstance(factor, Tensor):
+            return factor
+        if factor.dim() > 1 and factor.shape[1] > 1:  # one per row
             return factor.narrow(1, start, length)
-        return factor
+        # A number saves a kernel, and on a CPU reading it waits for nothing.
+        return float(factor) if factor.is_cpu and factor.numel() == 1 else factor
 
     return Step(cut(step.keep), cut(step.rate))
 
