@@ -43,6 +43,19 @@ def _enter_rank(rank, world_size, store, function, args):
 
 
 @pytest.fixture
+def write(tmp_path):
+    """``write(name, text)`` writes a file into ``tmp_path`` and returns its path."""
+
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
 def run_ranks(tmp_path):
     """``run_ranks(function, world_size, *args)`` calls ``function(rank, *args)`` on gloo ranks."""
 

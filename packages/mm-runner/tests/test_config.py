@@ -19,19 +19,6 @@ work_dir: work/run
 """
 
 
-@pytest.fixture
-def write(tmp_path):
-    """``write(name, text)`` writes a file into ``tmp_path`` and returns its path."""
-
-    def write(name, text):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
 @pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json", ".py"])
 def test_what_is_dumped_is_read_again(tmp_path, suffix):
     cfg = Config({"model": {"type": dict, "sizes": [1, 2.5, None, True], "name": "ä\nb"}, "n": 3})

@@ -24,19 +24,6 @@ custom_hooks = [dict(type=EMAHook)]
 
 
 @pytest.fixture
-def write(tmp_path):
-    """``write(name, text)`` writes a file into ``tmp_path`` and returns its path."""
-
-    def write(name, text):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
-@pytest.fixture
 def bases(write):
     write("bases/model.py", _MODEL)
     write("bases/schedules/sgd.py", _SCHEDULE)
