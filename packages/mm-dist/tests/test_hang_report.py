@@ -203,7 +203,10 @@ def test_a_rank_that_does_not_answer_is_named(outcomes):
 def test_nothing_is_said_where_nothing_hangs(outcomes, mode):
     outcome = outcomes[mode]
     assert outcome.statuses == [0, 0], outcome.text
-    assert sorted(outcome.text.splitlines()) == ["finished 0", "finished 1"]
+    # torch says so wherever the name service does not answer at the moment.
+    unnamed = "The hostname of the client socket cannot be retrieved"
+    lines = [line for line in outcome.text.splitlines() if unnamed not in line]
+    assert sorted(lines) == ["finished 0", "finished 1"]
 
 
 def test_the_thread_survives_a_store_that_ends_and_comes_back(capfd):
