@@ -94,7 +94,7 @@ def steady(rank):
     dist.all_reduce(ONE)
     mm_dist.destroy_dist()
     assert num_watchers() == 0
-    print("finished", rank)
+    tell_finished(rank)
 
 
 def again(rank):
@@ -108,7 +108,7 @@ def again(rank):
     dist.all_reduce(ONE)
     fork_while_the_watcher_is_busy()
     dist.all_reduce(ONE)
-    print("finished", rank)
+    tell_finished(rank)
 
 
 def fork_while_the_watcher_is_busy():
@@ -126,11 +126,16 @@ def fork_while_the_watcher_is_busy():
     assert os.waitpid(child, 0)[1] == 0
 
 
+def tell_finished(rank):
+    # In one piece: both ranks write into the same pipe, unbuffered.
+    sys.stdout.write(f"finished {rank}\n")
+
+
 def off(rank):
     assert num_watchers() == 0
     assert not [name for name in sys.modules if "hang_report" in name]
     dist.all_reduce(ONE)
-    print("finished", rank)
+    tell_finished(rank)
 
 
 def num_watchers():
