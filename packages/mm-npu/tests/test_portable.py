@@ -486,6 +486,25 @@ def test_states_that_were_exchanged_are_used(name):
     torch.testing.assert_close(params, reference, rtol=0, atol=0)
 
 
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="since torch 2.0")
+@pytest.mark.parametrize("is_plain", [False, True], ids=["all options", "defaults"])
+@each_name
+def test_another_default_device_changes_nothing(name, is_plain):
+    if name not in BLOCKWISE and not has_fused_kernels():
+        pytest.skip("an older torch's own step, which puts its count on the default device")
+    options = {"lr": 0.01} if is_plain else OPTIONS[name]
+    trained = []
+    for device in ("cpu", "meta"):
+        params = make_params()
+        optimizer = getattr(mm_npu, name)(params, **options)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        with torch.device(device):
+            optimizer.step()
+        trained.append(params)
+    assert all(map(torch.equal, *trained))
+
+
 def test_in_a_fresh_momentum_dampening_does_not_count():
     params, reference = make_params(), make_params()
     options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}

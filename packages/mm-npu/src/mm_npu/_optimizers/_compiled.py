@@ -33,7 +33,7 @@ def run_compiled(
     state = {name: _as_plain(value) for name, value in operands.state.items()}
     plain = Operands(_as_plain(operands.p), _as_plain(operands.gradient), state)
     numbers = {
-        name: torch.tensor(value, dtype=torch.float64)
+        name: torch.tensor(value, dtype=torch.float64, device="cpu")
         if name in varying and not isinstance(value, Tensor)
         else value
         for name, value in options.items()

@@ -123,7 +123,7 @@ def _run_adam(
         [mean],
         [mean_square],
         [],
-        [torch.tensor(math.inf)],
+        [torch.tensor(math.inf, device="cpu")],  # whatever the default device is
         beta1=beta1,
         beta2=beta2,
         amsgrad=False,
