@@ -13,6 +13,7 @@ import uuid
 from mm_dist._command._output import write_error
 from mm_dist._errors import ConfigError, LaunchError, TorchVersionError
 from mm_dist._process_group._address import own_address_towards, resolve
+from mm_dist._process_group._interface import is_loopback
 
 DEFAULT_PORT = 29500
 _DEFAULT_RENDEZVOUS_PORT = 29400
@@ -200,8 +201,7 @@ def can_host(address: str, port: int) -> bool:
 
 
 def _warn_of_loopback(host: str, address: str | None) -> None:
-    is_loopback = address is not None and (address.startswith("127.") or address == "::1")
-    if is_loopback and host != "localhost" and not host.startswith(("127.", "::1")):
+    if is_loopback(address) and host != "localhost" and not host.startswith(("127.", "::1")):
         write_error(
             f"mm-dist run: {host!r} means {address} here, which no other machine can reach; give "
             "its address instead of its name, or --local-addr."
