@@ -224,3 +224,33 @@ def test_a_subclass_decides_for_itself_when_to_step_and_how_to_scale():
     wrapper = EverySecond(torch.optim.SGD([parameter], lr=1.0))
     assert [wrapper.update_params(2 * parameter).stepped for _ in range(2)] == [False, True]
     assert parameter.item() == -1
+
+
+def test_a_subclass_may_add_to_each_part_of_an_update():
+    done = []
+
+    def noting(name):
+        def part(self, *args, **kwargs):
+            done.append(name)
+            return getattr(OptimWrapper, name)(self, *args, **kwargs)
+
+        return part
+
+    parameter = nn.Parameter(torch.ones(()))
+    for name in ("backward", "step", "zero_grad"):
+        kind = type("Noting", (OptimWrapper,), {name: noting(name)})
+        assert kind(torch.optim.SGD([parameter], lr=1.0)).update_params(parameter * 1).stepped
+    assert done == ["backward", "step", "zero_grad"]
+
+
+def test_a_gradient_hook_registered_after_some_steps_is_called():
+    parameter = nn.Parameter(torch.ones(()))
+    wrapper = OptimWrapper(torch.optim.SGD([parameter], lr=1.0))
+    wrapper.update_params(parameter * 1)
+    seen = []
+    handle = wrapper.register_gradient_hook(lambda _: seen.append(parameter.grad.item()))
+    wrapper.update_params(parameter * 3)
+    handle.remove()
+    wrapper.update_params(parameter * 5)
+    assert seen == [3.0]
+    assert (parameter.item(), wrapper.inner_count) == (1 - 1 - 3 - 5, 3)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ._clipper import AbstractClipper
     from ._finite_guard import FiniteGuard
 
+_PARTS_OF_UPDATE = ("scale_loss", "backward", "should_update", "step", "zero_grad")
+
 
 class OptimWrapper(AbstractOptimWrapper):
     """Train with any torch optimizer: gradient accumulation, clipping, and one call per step.
@@ -71,11 +73,6 @@ class OptimWrapper(AbstractOptimWrapper):
         max_skips: int | None = None,
     ) -> None:
         super().__init__(optimizer, accumulative_counts)
-        # Most runs: two calls less in every step. A subclass may have its own answers.
-        self._steps_always = self._micro_batches.window == 1 and (
-            (type(self).scale_loss, type(self).should_update)
-            == (OptimWrapper.scale_loss, OptimWrapper.should_update)
-        )
         self._clipper = None if clip_grad is None else _build_clipper(clip_grad, optimizer)
         self._clip_grad = None if clip_grad is None else dict(clip_grad)
         self._deferred_sync = SyncDeferral()
@@ -87,6 +84,12 @@ class OptimWrapper(AbstractOptimWrapper):
 
             self._guard = build_guard(max_skips, accumulative_counts)
             self._skips.listeners.append(self._guard)
+        # Whether an update is three calls unless it clips or scales; a subclass may have its own.
+        self._is_plain = (
+            self._guard is None
+            and self._micro_batches.window == 1
+            and all(getattr(type(self), n) is getattr(OptimWrapper, n) for n in _PARTS_OF_UPDATE)
+        )
 
     def update_params(
         self,
@@ -118,15 +121,33 @@ class OptimWrapper(AbstractOptimWrapper):
         """
         if self._weights.is_weighted is not (weight is not None):
             self._weights.check_use(is_weighted=weight is not None)
-        if weight is None:
-            self.backward(loss if self._steps_always else self.scale_loss(loss))
-        else:
+        if weight is not None:
             self._backward_weighed(loss, weight)
-        if not (self._steps_always or self.should_update()):
+        elif (
+            self._is_plain
+            and self._clipper is None
+            and self._precision.scaling is None
+            and not (step_kwargs or zero_kwargs)
+        ):
+            return self._update_plainly(loss)
+        else:
+            self.backward(self.scale_loss(loss))
+        if not self.should_update():
             return self._note_accumulated()
         result = self.step(**step_kwargs) if step_kwargs else self.step()
         self.zero_grad(**zero_kwargs) if zero_kwargs else self.zero_grad()
         return result
+
+    def _update_plainly(self, loss: Tensor) -> StepResult:
+        """Do what most runs do in every step, in as few calls."""
+        if type(loss) is not Tensor or loss.ndim or not loss.requires_grad:
+            check_loss(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._micro_batches.done += 1
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.last_result = STEPPED
+        return STEPPED
 
     def _backward_weighed(self, loss: Tensor, weight: float | Tensor) -> None:
         window, before = self._micro_batches.current_window, self._weights.remember()
