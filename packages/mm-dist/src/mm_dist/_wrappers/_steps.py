@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mm_dist._errors import ArgumentTypeError
 from mm_dist._process_group import enter_steady_state, steady_switch
-from mm_dist._progress import advance_iteration
+from mm_dist._progress import progress
 
 
 class OptimWrapperProtocol(Protocol):
@@ -21,32 +21,28 @@ class OptimWrapperProtocol(Protocol):
         """Run backward and, when it is time, the optimizer."""
 
 
-class ModuleEvaluation:
-    """Evaluation steps of a wrapper whose module can evaluate by itself.
+# The evaluation steps of wrappers whose module can evaluate by itself. Functions, to be taken as
+# methods: each further base of a class makes looking up its attributes slower.
 
-    Attributes:
-        module: The wrapped model.
+
+def val_step(self: Any, data: Any) -> Any:
+    """Return the module's own ``val_step(data)``; nothing is synchronised.
+
+    Raises:
+        ArgumentTypeError: If the module has none.
     """
+    check_methods(self, "val_step", "val_step")
+    return self.module.val_step(data)
 
-    module: Any
 
-    def val_step(self, data: Any) -> Any:
-        """Return the module's own ``val_step(data)``; nothing is synchronised.
+def test_step(self: Any, data: Any) -> Any:
+    """Return the module's own ``test_step(data)``; nothing is synchronised.
 
-        Raises:
-            ArgumentTypeError: If the module has none.
-        """
-        check_methods(self, "val_step", "val_step")
-        return self.module.val_step(data)
-
-    def test_step(self, data: Any) -> Any:
-        """Return the module's own ``test_step(data)``; nothing is synchronised.
-
-        Raises:
-            ArgumentTypeError: If the module has none.
-        """
-        check_methods(self, "test_step", "test_step")
-        return self.module.test_step(data)
+    Raises:
+        ArgumentTypeError: If the module has none.
+    """
+    check_methods(self, "test_step", "test_step")
+    return self.module.test_step(data)
 
 
 def run_train_step(
@@ -72,7 +68,8 @@ def run_train_step(
         ArgumentTypeError: If the model lacks a method that a step needs, or its preprocessor
             returns no dict, list or tuple.
     """
-    advance_iteration()
+    if not progress.is_marked:  # else the loop numbers them
+        progress.iteration = (progress.iteration or 0) + 1
     model: Any = wrapper.module
     # A lookup costs as much as some of the calls: one each, and the check only where one fails.
     preprocess = getattr(model, "data_preprocessor", None)
@@ -92,7 +89,7 @@ def run_train_step(
     # Last: a rank that raises must not be waited for by the others, nor wait for them.
     if steady_switch.is_due:
         enter_steady_state()
-    return dict(log_vars)
+    return log_vars  # type: ignore[no-any-return]
 
 
 def call_with_batch(wrapper: Any, batch: Any, mode: str) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mm_dist._errors import ConfigError
+from mm_dist._wrappers import _steps
 from mm_dist._wrappers._anomaly import GradientWatch
 from mm_dist._wrappers._batch_norm import SyncBatchNorm
 from mm_dist._wrappers._bypass import ForwardGuard
@@ -20,14 +21,14 @@ from mm_dist._wrappers._ddp_arguments import (
     read_ddp_arguments,
 )
 from mm_dist._wrappers._reduction_errors import explain
-from mm_dist._wrappers._steps import ModuleEvaluation, OptimWrapperProtocol, run_train_step
+from mm_dist._wrappers._steps import OptimWrapperProtocol, run_train_step
 
 _logger = logging.getLogger(__name__)
 # What belongs to this process: neither copied nor pickled, but made anew.
 _OWN_STATE = ("_guard", "_gradient_watch", "_check_reduction", "comm_hook_state")
 
 
-class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
+class MMDistributedDataParallel(DistributedDataParallel):
     """torch's ``DistributedDataParallel`` with the steps that a training loop calls.
 
     The wrapped module provides ``data_preprocessor(data, training)``, ``forward(..., mode)`` and
@@ -71,6 +72,7 @@ class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
         >>> wrapper = MMDistributedDataParallel(nn.Linear(2, 1), comm_hook="bf16")
     """
 
+    val_step, test_step = _steps.val_step, _steps.test_step
     # Where the module is in the model, for messages; the wrapper of one child says its name.
     _name_prefix = ""
 
@@ -135,17 +137,16 @@ class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
             GradientSyncError: If the gradients of the last backward were not averaged, because it
                 did not reach every parameter.
         """
+        # An attribute of a module is dear to look up, and so is super(): once each, in each step.
         if torch.is_grad_enabled():
-            if (
-                self.static_graph
-                and not self.require_backward_grad_sync
-                and not self._is_graph_learned()
-            ):
+            is_synchronized = self.require_backward_grad_sync
+            if not is_synchronized and self.static_graph and not self._is_graph_learned():
                 return self._forward_synchronized(inputs, kwargs)
-            if self._guard is not None:
-                self._guard.note_forward(self.require_backward_grad_sync)
+            guard = self._guard
+            if guard is not None:
+                guard.note_forward(is_synchronized)
         try:
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+            return DistributedDataParallel.forward(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             explained = explain(error, self, self._reduced_names)
             if explained is None:
@@ -204,8 +205,9 @@ class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
                 dict, list or tuple.
             GradientSyncError: If the gradients were not averaged over the ranks.
         """
-        if self._gradient_watch is not None:
-            self._gradient_watch.start()
+        watch = self._gradient_watch
+        if watch is not None:
+            watch.start()
         try:
             log_vars = run_train_step(self, data, optim_wrapper, self._check_reduction)
         except RuntimeError as error:
@@ -213,8 +215,8 @@ class MMDistributedDataParallel(ModuleEvaluation, DistributedDataParallel):
             if explained is None:
                 raise
             raise explained from error
-        if self._gradient_watch is not None:
-            self._gradient_watch.report()
+        if watch is not None:
+            watch.report()
         return log_vars
 
 

@@ -9,14 +9,15 @@ from torch import nn
 from mm_dist._errors import ConfigError
 from mm_dist._process_group import enter_steady_state, steady_switch
 from mm_dist._progress import advance_iteration
+from mm_dist._wrappers import _steps
 from mm_dist._wrappers._ddp_arguments import check_module
 from mm_dist._wrappers._recognition import is_model_wrapper
 from mm_dist._wrappers._reduction_errors import explain
-from mm_dist._wrappers._steps import ModuleEvaluation, check_methods
+from mm_dist._wrappers._steps import check_methods
 from mm_dist._wrappers.ddp import MMDistributedDataParallel
 
 
-class MMSeparateDistributedDataParallel(ModuleEvaluation, nn.Module):
+class MMSeparateDistributedDataParallel(nn.Module):
     """Data parallelism of each child by itself: one backward may reach some of them only.
 
     Each child with trainable parameters becomes an ``MMDistributedDataParallel``, in its place in
@@ -42,6 +43,7 @@ class MMSeparateDistributedDataParallel(ModuleEvaluation, nn.Module):
     """
 
     module: Any
+    val_step, test_step = _steps.val_step, _steps.test_step
 
     def __init__(
         self,
