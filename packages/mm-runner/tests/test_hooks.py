@@ -1,12 +1,21 @@
 from types import SimpleNamespace
 
 import pytest
-from toy import loader_cfg
+from toy import loader_cfg, runner_arguments
 
 from mm_runner import ComponentNotFoundError, ConfigError
 from mm_runner import hooks as all_hooks
-from mm_runner.hooks import STAGES, Hook, HookList, LoggerHook, build_hooks, priority_of
+from mm_runner.hooks import (
+    STAGES,
+    CheckpointHook,
+    Hook,
+    HookList,
+    LoggerHook,
+    build_hooks,
+    priority_of,
+)
 from mm_runner.registry import HOOKS
+from mm_runner.runner import Runner
 
 DEFAULTS = [
     "RuntimeInfoHook",
@@ -240,3 +249,93 @@ def test_a_run_passes_every_stage_in_order(make_runner):
         *evaluation,
         "after_run",
     ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "runner, batch_idx, data_batch=None, outputs=None",
+        "runner, outputs, data_batch, batch_idx",
+        "runner, **given",
+        "runner, *, batch_idx, **rest",
+        "*all, **given",
+    ],
+)
+def test_a_hook_gets_each_argument_of_a_step_however_it_takes_them(arguments):
+    seen = []
+    # In a function of its own: what it is called with shows by name.
+    space = {"seen": seen}
+    exec(f"def after_train_iter(self, {arguments}): seen.append(locals())", space)  # noqa: S102
+    hooks = HookList()
+    hooks.add(type("Own", (Hook,), {"after_train_iter": space["after_train_iter"]})())
+    (act,) = hooks.of_steps("after_train_iter")
+    act("the run", 7, "batch", "losses")
+    (got,) = seen
+    values = {**got, **got.pop("given", {}), **got.pop("rest", {})}
+    wanted = {"batch_idx": 7, "data_batch": "batch", "outputs": "losses"}
+    assert {name: values[name] for name in wanted} == wanted
+
+
+def test_a_hook_that_is_idle_in_steps_is_not_called_there():
+    class Sleeper(Hook):
+        is_awake = False
+
+        def is_idle_at(self, stage):
+            return stage == "after_train_iter" and not self.is_awake
+
+        def before_train_iter(self, runner, *_, **__):
+            runner.append("before")
+
+        def after_train_iter(self, runner, *_, **__):
+            runner.append("after")
+
+    hooks, log = HookList(), []
+    hooks.add(Sleeper())
+
+    def run_step():
+        for act in hooks.of_steps("before_train_iter"):
+            act(log, 0, None)
+        for act in hooks.of_steps("after_train_iter"):
+            act(log, 0, None, None)
+
+    run_step()
+    hooks.hooks[0].is_awake = True
+    run_step()
+    assert log == ["before", "before", "after"]
+
+
+def test_a_hook_added_between_two_steps_acts_in_the_next(make_runner):
+    log = []
+
+    class Adding(Hook):
+        def after_train_iter(self, runner, batch_idx, **_):
+            if batch_idx == 1:
+                runner.register_hook(record(log, "late", "before_train_iter"))
+
+    make_runner(custom_hooks=[Adding()], train_cfg={"by_epoch": True, "max_epochs": 1}).train()
+    assert log == ["late"] * 4
+
+
+def test_a_runner_that_calls_hooks_its_own_way_is_asked_in_each_step(tmp_path):
+    stages = []
+
+    class Noting(Runner):
+        def call_hook(self, stage, **arguments):
+            stages.append((stage, *arguments))
+            super().call_hook(stage, **arguments)
+
+    Noting(**runner_arguments(work_dir=tmp_path)).train()
+    assert ("before_train_iter", "batch_idx", "data_batch") in stages
+    assert ("after_train_iter", "batch_idx", "data_batch", "outputs") in stages
+
+
+@pytest.mark.parametrize("counts", [1, 4])
+def test_the_checkpoint_hook_is_idle_in_steps_unless_a_window_may_outlast_an_epoch(
+    make_runner, counts
+):
+    optimizer = {"type": "SGD", "lr": 0.1}
+    runner = make_runner(optim_wrapper={"optimizer": optimizer, "accumulative_counts": counts})
+    runner.train()
+    (hook,) = (one for one in runner.hooks if isinstance(one, CheckpointHook))
+    assert hook.is_idle_at("after_train_iter") is (counts == 1)
+    assert not hook.is_idle_at("before_train_iter")

@@ -240,3 +240,14 @@ def test_a_model_without_steps_says_what_is_needed(wrapped):
         train_step_of(model)
     with pytest.raises(ConfigError, match=rf"val_step\(data\).*{who} has none.*BaseModel"):
         eval_step_of(model, "val_step")
+
+
+def test_hooks_on_the_data_preprocessor_act_in_a_training_step(model):
+    seen = []
+    optim_wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    batch = {"inputs": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long)}
+    model.train_step(batch, optim_wrapper)
+    model.data_preprocessor.register_forward_pre_hook(lambda *_: seen.append("before"))
+    model.data_preprocessor.register_forward_hook(lambda *_: seen.append("after"))
+    model.train_step(batch, optim_wrapper)
+    assert seen == ["before", "after"]

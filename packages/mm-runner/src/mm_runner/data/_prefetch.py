@@ -31,6 +31,7 @@ class BatchFeed:
         channels_last: Lay out tensors of four dimensions and floating type so.
 
     Attributes:
+        num_given: Batches handed out since :meth:`over` was last called.
         loaded_s: Seconds that this process waited for the loader so far.
         copied_s: Seconds that it took to pin batches and to start their copies.
 
@@ -53,9 +54,11 @@ class BatchFeed:
         self._looks_ahead = looks_ahead and self._copier is not None
         self._channels_last = channels_last
         self.loaded_s = self.copied_s = 0.0
+        self.num_given = 0
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield each of ``batches``, on the device."""
+        self.num_given = 0
         if self._copier is None and not self._channels_last:  # nothing to do but to look at a clock
             return self._timed(batches)
         return (placed for _, placed in self.pairs(batches))
@@ -79,6 +82,7 @@ class BatchFeed:
                 begun
             )  # before the next copy is begun, which it need not wait for
             begun = self._begin(following)
+            self.num_given += 1
             yield batch, placed
             batch = following
 
@@ -87,6 +91,7 @@ class BatchFeed:
         begin = clock()
         for batch in batches:
             self.loaded_s += clock() - begin
+            self.num_given += 1
             yield batch
             begin = clock()
 

@@ -41,7 +41,6 @@ class TrainBatches:
 
     Attributes:
         epoch: Number of the pass under way, counted from 0.
-        batch: How many of its batches were drawn, in this run or in the one it goes on from.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class TrainBatches:
         self._sampler: Any = getattr(loader, "batch_sampler", None)
         self.is_seekable = isinstance(self._sampler, SeekableBatchSampler)
         self._stateful = _stateful_part(loader)
-        self.epoch = self.batch = 0
+        self.epoch = 0
         self._origin = DataPosition(samples=0)
         # Of a pass that has begun ahead: its number, its batches, and the generator behind it.
         self._ahead: tuple[int, Iterator[Any], torch.Tensor] | None = None
@@ -72,7 +71,7 @@ class TrainBatches:
             start: Where in it; by default at its first batch.
         """
         self._origin = start = start or DataPosition(epoch, samples=0)
-        self.epoch, self.batch = epoch, start.batch
+        self.epoch = epoch
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == epoch and not start.is_begun:
             self.loader.generator.set_state(ahead[2])
@@ -155,6 +154,11 @@ class TrainBatches:
             batches = self.begin(self.epoch + 1)
 
     @property
+    def batch(self) -> int:
+        """How many batches of this pass were drawn, in this run or in the one it goes on from."""
+        return self._origin.batch + self.feed.num_given
+
+    @property
     def length(self) -> int | None:
         """Batches in a whole pass; ``None`` if that is unknown, or there is no end."""
         if is_endless(self.loader):
@@ -223,12 +227,7 @@ class TrainBatches:
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._under_way = batches
-        return self._count(batches)
-
-    def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in self.feed.over(batches):
-            self.batch += 1
-            yield batch
+        return self.feed.over(batches)
 
     def _num_batches(self) -> int | None:
         if self.is_seekable and self._origin.is_begun and self.length is not None:

@@ -16,6 +16,7 @@ from mm_runner.checkpoint import (
     remove_unfinished,
 )
 from mm_runner.errors import CheckpointError, CheckpointWriteError
+from mm_runner.optim import named_wrappers
 
 from ._best_checkpoints import BestCheckpoints, file_of
 from ._checkpoint_arguments import (
@@ -139,6 +140,7 @@ class CheckpointHook(Hook):
         self._owes_last = False
         # The epoch, or step, whose checkpoint waits for the next optimizer step.
         self._postponed: int | None = None
+        self._accumulates = True
         # Tells the files of this run, resumed or not, from those of another in the same directory.
         self._run = ""
 
@@ -146,6 +148,8 @@ class CheckpointHook(Hook):
     def before_train(self, runner: Any) -> None:
         self._run = self._run or runner.experiment_name
         self._newest = None  # of another training of this process, maybe
+        wrappers = named_wrappers(runner.optim_wrapper).values()
+        self._accumulates = any(getattr(one, "accumulative_counts", 2) != 1 for one in wrappers)
         run_on_main(lambda: _clean(self._directory(runner), runner))
         if self.minutes is not None:
             runner.interruption.save_every(60 * self.minutes, self.save_now)
@@ -160,6 +164,11 @@ class CheckpointHook(Hook):
                 self._postponed = runner.epoch + 1
             else:
                 self._save(runner, runner.epoch + 1, num_steps=runner.iter, is_last=is_last)
+
+    @override
+    def is_idle_at(self, stage: str) -> bool:
+        # Nothing is postponed then.
+        return stage == "after_train_iter" and self.by_epoch and not self._accumulates
 
     @override
     def after_train_iter(

@@ -174,6 +174,14 @@ class Hook:
         common = f"_{when}_{unit}"
         return unit in {"epoch", "iter"} and getattr(cls, common) is not getattr(Hook, common)
 
+    def is_idle_at(self, stage: str) -> bool:  # noqa: ARG002
+        """Tell whether, in the run that begins, this hook has nothing to do at a stage of steps.
+
+        Asked after ``before_train``, about ``before_train_iter`` and ``after_train_iter``: a hook
+        that is idle there is not called, which spares each step a call. Defaults to ``False``.
+        """
+        return False
+
     # What MMEngine's hooks ask of the base class.
 
     def get_triggered_stages(self) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import HOOKS, build_from_cfg
 
+from ._by_position import by_position
 from ._hook import STAGES, Hook
 from ._priority import priority_of
 
@@ -20,6 +21,10 @@ _DEFAULT_HOOKS: dict[str, tuple[str, int]] = {
     "logger": ("LoggerHook", 60),
     "param_scheduler": ("ParamSchedulerHook", 70),
     "checkpoint": ("CheckpointHook", 90),
+}
+_STEP_ARGUMENTS = {
+    "before_train_iter": ("batch_idx", "data_batch"),
+    "after_train_iter": ("batch_idx", "data_batch", "outputs"),
 }
 _DEFAULT_ARGUMENTS: dict[str, dict[str, Any]] = {"checkpoint": {"interval": 1}}
 
@@ -35,6 +40,7 @@ class HookList:
         self._hooks: list[tuple[int, Hook]] = []
         # Only what acts is called: a stage that nobody uses costs a step nothing.
         self.methods: dict[str, list[Any]] = {stage: [] for stage in STAGES}
+        self._step_methods: dict[str, list[Any]] = {stage: [] for stage in _STEP_ARGUMENTS}
 
     @property
     def hooks(self) -> list[Hook]:
@@ -54,6 +60,33 @@ class HookList:
         self._hooks.sort(key=lambda pair: pair[0])
         for stage, methods in self.methods.items():
             methods[:] = [getattr(one, stage) for one in self.hooks if type(one).acts_at(stage)]
+        self._fill_step_methods()
+
+    def of_steps(
+        self, stage: str, call_hook: Callable[..., None] | None = None
+    ) -> list[Callable[..., None]]:
+        """Return what to call at a stage of each training step, by position.
+
+        Args:
+            stage: ``"before_train_iter"`` or ``"after_train_iter"``.
+            call_hook: Does it instead, as ``call_hook(stage, **arguments)``.
+
+        Returns:
+            A list that follows :meth:`add`, without the hooks that are idle now.
+        """
+        if call_hook is None:
+            self._fill_step_methods()
+            return self._step_methods[stage]
+        names = _STEP_ARGUMENTS[stage]
+        return [lambda _, *values: call_hook(stage, **dict(zip(names, values, strict=True)))]
+
+    def _fill_step_methods(self) -> None:
+        for stage, names in _STEP_ARGUMENTS.items():
+            self._step_methods[stage][:] = [
+                by_position(getattr(one, stage), names)
+                for one in self.hooks
+                if type(one).acts_at(stage) and not one.is_idle_at(stage)
+            ]
 
 
 def build_hooks(

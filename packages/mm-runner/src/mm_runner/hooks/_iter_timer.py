@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ._data_waits import DataWaits
+from ._data_waits import train_feed_of
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.data import BatchFeed
 
 __all__ = ["IterTimerHook"]
 
@@ -23,11 +26,16 @@ class IterTimerHook(Hook):
 
     def __init__(self) -> None:
         self._last = self._before_val_s = 0.0
-        self._waits: DataWaits | None = None
+        self._feed: BatchFeed | None = None
+        self._waited_s = 0.0  # of what the feed tells: what is in the hub already
+        self._note_wait = self._note_step = _forget
 
     @override
     def before_train(self, runner: Any) -> None:
-        self._waits = DataWaits.of_run(runner)
+        self._feed = feed = train_feed_of(runner)
+        self._waited_s = 0.0 if feed is None else feed.loaded_s + feed.copied_s
+        self._note_wait = runner.message_hub.recorder("train/data_time")
+        self._note_step = runner.message_hub.recorder("train/time")
 
     @override
     def before_val(self, runner: Any) -> None:
@@ -48,17 +56,26 @@ class IterTimerHook(Hook):
         runner.message_hub.update_scalar(f"{mode}/data_time", time.perf_counter() - self._last)
 
     @override
+    def is_idle_at(self, stage: str) -> bool:
+        return stage == "before_train_iter" and self._feed is not None
+
+    @override
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if self._waits is None:
+        if self._feed is None:  # a loop of the user's own, which times no batches
             self._before_iter(runner, batch_idx)
 
     @override
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        if self._waits is not None:
-            runner.message_hub.update_scalar("train/data_time", self._waits.take_s())
-        self._after_iter(runner, batch_idx)
+        feed = self._feed
+        if feed is not None:
+            waited_s = feed.loaded_s + feed.copied_s
+            self._note_wait(waited_s - self._waited_s)
+            self._waited_s = waited_s
+        now = time.perf_counter()
+        self._note_step(now - self._last)
+        self._last = now
 
     @override
     def _after_iter(
@@ -72,3 +89,7 @@ class IterTimerHook(Hook):
         now = time.perf_counter()
         runner.message_hub.update_scalar(f"{mode}/time", now - self._last)
         self._last = now
+
+
+def _forget(value: float) -> None:
+    """Stand in for the hub before training."""

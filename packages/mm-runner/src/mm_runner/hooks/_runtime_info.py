@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from typing_extensions import override
@@ -11,6 +11,9 @@ from typing_extensions import override
 from mm_runner.optim import named_wrappers
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["RuntimeInfoHook"]
 
@@ -27,22 +30,34 @@ class RuntimeInfoHook(Hook):
     def __init__(self) -> None:
         self._wrappers: dict[str, Any] = {}
         self._last_results: dict[str, Any] = {}
+        self._record: dict[str, Callable[[Any], None]] = {}
 
     @override
     def before_train(self, runner: Any) -> None:
         for name in ("epoch", "iter", "max_epochs", "max_iters"):
             runner.message_hub.follow_info(name, partial(getattr, runner, name))
-        self._wrappers = named_wrappers(runner.optim_wrapper)
+        self._record = {}
+        self._wrappers = {
+            name: wrapper
+            for name, wrapper in named_wrappers(runner.optim_wrapper).items()
+            if getattr(wrapper, "clip_grad", True) is not None  # else there is no norm
+        }
 
     @override
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        hub = runner.message_hub
         if isinstance(outputs, dict):
             for name, value in outputs.items():
-                if isinstance(value, (Tensor, int, float)):
-                    hub.update_scalar(f"train/{name}", value)
+                # Nearly all are so: nothing to look at but this.
+                if type(value) is Tensor and not value.ndim and not value.requires_grad:
+                    record = self._record.get(name)
+                    if record is None:
+                        record = runner.message_hub.recorder(f"train/{name}")
+                        self._record[name] = record
+                    record(value)
+                elif isinstance(value, (Tensor, int, float)):
+                    runner.message_hub.update_scalar(f"train/{name}", value)
         for name, wrapper in self._wrappers.items():
             result = wrapper.last_result
             # One of several wrappers that did not step keeps its result.
@@ -50,4 +65,4 @@ class RuntimeInfoHook(Hook):
             self._last_results[name] = result
             if is_new and result.grad_norm is not None:
                 key = f"{name}.grad_norm" if name else "grad_norm"
-                hub.update_scalar(f"train/{key}", result.grad_norm)
+                runner.message_hub.update_scalar(f"train/{key}", result.grad_norm)

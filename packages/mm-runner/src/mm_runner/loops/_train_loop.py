@@ -66,6 +66,8 @@ class AbstractTrainLoop(ABC):
         )
         self._schedule = schedule
         self._step: Any = None
+        self._before_step: list[Any] = []
+        self._after_step: list[Any] = []
         self._is_steady = False
         # During the hooks after a step or an epoch, these are one ahead of what the loop counts.
         self._epochs_done = self._iters_done = self._batches_done = 0
@@ -105,6 +107,8 @@ class AbstractTrainLoop(ABC):
         """Train from :attr:`epoch` and :attr:`iter` to the end."""
         runner = self.runner
         runner.call_hook("before_train")
+        self._before_step = runner.step_hooks("before_train_iter")
+        self._after_step = runner.step_hooks("after_train_iter")
         self._step = train_step_of(runner.model)
         if self._is_at_validation() and self._is_due() and self._must_validate_again():
             self._validate()
@@ -173,12 +177,15 @@ class AbstractTrainLoop(ABC):
     def _run_step(self, index: int, batch: Any) -> None:
         """Train on one batch, with the hooks before and after."""
         runner = self.runner
-        mm_dist.mark_iteration(self.iter + 1)
-        runner.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
+        number = self.iter + 1
+        mm_dist.mark_iteration(number)
+        for act in self._before_step:
+            act(runner, index, batch)
         outputs = self._step(batch, runner.optim_wrapper)
-        self._iters_done, self._batches_done = self.iter + 1, index + 1
-        runner.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
-        self.iter += 1
+        self._iters_done, self._batches_done = number, index + 1
+        for act in self._after_step:
+            act(runner, index, batch, outputs)
+        self.iter = number
         if not self._is_steady:  # kernels are compiled: dist_cfg's steady_timeout may hold
             mm_dist.enter_steady_state()
             self._is_steady = True

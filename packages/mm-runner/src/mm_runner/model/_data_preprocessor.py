@@ -40,21 +40,22 @@ class BaseDataPreprocessor(nn.Module):
 
     def cast_data(self, data: Any) -> Any:
         """Return ``data`` with its tensors on :attr:`device`; containers keep their type."""
-        if type(data) is dict and self._is_all_here(data):
-            return data.copy()
+        if type(data) is dict:
+            device = self._device
+            for value in data.values():  # no all(): a generator costs as much as the rest
+                if type(value) is not Tensor or value.device != device:
+                    break
+            else:  # most batches on a CPU, and on a device those that were prefetched
+                return data.copy()
         return map_tensors(data, self._placed, self._placed_object)
 
     def forward(self, data: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002, ARG002
         """Prepare one batch. ``training`` tells a subclass whether to augment."""
         return self.cast_data(data)
 
-    def _is_all_here(self, data: dict[Any, Any]) -> bool:
-        # Most batches on a CPU, and on a device those that were prefetched.
-        device = self._device
-        for value in data.values():  # no all(): a generator costs as much as the rest
-            if type(value) is not Tensor or value.device != device:
-                return False
-        return True
+    def has_hooks(self) -> bool:
+        """Tell whether somebody registered hooks on the calls of this module."""
+        return bool(self._forward_pre_hooks or self._forward_hooks)
 
     def _placed(self, tensor: Tensor) -> Tensor:
         # Asking costs a tenth of a copy that copies nothing.

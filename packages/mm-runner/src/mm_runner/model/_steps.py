@@ -12,6 +12,8 @@ from mm_dist import is_model_wrapper
 from mm_runner.errors import ConfigError
 from mm_runner.registry import MODEL_WRAPPERS
 
+from ._data_preprocessor import BaseDataPreprocessor
+
 __all__ = [
     "EvalStep",
     "TrainStep",
@@ -81,8 +83,13 @@ def eval_step_of(model: nn.Module, name: str) -> EvalStep:
 def run_train_step(model: nn.Module, module: Any, data: Any, optim_wrapper: Any) -> Any:
     """Train one step: forward through ``model``, the rest with ``module``, which it may wrap."""
     with optim_wrapper.optim_context(model):
-        data = module.data_preprocessor(data, True)  # noqa: FBT003 - MMEngine's signature
-        losses = _forward(model, data, "loss")
+        preprocessor = module.data_preprocessor
+        if type(preprocessor) is BaseDataPreprocessor and not preprocessor.has_hooks():
+            data = preprocessor.cast_data(data)  # a call of a module costs five times as much
+        else:
+            data = preprocessor(data, True)  # noqa: FBT003 - MMEngine's signature
+        # What most batches are, with a call less.
+        losses = model(**data, mode="loss") if type(data) is dict else _forward(model, data, "loss")
     # Autocast has ended: neither the sum of losses nor backward may run under it.
     loss, log_vars = module.parse_losses(losses)
     optim_wrapper.update_params(loss)

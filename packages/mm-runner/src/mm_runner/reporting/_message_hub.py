@@ -35,6 +35,8 @@ class MessageHub:
 
     def __init__(self, window_size: int = 10) -> None:
         self.window_size = window_size
+        # One deque for each scalar, for good: recorders hold on to it. It is empty before the first
+        # value.
         self._scalars: dict[str, deque[Any]] = {}
         self._info: dict[str, Any] = {}
         self._readers: dict[str, Callable[[], Any]] = {}
@@ -57,10 +59,16 @@ class MessageHub:
                 )
             if value.requires_grad:  # the graph behind it need not live as long as the window
                 value = value.detach()
-        window = self._scalars.get(name)
-        if window is None:
-            window = self._scalars[name] = deque(maxlen=self.window_size)
-        window.append(value)
+        self._window(name).append(value)
+
+    def recorder(self, name: str) -> Callable[[float | Tensor], None]:
+        """Return a function that adds a value to a scalar, unchecked, as fast as can be.
+
+        Args:
+            name: With its phase, as ``"train/time"``. Of its values, tensors must be 0-d and
+                without a graph.
+        """
+        return self._window(name).append
 
     def update_info(self, name: str, value: Any) -> None:
         """Remember a fact about the run under ``name``."""
@@ -78,13 +86,13 @@ class MessageHub:
         Raises:
             ConfigError: If there is no such scalar.
         """
-        if name not in self._scalars:
+        known = self._filled()
+        if name not in known:
             raise ConfigError(
                 f"The scalar {name!r} was asked for; there are "
-                f"{', '.join(map(repr, self._scalars)) or 'none'}."
-                f"{did_you_mean(name, self._scalars)}"
+                f"{', '.join(map(repr, known)) or 'none'}.{did_you_mean(name, known)}"
             )
-        return ScalarWindow(self._scalars[name])
+        return ScalarWindow(known[name])
 
     def update_info_dict(self, info_dict: Mapping[str, Any]) -> None:
         """Remember several facts, by name."""
@@ -105,8 +113,7 @@ class MessageHub:
 
         This waits for the device: call it once per log line.
         """
-        prefix = f"{phase}/"
-        windows = {k[len(prefix) :]: v for k, v in self._scalars.items() if k.startswith(prefix)}
+        windows = self._of_phase(phase)
         tensors = [value for window in windows.values() for value in window if _is_tensor(value)]
         on_host = iter(_read(tensors))
         return {
@@ -116,29 +123,42 @@ class MessageHub:
 
     def newest(self, phase: str) -> dict[str, float]:
         """Return the newest value of every scalar of ``phase``, by name; this waits too."""
-        prefix = f"{phase}/"
-        found = {k[len(prefix) :]: v[-1] for k, v in self._scalars.items() if k.startswith(prefix)}
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(window[-1]) for name, window in self._of_phase(phase).items()}
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the windows, as numbers: a run that goes on averages over the same steps."""
-        tensors = [one for window in self._scalars.values() for one in window if _is_tensor(one)]
+        windows = self._filled()
+        tensors = [one for window in windows.values() for one in window if _is_tensor(one)]
         on_host = iter(_read(tensors))
         return {
             name: [next(on_host) if _is_tensor(value) else value for value in window]
-            for name, window in self._scalars.items()
+            for name, window in windows.items()
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
         """Go on from what :meth:`state_dict` returned."""
-        self._scalars = {
-            name: deque(window, maxlen=self.window_size) for name, window in state_dict.items()
-        }
+        for window in self._scalars.values():
+            window.clear()
+        for name, values in state_dict.items():
+            self._window(name).extend(values)
 
     def clear(self, phase: str) -> None:
         """Forget the scalars of ``phase``."""
+        for window in self._of_phase(phase).values():
+            window.clear()
+
+    def _window(self, name: str) -> deque[Any]:
+        window = self._scalars.get(name)
+        if window is None:
+            window = self._scalars[name] = deque(maxlen=self.window_size)
+        return window
+
+    def _filled(self) -> dict[str, deque[Any]]:
+        return {name: window for name, window in self._scalars.items() if window}
+
+    def _of_phase(self, phase: str) -> dict[str, deque[Any]]:
         prefix = f"{phase}/"
-        self._scalars = {k: v for k, v in self._scalars.items() if not k.startswith(prefix)}
+        return {k[len(prefix) :]: v for k, v in self._filled().items() if k.startswith(prefix)}
 
 
 def _is_tensor(value: Any) -> bool:

@@ -52,9 +52,16 @@ class JsonLinesWriter:
             if key != "axis"  # both are here
         }
         # Opened for each line: lines are rare, and what a killed run wrote last is on the disk.
-        self._path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
+        line = json.dumps(finite) + "\n"
+        try:
+            self._append(line)
+        except FileNotFoundError:  # its directory was removed
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._append(line)
+
+    def _append(self, line: str) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite) + "\n")
+            file.write(line)
 
 
 def axis_of(record: Mapping[str, Any]) -> str:

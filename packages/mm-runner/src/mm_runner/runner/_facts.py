@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
 
+from ._run_hooks import RunHooks
+
 if TYPE_CHECKING:
     import logging
     from pathlib import Path
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from mm_dist import DistInfo
     from mm_runner.evaluator import Evaluator
-    from mm_runner.hooks import Hook, HookList
     from mm_runner.reporting import RunConsole
 
     from ._logs import RunLogs
@@ -26,14 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["RunFacts"]
 
 
-class RunFacts:
+class RunFacts(RunHooks):
     """Answers under MMEngine's names; the constructor of the Runner sets what they are read from.
 
     Attributes:
         dist_info: The place of this process among the others.
         model: The model, in its wrapper.
         optim_wrapper: The optimizer wrapper, once ``train`` has built it.
-        hooks_list: The hooks.
         train_loop: The training loop, once ``train`` has built it.
         val_loop: The validation loop, once it is built.
         test_loop: The test loop, once it is built.
@@ -42,7 +42,6 @@ class RunFacts:
     dist_info: DistInfo
     model: nn.Module
     optim_wrapper: Any
-    hooks_list: HookList
     train_loop: Any
     val_loop: Any
     test_loop: Any
@@ -130,11 +129,6 @@ class RunFacts:
     def model_name(self) -> str:
         """Class name of the model inside its wrapper."""
         return type(unwrap_model(self.model)).__name__
-
-    @property
-    def hooks(self) -> list[Hook]:
-        """The hooks in the order they act."""
-        return self.hooks_list.hooks
 
     # Where the run is. The numbers are 0 without a training loop.
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from mm_runner.checkpoint import BackgroundWriter
-    from mm_runner.hooks import Hook
     from mm_runner.optim import ParamScheduler
 
 __all__ = ["Runner"]
@@ -299,15 +298,6 @@ class Runner(ScriptApi):
             eval_step_of(self.model, "test_step")
             self.test_loop = build_eval_loop(self, "test", **self._test)
         return self._evaluate("test", self.test_loop)
-
-    def call_hook(self, stage: str, **arguments: Any) -> None:
-        """Let every hook act at ``stage``."""
-        for act in self.hooks_list.methods[stage]:
-            act(self, **arguments)
-
-    def register_hook(self, hook: Hook, priority: int | str | None = None) -> None:
-        """Add a hook; ``priority`` wins over the hook's own."""
-        self.hooks_list.add(hook, priority)
 
     def write_scalars(
         self, phase: str, scalars: Mapping[str, Any], *, step: int, by_epoch: bool = False
