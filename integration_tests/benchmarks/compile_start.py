@@ -1,8 +1,9 @@
 """How long a compiled model takes to start: cold, warm, in regions; and how fast it is then.
 
-For transformers of 8, 12 and 24 equal blocks, one of 8 that are four times as wide, and a ResNet-18
-of small width, on the CPU, in one run. A start is everything from ``compile_model`` to the end of
-the first forward and backward; importing torch is not part of it, importing torch's compiler is.
+For transformers of 8, 12 and 24 equal blocks, of 8 that are twice and four times as wide, and a
+ResNet-18 of small width, on the CPU, in one run. A start is everything from ``compile_model`` to
+the end of the first forward and backward; importing torch is not part of it, importing torch's
+compiler is.
 Each start is a process of its own:
 
 * ``plain``: ``torch.compile(model)``, with an empty cache of inductor's.
@@ -149,7 +150,14 @@ def make_model(name):
 
 
 # Number of blocks, and width if that is another one.
-_MODELS = ("transformer-8", "transformer-8x256", "transformer-12", "transformer-24", "resnet-18")
+_MODELS = (
+    "transformer-8",
+    "transformer-8x128",
+    "transformer-8x256",
+    "transformer-12",
+    "transformer-24",
+    "resnet-18",
+)
 
 
 def compiled(kind, name, cache):

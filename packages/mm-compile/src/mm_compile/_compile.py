@@ -12,6 +12,7 @@ from ._cache._code_cache import open_cache
 from ._config import CompileConfig, check_against_torch, parse_config
 from ._device_graphs import DeviceGraphs, records_graphs
 from ._errors import ConfigError, MMCompileError
+from ._garbage import rare_collections
 from ._handle import CompileHandle
 from ._install import install_regions, unwrapped
 from ._known_bad import tell_known_bad
@@ -25,6 +26,7 @@ from ._warm_up._warm_up import WarmUp
 _logger = logging.getLogger(__name__)
 
 
+@rare_collections  # torch's compiler is imported
 def compile_model(
     model: nn.Module,
     cfg: bool | str | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value

@@ -13,6 +13,7 @@ from torch import nn
 from ._agreement import Agreement
 from ._errors import TorchVersionError
 from ._failure import Failure, failure_of_dynamo, not_compiled, not_repeatable
+from ._garbage import rare_collections
 from ._outermost import OutermostCall
 from ._recompile_budget import Call, look_at
 from ._slot import MethodSlot
@@ -158,9 +159,9 @@ class Region:
         surroundings = self._surroundings.enter()
         try:
             if is_newcomer:
-                unit.callers.add(self.name)
-                refuse_checkpointing()
-            outputs = unit.run(self._module(), *args, **kwargs)
+                outputs = self._run_first(unit, args, kwargs)
+            else:
+                outputs = unit.run(self._module(), *args, **kwargs)
         except Exception as error:
             if not is_of_dynamo(error, self._errors):
                 raise
@@ -178,6 +179,13 @@ class Region:
             if unit.hook_guards.is_begun:
                 unit.hook_guards.end()
         return self._recover(failed, backend.num_runs != num_runs, args, kwargs)
+
+    @rare_collections
+    def _run_first(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the code for the first time, in which it is compiled unless other regions had it."""
+        unit.callers.add(self.name)
+        refuse_checkpointing()
+        return unit.run(self._module(), *args, **kwargs)
 
     def _unit(self, mode: Mode) -> Unit:
         unit = self.kind.units.get(mode)
