@@ -25,6 +25,7 @@ from mm_dist._command._run_nodes import plan_rendezvous, read_nodes
 from mm_dist._command._run_processes import choose_threads, count_processes
 from mm_dist._errors import ConfigError, LaunchError
 from mm_dist._launchers import libuv_variables
+from mm_dist._process_group._open_files import provide_files
 from mm_dist._process_group._store import PORT_IS_TAKEN
 
 _FIRST_SIGNAL_STATUS = 128
@@ -82,7 +83,10 @@ def _set_variables(options: argparse.Namespace, num_processes: int) -> None:
     if num_processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads(num_processes)))
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}] ")
-    if read_nodes(options.nnodes)[1] > 1:
+    num_nodes = read_nodes(options.nnodes)[1]
+    # The launcher keeps the store, which every rank connects to. The ranks say if it is too little.
+    provide_files(num_nodes * num_processes)
+    if num_nodes > 1:
         # Newer torch shares the launchers' store with the ranks; a launcher that joins later, also
         # one that takes the place of another, then waits for a key that nobody sets again.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

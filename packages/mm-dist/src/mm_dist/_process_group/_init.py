@@ -26,6 +26,7 @@ from mm_dist._process_group._ending import destroy_dist
 from mm_dist._process_group._group_timeouts import check_timeout_can_change
 from mm_dist._process_group._interface import interface_variables
 from mm_dist._process_group._joining import join_group
+from mm_dist._process_group._open_files import provide_files
 from mm_dist._process_group._state import OwnGroup, is_distributed
 from mm_dist._process_group._steady import steady_switch
 from mm_dist._rendezvous import check_port, overlay_port, warn_of_unused_port
@@ -120,6 +121,8 @@ def init_dist(
     if is_single:
         return info
     _warn(describe_shared_device(environment, device, usable, env))
+    shortage = provide_files(environment.world_size)
+    _warn(shortage if speaks else None)
     if steady_limit is not None:
         check_timeout_can_change(usable)
     is_watched = _is_hang_report_wanted(hang_report, env)
