@@ -100,7 +100,7 @@ def _num_watched(model):
 def test_most_steps_are_not_watched():
     model = _wrap()
     watched = []
-    for _ in range(16 + 20 * 16):
+    for _ in range(16 + 20 * 64):
         _train(model, 1)
         watched.append(_num_watched(model))
     assert watched[:16] == [len(list(model.parameters()))] * 16
@@ -120,9 +120,9 @@ def test_what_goes_wrong_now_and_then_is_found_late(call):
     _train(model, 100)
 
     def step_with_something_more_at_times():
-        for step in range(16 * 200):
+        for step in range(64 * 100):
             model(_INPUTS).backward()
-            if step % 16 == 0:  # as often as steps are watched
+            if step % 64 == 0:  # as often as steps are watched
                 call(model.module).backward()
 
     with pytest.raises(GradientSyncError, match="no forward of the MMDistributedDataParallel"):

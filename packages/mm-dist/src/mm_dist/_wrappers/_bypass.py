@@ -14,7 +14,7 @@ from mm_dist._errors import GradientSyncError
 # lock. So parameters go without in most steps.
 _NUM_THOROUGH_PASSES = 16
 _NUM_WATCHED = 2
-_MEAN_PAUSE = 15
+_MEAN_PAUSE = 63
 _NUM_LEARNING_PASSES = 2
 
 
@@ -26,13 +26,17 @@ class ForwardGuard:
 
     Every parameter is watched until the wrapper has run forward 16 times; afterwards two at a time,
     which change with every forward. Unless the guard is constant, it pauses in between, on average
-    for 15 forward passes: never the same number in a row, which what happens at every 16th step
+    for 63 forward passes: never the same number in a row, which what happens at every 64th step
     could slip through, but the same ones on all ranks.
 
     Args:
         wrapper: The data-parallel wrapper.
         parameters: Name and parameter of all that it averages.
         is_constant: Never pause.
+
+    Attributes:
+        num_unwatched: Forward passes that are left of a pause. Whoever runs one counts it down
+            himself, and calls ``note_forward`` if it was 0: a call would cost more than the rest.
     """
 
     def __init__(
@@ -42,12 +46,12 @@ class ForwardGuard:
         self._watchers = [_Watcher(self._passes, name, parameter) for name, parameter in parameters]
         self._pauses = _Pauses(0 if is_constant else _MEAN_PAUSE)
         self._turns = count()
-        self._next_change = _NUM_THOROUGH_PASSES + 1
+        self.num_unwatched = 0
         self._watched: list[tuple[Tensor, Any]] = []
         self._watch(self._watchers)
 
     def note_forward(self, is_synchronized: bool) -> None:  # noqa: FBT001 (called in each step)
-        """Expect a backward pass.
+        """Expect a backward pass; to be called in each forward outside of pauses.
 
         Args:
             is_synchronized: Whether the wrapper averages its gradients, which it does not under
@@ -56,13 +60,13 @@ class ForwardGuard:
         passes = self._passes
         passes.number += 1
         passes.is_deferred = not is_synchronized
-        if passes.number >= self._next_change:
+        if passes.number > _NUM_THOROUGH_PASSES:
             self._change_watched()
 
     def _change_watched(self) -> None:
         pause = self._pauses.draw() if self._watched else 0
         self._watch(() if pause else self._choose())
-        self._next_change += max(pause, 1)
+        self.num_unwatched = max(pause - 1, 0)  # after this one
 
     def _choose(self) -> Iterable["_Watcher"]:
         # Half of the model apart: a part that is called around the wrapper is met sooner.
@@ -95,7 +99,7 @@ class _Pauses:
 
 
 class _Passes:
-    """The forward passes so far. Refers to no parameter: what parameters hold refers to it."""
+    """The passes outside of pauses. Refers to no parameter: what parameters hold refers to it."""
 
     __slots__ = ("is_deferred", "number", "wrapper")
 

@@ -37,7 +37,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
     A backward pass whose gradients would silently stay on their rank raises: that of the module
     called around the wrapper, or the second one after one forward. All parameters are watched for
-    this in the first 16 steps, afterwards two in turn, in about one step of 16 (or in each, see
+    this in the first 16 steps, afterwards two in turn, in about one step of 64 (or in each, see
     ``check_forward``). A parameter that the loss does not reach is named, with the remedies.
 
     ``device_ids`` defaults to the device of the module. It and ``output_device`` are dropped for a
@@ -144,7 +144,10 @@ class MMDistributedDataParallel(DistributedDataParallel):
                 return self._forward_synchronized(inputs, kwargs)
             guard = self._guard
             if guard is not None:
-                guard.note_forward(is_synchronized)
+                if guard.num_unwatched:
+                    guard.num_unwatched -= 1
+                else:
+                    guard.note_forward(is_synchronized)
         try:
             return DistributedDataParallel.forward(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
