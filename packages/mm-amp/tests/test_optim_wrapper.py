@@ -243,6 +243,24 @@ def test_a_subclass_may_add_to_each_part_of_an_update():
     assert done == ["backward", "step", "zero_grad"]
 
 
+@pytest.mark.parametrize("name", ["backward", "step", "zero_grad"])
+def test_a_method_put_on_a_wrapper_is_called_in_an_update(name):
+    parameter = nn.Parameter(torch.ones(()))
+    wrapper = OptimWrapper(torch.optim.SGD([parameter], lr=1.0))
+    part, done = getattr(wrapper, name), []
+    setattr(wrapper, name, lambda *arguments: done.append(name) or part(*arguments))
+    assert wrapper.update_params(parameter * 1).stepped
+    assert done == [name]
+
+
+def test_a_method_put_on_the_class_is_called_in_an_update(monkeypatch):
+    step, done = OptimWrapper.step, []
+    monkeypatch.setattr(OptimWrapper, "step", lambda self: done.append("step") or step(self))
+    parameter = nn.Parameter(torch.ones(()))
+    OptimWrapper(torch.optim.SGD([parameter], lr=1.0)).update_params(parameter * 1)
+    assert done == ["step"]
+
+
 def test_a_gradient_hook_registered_after_some_steps_is_called():
     parameter = nn.Parameter(torch.ones(()))
     wrapper = OptimWrapper(torch.optim.SGD([parameter], lr=1.0))

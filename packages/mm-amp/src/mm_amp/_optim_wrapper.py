@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ._clipper import AbstractClipper
     from ._finite_guard import FiniteGuard
 
-_PARTS_OF_UPDATE = ("scale_loss", "backward", "should_update", "step", "zero_grad")
-
 
 class OptimWrapper(AbstractOptimWrapper):
     """Train with any torch optimizer: gradient accumulation, clipping, and one call per step.
@@ -88,7 +86,7 @@ class OptimWrapper(AbstractOptimWrapper):
         self._is_plain = (
             self._guard is None
             and self._micro_batches.window == 1
-            and all(getattr(type(self), n) is getattr(OptimWrapper, n) for n in _PARTS_OF_UPDATE)
+            and all(getattr(type(self), name) is part for name, part in _PARTS_OF_UPDATE.items())
         )
 
     def update_params(
@@ -125,6 +123,7 @@ class OptimWrapper(AbstractOptimWrapper):
             self._backward_weighed(loss, weight)
         elif (
             self._is_plain
+            and _PARTS_OF_UPDATE.keys().isdisjoint(vars(self))
             and self._clipper is None
             and self._precision.scaling is None
             and not (step_kwargs or zero_kwargs)
@@ -359,6 +358,13 @@ class OptimWrapper(AbstractOptimWrapper):
             "clip_grad": self._clip_grad,
             "optimizer": self.optimizer,
         }
+
+
+# As they are here: whoever replaces one, in a subclass or an object, has it called.
+_PARTS_OF_UPDATE = {
+    name: getattr(OptimWrapper, name)
+    for name in ("scale_loss", "backward", "should_update", "step", "zero_grad")
+}
 
 
 def _build_clipper(
