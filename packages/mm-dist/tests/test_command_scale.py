@@ -103,6 +103,8 @@ def test_ranks_are_doubled_or_listed(text, numbers):
         (["--ranks=-8"], "--ranks=-8 is no number"),
         (["--ranks=64:8"], "write --ranks=8:64"),
         (["--parameters=0"], "--parameters=0 must be a number above 0"),
+        (["--parameters=1e308"], "--parameters=1e+308 is no number of this world"),
+        (["--rank-mtbf=1e-320"], "is no number of this world; give one between 1e-30"),
         (["--parameters=nan"], "--parameters=nan must be a number above 0"),
         (["--timeout=-1"], "--timeout=-1 must be"),
         (["--ranks-per-node=0"], "--ranks-per-node=0 must be"),

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from mm_dist._errors import ConfigError
 from mm_dist._scale import BACKENDS, Constants, Job, default_constants
 
+_LEAST = 1e-30
 _NUMBERS = {
     "parameters": "of the model",
     "bytes_per_gradient": "in an all-reduce: 4 for float32, 2 for bfloat16",
@@ -109,6 +110,12 @@ def _check_number(options: argparse.Namespace, name: str) -> None:
     # Comparisons with nan are false.
     if value is not None and not 0 < value < float("inf"):
         raise ConfigError(f"{_spell(name)}={value:g} must be a number above 0.")
+    # Products of a few numbers, and their inverses, then stay what a float can hold.
+    if value is not None and not _LEAST <= value <= 1 / _LEAST:
+        raise ConfigError(
+            f"{_spell(name)}={value:g} is no number of this world; give one between {_LEAST:g} and "
+            f"{1 / _LEAST:g}."
+        )
 
 
 def read_ranks(text: str) -> list[int]:

@@ -137,7 +137,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
             GradientSyncError: If the gradients of the last backward were not averaged, because it
                 did not reach every parameter.
         """
-        # An attribute of a module is dear to look up, and so is super(): once each, in each step.
+        # An attribute of a module is dear to look up: each once in a step.
         if torch.is_grad_enabled():
             is_synchronized = self.require_backward_grad_sync
             if not is_synchronized and self.static_graph and not self._is_graph_learned():
@@ -149,7 +149,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
                 else:
                     guard.note_forward(is_synchronized)
         try:
-            return DistributedDataParallel.forward(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             explained = explain(error, self, self._reduced_names)
             if explained is None:
