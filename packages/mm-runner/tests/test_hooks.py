@@ -1,3 +1,4 @@
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,9 @@ from mm_runner.hooks import (
     CheckpointHook,
     Hook,
     HookList,
+    IterTimerHook,
     LoggerHook,
+    RuntimeInfoHook,
     build_hooks,
     priority_of,
 )
@@ -339,3 +342,95 @@ def test_the_checkpoint_hook_is_idle_in_steps_unless_a_window_may_outlast_an_epo
     (hook,) = (one for one in runner.hooks if isinstance(one, CheckpointHook))
     assert hook.is_idle_at("after_train_iter") is (counts == 1)
     assert not hook.is_idle_at("before_train_iter")
+
+
+def _count_steps(make_runner, hook, **overrides):
+    """Train an epoch with ``hook`` in the place of a default one; it counts in ``calls``."""
+    train_cfg = {"by_epoch": True, "max_epochs": 1}
+    make_runner(default_hooks={"own": hook}, train_cfg=train_cfg, **overrides).train()
+    return hook.calls
+
+
+def test_a_decorated_hook_is_called_as_its_decorator_takes_it(make_runner):
+    def counted(method):
+        @functools.wraps(method)
+        def call(self, runner, **arguments):
+            self.calls.append(arguments["batch_idx"])
+            method(self, runner, **arguments)
+
+        return call
+
+    class Decorated(Hook):
+        def __init__(self):
+            self.calls = []
+
+        @counted
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            assert None not in (runner, batch_idx, data_batch, outputs)
+
+    assert _count_steps(make_runner, Decorated()) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (CheckpointHook, "after_train_iter"),
+        (IterTimerHook, "before_train_iter"),
+        (IterTimerHook, "_after_iter"),
+    ],
+)
+def test_what_a_subclass_adds_to_an_idle_hook_is_called(make_runner, kind, method):
+    calls = []
+
+    def act(self, runner, batch_idx, *rest, **more):
+        calls.append(batch_idx)
+        getattr(kind, method)(self, runner, batch_idx, *rest, **more)
+
+    hook = type("Own", (kind,), {method: act})()
+    hook.calls = calls
+    assert _count_steps(make_runner, hook)[:6] == [0, 1, 2, 3, 4, 5]  # a validation may follow
+
+
+def test_a_method_put_on_an_idle_hook_is_called(make_runner):
+    hook = CheckpointHook(interval=1)
+    hook.calls = []
+    hook.after_train_iter = lambda _, batch_idx, **__: hook.calls.append(batch_idx)
+    assert _count_steps(make_runner, hook) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_hook_may_take_the_run_back(make_runner):
+    seen = []
+
+    class Rollback(Hook):
+        def before_train_iter(self, runner, *_, **__):
+            seen.append(runner.iter)
+
+        def after_train_iter(self, runner, *_, **__):
+            if len(seen) == 3:
+                runner.train_loop.iter = 0
+
+    train_cfg = {"by_epoch": True, "max_epochs": 1}
+    make_runner(custom_hooks=[Rollback()], train_cfg=train_cfg).train()
+    assert seen == [0, 1, 2, 1, 2, 3]
+
+
+def test_default_hooks_shared_with_a_run_within_a_run_tell_them_apart(make_runner, tmp_path):
+    shared = {"runtime_info": RuntimeInfoHook(), "timer": IterTimerHook()}
+    inner = []
+
+    class Within(Hook):
+        def after_train_iter(self, _, batch_idx, **__):
+            if batch_idx == 2:
+                other = make_runner(work_dir=tmp_path / "inner", default_hooks=dict(shared))
+                other.train()
+                inner.append(other)
+
+    runner = make_runner(
+        default_hooks=dict(shared),
+        custom_hooks=[Within()],
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        log_processor={"window_size": 100},
+    )
+    runner.train()
+    for name in ("loss", "time"):
+        assert len(runner.message_hub.state_dict()[f"train/{name}"]) == 6

@@ -251,3 +251,28 @@ def test_hooks_on_the_data_preprocessor_act_in_a_training_step(model):
     model.data_preprocessor.register_forward_hook(lambda *_: seen.append("after"))
     model.train_step(batch, optim_wrapper)
     assert seen == ["before", "after"]
+
+
+def test_a_forward_put_on_the_data_preprocessor_is_called_in_a_training_step(model):
+    seen = []
+    optim_wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    batch = {"inputs": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long)}
+    forward = model.data_preprocessor.forward
+
+    def noting(data, training):
+        seen.append(training)
+        return forward(data, training)
+
+    model.data_preprocessor.forward = noting
+    model.train_step(batch, optim_wrapper)
+    assert seen == [True]
+
+
+def test_hooks_on_all_modules_see_the_data_preprocessor(model):
+    seen = []
+    optim_wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    batch = {"inputs": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long)}
+    handle = nn.modules.module.register_module_forward_hook(lambda one, *_: seen.append(one))
+    model.train_step(batch, optim_wrapper)
+    handle.remove()
+    assert any(one is model.data_preprocessor for one in seen)

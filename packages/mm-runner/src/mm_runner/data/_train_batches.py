@@ -72,6 +72,7 @@ class TrainBatches:
         """
         self._origin = start = start or DataPosition(epoch, samples=0)
         self.epoch = epoch
+        self.feed.num_given = 0
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == epoch and not start.is_begun:
             self.loader.generator.set_state(ahead[2])

@@ -20,11 +20,12 @@ def by_position(method: Callable[..., Any], names: Sequence[str]) -> Callable[..
         names: Of the arguments after the runner.
     """
     try:
-        parameters = list(inspect.signature(method).parameters.values())[1:]
+        # What a decorator wraps is not what is called.
+        parameters = list(inspect.signature(method, follow_wrapped=False).parameters.values())[1:]
     except (TypeError, ValueError):  # written in C, or wrapped beyond recognition
         parameters = []
     if [one.name for one in parameters] == list(names) and all(
         one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in parameters
     ):
         return method
-    return lambda runner, *values: method(runner, **dict(zip(names, values)))  # noqa: B905 - 3.10
+    return lambda runner, *values: method(runner, **dict(zip(names, values, strict=True)))

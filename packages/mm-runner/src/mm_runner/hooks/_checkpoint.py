@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from mm_amp import OptimWrapper
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import (
     load_checkpoint_file,
@@ -149,7 +150,7 @@ class CheckpointHook(Hook):
         self._run = self._run or runner.experiment_name
         self._newest = None  # of another training of this process, maybe
         wrappers = named_wrappers(runner.optim_wrapper).values()
-        self._accumulates = any(getattr(one, "accumulative_counts", 2) != 1 for one in wrappers)
+        self._accumulates = not all(map(_steps_always, wrappers))
         run_on_main(lambda: _clean(self._directory(runner), runner))
         if self.minutes is not None:
             runner.interruption.save_every(60 * self.minutes, self.save_now)
@@ -393,3 +394,8 @@ def _clean(directory: Path, runner: Any) -> None:
         runner.logger.info(f"Removed {path}, which a killed run left half written.")
     for path in remove_orphaned_parts(directory):
         runner.logger.info(f"Removed {path}, which belongs to no checkpoint.")
+
+
+def _steps_always(wrapper: Any) -> bool:
+    is_own = getattr(type(wrapper), "should_update", None) is OptimWrapper.should_update
+    return is_own and wrapper.accumulative_counts == 1

@@ -85,8 +85,21 @@ class HookList:
             self._step_methods[stage][:] = [
                 by_position(getattr(one, stage), names)
                 for one in self.hooks
-                if type(one).acts_at(stage) and not one.is_idle_at(stage)
+                if type(one).acts_at(stage) and not _is_idle(one, stage)
             ]
+
+
+def _is_idle(hook: Hook, stage: str) -> bool:
+    """Tell whether a hook is idle at a stage, as far as whoever wrote what it does there says so.
+
+    A class that overrides the stage of another one does not know of its idleness.
+    """
+    owners = {
+        name: next(kind for kind in type(hook).__mro__ if name in vars(kind))
+        for name in (stage, "is_idle_at")
+    }
+    is_theirs = stage in vars(hook) or not issubclass(owners["is_idle_at"], owners[stage])
+    return not is_theirs and hook.is_idle_at(stage)
 
 
 def build_hooks(

@@ -28,14 +28,15 @@ class IterTimerHook(Hook):
         self._last = self._before_val_s = 0.0
         self._feed: BatchFeed | None = None
         self._waited_s = 0.0  # of what the feed tells: what is in the hub already
-        self._note_wait = self._note_step = _forget
+        self._hub: Any = None
+        self._note_wait: Any = None
+        self._note_step: Any = None
+        self._is_extended = type(self)._after_iter is not IterTimerHook._after_iter  # noqa: SLF001
 
     @override
     def before_train(self, runner: Any) -> None:
         self._feed = feed = train_feed_of(runner)
         self._waited_s = 0.0 if feed is None else feed.loaded_s + feed.copied_s
-        self._note_wait = runner.message_hub.recorder("train/data_time")
-        self._note_step = runner.message_hub.recorder("train/time")
 
     @override
     def before_val(self, runner: Any) -> None:
@@ -68,11 +69,17 @@ class IterTimerHook(Hook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        feed = self._feed
+        hub, feed = runner.message_hub, self._feed
+        if hub is not self._hub:  # the first step of a run
+            self._hub = hub
+            self._note_wait, self._note_step = map(hub.recorder, ("train/data_time", "train/time"))
         if feed is not None:
             waited_s = feed.loaded_s + feed.copied_s
             self._note_wait(waited_s - self._waited_s)
             self._waited_s = waited_s
+        if self._is_extended:
+            self._after_iter(runner, batch_idx, data_batch, outputs)
+            return
         now = time.perf_counter()
         self._note_step(now - self._last)
         self._last = now
@@ -89,7 +96,3 @@ class IterTimerHook(Hook):
         now = time.perf_counter()
         runner.message_hub.update_scalar(f"{mode}/time", now - self._last)
         self._last = now
-
-
-def _forget(value: float) -> None:
-    """Stand in for the hub before training."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from typing_extensions import override
 
+from mm_amp import AmpOptimWrapper, OptimWrapper
 from mm_runner.optim import named_wrappers
 
 from ._hook import Hook
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["RuntimeInfoHook"]
+
+# Their gradients have a norm only if they are clipped.
+_KNOWN = (OptimWrapper, AmpOptimWrapper)
 
 
 class RuntimeInfoHook(Hook):
@@ -30,34 +34,37 @@ class RuntimeInfoHook(Hook):
     def __init__(self) -> None:
         self._wrappers: dict[str, Any] = {}
         self._last_results: dict[str, Any] = {}
+        self._hub: Any = None
         self._record: dict[str, Callable[[Any], None]] = {}
 
     @override
     def before_train(self, runner: Any) -> None:
         for name in ("epoch", "iter", "max_epochs", "max_iters"):
             runner.message_hub.follow_info(name, partial(getattr, runner, name))
-        self._record = {}
         self._wrappers = {
             name: wrapper
             for name, wrapper in named_wrappers(runner.optim_wrapper).items()
-            if getattr(wrapper, "clip_grad", True) is not None  # else there is no norm
+            # Of a user's own kind, who knows what it measures.
+            if type(wrapper) not in _KNOWN or wrapper.clip_grad is not None
         }
 
     @override
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
+        hub = runner.message_hub
+        if hub is not self._hub:  # another run
+            self._hub, self._record = hub, {}
         if isinstance(outputs, dict):
             for name, value in outputs.items():
                 # Nearly all are so: nothing to look at but this.
                 if type(value) is Tensor and not value.ndim and not value.requires_grad:
                     record = self._record.get(name)
                     if record is None:
-                        record = runner.message_hub.recorder(f"train/{name}")
-                        self._record[name] = record
+                        record = self._record[name] = hub.recorder(f"train/{name}")
                     record(value)
                 elif isinstance(value, (Tensor, int, float)):
-                    runner.message_hub.update_scalar(f"train/{name}", value)
+                    hub.update_scalar(f"train/{name}", value)
         for name, wrapper in self._wrappers.items():
             result = wrapper.last_result
             # One of several wrappers that did not step keeps its result.
@@ -65,4 +72,4 @@ class RuntimeInfoHook(Hook):
             self._last_results[name] = result
             if is_new and result.grad_norm is not None:
                 key = f"{name}.grad_norm" if name else "grad_norm"
-                runner.message_hub.update_scalar(f"train/{key}", result.grad_norm)
+                hub.update_scalar(f"train/{key}", result.grad_norm)

@@ -66,8 +66,8 @@ class AbstractTrainLoop(ABC):
         )
         self._schedule = schedule
         self._step: Any = None
-        self._before_step: list[Any] = []
-        self._after_step: list[Any] = []
+        self._before_step: Any = None
+        self._after_step: Any = None
         self._is_steady = False
         # During the hooks after a step or an epoch, these are one ahead of what the loop counts.
         self._epochs_done = self._iters_done = self._batches_done = 0
@@ -107,8 +107,7 @@ class AbstractTrainLoop(ABC):
         """Train from :attr:`epoch` and :attr:`iter` to the end."""
         runner = self.runner
         runner.call_hook("before_train")
-        self._before_step = runner.step_hooks("before_train_iter")
-        self._after_step = runner.step_hooks("after_train_iter")
+        self._collect_hooks()
         self._step = train_step_of(runner.model)
         if self._is_at_validation() and self._is_due() and self._must_validate_again():
             self._validate()
@@ -174,18 +173,23 @@ class AbstractTrainLoop(ABC):
             return batches
         return resumption.go_on(self.runner, batches, self._step)
 
+    def _collect_hooks(self) -> None:
+        self._before_step = self.runner.step_hooks("before_train_iter")
+        self._after_step = self.runner.step_hooks("after_train_iter")
+
     def _run_step(self, index: int, batch: Any) -> None:
         """Train on one batch, with the hooks before and after."""
         runner = self.runner
-        number = self.iter + 1
-        mm_dist.mark_iteration(number)
+        if self._after_step is None:
+            self._collect_hooks()
+        mm_dist.mark_iteration(self.iter + 1)
         for act in self._before_step:
             act(runner, index, batch)
         outputs = self._step(batch, runner.optim_wrapper)
-        self._iters_done, self._batches_done = number, index + 1
+        self._iters_done, self._batches_done = self.iter + 1, index + 1
         for act in self._after_step:
             act(runner, index, batch, outputs)
-        self.iter = number
+        self.iter += 1
         if not self._is_steady:  # kernels are compiled: dist_cfg's steady_timeout may hold
             mm_dist.enter_steady_state()
             self._is_steady = True

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 from typing_extensions import Self, override
 
 from mm_runner.data import map_tensors
@@ -53,9 +54,17 @@ class BaseDataPreprocessor(nn.Module):
         """Prepare one batch. ``training`` tells a subclass whether to augment."""
         return self.cast_data(data)
 
-    def has_hooks(self) -> bool:
-        """Tell whether somebody registered hooks on the calls of this module."""
-        return bool(self._forward_pre_hooks or self._forward_hooks)
+    def _only_casts(self) -> bool:
+        """Tell whether a call is :meth:`cast_data` and nothing else, whatever torch looks for."""
+        own = vars(self)
+        return type(self) is BaseDataPreprocessor and not (
+            own["_forward_pre_hooks"]
+            or own["_forward_hooks"]
+            or "forward" in own
+            or own.get("_compiled_call_impl") is not None
+            or module._global_forward_pre_hooks  # noqa: SLF001
+            or module._global_forward_hooks  # noqa: SLF001
+        )
 
     def _placed(self, tensor: Tensor) -> Tensor:
         # Asking costs a tenth of a copy that copies nothing.

@@ -84,7 +84,8 @@ def run_train_step(model: nn.Module, module: Any, data: Any, optim_wrapper: Any)
     """Train one step: forward through ``model``, the rest with ``module``, which it may wrap."""
     with optim_wrapper.optim_context(model):
         preprocessor = module.data_preprocessor
-        if type(preprocessor) is BaseDataPreprocessor and not preprocessor.has_hooks():
+        is_ours = isinstance(preprocessor, BaseDataPreprocessor)
+        if is_ours and preprocessor._only_casts():  # noqa: SLF001 - of this package
             data = preprocessor.cast_data(data)  # a call of a module costs five times as much
         else:
             data = preprocessor(data, True)  # noqa: FBT003 - MMEngine's signature
