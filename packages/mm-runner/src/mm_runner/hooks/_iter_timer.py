@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
-from ._data_waits import train_feed_of
+from ._data_waits import DataWaits
 from ._hook import Hook
-
-if TYPE_CHECKING:
-    from mm_runner.data import BatchFeed
 
 __all__ = ["IterTimerHook"]
 
@@ -26,8 +23,7 @@ class IterTimerHook(Hook):
 
     def __init__(self) -> None:
         self._last = self._before_val_s = 0.0
-        self._feed: BatchFeed | None = None
-        self._waited_s = 0.0  # of what the feed tells: what is in the hub already
+        self._waits: DataWaits | None = None
         self._hub: Any = None
         self._note_wait: Any = None
         self._note_step: Any = None
@@ -35,8 +31,7 @@ class IterTimerHook(Hook):
 
     @override
     def before_train(self, runner: Any) -> None:
-        self._feed = feed = train_feed_of(runner)
-        self._waited_s = 0.0 if feed is None else feed.loaded_s + feed.copied_s
+        self._waits = DataWaits.of_run(runner)
 
     @override
     def before_val(self, runner: Any) -> None:
@@ -58,25 +53,23 @@ class IterTimerHook(Hook):
 
     @override
     def is_idle_at(self, stage: str) -> bool:
-        return stage == "before_train_iter" and self._feed is not None
+        return stage == "before_train_iter" and self._waits is not None
 
     @override
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if self._feed is None:  # a loop of the user's own, which times no batches
+        if self._waits is None:  # a loop of the user's own, which times no batches
             self._before_iter(runner, batch_idx)
 
     @override
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        hub, feed = runner.message_hub, self._feed
+        hub, waits = runner.message_hub, self._waits
         if hub is not self._hub:  # the first step of a run
             self._hub = hub
             self._note_wait, self._note_step = map(hub.recorder, ("train/data_time", "train/time"))
-        if feed is not None:
-            waited_s = feed.loaded_s + feed.copied_s
-            self._note_wait(waited_s - self._waited_s)
-            self._waited_s = waited_s
+        if waits is not None:
+            self._note_wait(waits.take_s())
         if self._is_extended:
             self._after_iter(runner, batch_idx, data_batch, outputs)
             return
