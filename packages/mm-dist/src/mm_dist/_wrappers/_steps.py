@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mm_dist._errors import ArgumentTypeError
 from mm_dist._process_group import enter_steady_state, steady_switch
-from mm_dist._progress import progress
+from mm_dist._progress import advance_iteration
 
 
 class OptimWrapperProtocol(Protocol):
@@ -68,8 +68,7 @@ def run_train_step(
         ArgumentTypeError: If the model lacks a method that a step needs, or its preprocessor
             returns no dict, list or tuple.
     """
-    if not progress.is_marked:  # else the loop numbers them
-        progress.iteration = (progress.iteration or 0) + 1
+    advance_iteration()
     model: Any = wrapper.module
     # A lookup costs as much as some of the calls: one each, and the check only where one fails.
     preprocess = getattr(model, "data_preprocessor", None)
