@@ -29,9 +29,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from scaling.mesh import measure_mesh
-from scaling.processes import find_free_port, leave, take_place
+from scaling.processes import leave, run_ranks, take_place
 
 import mm_dist
 from mm_dist._scale import Constants
@@ -61,18 +60,7 @@ def compare_start():
 
 
 def time_start(world_size):
-    context = mp.get_context("spawn")
-    barrier, results, port = context.Barrier(world_size), context.SimpleQueue(), find_free_port()
-    ranks = [
-        context.Process(target=start, args=(rank, world_size, port, barrier, results))
-        for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    spans = [results.get() for _ in ranks]
-    for process in ranks:
-        process.join()
-    begins, ends = zip(*spans, strict=True)
+    begins, ends = zip(*run_ranks(start, world_size), strict=True)
     return max(ends) - max(begins)
 
 
@@ -125,17 +113,7 @@ def fit(measured):
 
 
 def time_rings(world_size):
-    context = mp.get_context("spawn")
-    results, port = context.SimpleQueue(), find_free_port()
-    ranks = [
-        context.Process(target=reduce, args=(rank, world_size, port, results))
-        for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    found = [results.get() for _ in ranks]
-    for process in ranks:
-        process.join()
+    found = run_ranks(reduce, world_size)
     # Of each all-reduce the rank that took longest, and of these the fastest: other programs run
     # on this machine too.
     return {
@@ -143,7 +121,7 @@ def time_rings(world_size):
     }
 
 
-def reduce(rank, world_size, port, results):
+def reduce(rank, world_size, port, _, results):
     take_place(rank, world_size, port)
     torch.set_num_threads(1)
     mm_dist.init_dist("pytorch", device_type="cpu", timeout=300, hang_report=False)

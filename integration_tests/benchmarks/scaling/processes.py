@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 
 def open_store(port=0, *, is_server=False):
@@ -28,6 +29,22 @@ def find_free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def run_ranks(target, world_size):
+    """Run ``target(rank, world_size, port, barrier, results)`` in processes; return the results."""
+    context = mp.get_context("spawn")
+    barrier, results, port = context.Barrier(world_size), context.SimpleQueue(), find_free_port()
+    ranks = [
+        context.Process(target=target, args=(rank, world_size, port, barrier, results))
+        for rank in range(world_size)
+    ]
+    for process in ranks:
+        process.start()
+    found = [results.get() for _ in ranks]
+    for process in ranks:
+        process.join()
+    return found
 
 
 def leave_when_read(results):
