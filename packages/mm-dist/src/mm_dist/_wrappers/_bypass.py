@@ -50,17 +50,18 @@ class ForwardGuard:
         self._watched: list[tuple[Tensor, Any]] = []
         self._watch(self._watchers)
 
-    def note_forward(self, is_synchronized: bool) -> None:  # noqa: FBT001 (called in each step)
+    def note_forward(self, is_synchronized: bool, *, may_pause: bool) -> None:  # noqa: FBT001
         """Expect a backward pass; to be called in each forward outside of pauses.
 
         Args:
             is_synchronized: Whether the wrapper averages its gradients, which it does not under
                 ``no_sync()``.
+            may_pause: Whether the passes to come may go without a call.
         """
         passes = self._passes
         passes.number += 1
         passes.is_deferred = not is_synchronized
-        if passes.number > _NUM_THOROUGH_PASSES:
+        if may_pause and passes.number > _NUM_THOROUGH_PASSES:
             self._change_watched()
 
     def _change_watched(self) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,11 @@ class MMDistributedDataParallel(DistributedDataParallel):
     """
 
     val_step, test_step = _steps.val_step, _steps.test_step
+    if not TYPE_CHECKING:
+        # Python looks both up for each attribute of a module, and does not always remember where it
+        # found them; here it finds them at once, not behind all the bases.
+        __getattr__ = nn.Module.__getattr__
+        __getattribute__ = object.__getattribute__
     # Where the module is in the model, for messages; the wrapper of one child says its name.
     _name_prefix = ""
 
@@ -137,17 +142,13 @@ class MMDistributedDataParallel(DistributedDataParallel):
             GradientSyncError: If the gradients of the last backward were not averaged, because it
                 did not reach every parameter.
         """
-        # An attribute of a module is dear to look up: each once in a step.
+        # An attribute of a module is dear to look up: in most steps, this is the only one.
         if torch.is_grad_enabled():
-            is_synchronized = self.require_backward_grad_sync
-            if not is_synchronized and self.static_graph and not self._is_graph_learned():
-                return self._forward_synchronized(inputs, kwargs)
             guard = self._guard
-            if guard is not None:
-                if guard.num_unwatched:
-                    guard.num_unwatched -= 1
-                else:
-                    guard.note_forward(is_synchronized)
+            if guard is not None and guard.num_unwatched:
+                guard.num_unwatched -= 1
+            elif not self._prepare_backward():
+                return self._forward_synchronized(inputs, kwargs)
         try:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -155,6 +156,20 @@ class MMDistributedDataParallel(DistributedDataParallel):
             if explained is None:
                 raise
             raise explained from error
+
+    def _prepare_backward(self) -> bool:
+        """Tell the guard of a backward to come; return whether forward can run as it is asked to.
+
+        Not called while the guard pauses, which it does not before torch has learned the graph.
+        """
+        is_synchronized = self.require_backward_grad_sync
+        is_unlearned = self.static_graph and not self._is_graph_learned()
+        if is_unlearned and not is_synchronized:
+            return False
+        guard = self._guard
+        if guard is not None:
+            guard.note_forward(is_synchronized, may_pause=not is_unlearned)
+        return True
 
     def _is_graph_learned(self) -> bool:
         # Set in the first backward; torch before 2.1 counts forward passes that synchronise.
