@@ -1,5 +1,6 @@
 """How inductor, of whatever version, is led to compile into a cache and out of it."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from hashlib import sha256
@@ -112,6 +113,46 @@ def remembering_probes(verdicts: dict[str, bool]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def probing_until_found() -> Iterator[None]:
+    """Let inductor probe instruction sets only until one works: it takes the first.
+
+    It would go on to probe all others that the processor has, one after the other, which is a third
+    of the time that compiling a small model takes.
+    """
+    try:
+        from torch._inductor import config, cpu_vec_isa  # noqa: PLC0415
+    except ImportError:  # before torch 2.5 or so
+        yield
+        return
+    list_all: Any = cpu_vec_isa.valid_vec_isa_list
+    is_known = hasattr(cpu_vec_isa, "supported_vec_isa_list") and hasattr(list_all, "cache_info")
+    if not is_known or list_all.cache_info().currsize:  # inside of another one, or all are probed
+        yield
+        return
+    found: list[Any] = []
+
+    def list_first() -> list[Any]:
+        if config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY"):
+            return list_all()  # type: ignore[no-any-return]  # the user wants a certain one
+        if not found:
+            found.extend(_first_valid(cpu_vec_isa, list_all.__wrapped__))
+        return found
+
+    with _replaced(cpu_vec_isa, "valid_vec_isa_list", list_first):
+        yield
+
+
+def _first_valid(cpu_vec_isa: Any, list_all: Callable[[], list[Any]]) -> list[Any]:
+    """Return what ``list_all`` begins with, which probes all that it is let know of."""
+    for instruction_set in cpu_vec_isa.supported_vec_isa_list:
+        with _replaced(cpu_vec_isa, "supported_vec_isa_list", [instruction_set]):
+            valid = list_all()
+        if valid:
+            return valid
+    return []
+
+
 def forget_loaded() -> None:
     """Make inductor forget which code it has loaded from other folders.
 
@@ -160,9 +201,9 @@ def _header_where_torch_is() -> Any:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name)
-    setattr(owner, name, function)
+    setattr(owner, name, value)
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +14,12 @@ from ._bundle import (
     remove_drafts,
     write_bundle,
 )
-from ._inductor import forget_loaded, keeping_graphs, remembering_probes
+from ._inductor import (
+    forget_loaded,
+    keeping_graphs,
+    probing_until_found,
+    remembering_probes,
+)
 from ._key import CacheKey
 from ._prune import note_use, prune
 from ._workspace import Workspace
@@ -64,7 +69,11 @@ class Shelf:
         if Shelf._last_entered != self._workspace.path:
             forget_loaded()
             Shelf._last_entered = self._workspace.path
-        with self._workspace.entered(), keeping_graphs(), remembering_probes(self._verdicts):
+        with ExitStack() as stack:
+            stack.enter_context(self._workspace.entered())
+            stack.enter_context(keeping_graphs())
+            stack.enter_context(remembering_probes(self._verdicts))
+            stack.enter_context(probing_until_found())
             yield
 
     def refresh(self) -> None:
