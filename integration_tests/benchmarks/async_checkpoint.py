@@ -8,8 +8,11 @@ each is left out: it gives the memory for the copy to the process, which is kept
 * ``slower``: how much longer the steps after it take together than as many without a save, until
   the file is whole. The writing thread needs a processor and the disk meanwhile.
 
-Run: ``python async_checkpoint.py [--megabytes 500] [--saves 6] [--steps 8] [--json FILE]``. It
-prints, and asserts nothing.
+With ``--ranks 2`` the model is sharded over gloo processes (torch 2.8 or newer), each of which
+writes its part, and tells its own times.
+
+Run: ``python async_checkpoint.py [--megabytes 500] [--saves 6] [--steps 8] [--ranks 1] [--json
+FILE]``. It prints, and asserts nothing.
 """
 
 # ruff: noqa: T201 (printing is what it is for)
@@ -24,6 +27,8 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.utils.data import Dataset
 from typing_extensions import override
@@ -98,13 +103,17 @@ def measure(directory: Path, options: argparse.Namespace, *, in_background: bool
         save_last=False,
         max_keep_ckpts=2,
         async_save=in_background,
+        in_parts=options.ranks > 1,
     )
     watch = Stopwatch()
     Runner(
         model=Deep(num_layers),
         work_dir=directory,
         train_dataloader={
-            "dataset": Ones(options.batch_size * options.steps * (options.saves + 1)),
+            "dataset": Ones(
+                options.ranks * options.batch_size * options.steps * (options.saves + 1)
+            ),
+            "sampler": {"type": "DefaultSampler", "shuffle": False},
             "batch_size": options.batch_size,
             "collate_fn": "default_collate",
         },
@@ -114,8 +123,15 @@ def measure(directory: Path, options: argparse.Namespace, *, in_background: bool
         custom_hooks=[watch],
         randomness={"seed": 0},
         log_level="ERROR",
+        cfg=(
+            {"model_wrapper_cfg": {"type": "MMFullyShardedDataParallel"}}
+            if options.ranks > 1
+            else None
+        ),
     ).train()
-    newest = max(directory.glob("iter_*.pth"), key=lambda path: path.stat().st_mtime)
+    # Of a model in parts, the folder with them is larger by far than the file.
+    newest = max(directory.glob("iter_*.pth*"), key=lambda path: path.stat().st_mtime)
+    files = [path for path in (newest, *newest.rglob("*")) if path.is_file()]
     lengths = [end - begin for begin, end in zip(watch.begins, watch.begins[1:], strict=False)]
     # The steps before the first save, short of the first of all, which is slower.
     plain = statistics.median(lengths[1 : options.steps - 1])
@@ -124,7 +140,7 @@ def measure(directory: Path, options: argparse.Namespace, *, in_background: bool
         for first in range(2 * options.steps, len(lengths) - options.steps, options.steps)
     ]
     return {
-        "megabytes": newest.stat().st_size / 1e6,
+        "megabytes": sum(path.stat().st_size for path in files) / 1e6,
         "step": plain,
         "first_stall": hook.stalls[0],
         "stalls": hook.stalls[1:],
@@ -141,15 +157,43 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--directory", type=Path, help="where to write; default: a temporary one")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--ranks", type=int, default=1, help="processes a model is sharded over")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    results = {}
-    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
-        for name, in_background in (("synchronous", False), ("asynchronous", True)):
-            directory = Path(folder) / name
-            results[name] = measure(directory, options, in_background=in_background)
     print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} processors")
-    print(f"{'':14}{'MB':>8}{'step s':>9}{'first s':>9}{'stall s':>9}{'slower s':>10}")
+    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        if options.ranks == 1:
+            run_rank(0, Path(folder), options)
+        else:
+            mp.spawn(run_rank, (Path(folder), options), nprocs=options.ranks)
+        results = [
+            json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(options.ranks)
+        ]
+    for rank, of_rank in enumerate(results):
+        show(rank, of_rank)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2))
+
+
+def run_rank(rank: int, folder: Path, options: argparse.Namespace) -> None:
+    """Measure both on one process, and write the times to a file of its own."""
+    torch.set_num_threads(1)
+    if options.ranks > 1:
+        meeting = f"file://{folder / 'store'}"
+        dist.init_process_group("gloo", meeting, rank=rank, world_size=options.ranks)
+    results = {
+        name: measure(folder / name, options, in_background=in_background)
+        for name, in_background in (("synchronous", False), ("asynchronous", True))
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(results))
+    if options.ranks > 1:
+        dist.barrier()
+        time.sleep(0.05)  # gloo's threads still release objects
+        dist.destroy_process_group()
+
+
+def show(rank: int, results: dict[str, dict]) -> None:
+    """Print the table of one process."""
+    print(f"rank {rank:<9}{'MB':>8}{'step s':>9}{'first s':>9}{'stall s':>9}{'slower s':>10}")
     for name, one in results.items():
         stall, slower = statistics.median(one["stalls"]), statistics.median(one["slower"])
         print(
@@ -158,8 +202,6 @@ def main() -> None:
         )
     medians = [statistics.median(one["stalls"]) for one in results.values()]
     print(f"stall, asynchronous to synchronous: {medians[1] / medians[0]:.1%}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":
