@@ -13,13 +13,17 @@ from ._train_batches import TrainBatches
 from ._worker_seed import batch_seed
 from ._worker_signals import ignore_stop_signals
 from ._workers import stop_persistent_workers, stop_workers
+from .wrappers import ClassBalancedDataset, ConcatDataset, RepeatDataset
 
 __all__ = [
     "BatchFeed",
+    "ClassBalancedDataset",
+    "ConcatDataset",
     "DataPosition",
     "DataSettings",
     "DefaultSampler",
     "InfiniteSampler",
+    "RepeatDataset",
     "SeekableBatchSampler",
     "TrainBatches",
     "announce_epoch",

@@ -1,0 +1,324 @@
+"""Datasets joined, repeated and balanced: alone, in loaders, in runs that stop and go on."""
+
+import math
+import pickle
+
+import pytest
+import torch
+from test_resume_midway import train_whole_and_in_parts
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from toy import NO_VALIDATION, Blobs, runner_arguments
+from typing_extensions import override
+
+from mm_runner import ConfigError
+from mm_runner.data import (
+    ClassBalancedDataset,
+    ConcatDataset,
+    DataSettings,
+    DefaultSampler,
+    RepeatDataset,
+    build_dataloader,
+)
+from mm_runner.plan import make_plan
+from mm_runner.registry import DATASETS
+
+
+class Labelled(Dataset):
+    """Samples are ``(name, index)``; ``cats`` lists the categories of each."""
+
+    def __init__(self, name="a", size=3, cats=None, metainfo=None):
+        self.name, self.size, self.cats = name, size, cats
+        self.num_asked = self.num_inits = 0
+        if metainfo is not None:
+            self.metainfo = metainfo
+
+    def full_init(self):
+        self.num_inits += 1
+
+    def __len__(self):
+        assert self.num_inits, "asked before full_init()"
+        return self.size
+
+    @override
+    def __getitem__(self, index):
+        assert 0 <= index < self.size
+        return self.name, index
+
+    def get_cat_ids(self, index):
+        self.num_asked += 1
+        return self.cats[index]
+
+    def get_data_info(self, index):
+        return {"sample": (self.name, index)}
+
+
+class InBatches(Labelled):
+    """Gives several samples at a time, which it would rather do."""
+
+    def __getitems__(self, indices):
+        return [("several", self.name, index) for index in indices]
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+    def __len__(self):
+        return 3
+
+
+class LabelledBlobs(Blobs):
+    """One category is rare: of 24 samples, 4 have it."""
+
+    def __init__(self, size=24, noise=0.0):
+        super().__init__(size, noise)
+        self.labels = torch.where(torch.arange(size) < size // 6, 2, torch.arange(size) % 2)
+
+    def get_cat_ids(self, index):
+        return self.labels[index].reshape(1)
+
+
+def test_concatenated_datasets_follow_one_another():
+    parts = [Labelled("a", 3), Labelled("empty", 0), ["x", "y"]]
+    dataset = ConcatDataset(parts)
+    samples = [("a", 0), ("a", 1), ("a", 2), "x", "y"]
+    assert [dataset[index] for index in range(len(dataset))] == samples
+    assert list(dataset) == samples  # Python's own protocol ends with an IndexError
+    assert dataset[torch.tensor(-1)] == "y"
+    assert dataset.cumulative_sizes == [3, 3, 5]
+    assert dataset.place(4) == (parts[2], 1)
+    assert dataset.get_data_info(2) == {"sample": ("a", 2)}
+    for index in (5, -6):
+        with pytest.raises(IndexError, match=rf"ConcatDataset: sample {index} .*there are 5"):
+            dataset[index]
+
+
+def test_the_samples_of_a_large_dataset_are_found_without_a_list():
+    dataset = RepeatDataset(ConcatDataset([range(10**9), range(10**9, 10**9 + 5)]), 10**3)
+    assert len(dataset) == 10**12 + 5_000
+    assert dataset[10**12 + 4_999] == 10**9 + 4
+    assert dataset[10**9 + 5] == 0
+    assert len(pickle.dumps(dataset)) < 1_000  # what a worker is sent
+
+
+def test_a_repeated_dataset_begins_anew_and_ends():
+    dataset = RepeatDataset(Labelled("a", 2, cats=[[0], [1]], metainfo={"classes": ("a",)}), 3)
+    assert list(dataset) == [("a", 0), ("a", 1)] * 3
+    assert dataset.get_cat_ids(3) == [1]
+    assert dataset.metainfo == {"classes": ("a",)}
+    assert dataset.metainfo is not dataset.dataset.metainfo
+
+
+def test_rare_categories_are_repeated_by_the_factor_of_lvis():
+    # Of ten samples, 9 have category 0, 4 have 1, and only one has 2; the last one has none.
+    cats = [[0], [0], [0], [0, 0], [0], [0, 1], [0, 1], [0, 1], [0, 1, 2], []]
+    inner = Labelled("a", 10, cats=cats)
+    dataset = ClassBalancedDataset(inner, oversample_thr=0.5)
+    factor = {0: 1.0, 1: math.sqrt(0.5 / 0.4), 2: math.sqrt(0.5 / 0.1)}
+    expected = []
+    for index, categories in enumerate(cats):
+        times = math.ceil(max([1.0, *(factor[one] for one in categories)]))
+        expected += [("a", index)] * times
+    assert list(dataset) == expected
+    assert [expected.count(("a", index)) for index in range(10)] == [1, 1, 1, 1, 1, 2, 2, 2, 3, 1]
+    assert inner.num_asked == 10
+    assert dataset.get_cat_ids(len(dataset) - 2) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [tuple, torch.tensor, set], ids=["tuple", "tensor", "set"])
+def test_categories_come_in_any_container(kind):
+    cats = [kind([1]), kind([1]), kind([1]), kind([2])]
+    assert len(ClassBalancedDataset(Labelled("a", 4, cats=cats), oversample_thr=0.5)) == 5
+    listed = [[torch.tensor(1)], [torch.tensor(1)], [torch.tensor(1)], [torch.tensor(2)]]
+    assert len(ClassBalancedDataset(Labelled("a", 4, cats=listed), oversample_thr=0.5)) == 5
+
+
+def test_initialisation_is_put_off_and_done_once():
+    inner = [Labelled("a", 2, cats=[[0], [1]]), Labelled("b", 1, cats=[[0]])]
+    joined = ConcatDataset(inner, lazy_init=True)
+    balanced = ClassBalancedDataset(joined, oversample_thr=0.6, lazy_init=True)
+    dataset = RepeatDataset(balanced, 2, lazy_init=True)
+    assert [one.num_inits for one in inner] == [0, 0]
+    assert len(dataset) == 2 * 4  # 1 is in a third of the samples: ceil(sqrt(0.6 * 3)) times
+    assert dataset[0] == ("a", 0)
+    dataset.full_init()
+    assert [one.num_inits for one in inner] == [1, 1]
+    assert sum(one.num_asked for one in inner) == 3
+
+
+def test_several_samples_at_a_time_stay_so_where_a_dataset_gives_them():
+    plain, batched = Labelled("a", 2), InBatches("b", 2)
+    assert not hasattr(RepeatDataset(plain, 2), "__getitems__")
+    dataset = RepeatDataset(ConcatDataset([plain, batched]), 2)
+    assert dataset.__getitems__([7, 0, 2]) == [("several", "b", 1), ("a", 0), ("several", "b", 0)]
+    loader = DataLoader(dataset, batch_size=4, collate_fn=list)
+    again = [("several", *sample) if sample[0] == "b" else sample for sample in list(dataset)]
+    if hasattr(torch, "compile"):  # torch 1.13 asks for one at a time
+        assert [sample for batch in loader for sample in batch] == again
+
+
+def test_metainfo_is_the_first_ones_and_has_to_agree():
+    classes = {"classes": ("cat", "dog"), "palette": torch.tensor([1, 2])}
+    same = {"classes": ("cat", "dog"), "palette": torch.tensor([1, 2])}
+    joined = ConcatDataset([Labelled(metainfo=classes), Labelled(metainfo=same)])
+    assert joined.metainfo["classes"] == ("cat", "dog")
+    assert ConcatDataset([Labelled()]).metainfo is None
+    other = {**same, "palette": torch.tensor([1, 3])}
+    with pytest.raises(ConfigError, match=r"datasets\[1\]: the metainfo of Labelled has pal"):
+        ConcatDataset([Labelled(metainfo=classes), Labelled(metainfo=other)])
+    with pytest.raises(ConfigError, match=r"has no 'classes', that of datasets\[0\] classes=\('ca"):
+        ConcatDataset([Labelled(metainfo=classes), Blobs()])
+    ignored = ConcatDataset(
+        [Labelled(metainfo=classes), Labelled(metainfo=other)], ignore_keys="palette"
+    )
+    assert ignored.metainfo["palette"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ConcatDataset([]), r"datasets: a list of datasets.*at least one.*got \[\]"),
+        (lambda: ConcatDataset("ab"), r"datasets: a list of datasets.*got 'ab'"),
+        (lambda: ConcatDataset([[1], 3]), r"datasets\[1\]: a dataset with a length.*got 3"),
+        (lambda: ConcatDataset([Endless()]), r"datasets\[0\]: a dataset with a length and ind"),
+        (lambda: ConcatDataset([[1]], ignore_keys=3), r"ignore_keys: a key or a list.*got 3"),
+        (lambda: RepeatDataset([1], 0), r"times: a positive integer is needed, got 0"),
+        (lambda: RepeatDataset([1], times=True), r"times: a positive integer is needed, got True"),
+        (lambda: RepeatDataset(None, 2), r"dataset: a dataset with a length.*got None"),
+        (lambda: ClassBalancedDataset([1], 0.1), r"get_cat_ids\(index\); list has no such method"),
+        (lambda: ClassBalancedDataset(Labelled(), 5), r"oversample_thr: a share.*at most 1.*got 5"),
+        (lambda: ClassBalancedDataset(Labelled(), 0.0), r"oversample_thr: a share.*got 0\.0"),
+        (
+            lambda: ClassBalancedDataset(Labelled(cats=[1, 2, 3]), 0.1),
+            r"Labelled\.get_cat_ids\(0\) returned 1; a list of the categories",
+        ),
+        (
+            lambda: ClassBalancedDataset(RepeatDataset([1], 2), 0.1),
+            r"RepeatDataset asks the dataset within for get_cat_ids\(index\); list has no",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_arguments_is_said(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_wrappers_are_built_by_name_within_one_another():
+    cfg = {
+        "type": "RepeatDataset",
+        "times": 2,
+        "dataset": {
+            "type": "ConcatDataset",
+            "datasets": [
+                {"type": Labelled, "name": "a", "size": 2},
+                {
+                    "type": "ClassBalancedDataset",
+                    "oversample_thr": 1,
+                    "dataset": Labelled("b", 2, cats=[[0], [1]]),
+                },
+            ],
+        },
+    }
+    dataset = DATASETS.build(cfg)
+    assert list(dataset) == [("a", 0), ("a", 1), *[("b", 0)] * 2, *[("b", 1)] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"times": "two"}, r"^train_dataloader\.dataset\.times: an integer is needed, got 'two'"),
+        ({"tims": 2}, r"^train_dataloader\.dataset\.tims: unknown argument.*mean 'times'"),
+        ({"times": -1}, r"^train_dataloader\.dataset\.times: a positive integer is needed, got -1"),
+        (
+            {"dataset": {"type": "ConcatDataset", "datasets": [[1], {"type": Blobs, "sizes": 3}]}},
+            r"^train_dataloader\.dataset\.dataset\.datasets\[1\]\.sizes: unknown argument of Blobs",
+        ),
+        (
+            {"dataset": {"type": "ConcatDataset", "datasets": [[1], 3]}},
+            r"^train_dataloader\.dataset\.dataset\.datasets\[1\]: a dataset with a length.*got 3",
+        ),
+        (
+            {"dataset": {"type": "ConcatDatset", "datasets": []}},
+            r"^train_dataloader\.dataset\.dataset\.type: No dataset named .*mean 'ConcatDataset'",
+        ),
+    ],
+    ids=["text", "unknown", "negative", "inner-argument", "inner-value", "inner-type"],
+)
+def test_an_error_begins_with_the_path_in_the_configuration(make_runner, change, message):
+    dataset = {"type": "RepeatDataset", "times": 2, "dataset": [1], **change}
+    with pytest.raises((ConfigError, LookupError), match=message):
+        make_runner(train_dataloader={"dataset": dataset, "batch_size": 2}).train()
+
+
+def _rare_blobs(noise=0.0):
+    return {
+        "type": "ConcatDataset",
+        "datasets": [
+            {"type": "RepeatDataset", "times": 2, "dataset": {"type": Blobs, "size": 7}},
+            {
+                "type": "ClassBalancedDataset",
+                "oversample_thr": 0.4,
+                "dataset": {"type": LabelledBlobs, "size": 12, "noise": noise},
+            },
+        ],
+    }
+
+
+def test_ranks_share_the_samples_and_the_plan_counts_them(tmp_path):
+    # 2 x 7; and 12, of which 2 come twice.
+    loaders = [
+        build_dataloader(
+            {"dataset": _rare_blobs(), "batch_size": 4, "sampler": {"type": "DefaultSampler"}},
+            DataSettings(0, torch.Generator(), 0, 1),
+            shuffle=True,
+            where="train_dataloader",
+        )
+        for _ in range(2)
+    ]
+    seen = []
+    for rank, loader in enumerate(loaders):
+        sampler = loader.sampler
+        assert isinstance(sampler, DefaultSampler)
+        sampler.rank, sampler.world_size = rank, 2
+        seen += list(sampler)
+    assert sorted(seen) == list(range(28))
+    arguments = runner_arguments(
+        tmp_path, train_dataloader={"dataset": _rare_blobs(), "batch_size": 4}
+    )
+    assert make_plan(arguments, world_size=2)["length"]["steps_per_epoch"] == 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_goes_on_from_the_middle_of_an_epoch_exactly(make_runner, tmp_path, num_workers):
+    pytest.importorskip("numpy")
+
+    def arguments():
+        return {
+            "train_dataloader": {
+                "dataset": _rare_blobs(noise=0.5),
+                "batch_size": 4,
+                "num_workers": num_workers,
+                "collate_fn": "default_collate",
+            },
+            **NO_VALIDATION,
+        }
+
+    train_whole_and_in_parts(make_runner, tmp_path, arguments, [3, 9, None])
+
+
+def test_a_validation_has_the_samples_of_all(make_runner):
+    classes = {"classes": ["a", "b", "c"]}
+    parts = [Blobs(5), Blobs(4)]
+    for part in parts:
+        part.metainfo = classes
+    runner = make_runner(
+        val_dataloader={
+            "dataset": {"type": "ConcatDataset", "datasets": parts},
+            "batch_size": 4,
+            "collate_fn": "default_collate",
+        },
+        val_evaluator={"type": "Accuracy"},
+    )
+    runner.val()
+    assert runner.val_evaluator.dataset_meta == classes
+    assert len(runner.val_dataloader.dataset) == 9
