@@ -1,8 +1,20 @@
 """Metrics, and the evaluator that runs several of them."""
 
 from ._accuracy import Accuracy
+from ._dump_results import DumpResults
 from ._evaluator import Evaluator
 from ._metric import BaseMetric
+from ._predictions import PREDICTION_SUFFIXES, Predictions, load_predictions
 from ._score import is_score, score_of
 
-__all__ = ["Accuracy", "BaseMetric", "Evaluator", "is_score", "score_of"]
+__all__ = [
+    "PREDICTION_SUFFIXES",
+    "Accuracy",
+    "BaseMetric",
+    "DumpResults",
+    "Evaluator",
+    "Predictions",
+    "is_score",
+    "load_predictions",
+    "score_of",
+]

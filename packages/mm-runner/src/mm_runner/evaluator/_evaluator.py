@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mm_runner.errors import ConfigError
 from mm_runner.registry import METRICS, build_from_cfg
 
 from ._metric import BaseMetric
+from ._offline import OfflineChunks
 
 __all__ = ["Evaluator"]
 
@@ -73,6 +74,36 @@ class Evaluator:
                 # A number of NumPy or torch would neither be logged nor fit into a checkpoint.
                 results[name] = _as_python(value)
         return results
+
+    def offline_evaluate(
+        self, data_samples: Iterable[Any], data: Sequence[Any] | None = None, chunk_size: int = 1
+    ) -> dict[str, float]:
+        """Return all metrics of predictions that are there already.
+
+        In a run of several processes each gives all of them, and takes its share.
+
+        Args:
+            data_samples: What :func:`load_predictions` returns, of which metrics get what the model
+                returned; or anything else with one entry per sample, of which they get lists.
+            data: What the samples were predicted from, in the same order, such as a dataset;
+                metrics get the values of a chunk as ``pseudo_collate`` puts them together.
+            chunk_size: How many samples metrics get at a time.
+
+        Raises:
+            ConfigError: If there is no sample, or another number of data than of samples.
+
+        Example:
+            >>> import torch
+            >>> from mm_runner.evaluator import Predictions
+            >>> predictions = Predictions((torch.eye(2), torch.tensor([0, 0])))
+            >>> Evaluator({"type": "Accuracy"}).offline_evaluate(predictions, chunk_size=2)
+            {'accuracy': 0.5}
+        """
+        chunks = OfflineChunks(data_samples, data, chunk_size)
+        self.reset()
+        for samples, batch in chunks:
+            self.process(samples, batch)
+        return self.evaluate(chunks.size)
 
 
 def _as_python(value: Any) -> Any:

@@ -1,0 +1,288 @@
+"""Predictions in a file, and metrics of predictions that are there already."""
+
+import enum
+import json
+import pickle
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from toy import Blobs, Classifier, loader_cfg, runner_arguments
+from typing_extensions import override
+
+from mm_dist import is_main_process
+from mm_runner import ConfigError, Runner
+from mm_runner.cli import main
+from mm_runner.errors import PredictionsError
+from mm_runner.evaluator import (
+    Accuracy,
+    BaseMetric,
+    DumpResults,
+    Evaluator,
+    load_predictions,
+)
+
+SCORES = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+LABELS = torch.tensor([0, 1, 1])
+
+
+class Samples(BaseMetric):
+    """Keeps what it is given, as MMEngine's metrics take it: a list with an entry per sample."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.calls = []
+        self.seen = None
+
+    @override
+    def process(self, data_batch, data_samples):
+        self.calls.append((data_batch, data_samples))
+        self.results.extend(data_samples)
+
+    def compute_metrics(self, results):
+        self.seen = results
+        return {"num": len(results)}
+
+
+class DataSample:
+    def __init__(self, label):
+        self.label = label
+
+    def to_dict(self):
+        return {"label": self.label}
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+def dumped(path, *batches, size=None):
+    """Write what a model returned for batches, and read it with torch alone and with ours."""
+    metric = DumpResults(path)
+    for batch in batches:
+        metric.process(None, batch)
+    assert metric.evaluate(sum(map(_size, batches)) if size is None else size) == {}
+    assert metric.results == []
+    if hasattr(torch, "compile"):  # the safe loader of torch 1.13 knows no floats
+        assert torch.load(path, weights_only=True)["num_samples"] == len(load_predictions(path))
+    return load_predictions(path)
+
+
+def _size(batch):
+    return len(batch[0] if isinstance(batch, tuple) else batch)
+
+
+def test_tensors_of_a_batch_are_put_together_over_batches(tmp_path):
+    path = tmp_path / "new" / "out.pkl"
+    predictions = dumped(path, (SCORES[:2], ["a", "b"]), (SCORES[2:], ["c"]))
+    scores, names = predictions.whole
+    assert torch.equal(scores, SCORES)
+    assert names == ["a", "b", "c"]
+    assert torch.equal(predictions[-1][0], SCORES[2])
+    assert [name for _, name in predictions] == names
+    assert predictions[1:].whole[1] == ["b", "c"]
+    assert torch.equal(predictions.select([2, 0])[0], SCORES[[2, 0]])
+    with pytest.raises(IndexError):
+        predictions[3]
+
+
+def test_lists_of_samples_stay_lists_and_are_made_plain(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    batch = [
+        {"boxes": torch.ones(2, 4, requires_grad=True), "level": Level.HIGH},
+        DataSample(numpy.float32(0.5)),
+        numpy.arange(3),
+    ]
+    first, second, third = dumped(tmp_path / "out.pth", batch)
+    assert type(first["level"]) is int
+    assert not first["boxes"].requires_grad
+    assert second == {"label": 0.5}
+    assert third.tolist() == [0, 1, 2]
+
+
+def test_rows_of_different_shapes_become_a_list(tmp_path):
+    batches = [{"logits": torch.ones(2, 5)}, {"logits": torch.ones(1, 7)}]
+    predictions = dumped(tmp_path / "out.pkl", *batches, size=3)
+    assert [tuple(row.shape) for row in predictions.whole["logits"]] == [(5,), (5,), (7,)]
+
+
+def test_what_fills_up_and_the_rest_of_a_batch_are_not_in_the_file(tmp_path):
+    views = list(torch.arange(1000.0).reshape(100, 10))[:2]
+    assert len(dumped(tmp_path / "out.pkl", views)) == 2
+    assert (tmp_path / "out.pkl").stat().st_size < 3_000  # not the 4,000 bytes of the batch
+    with pytest.warns(UserWarning, match="3 results of a dataset of 2"):
+        assert len(dumped(tmp_path / "out.pkl", (SCORES, LABELS), size=2)) == 2
+    with pytest.warns(UserWarning, match=r"predictions for 1 of 3 samples.*one entry, or row, per"):
+        dumped(tmp_path / "out.pkl", ["for a whole batch"], size=3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"a": {"b": object()}}, r"^predictions\.a\.b: builtins\.object cannot be kept; .*to_dict"),
+        ([0.5, {1, 2}], r"^predictions\[1\]: builtins\.set cannot be kept"),
+        ((SCORES, 0.5), r"^predictions\[1\]: 0\.5 has no entry for each sample"),
+        (torch.tensor(1.0), r"^predictions: tensor\(1\.\) has no entry for each sample"),
+        ((SCORES, LABELS[:2]), r"different numbers .*predictions\[0\] 3, predictions\[1\] 2"),
+        ((None, None), r"The predictions hold no samples: \(None, None\)"),
+    ],
+    ids=["object", "set", "number", "scalar", "lengths", "nothing"],
+)
+def test_predictions_that_cannot_be_kept_are_refused_by_name(tmp_path, batch, message):
+    with pytest.raises(ConfigError, match=message):
+        DumpResults(tmp_path / "out.pkl").process(None, batch)
+
+
+def test_batches_of_other_parts_and_other_suffixes_are_refused(tmp_path):
+    metric = DumpResults(tmp_path / "out.pkl")
+    metric.process(None, {"a": SCORES})
+    with pytest.raises(ConfigError, match=r"were \{'a': 'rows'\}, and now are \{'b': 'rows'\}"):
+        metric.process(None, {"b": SCORES})
+    for path in ("out.json", 3):
+        with pytest.raises(ConfigError, match=r"out_file_path: a path that ends in \.pkl, .*got "):
+            DumpResults(path)
+
+
+def test_a_file_that_cannot_be_written_is_a_warning_and_the_metrics_are_reported(tmp_path):
+    (tmp_path / "file").write_text("in the way of a folder")
+    dump = DumpResults(tmp_path / "file" / "out.pkl")
+    evaluator = Evaluator([dump, Accuracy()])
+    evaluator.process((SCORES, LABELS))
+    with pytest.warns(UserWarning, match=r"could not be written to .*out\.pkl.*Free space"):
+        assert evaluator.evaluate(3) == {"accuracy": pytest.approx(2 / 3)}
+    assert isinstance(dump.failure, PredictionsError)
+
+
+class _Harmful:
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
+
+
+def test_reading_a_file_runs_nothing_from_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mmengine.pkl").write_bytes(pickle.dumps([_Harmful()]))
+    torch.save({"results": [_Harmful()]}, tmp_path / "torch.pkl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 1.13 and 2.0, of their own loaders
+        for name in ("mmengine.pkl", "torch.pkl"):
+            with pytest.raises(PredictionsError, match=rf"{name} cannot be read as predictions"):
+                load_predictions(tmp_path / name)
+    assert not (tmp_path / "executed").exists()
+    torch.save({"state_dict": {}}, tmp_path / "other.pth")
+    with pytest.raises(PredictionsError, match=r"holds 'state_dict'; a file of DumpResults"):
+        load_predictions(tmp_path / "other.pth")
+    with pytest.raises(PredictionsError, match="no such file"):
+        load_predictions(tmp_path / "absent.pkl")
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 5])
+def test_dumped_predictions_give_the_metrics_of_the_run(make_runner, tmp_path, chunk_size):
+    path = tmp_path / "out.pkl"
+    metrics = [{"type": "Accuracy"}, {"type": "DumpResults", "out_file_path": str(path)}]
+    measured = make_runner(val_evaluator=metrics).val()
+    predictions = load_predictions(path)
+    assert len(predictions) == 9
+    evaluator = Evaluator({"type": "Accuracy"})
+    assert evaluator.offline_evaluate(predictions, chunk_size=chunk_size) == measured
+    assert evaluator.offline_evaluate(predictions, Blobs(9), chunk_size) == measured
+
+
+def test_a_list_of_samples_is_evaluated_in_chunks_with_its_data():
+    metric = Samples()
+    samples = [{"id": index} for index in range(5)]
+    data = [{"x": index * 10} for index in range(5)]
+    assert Evaluator(metric).offline_evaluate(samples, data, chunk_size=2) == {"num": 5}
+    assert metric.seen == samples
+    assert metric.calls[1] == ({"x": [20, 30]}, samples[2:4])
+    assert metric.calls[2] == ({"x": [40]}, samples[4:])
+    metric.calls.clear()
+    assert Evaluator(metric).offline_evaluate(iter(samples)) == {"num": 5}
+    assert metric.calls[0] == (None, samples[:1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([],), r"data_samples: there is not one sample"),
+        (("abc",), r"data_samples: an entry for each sample.*got 'abc'"),
+        (([1, 2], [1]), r"data: 1 were given for 2 predictions"),
+        ((iter([1, 2]), [1, 2, 3]), r"data: 3 were given for 2 predictions"),
+        (([1], 3), r"data: a sequence, such as a dataset, is needed, got 3"),
+        (([1], None, 0), r"chunk_size: a positive integer is needed, got 0"),
+    ],
+    ids=["empty", "text", "lengths", "late", "data", "chunk"],
+)
+def test_what_cannot_be_evaluated_is_said(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Evaluator(Samples()).offline_evaluate(*arguments)
+
+
+def _dump_and_evaluate(rank, folder):
+    for size, batch_size in ((7, 2), (9, 4), (2, 4)):  # by three: filled up, and uneven batches
+        path = Path(folder, f"{size}.pkl")
+        runner = Runner(
+            **runner_arguments(
+                Path(folder, "run"),
+                val_dataloader=loader_cfg(size=size, batch_size=batch_size),
+                val_evaluator=[Accuracy(), DumpResults(path)],
+            )
+        )
+        measured = runner.val()
+        predictions = load_predictions(path)
+        assert torch.equal(predictions.whole[1], Blobs(size).labels)
+        assert Evaluator(Accuracy()).offline_evaluate(predictions, chunk_size=2) == measured
+    metric = Samples()
+    assert Evaluator(metric).offline_evaluate(list(range(7)), chunk_size=2) == {"num": 7}
+    assert metric.seen == (list(range(7)) if is_main_process() else None)
+    assert [one for _, chunk in metric.calls for one in chunk] == list(range(rank, 7, 3))
+
+
+def test_ranks_write_each_sample_once_in_order_and_share_an_evaluation(run_ranks, tmp_path):
+    run_ranks(_dump_and_evaluate, 3, str(tmp_path))
+
+
+_CONFIG = """
+model: {type: "toy:Classifier"}
+test_dataloader: {dataset: {type: "toy:Blobs", size: 7}, batch_size: 4, collate_fn: default_collate}
+test_cfg: {}
+test_evaluator: {type: Accuracy}
+randomness: {seed: 0}
+"""
+
+
+def test_the_command_writes_predictions_or_metrics_by_the_name_of_the_file(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # which the command adds to
+    (tmp_path / "run.yaml").write_text(_CONFIG)
+    torch.save({"state_dict": Classifier().state_dict()}, tmp_path / "weights.pth")
+    command = ["test", "run.yaml", "weights.pth", "--out"]
+    assert main([*command, "results.pkl"]) == 0
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert main([*command, "metrics.json"]) == 0
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert printed == f"accuracy: {metrics['accuracy']}"
+    predictions = load_predictions("results.pkl")
+    assert Evaluator(Accuracy()).offline_evaluate(predictions, chunk_size=3) == metrics
+
+
+def test_the_command_fails_if_predictions_cannot_be_written_after_the_metrics(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # which the command adds to
+    (tmp_path / "run.yaml").write_text(_CONFIG)
+    torch.save({"state_dict": Classifier().state_dict()}, tmp_path / "weights.pth")
+
+    def full(*_):
+        raise PredictionsError("The predictions could not be written: no space")
+
+    monkeypatch.setattr("mm_runner.evaluator._dump_results.save_predictions", full)
+    with pytest.warns(UserWarning, match="no space"):
+        assert main(["test", "run.yaml", "weights.pth", "--out", "results.pkl"]) == 1
+    captured = capsys.readouterr()
+    assert "accuracy: " in captured.out
+    assert "mm-runner: The predictions could not be written" in captured.err
