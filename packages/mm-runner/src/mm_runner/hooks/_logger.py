@@ -14,6 +14,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.reporting import TrainingClock
 
 from ._hook import Hook
+from ._learning_rates import learning_rates
 from ._rank_means import mean_over_ranks
 from .throughput._batch_size import count_samples
 
@@ -154,9 +155,7 @@ class LoggerHook(Hook):
         return steps if not self.ignore_last or steps < self.interval else None
 
     def _log_training(self, runner: Any, step: int, data_batch: Any) -> None:
-        # Under some optimizers the learning rate is a tensor.
-        rates = runner.optim_wrapper.get_lr()
-        scalars = {name: float(of_groups[0]) for name, of_groups in rates.items()}
+        scalars = learning_rates(runner.optim_wrapper)
         scalars.update(mean_over_ranks(runner.message_hub.means("train")))
         steps = self._epoch_length if self._by_epoch else runner.max_iters
         epoch = f"[{runner.epoch + 1}]" if self._by_epoch else ""

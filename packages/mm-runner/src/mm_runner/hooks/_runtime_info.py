@@ -49,6 +49,10 @@ class RuntimeInfoHook(Hook):
         }
 
     @override
+    def before_train_epoch(self, runner: Any) -> None:
+        runner.message_hub.begin_epoch(runner.epoch)
+
+    @override
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ConfigError
 
+from ._message_hub import MessageHub
 from ._progress import as_clock
+from ._statistics import parse_statistics
+from ._totals import EPOCH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["LogProcessor"]
 
@@ -17,22 +21,54 @@ _SECONDS = ("time", "data_time")
 
 
 class LogProcessor:
-    """Formats scalars.
+    """Says what is in a log line, and formats it.
+
+    Of every scalar that steps log, a line has the mean over the newest ``window_size`` steps. An
+    entry of ``custom_cfg`` adds a number, or takes the place of the mean: a dict with
+
+    * ``data_src``: which scalar it is about, such as ``"loss"`` or ``"time"``;
+    * ``method_name``: ``"mean"``, ``"min"``, ``"max"``, ``"current"``; or a function of a list of
+      numbers, the oldest first, its import path (``"statistics:median"``), or its name among
+      :data:`mm_runner.registry.FUNCTIONS`. Other keys of the entry are then its arguments;
+    * ``log_name``: what the line calls it; by default ``data_src``, in whose place it stands then;
+    * ``window_size``: over how many of the newest steps; ``"epoch"``: those of the epoch so far;
+      ``"global"``, the default: all of the run, also before it was resumed. A function of the
+      user's own needs a number.
+
+    Steps pay nothing for it, and no values are kept for ``"epoch"`` and ``"global"``. Of several
+    processes a line has the mean of what each of them would say.
 
     Args:
         window_size: Over how many of the newest steps losses and times are averaged.
         by_epoch: Whether lines count epochs.
+        custom_cfg: A list of such entries.
         num_digits: Digits after the point.
+        mean_pattern: A regular expression of the names that a mean is said of, from their
+            beginning on; of others the newest value. Defaults to all.
 
     Raises:
-        ConfigError: If a number is out of its range.
+        ConfigError: If a number is out of its range, an entry does not fit, or two of them want the
+            same name.
+        ComponentNotFoundError: If a ``method_name`` names nothing.
+
+    Example:
+        >>> peak = dict(data_src="loss", method_name="max", log_name="peak", window_size="epoch")
+        >>> hub = LogProcessor(window_size=2, custom_cfg=[peak]).message_hub()
+        >>> hub.update_scalar("train/loss", 5.0)
+        >>> hub.update_scalar("train/loss", 2.0)
+        >>> hub.update_scalar("train/loss", 1.0)
+        >>> hub.means("train")
+        {'loss': 1.5, 'peak': 5.0}
     """
 
     def __init__(
         self,
         window_size: int = 10,
         by_epoch: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
+        custom_cfg: Sequence[Mapping[str, Any]] | None = None,
         num_digits: int = 4,
+        *,
+        mean_pattern: str = ".*",
     ) -> None:
         for name, value, least in (("window_size", window_size, 1), ("num_digits", num_digits, 0)):
             if not isinstance(value, int) or value < least:
@@ -41,6 +77,34 @@ class LogProcessor:
         self.window_size = window_size
         self.by_epoch = by_epoch
         self.num_digits = num_digits
+        self._statistics = parse_statistics(
+            custom_cfg, "log_processor.custom_cfg", by_epoch=by_epoch
+        )
+        try:
+            compiled = re.compile(mean_pattern)
+        except (TypeError, re.error) as error:
+            raise ConfigError(
+                f"log_processor.mean_pattern: a regular expression is needed, got "
+                f"{mean_pattern!r}: {error}."
+            ) from error
+        self._mean_pattern = None if mean_pattern == ".*" else compiled
+
+    def message_hub(self) -> MessageHub:
+        """Return what collects the scalars of one run."""
+        return MessageHub(self.window_size, self._statistics, self._mean_pattern)
+
+    def check_counts_epochs(self) -> None:
+        """Raise if something is to be said of an epoch, for a run that counts steps.
+
+        Raises:
+            ConfigError: Naming the entry.
+        """
+        for one in self._statistics:
+            if one.window == EPOCH:
+                raise ConfigError(
+                    f"{one.where}.window_size: 'epoch' was given, and this training counts steps, "
+                    "no epochs; a number of steps or 'global' is needed."
+                )
 
     def line(
         self,
@@ -67,7 +131,7 @@ class LogProcessor:
         """
         counts_epochs = self.by_epoch if by_epoch is None else by_epoch and self.by_epoch
         parts = [f"{'Epoch' if counts_epochs else 'Iter'}({phase})", position]
-        rates = [key for key in scalars if key == "lr" or key.endswith(".lr")]
+        rates = [key for key in scalars if key.rpartition(".")[2] in ("lr", "base_lr")]
         parts += [f"{key}: {scalars[key]:.{self.num_digits}e}" for key in rates]
         if eta_s is not None:
             parts.append(f"eta: {as_clock(eta_s)}")

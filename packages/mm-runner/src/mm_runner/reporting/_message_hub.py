@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mm_runner.errors import ConfigError, did_you_mean
 
+from ._host_numbers import as_numbers
+from ._line_values import LineValues
 from ._scalar_window import ScalarWindow
+from ._statistics import Statistic
+from ._totals import EPOCH, Total, TotalledWindow
 
 __all__ = ["MessageHub"]
 
@@ -24,6 +29,8 @@ class MessageHub:
 
     Args:
         window_size: How many of the newest values of a scalar its mean is taken over.
+        statistics: What lines say besides, see :class:`LogProcessor`.
+        mean_pattern: Names that a mean is taken of, else the newest value; ``None``: all.
 
     Example:
         >>> hub = MessageHub(window_size=2)
@@ -33,8 +40,14 @@ class MessageHub:
         {'loss': 2.0}
     """
 
-    def __init__(self, window_size: int = 10) -> None:
-        self.window_size = window_size
+    def __init__(
+        self,
+        window_size: int = 10,
+        statistics: Sequence[Statistic] = (),
+        mean_pattern: re.Pattern[str] | None = None,
+    ) -> None:
+        self._line = LineValues(window_size, statistics, mean_pattern)
+        self._epoch = -1  # none has begun
         # One deque for each scalar, for good: recorders hold on to it. It is empty before the first
         # value.
         self._scalars: dict[str, deque[Any]] = {}
@@ -109,17 +122,34 @@ class MessageHub:
         return self._info.get(name, default) if read is None else read()
 
     def means(self, phase: str) -> dict[str, float]:
-        """Return the mean of every scalar of ``phase`` over its window, by name.
+        """Return the mean of every scalar of ``phase`` over its window, and other statistics.
 
         This waits for the device: call it once per log line.
+
+        Returns:
+            Numbers by name.
+
+        Raises:
+            ConfigError: If a statistic has the name of another scalar, or is no number.
         """
         windows = self._of_phase(phase)
-        tensors = [value for window in windows.values() for value in window if _is_tensor(value)]
-        on_host = iter(_read(tensors))
-        return {
-            name: sum(next(on_host) if _is_tensor(v) else v for v in window) / len(window)
+        if phase == "train" and windows:
+            self._line.tell_unknown(list(windows))
+        newest = _settle(windows)
+        totals = {
+            name: window.totals
             for name, window in windows.items()
+            if isinstance(window, TotalledWindow)
         }
+        return self._line.of(newest, totals)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let statistics of an epoch begin anew, unless ``epoch`` is the one that was under way."""
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        _settle(self._totalled("train/"))
+        self._forget_epoch("train/")
 
     def newest(self, phase: str) -> dict[str, float]:
         """Return the newest value of every scalar of ``phase``, by name; this waits too."""
@@ -127,31 +157,58 @@ class MessageHub:
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the windows, as numbers: a run that goes on averages over the same steps."""
-        windows = self._filled()
-        tensors = [one for window in windows.values() for one in window if _is_tensor(one)]
-        on_host = iter(_read(tensors))
-        return {
-            name: [next(on_host) if _is_tensor(value) else value for value in window]
-            for name, window in windows.items()
-        }
+        state = _settle(self._filled())
+        totalled = self._totalled()
+        if totalled:
+            state["#epoch"] = [self._epoch]
+        for name, window in totalled.items():
+            state.update({f"{k}#{name}": total.as_list() for k, total in window.totals.items()})
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         for window in self._scalars.values():
             window.clear()
+            if isinstance(window, TotalledWindow):
+                window.totals = {kind: Total() for kind in window.totals}
         for name, values in state_dict.items():
-            self._window(name).extend(values)
+            kind, is_of_statistics, scalar = name.partition("#")
+            if not is_of_statistics or "/" in kind:
+                self._window(name).extend(values)
+            elif not kind:
+                (self._epoch,) = map(int, values)
+            else:
+                self._restore_total(scalar, kind, Total(*values))
 
     def clear(self, phase: str) -> None:
-        """Forget the scalars of ``phase``."""
+        """Forget the scalars of ``phase``; statistics of the whole run go on."""
+        _settle(self._totalled(f"{phase}/"))
         for window in self._of_phase(phase).values():
             window.clear()
+        self._forget_epoch(f"{phase}/")
 
     def _window(self, name: str) -> deque[Any]:
         window = self._scalars.get(name)
         if window is None:
-            window = self._scalars[name] = deque(maxlen=self.window_size)
+            window = self._scalars[name] = self._line.new_window(name)
         return window
+
+    def _totalled(self, prefix: str = "") -> dict[str, TotalledWindow]:
+        return {
+            name: window
+            for name, window in self._scalars.items()
+            if isinstance(window, TotalledWindow) and name.startswith(prefix)
+        }
+
+    def _forget_epoch(self, prefix: str) -> None:
+        for window in self._totalled(prefix).values():
+            if EPOCH in window.totals:
+                window.totals[EPOCH] = Total()
+
+    def _restore_total(self, name: str, kind: str, total: Total) -> None:
+        window = self._window(name)
+        if isinstance(window, TotalledWindow) and kind in window.totals:
+            window.totals[kind] = total
 
     def _filled(self) -> dict[str, deque[Any]]:
         return {name: window for name, window in self._scalars.items() if window}
@@ -161,24 +218,18 @@ class MessageHub:
         return {k[len(prefix) :]: v for k, v in self._filled().items() if k.startswith(prefix)}
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
-def _as_scalar(tensor: Tensor) -> Tensor:
-    # Most are so already; asking is cheaper than an operator that changes nothing.
-    scalar = tensor if tensor.ndim == 0 else tensor.reshape(())
-    return scalar if scalar.dtype is torch.float32 else scalar.float()
-
-
-def _read(tensors: list[Tensor]) -> list[float]:
-    """Bring scalars to the host: one transfer for each device they lie on."""
-    values: list[float] = [0.0] * len(tensors)
-    by_device: dict[torch.device, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(index)
-    for indices in by_device.values():
-        stacked = torch.stack([_as_scalar(tensors[index]) for index in indices])
-        for index, value in zip(indices, stacked.tolist(), strict=True):
-            values[index] = value
-    return values
+def _settle(windows: Mapping[str, deque[Any]]) -> dict[str, list[float]]:
+    """Return the values of windows as numbers, and bring their totals up to date."""
+    totalled = [one for one in windows.values() if isinstance(one, TotalledWindow)]
+    if not totalled:  # as a rule: half of the time that it takes else
+        numbers = iter(as_numbers([value for window in windows.values() for value in window]))
+        return {name: list(islice(numbers, len(window))) for name, window in windows.items()}
+    parts = {name: list(window) for name, window in windows.items()}
+    unread = [one.unread() for one in totalled]
+    listed = [*parts.values(), *unread]
+    # What is pending stands in the window as well, mostly, and is read once.
+    distinct = {id(value): value for values in listed for value in values}
+    known = dict(zip(distinct, as_numbers(list(distinct.values())), strict=True))
+    for window, values in zip(totalled, unread, strict=True):
+        window.settle([known[id(value)] for value in values])
+    return {name: [known[id(value)] for value in values] for name, values in parts.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,17 +52,22 @@ class JsonLinesWriter:
             for key, value in record.items()
             if key != "axis"  # both are here
         }
-        # Opened for each line: lines are rare, and what a killed run wrote last is on the disk.
-        line = json.dumps(finite) + "\n"
+        line = (json.dumps(finite) + "\n").encode()
         try:
             self._append(line)
         except FileNotFoundError:  # its directory was removed
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._append(line)
 
-    def _append(self, line: str) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line)
+    def _append(self, line: bytes) -> None:
+        # Opened for each line: lines are rare, and what a killed run wrote last is on the disk.
+        # Without Python's layers of files, which take five times as long.
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            while line:
+                line = line[os.write(file, line) :]
+        finally:
+            os.close(file)
 
 
 def axis_of(record: Mapping[str, Any]) -> str:

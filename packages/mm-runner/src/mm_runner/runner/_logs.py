@@ -125,7 +125,7 @@ def build_log_processor(value: Any) -> LogProcessor:
     """
     if isinstance(value, LogProcessor):
         return value
-    known = ("type", "window_size", "by_epoch", "num_digits")
+    known = ("type", "window_size", "by_epoch", "custom_cfg", "num_digits", "mean_pattern")
     arguments = checked_mapping(value, "log_processor", known)
     arguments.pop("type", None)  # MMEngine's configs name the one there is
     return LogProcessor(**arguments)

@@ -1,0 +1,340 @@
+"""What log lines say: means, statistics of ``custom_cfg``, learning rates by name."""
+
+import statistics
+
+import pytest
+import torch
+from test_reporting import CountOps
+from test_several_optimizers import Pair, scalars_of
+from toy import NO_VALIDATION, Killed, StopBeforeEpoch
+from typing_extensions import override
+
+from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner.hooks import Hook
+from mm_runner.registry import FUNCTIONS
+from mm_runner.reporting import LogProcessor, MessageHub
+from mm_runner.reporting._totals import _MOST_PENDING
+
+
+def entry(source="loss", method="mean", name=None, window=None, **arguments):
+    found = {"data_src": source, "method_name": method, **arguments}
+    found.update({} if name is None else {"log_name": name})
+    found.update({} if window is None else {"window_size": window})
+    return found
+
+
+def hub_of(*entries, window_size=2):
+    return LogProcessor(window_size=window_size, custom_cfg=list(entries)).message_hub()
+
+
+def spread(values, factor=1.0):
+    """Return the widest distance between two of the newest values."""
+    return factor * (max(values) - min(values))
+
+
+ALL = [
+    entry(method="min", name="min3", window=3),
+    entry(method="max", name="max3", window=3),
+    entry(method="mean", name="mean3", window=3),
+    entry(method="current", name="now", window=3),
+    entry(method="min", name="min_epoch", window="epoch"),
+    entry(method="mean", name="mean_epoch", window="epoch"),
+    entry(method="max", name="max_ever"),
+    entry(method="mean", name="mean_ever", window="global"),
+    entry(method="current", name="now_ever", window="global"),
+    entry(method=spread, name="twice", window=4, factor=2.0),
+    entry(method="statistics:median", name="median", window=5),
+]
+
+
+def expected(values, begin):
+    """What :data:`ALL` says of ``values``, of which those from ``begin`` on are of the epoch."""
+    return {
+        "loss": statistics.fmean(values[-2:]),
+        "min3": min(values[-3:]),
+        "max3": max(values[-3:]),
+        "mean3": statistics.fmean(values[-3:]),
+        "now": values[-1],
+        "min_epoch": min(values[begin:]),
+        "mean_epoch": statistics.fmean(values[begin:]),
+        "max_ever": max(values),
+        "mean_ever": statistics.fmean(values),
+        "now_ever": values[-1],
+        "twice": 2 * (max(values[-4:]) - min(values[-4:])),
+        "median": statistics.median(values[-5:]),
+    }
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor], ids=["numbers", "tensors"])
+@pytest.mark.parametrize("interval", [1, 3, 7])
+def test_statistics_are_of_the_values_that_they_name(kind, interval):
+    hub = hub_of(*ALL)
+    values, begin = [], 0
+    record = hub.recorder("train/loss")
+    for step in range(24):
+        if step % 8 == 0:
+            hub.begin_epoch(step // 8)
+            begin = step
+        values.append(float((step * 37) % 11))
+        (record if step % 2 else lambda value: hub.update_scalar("train/loss", value))(
+            kind(values[-1])
+        )
+        if step % interval == interval - 1:
+            assert hub.means("train") == pytest.approx(expected(values, begin))
+            assert hub.means("train") == pytest.approx(expected(values, begin))  # asked twice
+
+
+def test_names_outside_of_the_mean_pattern_have_their_newest_value():
+    hub = LogProcessor(window_size=2, mean_pattern=".*(loss|time)").message_hub()
+    for value in (1.0, 3.0):
+        hub.update_scalars({f"train/{name}": value for name in ("loss", "aux_loss", "acc")})
+    assert hub.means("train") == {"loss": 2.0, "aux_loss": 2.0, "acc": 3.0}
+    for pattern in ("(", 3):
+        with pytest.raises(ConfigError, match=r"log_processor\.mean_pattern: a regular expression"):
+            LogProcessor(mean_pattern=pattern)
+
+
+def test_an_entry_without_a_name_takes_the_place_of_the_mean():
+    hub = hub_of(entry("time", "max", window=3))
+    for seconds in (5.0, 1.0, 3.0, 2.0):
+        hub.update_scalars({"train/time": seconds, "train/loss": seconds, "val/time": 7.0})
+    assert hub.means("train") == {"time": 3.0, "loss": 2.5}
+    assert hub.means("val") == {"time": 7.0}
+
+
+def test_nothing_is_read_or_computed_until_a_line_is_due_and_all_in_one_transfer():
+    hub = hub_of(*ALL, entry("norm", "max", "norm_max"))
+    with CountOps() as ops:
+        for step in range(10):
+            hub.update_scalar("train/loss", torch.tensor(float(step)))
+            hub.update_scalar("train/norm", torch.tensor(float(step)))
+    made = {"scalar_tensor", "detach", "lift_fresh", "_to_copy", "empty"}  # by torch.tensor itself
+    assert set(ops.counts) <= made, ops.counts
+    with CountOps() as ops:
+        assert hub.means("train")["norm_max"] == 9.0
+    assert ops.counts["stack"] == 1
+    assert "_local_scalar_dense" not in ops.counts
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor], ids=["numbers", "tensors"])
+def test_memory_is_bounded_though_nobody_asks_and_nothing_is_forgotten(kind):
+    hub = hub_of(entry(method="mean", name="mean"), entry(method="min", name="min"))
+    num = 3 * _MOST_PENDING + 5
+    with CountOps() as ops:
+        for step in range(num):
+            hub.update_scalar("train/loss", kind(float(step)))
+    assert "_local_scalar_dense" not in ops.counts
+    (window,) = hub._scalars.values()
+    assert len(window.pending) < _MOST_PENDING
+    assert len(window.condensed) <= 1
+    assert hub.means("train") == {"loss": num - 1.5, "mean": (num - 1) / 2, "min": 0.0}
+
+
+def test_what_was_said_of_the_run_goes_on_from_a_state():
+    values = [3.0, 9.0, 1.0, 4.0, 2.0, 8.0]
+    whole = hub_of(*ALL)
+    part = hub_of(*ALL)
+    for step, value in enumerate(values):
+        if step == 4:  # in the middle of the epoch that began with step 2
+            state = part.state_dict()
+            assert all(isinstance(v, (int, float)) for one in state.values() for v in one)
+            part = hub_of(*ALL)
+            part.load_state_dict(state)
+            part.begin_epoch(1)
+        for hub in (whole, part):
+            if step in (0, 2):
+                hub.begin_epoch(step // 2)
+            hub.update_scalar("train/loss", value)
+    assert part.means("train") == whole.means("train") == pytest.approx(expected(values, 2))
+    # What is no longer asked for, or was not asked for before, is no matter.
+    other = MessageHub()
+    other.load_state_dict(part.state_dict())
+    assert other.means("train") == {"loss": pytest.approx(statistics.fmean(values[-5:]))}
+    part.load_state_dict(MessageHub().state_dict())
+    assert part.means("train") == {}
+    part.update_scalar("train/loss", 5.0)
+    assert set(part.means("train").values()) == {5.0, 0.0}  # all but the spread
+
+
+def test_a_validation_that_is_over_ends_its_epoch_but_not_the_run():
+    hub = hub_of(
+        entry("time", "max", "epoch_max", "epoch"), entry("time", "max", "ever_max", "global")
+    )
+    for seconds in (5.0, 2.0):
+        hub.update_scalar("val/time", seconds)
+        found = hub.means("val")
+        hub.clear("val")
+    assert found == {"time": 2.0, "epoch_max": 2.0, "ever_max": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("custom_cfg", "message"),
+    [
+        ({"data_src": "loss"}, r"custom_cfg: a list of dicts is needed, got \{'data_src'"),
+        (["loss"], r"custom_cfg\[0\]: a dict is needed, got 'loss'"),
+        ([{"method_name": "max"}], r"custom_cfg\[0\]\.data_src: this key is missing; given: 'meth"),
+        ([{"data_src": "loss"}], r"custom_cfg\[0\]\.method_name: this key is missing"),
+        ([entry(source=3)], r"custom_cfg\[0\]\.data_src: the name of a scalar is needed, got 3"),
+        ([entry("lr")], r"custom_cfg\[0\]\.data_src: 'lr' is a setting of the optimizer"),
+        ([entry(name="g.lr")], r"custom_cfg\[0\]\.log_name: 'g\.lr' is a setting of the optimizer"),
+        (
+            [entry(method="maximum")],
+            r"\[0\]\.method_name: 'maximum' was given; there are mean, ",
+        ),
+        ([entry(method="maxx")], r"\[0\]\.method_name: .*Did you mean 'max'"),
+        ([entry(method=3)], r"\[0\]\.method_name: mean, .*or a function.*got 3"),
+        ([entry(method="statistics:med", window=3)], r"\[0\]\.method_name: The function 'statis"),
+        ([entry(window_sise=3)], r"\[0\]\.window_sise: unknown key.*mean 'window_size'"),
+        ([entry(method=spread, window=3, factr=2)], r"\[0\]\.factr: unknown arg.*mean 'factor'"),
+        ([entry(window=0)], r"\[0\]\.window_size: a positive number of steps.*got 0"),
+        ([entry(window=True)], r"\[0\]\.window_size: a positive number of steps.*got True"),
+        ([entry(window="epochs")], r"\[0\]\.window_size: .*got 'epochs'\. Did you mean 'epoch'"),
+        ([entry(method=spread)], r"\[0\]\.window_size: None was given for spread; a function of"),
+        ([entry(method=spread, window="epoch")], r"\[0\]\.window_size: 'epoch' was given for spr"),
+        ([entry(), entry()], r"custom_cfg\[1\]\.log_name: 'loss' is the name of .*custom_cfg\[0\]"),
+        (
+            [entry(name="a"), entry("time"), entry("norm", name="a")],
+            r"custom_cfg\[2\]\.log_name: 'a' is the name of log_processor\.custom_cfg\[0\] already",
+        ),
+        (
+            [entry(name="norm"), entry("norm", name="b")],
+            r"custom_cfg\[0\]\.log_name: 'norm' is the scalar that log_processor\.custom_cfg\[1\]",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_entry_is_said_by_its_path(custom_cfg, message):
+    with pytest.raises(
+        (ConfigError, ComponentNotFoundError), match=r"^log_processor\..*" + message
+    ):
+        LogProcessor(custom_cfg=custom_cfg)
+
+
+def test_an_epoch_is_refused_where_steps_are_counted(make_runner):
+    window = [entry(window="epoch")]
+    with pytest.raises(ConfigError, match=r"custom_cfg\[0\]\.window_size: 'epoch' .*counts steps"):
+        LogProcessor(by_epoch=False, custom_cfg=window)
+    for processor in ({"custom_cfg": window}, LogProcessor(custom_cfg=window)):
+        with pytest.raises(ConfigError, match=r"\[0\]\.window_size: 'epoch' .*training counts ste"):
+            make_runner(
+                train_cfg={"by_epoch": False, "max_iters": 3},
+                log_processor=processor,
+                **NO_VALIDATION,
+            )
+
+
+def test_what_shows_up_in_a_line_only_is_told_there():
+    hub = hub_of(entry(name="norm"))
+    hub.update_scalars({"train/loss": 1.0, "train/norm": 2.0})
+    with pytest.raises(ConfigError, match=r"custom_cfg\[0\]\.log_name: 'norm' is the name of a"):
+        hub.means("train")
+    hub = hub_of(entry(method=list, name="values", window=2))
+    hub.update_scalar("train/loss", 1.0)
+    with pytest.raises(ConfigError, match=r"\[0\]\.method_name: list returned \[1\.0\] of 1 v"):
+        hub.means("train")
+
+
+def test_a_scalar_that_nobody_logs_is_told_once():
+    hub = hub_of(entry("lss"), entry("grad_norm"), entry("accuracy"))
+    hub.update_scalar("train/loss", 1.0)
+    with pytest.warns(UserWarning, match=r"custom_cfg\[0\]\.data_src: 'lss' .*Did you mean 'loss'"):
+        hub.means("train")
+    hub.means("train")
+    hub.update_scalar("train/grad_norm", 1.0)  # with the first optimizer step
+    with pytest.warns(UserWarning, match=r"\[2\]\.data_src: 'accuracy' has no values so far; ther"):
+        hub.means("train")
+    hub.means("train")
+
+
+def test_a_registered_function_is_found_by_its_name(monkeypatch):
+    monkeypatch.setattr(FUNCTIONS, "_registered", {})
+    FUNCTIONS.register_module(module=spread)
+    hub = hub_of(entry(method="spread", name="spread", window=2))
+    hub.update_scalar("train/loss", 1.0)
+    hub.update_scalar("train/loss", 4.0)
+    assert hub.means("train")["spread"] == 3.0
+
+
+class KeepLosses(Hook):
+    def __init__(self):
+        self.losses = []
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.losses.append(outputs["loss"].item())
+
+
+def test_lines_of_a_run_have_the_statistics_also_after_it_was_resumed(make_runner, tmp_path):
+    options = {
+        "train_cfg": {"max_epochs": 3},
+        "default_hooks": {"logger": {"interval": 4, "ignore_last": False}},
+        "log_processor": {"type": "LogProcessor", "window_size": 2, "custom_cfg": ALL},
+        **NO_VALIDATION,
+    }
+    seen = KeepLosses()
+    whole = make_runner(work_dir=tmp_path / "whole", custom_hooks=[seen], **options)
+    whole.train()
+    records = scalars_of(whole)
+    assert [record["step"] for record in records] == [4, 6, 10, 12, 16, 18]
+    for record in records:
+        step = record["step"]
+        truth = expected(seen.losses[:step], (step - 1) // 6 * 6)
+        assert {name: record[name] for name in truth} == pytest.approx(truth, rel=1e-5)
+    stopped = make_runner(work_dir=tmp_path / "parts", custom_hooks=[StopBeforeEpoch(2)], **options)
+    with pytest.raises(Killed):
+        stopped.train()
+    resumed = make_runner(work_dir=tmp_path / "parts", resume=True, **options)
+    resumed.train()
+    names = [name for name in records[-1] if not name.endswith("time")]
+    for again, record in zip(scalars_of(resumed), records[-2:], strict=True):
+        assert [again[name] for name in names] == [record[name] for name in names]
+
+
+def _groups(optimizer="SGD", **paramwise):
+    return {
+        "optimizer": {"type": optimizer, "lr": 0.1},
+        "paramwise_cfg": {"custom_keys": paramwise},
+    }
+
+
+@pytest.mark.parametrize(
+    ("optim_wrapper", "rates"),
+    [
+        ({"optimizer": {"type": "SGD", "lr": 0.1}}, {"lr": 0.05}),
+        (_groups(**{"layers.0": {"lr_mult": 0.5}}), {"lr": 0.025, "base_lr": 0.05}),
+        (_groups(**{"layers.3": {"lr_mult": 0.5}}), {"lr": 0.05, "base_lr": 0.05}),
+        (_groups(**{"layers.3": {"decay_mult": 0}}), {"lr": 0.05}),
+        (_groups(layers={"lr_mult": 0.5}, bias={"lr_mult": 0.1}), {"lr": 0.025}),
+    ],
+    ids=["one", "first-differs", "last-differs", "decay", "no-base"],
+)
+def test_several_learning_rates_have_names_of_their_own(make_runner, optim_wrapper, rates):
+    runner = make_runner(
+        train_cfg={"max_epochs": 1},
+        default_hooks={"logger": {"interval": 6}},
+        optim_wrapper=optim_wrapper,
+        auto_scale_lr={"base_batch_size": 8, "enable": True},  # the batch has 4: half of it
+        param_scheduler={"type": "LinearLR", "start_factor": 0.5, "by_epoch": False, "end": 3},
+        **NO_VALIDATION,
+    )
+    runner.train()
+    (record,) = scalars_of(runner)
+    assert {name: record[name] for name in record if name.endswith("lr")} == pytest.approx(rates)
+    shown = "  ".join(f"{name}: {rate:.4e}" for name, rate in rates.items())
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert f"[6/6]  {shown}  eta: " in log
+
+
+def test_rates_of_several_optimizers_are_named_by_them(make_runner):
+    runner = make_runner(
+        train_cfg={"max_epochs": 1},
+        model={"type": Pair},
+        optim_wrapper={
+            "constructor": "MultiOptimWrapperConstructor",
+            "fast": _groups(bias={"lr_mult": 2}),
+            "slow": {"optimizer": {"type": "SGD", "lr": 0.3}},
+        },
+        **NO_VALIDATION,
+    )
+    runner.train()
+    rates = {k: v for k, v in scalars_of(runner)[0].items() if k.endswith("lr")}
+    assert rates == {"fast.lr": 0.1, "fast.base_lr": 0.1, "slow.lr": 0.3}
