@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg
+from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, runner_arguments
 from typing_extensions import override
 
 import mm_compile
@@ -10,6 +10,7 @@ from mm_amp import OptimWrapper
 from mm_runner import CheckpointError, ComponentNotFoundError, ConfigError, Runner, WorkDirError
 from mm_runner.checkpoint import save_checkpoint_file
 from mm_runner.hooks import Hook
+from mm_runner.plan import make_plan
 from mm_runner.registry import DATASETS, MODELS
 
 SGD = {"type": "SGD", "lr": 0.1}
@@ -247,6 +248,33 @@ def test_from_cfg_names_a_missing_key(key):
     del cfg[key]
     with pytest.raises(ConfigError, match=rf"cfg\.{key}: this key is missing; given: \w+"):
         Runner.from_cfg(cfg)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant", "message"),
+    [
+        ("trian_cfg", "train_cfg", r"^cfg\.trian_cfg: unknown key\. Did you mean 'train_cfg'"),
+        ("modle", "model", r"^cfg\.modle: unknown key\. Did you mean 'model'"),
+        ("workdir", "work_dir", r"^cfg\.workdir: unknown key\. Did you mean 'work_dir'"),
+        (
+            "the_model",
+            "model",
+            r"^cfg\.model: this key .*is 'the_model': did you mean 'model'",
+        ),
+        (
+            "optimizer",
+            "optim_wrapper",
+            r"given without optim_wrapper; .*There is 'optimizer': did you mean 'optim_wrapper'\?",
+        ),
+    ],
+)
+@pytest.mark.parametrize("check", [Runner.from_cfg, make_plan], ids=["run", "plan"])
+def test_a_misspelt_key_is_named_with_the_one_that_is_meant(tmp_path, check, given, meant, message):
+    cfg = runner_arguments(tmp_path / "run")
+    cfg[given] = cfg.pop(meant)
+    with pytest.raises(ConfigError, match=message):
+        check(cfg)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("compile_cfg", [{"tarqet": "forward"}, "yes"], ids=["key", "text"])

@@ -14,6 +14,7 @@ __all__ = [
     "ComponentNotFoundError",
     "ConfigError",
     "MMRunnerError",
+    "PredictionsError",
     "RunStopped",
     "TorchVersionError",
     "WorkDirError",
@@ -43,6 +44,10 @@ class CheckpointError(MMRunnerError, RuntimeError):
 
 class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be written to the disk; those before it are untouched."""
+
+
+class PredictionsError(MMRunnerError, RuntimeError):
+    """Predictions cannot be written or read; the message names the file."""
 
 
 class TorchVersionError(MMRunnerError, RuntimeError):

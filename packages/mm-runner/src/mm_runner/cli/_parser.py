@@ -120,7 +120,17 @@ def _add_test(commands: _Commands, launched: ArgumentParser) -> None:
     parser = _add(commands, "test", "test a model", "Test a checkpoint on the test data.", launched)
     _add_config(parser)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="where the weights are")
-    parser.add_argument("--out", metavar="FILE", help="write the metrics there, as JSON")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the predictions there if it ends in .pkl, .pickle, .pth or .pt (see "
+        "DumpResults), else the metrics, as JSON",
+    )
+    parser.add_argument(
+        "--tta",
+        action="store_true",
+        help="predict from several views of each sample: needs tta_model, and perhaps tta_pipeline",
+    )
 
 
 def _add_check(commands: _Commands) -> None:

@@ -7,30 +7,55 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import mm_dist
 from mm_runner.errors import ConfigError
+from mm_runner.evaluator import PREDICTION_SUFFIXES, BaseMetric, DumpResults, Evaluator
 from mm_runner.runner import Runner
 
 from ._configuration import load_config, locating
+from ._tta import use_views
 
 __all__ = ["test"]
 
 
 def test(options: Namespace) -> int:
-    """Test a checkpoint, print the metrics, and return the exit status."""
+    """Test a checkpoint, print the metrics, and return the exit status.
+
+    Raises:
+        PredictionsError: If the predictions were to be written to ``--out`` and could not be; the
+            metrics are printed before.
+    """
     cfg = load_config(options)
     cfg.load_from, cfg.resume = options.checkpoint, False
     out = None if options.out is None else _writable(Path(options.out))
+    dump = (
+        None if out is None or out.suffix.lower() not in PREDICTION_SUFFIXES else DumpResults(out)
+    )
+    if dump is not None and cfg.get("test_evaluator") is not None:  # else the Runner says so
+        cfg.test_evaluator = _with_metric(cfg.test_evaluator, dump)
     with locating(cfg):
+        if options.tta:
+            use_views(cfg)
         metrics = Runner.from_cfg(cfg).test()
     if mm_dist.is_main_process():
         for name, value in metrics.items():
             sys.stdout.write(f"{name}: {value}\n")
-        if out is not None:
+        if dump is None and out is not None:
             # A metric may be a table or text.
             out.write_text(f"{json.dumps(metrics, indent=2, default=str)}\n", encoding="utf-8")
+    if dump is not None and dump.failure is not None:
+        raise dump.failure
     return 0
+
+
+def _with_metric(evaluator: Any, metric: BaseMetric) -> Any:
+    """Return the evaluator, or its config, with one more metric."""
+    if isinstance(evaluator, Evaluator):
+        evaluator.metrics.append(metric)
+        return evaluator
+    return [*(evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]), metric]
 
 
 def _writable(out: Path) -> Path:

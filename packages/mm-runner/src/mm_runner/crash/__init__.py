@@ -1,6 +1,7 @@
 """What is kept of a training that failed, and going back to the step that did."""
 
+from ._batch import last_batch
 from ._bundle import CRASH_FOLDER, keep_crash
 from ._replay import replay_crash
 
-__all__ = ["CRASH_FOLDER", "keep_crash", "replay_crash"]
+__all__ = ["CRASH_FOLDER", "keep_crash", "last_batch", "replay_crash"]

@@ -11,6 +11,7 @@ from ._hook_list import HookList, build_hooks
 from ._iter_timer import IterTimerHook
 from ._logger import LoggerHook
 from ._param_scheduler import ParamSchedulerHook
+from ._prepare_tta import PrepareTTAHook
 from ._priority import priority_of
 from ._profiler import ProfilerHook
 from ._runtime_info import RuntimeInfoHook
@@ -34,6 +35,7 @@ __all__ = [
     "IterTimerHook",
     "LoggerHook",
     "ParamSchedulerHook",
+    "PrepareTTAHook",
     "ProfilerHook",
     "RuntimeInfoHook",
     "SyncBuffersHook",

@@ -13,11 +13,13 @@ from ._comm_hooks import comm_hook_states, power_sgd_states, read_power_sgd, wri
 from ._data_preprocessor import BaseDataPreprocessor
 from ._steps import EvalStep, TrainStep, eval_step_of, train_step_of, unwrap_model
 from ._supervised import Supervised
+from ._tta import BaseTTAModel
 
 __all__ = [
     "AveragedWeights",
     "BaseDataPreprocessor",
     "BaseModel",
+    "BaseTTAModel",
     "EvalStep",
     "ExponentialMovingAverage",
     "MMDistributedDataParallel",

@@ -118,7 +118,7 @@ def _call(component: Callable[..., Any], arguments: Mapping[str, Any], where: st
 
 def _with_path(text: str, where: str, arguments: Mapping[str, Any]) -> str:
     """Put the path before a message that says what, but not where."""
-    begins_with_key = re.split(r"[ .=:]", text, maxsplit=1)[0] in arguments
+    begins_with_key = re.split(r"[ .=:\[]", text, maxsplit=1)[0] in arguments
     return f"{where}.{text}" if begins_with_key else f"{where}: {text}"
 
 

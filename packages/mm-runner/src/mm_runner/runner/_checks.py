@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.validation import validate_run
 
-__all__ = ["check_phase", "check_run", "checked_cfg", "checked_mapping"]
+__all__ = [
+    "check_run",
+    "check_there",
+    "checked_cfg",
+    "checked_mapping",
+    "checked_phases",
+    "unknown_keys",
+]
 
 # Keys that the Runner reads from its ``cfg`` besides its own arguments.
 CFG_KEYS = (
@@ -20,6 +28,12 @@ CFG_KEYS = (
     "find_unused_parameters",
     "log_writers",
     "model_wrapper_cfg",
+)
+
+_PHASES = (
+    ("train_dataloader", "train_cfg", "optim_wrapper"),
+    ("val_dataloader", "val_cfg", "val_evaluator"),
+    ("test_dataloader", "test_cfg", "test_evaluator"),
 )
 
 # How alike a key must be to a known one to be taken for it: compiler and compile are, data_root and
@@ -45,36 +59,80 @@ def check_run(cfg: Mapping[str, Any], runner: Callable[..., Any]) -> None:
         ComponentNotFoundError: If a ``type`` names nothing.
     """
     names = tuple(name for name in inspect.signature(runner).parameters if name != "cfg")
-    for name in ("model", "work_dir"):
-        if name not in cfg:
-            raise ConfigError(f"{name}: this key is missing; given: {', '.join(map(str, cfg))}.")
     checked_cfg(cfg, names)
-    for phase, last in (("train", "optim_wrapper"), ("val", None), ("test", None)):
-        keys = (f"{phase}_dataloader", f"{phase}_cfg", last or f"{phase}_evaluator")
-        check_phase(**{key: cfg.get(key) for key in keys})
+    unknown = unknown_keys(cfg, names)
+    check_there(cfg, ("model", "work_dir"), unknown)
+    checked_phases(cfg, unknown)
     validate_run({name: cfg[name] for name in names if name in cfg}, cfg, runner)
 
 
-def check_phase(**arguments: Any) -> dict[str, Any]:
-    """Check that the arguments of one phase are given together.
+def unknown_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> list[str]:
+    """List the keys of a full configuration that mean nothing to the Runner.
 
     Args:
-        **arguments: The phase's arguments by name; ``None`` means not given.
+        cfg: The configuration.
+        runner_arguments: Keys that the Runner's constructor knows.
+    """
+    known = {*CFG_KEYS, *runner_arguments, *_UNSUPPORTED_CFG_KEYS, *_OTHERS_KEYS}
+    return [str(key) for key in cfg if key not in known]
 
-    Returns:
-        The arguments, or an empty dict if none was given.
+
+def check_there(cfg: Mapping[str, Any], needed: Iterable[str], unknown: Sequence[str]) -> None:
+    """Check that a full configuration has the keys that every run needs.
+
+    Args:
+        cfg: The configuration.
+        needed: These keys.
+        unknown: Those that :func:`unknown_keys` lists, one of which may be meant.
 
     Raises:
-        ConfigError: If some are given and others are not.
+        ConfigError: If one is missing.
     """
+    for name in needed:
+        if name not in cfg:
+            given = ", ".join(map(str, cfg)) or "none"
+            raise ConfigError(
+                f"cfg.{name}: this key is missing; given: {given}.{_may_be_meant(name, unknown)}"
+            )
+
+
+def checked_phases(
+    arguments: Mapping[str, Any], unknown: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Check that the arguments of each phase are given together.
+
+    Args:
+        arguments: Of the Runner's constructor, by name; ``None`` means not given.
+        unknown: Other keys of the configuration, one of which may be meant.
+
+    Returns:
+        The arguments of training, validation and test; an empty dict if none was given.
+
+    Raises:
+        ConfigError: If some of a phase are given and others are not.
+    """
+    train, val, test = (
+        _checked_phase({key: arguments.get(key) for key in keys}, unknown) for keys in _PHASES
+    )
+    return train, val, test
+
+
+def _checked_phase(arguments: dict[str, Any], unknown: Sequence[str]) -> dict[str, Any]:
     missing = [name for name, value in arguments.items() if value is None]
     if missing and len(missing) < len(arguments):
         given = [name for name in arguments if name not in missing]
         raise ConfigError(
             f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given without "
             f"{' and '.join(missing)}; {', '.join(arguments)} belong together: give all or none."
+            f"{''.join(_may_be_meant(name, unknown) for name in missing)}"
         )
     return {} if missing else arguments
+
+
+def _may_be_meant(name: str, given: Sequence[str]) -> str:
+    """Return a question about what was given and is near the missing ``name``, or ``""``."""
+    near = get_close_matches(name, given, n=1)
+    return f" There is {near[0]!r}: did you mean {name!r}?" if near else ""
 
 
 def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:

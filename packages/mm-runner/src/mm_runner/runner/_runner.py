@@ -13,14 +13,16 @@ from mm_runner.errors import ConfigError, RunStopped
 from mm_runner.hooks import build_hooks
 from mm_runner.model import eval_step_of, train_step_of
 from mm_runner.optim import build_param_schedulers
-from mm_runner.reporting import LogProcessor, MessageHub, writer_configs
+from mm_runner.reporting import LogProcessor, writer_configs
 from mm_runner.validation import validate_run
 
 from ._building import build_eval_loop, build_train_loop
-from ._checks import check_phase, checked_cfg, checked_mapping
+from ._checks import check_there, checked_cfg, checked_mapping, checked_phases, unknown_keys
+from ._collate_hint import explaining_lists
 from ._compiling import RunCompiler
 from ._environment import set_up_process
 from ._epoch_length import epoch_length
+from ._initial_weights import InitialWeights
 from ._interruption import Interruption
 from ._loading import StartingPoint
 from ._logs import RunLogs, build_log_processor, plain_config
@@ -56,8 +58,9 @@ class Runner(ScriptApi):
 
     Args:
         model: A module with ``train_step``, ``val_step`` and ``test_step`` (see
-            :class:`mm_runner.model.BaseModel`), or its config. If it has ``init_weights()``, that
-            is called now where training is configured.
+            :class:`mm_runner.model.BaseModel`), or its config. If it has ``init_weights()``, the
+            first ``train`` calls that, before a checkpoint is loaded, unless weights were loaded
+            meanwhile. Where they are spread over processes, it is called now.
         work_dir: Where checkpoints go; logs go to a directory of the run's own inside it.
         train_dataloader: A ``DataLoader`` or its config; ``batch_size`` is that of one process.
         val_dataloader: Likewise, for validation.
@@ -86,7 +89,8 @@ class Runner(ScriptApi):
         launcher: ``"auto"`` finds torchrun, Slurm or MPI by itself; or ``"none"``, ``"pytorch"``,
             ``"slurm"``, ``"mpi"``.
         env_cfg: ``cudnn_benchmark``, ``mp_cfg``, ``dist_cfg``, ``npu_cfg``, ``resource_limit``.
-        log_processor: ``dict(window_size=10, num_digits=4)``.
+        log_processor: ``dict(window_size=10, custom_cfg=[...], num_digits=4)``, see
+            :class:`mm_runner.reporting.LogProcessor`.
         log_level: As in :mod:`logging`.
         visualizer: ``dict(vis_backends=[dict(type='TensorboardVisBackend'), ...])`` says where
             scalars go besides ``scalars.jsonl``; nothing is drawn.
@@ -146,15 +150,8 @@ class Runner(ScriptApi):
     ) -> None:
         arguments = {key: value for key, value in locals().items() if key not in ("self", "cfg")}
         self.cfg = ConfigDict(checked_cfg(cfg, runner_arguments()))
-        self._train = check_phase(
-            train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper
-        )
-        self._val = check_phase(
-            val_dataloader=val_dataloader, val_cfg=val_cfg, val_evaluator=val_evaluator
-        )
-        self._test = check_phase(
-            test_dataloader=test_dataloader, test_cfg=test_cfg, test_evaluator=test_evaluator
-        )
+        others = unknown_keys(self.cfg, runner_arguments())
+        self._train, self._val, self._test = checked_phases(arguments, others)
         if param_scheduler is not None and not self._train:
             raise ConfigError(
                 "param_scheduler was given without optim_wrapper; give both, or neither."
@@ -165,7 +162,7 @@ class Runner(ScriptApi):
             auto_scale_lr, "auto_scale_lr", ("base_batch_size", "enable")
         )
         self.log_processor = build_log_processor(log_processor)
-        self.message_hub = MessageHub(self.log_processor.window_size)
+        self.message_hub = self.log_processor.message_hub()
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
 
         self.dist_info = set_up_process(launcher, env_cfg)
@@ -182,14 +179,14 @@ class Runner(ScriptApi):
         self._seed.apply(self.logger)
 
         built = build_model(model, data_preprocessor)
-        init_weights: Any = getattr(built, "init_weights", None)
-        if self._train and init_weights is not None:
-            self.logger.info(f"Weights are what {type(built).__name__}.init_weights() makes them.")
-            init_weights()
+        self.initial_weights = InitialWeights(self.logger)
+        if self._train:
+            self.initial_weights.before_wrapping(built, self.cfg, self.dist_info)
         if self.cfg.get("channels_last"):
             use_channels_last(built)
         self._compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)
         self.model, self.compile_handle = self._compiler.wrap(built, self.cfg, self.dist_info)
+        self.initial_weights.after_wrapping(self.model)
 
         self.train_loop: Any = None
         self.val_loop: Any = None
@@ -209,11 +206,8 @@ class Runner(ScriptApi):
         Raises:
             ConfigError: If ``model`` or ``work_dir`` is missing.
         """
-        for key in ("model", "work_dir"):
-            if key not in cfg:
-                raise ConfigError(
-                    f"cfg.{key}: this key is missing; given: {', '.join(map(str, cfg)) or 'none'}."
-                )
+        others = unknown_keys(checked_cfg(cfg, runner_arguments()), runner_arguments())
+        check_there(cfg, ("model", "work_dir"), others)
         known = {key: cfg[key] for key in runner_arguments() if key in cfg}
         return cls(**known, cfg=cfg)
 
@@ -238,6 +232,7 @@ class Runner(ScriptApi):
             )
         train_step_of(self.model)
         checkpoint = self._start.read(self, training=True)
+        self.initial_weights.begin_training(self)
         self.train_loop = build_train_loop(
             self, self._train["train_dataloader"], self._train["train_cfg"]
         )
@@ -264,7 +259,8 @@ class Runner(ScriptApi):
                 self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
                 self._compiler.begin_training(self)
                 tell_start(self)
-                self.train_loop.run()
+                with explaining_lists(self):
+                    self.train_loop.run()
                 self._receipt.tell(self)
                 self.call_hook("after_run")
         except RunStopped:
@@ -374,7 +370,8 @@ class Runner(ScriptApi):
         checkpoint = self._start.read(self, training=False)
         if checkpoint is not None:
             self._start.apply(self, checkpoint)
-        metrics: dict[str, float] = loop.run()
+        with explaining_lists(self):
+            metrics: dict[str, float] = loop.run()
         self.call_hook("after_run")
         self._logs.flush()
         return metrics

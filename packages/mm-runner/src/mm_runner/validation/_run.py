@@ -15,6 +15,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.evaluator import Evaluator
 from mm_runner.hooks import Hook
 from mm_runner.hooks._hook_list import _DEFAULT_HOOKS as DEFAULT_HOOK_NAMES
+from mm_runner.loops import IterBasedTrainLoop
 from mm_runner.registry import (
     HOOKS,
     LOG_WRITERS,
@@ -64,6 +65,7 @@ def validate_run(
     optimizers = check_optim_wrapper(given.get("optim_wrapper"), "optim_wrapper", device_type)
     num_epochs = given.get("train_cfg", {}).get("max_epochs")
     check_schedules(given.get("param_scheduler"), "param_scheduler", num_epochs, optimizers)
+    _check_log_counts(given.get("train_cfg", {}), given.get("log_processor"))
     _check_cfg(cfg)
 
 
@@ -174,6 +176,20 @@ def _check_log_processor(value: Any, where: str) -> None:
         need_mapping(value, where)
         plain = {key: item for key, item in value.items() if key != "type"}
         check_keys(plain, where, LogProcessor, name="LogProcessor")
+        LogProcessor(**plain)
+
+
+def _check_log_counts(train_cfg: Any, log_processor: Any) -> None:
+    """Check that nothing is to be logged of an epoch in a training that counts steps."""
+    counts_steps = train_cfg.get("by_epoch") is False or train_cfg.get("type") in (
+        "IterBasedTrainLoop",
+        IterBasedTrainLoop,
+    )
+    if counts_steps and log_processor is not None:
+        if isinstance(log_processor, Mapping):
+            plain = {key: item for key, item in log_processor.items() if key != "type"}
+            log_processor = LogProcessor(**plain)
+        log_processor.check_counts_epochs()
 
 
 def _check_visualizer(value: Any, where: str) -> None:  # noqa: ARG001 - the paths are its own

@@ -1,0 +1,52 @@
+"""Lets a test predict from several views of each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from typing_extensions import override
+
+from mm_runner.errors import ConfigError
+from mm_runner.model import eval_step_of
+from mm_runner.registry import MODELS, build_from_cfg, check_cfg
+
+from ._hook import Hook
+
+__all__ = ["PrepareTTAHook"]
+
+# Stands for the model, which is not there yet; fits every annotation.
+_OF_THE_RUN: Any = object()
+
+
+class PrepareTTAHook(Hook):
+    """Tests by a :class:`~mm_runner.model.BaseTTAModel` around the model of the run.
+
+    Training and validation, checkpoints and ``runner.model`` know nothing of it.
+
+    Args:
+        tta_cfg: Config of the ``BaseTTAModel``; its ``module`` is the model of the run.
+
+    Raises:
+        ConfigError: If ``tta_cfg`` does not fit.
+        ComponentNotFoundError: If its ``type`` names nothing.
+
+    Example:
+        >>> hook = dict(type="PrepareTTAHook", tta_cfg=dict(type="my_package.tta:Averaged"))
+    """
+
+    def __init__(self, tta_cfg: Mapping[str, Any]) -> None:
+        check_cfg(tta_cfg, MODELS, {"module": _OF_THE_RUN}, where="tta_cfg")
+        self.tta_cfg = dict(tta_cfg)
+
+    @override
+    def before_test(self, runner: Any) -> None:
+        loop = runner.test_loop
+        if not hasattr(loop, "_step"):
+            raise ConfigError(
+                "PrepareTTAHook: the test loop is a TestLoop, or derived from it; this one is a "
+                f"{type(loop).__name__}. Let it call the BaseTTAModel itself."
+            )
+        model = build_from_cfg(self.tta_cfg, MODELS, {"module": runner.model}, where="tta_cfg")
+        # Not runner.model: hooks that load or average weights know it by its parameters' names.
+        loop._step = eval_step_of(model, "test_step")  # noqa: SLF001
