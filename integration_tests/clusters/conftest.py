@@ -8,7 +8,7 @@ from pathlib import Path
 import debian
 import pytest
 import slurm as slurm_daemons
-from hosts import network, why_no_hosts
+from hosts import PATIENCE_S, network, why_no_hosts
 from training import CONFIG, HERE, OPTIONS, SCRIPT, user_environment
 
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
@@ -66,7 +66,7 @@ def run_here():
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == status, f"{command} ended with {done.returncode}\n{done.stdout}"

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+# No program takes as long, on a machine that has much else to do.
+PATIENCE_S = 900
 # The first process of a machine: it takes leave of those that others left behind.
 _FIRST_PROCESS = """
 import os, signal
@@ -83,7 +85,7 @@ class Host:
         """
         process = self.start(*command, cwd=cwd, env=env)
         try:
-            output, _ = process.communicate(timeout=300)
+            output, _ = process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.send(process, signal.SIGKILL)
             raise

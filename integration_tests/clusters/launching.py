@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from hosts import Host
+from hosts import PATIENCE_S, Host
 from training import HERE, user_environment
 
 
@@ -43,7 +43,9 @@ def finish(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
     """Wait for programs to end; return what each printed."""
     # All at once: one whose pipe is full would make the others wait for it.
     with ThreadPoolExecutor() as readers:
-        return list(readers.map(lambda process: process.communicate(timeout=300)[0], processes))
+        return list(
+            readers.map(lambda process: process.communicate(timeout=PATIENCE_S)[0], processes)
+        )
 
 
 def run_on(nodes: Sequence[Host], *commands: Sequence[object], cwd: Path = HERE) -> list[str]:

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from hosts import Host
@@ -98,11 +98,10 @@ class Slurm:
             time.sleep(0.1)
         return found
 
-    def wait_until_submitted_for(self, job: str, age: timedelta) -> None:
-        """Wait until a job was submitted, or requeued, so long ago; Slurm counts whole seconds."""
-        submitted = datetime.fromisoformat(self.describe(job)["SubmitTime"])
-        while datetime.now() < submitted + age:  # noqa: DTZ005 - Slurm's is local as well
-            time.sleep(0.1)
+    def seconds_since(self, job: str, event: str) -> float:
+        """Return how long ago ``"SubmitTime"``, or another time of a job, is."""
+        then = datetime.fromisoformat(self.describe(job)[event])
+        return (datetime.now() - then).total_seconds()  # noqa: DTZ005 - Slurm's is local as well
 
     def wait_until_idle(self) -> None:
         """Wait until every node can take a job."""

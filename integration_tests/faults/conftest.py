@@ -1,6 +1,9 @@
-"""Options of the tests that break things on purpose, and the table at their end."""
+"""Options of the tests that break things on purpose, two hosts, and the table at the end."""
 
+import debian
+import pytest
 from fault_table import ROWS, as_markdown
+from two_hosts import TwoHosts
 
 
 def pytest_addoption(parser):
@@ -27,7 +30,21 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "cut: one of the few that take two minutes together")
+    config.addinivalue_line("markers", "cut: one of the few that are run with every change")
+
+
+@pytest.fixture
+def hosts():
+    """Two hosts with a link between them."""
+    reason = debian.why_missing(("ip",), ("iproute2",))
+    if reason is not None:
+        pytest.skip(reason)
+    try:
+        both = TwoHosts()
+    except OSError as error:
+        pytest.skip(f"two hosts need network namespaces, which only root may make: {error}")
+    yield both.hosts
+    both.close()
 
 
 def pytest_terminal_summary(terminalreporter, config):

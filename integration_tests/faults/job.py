@@ -25,18 +25,20 @@ class Job:
     Args:
         hosts: Both.
         work_dir: Of the run, on a file system that both share.
+        commands: What starts the launcher of each host; by default that of ``long_run.py``.
     """
 
-    def __init__(self, hosts, work_dir):
+    def __init__(self, hosts, work_dir, commands=None):
         self.hosts, self.work_dir = hosts, Path(work_dir)
+        self.commands = commands or [[*run_command(hosts[0], *OPTIONS), SCRIPT, work_dir]] * 2
         self.logs = [self.work_dir / f"launcher_{host.name[-1]}.log" for host in hosts]
         self.launchers = [None, None]
 
     def start(self, index):
         """Start the launcher of one host, as its scheduler does."""
-        command = [*run_command(self.hosts[0], *OPTIONS), SCRIPT, self.work_dir]
         env = {"PACE_S": str(PACE_S)}
-        self.launchers[index] = self.hosts[index].start(command, self.logs[index], **env)
+        host, log = self.hosts[index], self.logs[index]
+        self.launchers[index] = host.start(self.commands[index], log, **env)
 
     def launcher(self, index):
         """Return torch's launcher on a host, the child of ours."""

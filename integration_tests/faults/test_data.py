@@ -43,15 +43,17 @@ def ends_with(message, fault, work_dir):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("dying-worker", "DataLoader worker (pid(s)"),
+        pytest.param("dying-worker", "DataLoader worker (pid(s)", marks=pytest.mark.cut),
         ("broken-sample", "while it read sample 5 of BrokenSample"),
         ("uneven", "train_dataloader has 3 batches on process 1, and 2 on process 0"),
     ],
+    ids=["dying-worker", "broken-sample", "uneven"],
 )
 def test_a_fault_of_the_data_ends_both_ranks_and_is_named(tmp_path, fault, message):
     ends_with(message, fault, tmp_path)
 
 
+@pytest.mark.cut
 def test_a_run_whose_loss_was_nan_resumes_and_equals_an_undisturbed_one(tmp_path):
     ends_with("after step 5 a loss is not finite", "nan", tmp_path / "nan")
     # What was saved before is whole and finite.

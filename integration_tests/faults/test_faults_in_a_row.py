@@ -16,23 +16,11 @@ from fault_kinds import KINDS
 from fault_table import ROWS, row_text, write_table
 from job import SCRIPT, START_S, Job
 from long_run import INTERVAL, TIMEOUT_S
-from two_hosts import TwoHosts, is_zombie
+from two_hosts import is_zombie
 
-NUM_FAULTS, NUM_FAULTS_LONG, NUM_FAULTS_QUICK = 20, 100, 3
-# For the launchers to write what they know, once the run goes on.
-TO_SAY_S = 1.0
-QUICK = ("rank killed", "launcher killed", "link cut")
-
-
-@pytest.fixture
-def hosts():
-    """Two hosts with a link between them."""
-    try:
-        both = TwoHosts()
-    except OSError as error:
-        pytest.skip(f"no hosts of its own without root and iproute2: {error}")
-    yield both.hosts
-    both.close()
+NUM_FAULTS, NUM_FAULTS_LONG = 20, 100
+# Of ``-m cut``: with what is common to most of the others.
+FEW = ("rank killed", "launcher killed", "link cut")
 
 
 def strike(job, fault, index, slack_s):
@@ -71,13 +59,17 @@ def strike(job, fault, index, slack_s):
     row["resumed_s"] = first[0] - mended if first[0] > mended else 0.0
     row["lost_steps"] = newest - (first[1] - 1)
     assert 0 <= row["lost_steps"] <= (INTERVAL if fault.loses_steps else 0)
-    job.wait_until(has_said, TO_SAY_S, f"{fault.name} is named")
+    job.wait_until(has_said, slack_s, f"{fault.name} is named")
     return row
 
 
-def choose(num_faults, seed):
-    """Return ``(fault, host)`` in random order, each kind as often as the others."""
-    chance = random.Random(seed)  # noqa: S311 - no secret
+def choose(config):
+    """Return ``(fault, host)`` of each: at random, each kind as often as the others; or the few."""
+    if config.getoption("markexpr") == "cut":
+        by_name = {fault.name: fault for fault in KINDS}
+        return [(by_name[name], index % 2) for index, name in enumerate(FEW)]
+    chance = random.Random(config.getoption("--seed"))  # noqa: S311 - no secret
+    num_faults = NUM_FAULTS_LONG if config.getoption("--long") else NUM_FAULTS
     chosen = []
     while len(chosen) < num_faults:
         chosen += chance.sample(KINDS, len(KINDS))
@@ -117,20 +109,10 @@ def run_through(hosts, folder, faults, slack_s):
 
 
 @pytest.mark.cut
-def test_a_few_faults_in_a_row(hosts, tmp_path, request):
-    if not request.config.getoption("markexpr"):
-        pytest.skip("the longer test does the same")
-    by_name = {fault.name: fault for fault in KINDS}
-    faults = [(by_name[name], index % 2) for index, name in enumerate(QUICK)]
-    slack_s = request.config.getoption("--slack")
-    request.config.stash[ROWS] = run_through(hosts, tmp_path, faults, slack_s)
-
-
-def test_random_faults_in_a_row_lose_nothing(hosts, tmp_path, request):
-    is_long = request.config.getoption("--long")
-    faults = choose(NUM_FAULTS_LONG if is_long else NUM_FAULTS, request.config.getoption("--seed"))
-    rows = run_through(hosts, tmp_path, faults, request.config.getoption("--slack"))
-    request.config.stash[ROWS] = rows
-    report = request.config.getoption("--report")
+def test_faults_in_a_row_lose_nothing(hosts, tmp_path, request):
+    config = request.config
+    rows = run_through(hosts, tmp_path, choose(config), config.getoption("--slack"))
+    config.stash[ROWS] = rows
+    report = config.getoption("--report")
     if report:
         write_table(rows, report)
