@@ -171,15 +171,20 @@ def test_fewer_threads_than_before_change_nothing(name):
     torch.testing.assert_close(params, reference)
 
 
-@each_blockwise
+@each_name
 def test_autograd_notices_that_parameters_were_changed(name):
-    params = make_params([(4, 3), (100, 100)])
+    params = make_params([(4, 3), (100, 100), (3, 5)])
     optimizer = make(name, params, **FUSABLE.get(name, {}))
-    products = [(p * p).sum() for p in params]
-    train(optimizer, params, [1])
-    for product in products:
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            product.backward()
+    for step in (1, 2):  # torch's own step, and then its kernel, of Adam, AdamW and SGD
+        *products, untouched = [(p * p).sum() for p in params]
+        give_gradients(params, step)
+        params[2].grad = None
+        optimizer.step()
+        for product in products:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                product.backward()
+        untouched.backward()
+        torch.testing.assert_close(params[2].grad, 2 * params[2].detach())
 
 
 @each_name

@@ -147,6 +147,7 @@ class NpuFusedAdamP(AbstractBlockwiseOptimizer):
         "nesterov",
     )
     rule = AdamPRule()
+    has_one_kernel = True
     varying = ("lr", "step_size", "root_correction")
     equal_steps = True
 

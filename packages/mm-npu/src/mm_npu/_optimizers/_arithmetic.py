@@ -8,6 +8,8 @@ take floats only for ``value`` and ``alpha``.
 import torch
 from torch import Tensor
 
+_SLOW = 0.5  # decays from here on divide a number without making it large
+
 
 def add_scaled(target: Tensor, source: Tensor, factor: float | Tensor, spare: Tensor) -> None:
     """Add ``factor * source`` to ``target``; ``spare`` may be ``source``."""
@@ -29,12 +31,15 @@ def add_ratio(
 
 def move_average(average: Tensor, value: Tensor, decay: float) -> None:
     """Let ``average`` decay, and take ``value`` in for what it lost."""
-    average.mul_(decay).add_(value, alpha=1 - decay)
+    average.lerp_(value, 1 - decay)
 
 
 def move_average_of_squares(average: Tensor, value: Tensor, decay: float) -> None:
     """Let ``average`` decay, and take the square of ``value`` in for what it lost."""
-    average.mul_(decay).addcmul_(value, value, value=1 - decay)
+    if decay < _SLOW:
+        average.mul_(decay).addcmul_(value, value, value=1 - decay)
+    else:  # what comes from memory comes together, and what is left finds it in the cache
+        average.addcmul_(value, value, value=(1 - decay) / decay).mul_(decay)
 
 
 def prepare_gradient(

@@ -120,6 +120,7 @@ class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
         "max_grad_norm",
     )
     rule = staticmethod(update)
+    has_one_kernel = True
     settings = ("compiled", "max_grad_norm")
     equal_steps = True
 

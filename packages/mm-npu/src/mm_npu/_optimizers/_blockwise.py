@@ -1,7 +1,7 @@
 """What the optimizers with a rule of ours share: a step over stacks and blocks."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any, ClassVar
 
@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 from mm_npu._errors import ConfigError
 
 from ._arguments import check_dense_gradients
+from ._batches import in_equal_steps, make_batches
 from ._compiled import check_can_compile, run_compiled
 from ._fused import can_fuse
 from ._named import AbstractNamedOptimizer
-from ._operands import Layout, is_flattened, is_sharded
+from ._operands import Layout, block_size, is_flattened, is_sharded
 from ._rules import NormRule, Options, Rule, Scratch, run_in_blocks, run_norms_in_blocks
 from ._step_count import int_step
 from ._units import AbstractUnit, Buffers, Entry, make_units
@@ -35,6 +36,9 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
     varying: ClassVar[tuple[str, ...]] = ("lr",)
     # Whether the update depends on the number of the step, so that a stack must share it.
     equal_steps: ClassVar[bool] = False
+    # Whether a fused kernel does most of the rule: larger blocks stay in the cache between so few
+    # passes, and leave less to Python.
+    has_one_kernel: ClassVar[bool] = False
     # What a state starts at, where that is not zero.
     starts_at: ClassVar[Mapping[str, float]] = {}
 
@@ -105,24 +109,41 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
     def _run(self, groups: Sequence[Mapping[str, Any]], plans: Sequence["_Plan"]) -> None:
         scales = self.gradient_scales([plan.units for plan in plans])
         for group, plan, scale in zip(groups, plans, scales, strict=True):
-            for unit in plan.units:
-                options = dict(self.options(group, unit.advance_step()))
-                factor = scale.get(unit.dtype)
-                # A norm over devices lies on one of them.
-                options["scale"] = None if factor is None else factor.to(unit.params[0].device)
-                options["fused"] = not self.compiled and can_fuse(unit.params[0])
-                self._update(unit, options)
+            for units in plan.batches() if self.compiled else plan.singly():
+                self._update(units, self._complete_options(group, units, scale))
 
-    def _update(self, unit: AbstractUnit, options: Options) -> None:
-        operands = unit.gather()
-        rule = type(self).rule
+    def _complete_options(
+        self,
+        group: Mapping[str, Any],
+        units: Sequence[AbstractUnit],
+        scale: Mapping[torch.dtype, Tensor],
+    ) -> Options:
+        number, *_ = [unit.advance_step() for unit in units]
+        p, factor = units[0].params[0], scale.get(units[0].dtype)
+        return {
+            **self.options(group, number),
+            # A norm over devices lies on one of them.
+            "scale": None if factor is None else factor.to(p.device),
+            "fused": not self.compiled and can_fuse(p),
+        }
+
+    def _update(self, units: Sequence[AbstractUnit], options: Options) -> None:
         if self.compiled:
-            run_compiled(rule, operands, options, self.varying)
-        elif callable(rule):
-            run_in_blocks(rule, operands, options, self._scratch)
+            run_compiled(type(self).rule, [u.gather() for u in units], options, self.varying)
         else:
-            run_norms_in_blocks(rule, operands, options, self._scratch)
-        unit.scatter()
+            self._update_in_blocks(units[0], options)
+        for unit in units:
+            unit.scatter()
+
+    def _update_in_blocks(self, unit: AbstractUnit, options: Options) -> None:
+        operands = unit.gather()
+        rule, size = type(self).rule, block_size(operands.p)
+        if options["fused"] and self.has_one_kernel:
+            size *= 2
+        if callable(rule):
+            run_in_blocks(rule, operands, options, self._scratch, size)
+        else:
+            run_norms_in_blocks(rule, operands, options, self._scratch, size)
 
     def _forget_plans(self) -> None:
         self._plans: dict[int, _Plan] = {}
@@ -208,6 +229,18 @@ class _Plan:
     ) -> None:
         self.params, self.layout = params, layout
         self.units = make_units(list(zip(params, entries, strict=True)), layout, buffers)
+        self._batches: list[list[AbstractUnit]] | None = None
+
+    def singly(self) -> Iterator[Sequence[AbstractUnit]]:
+        """Yield each unit alone."""
+        return ([unit] for unit in self.units)
+
+    def batches(self) -> Iterator[Sequence[AbstractUnit]]:
+        """Yield what a compiled step updates in one call each."""
+        if self._batches is None:
+            self._batches = make_batches(self.units)
+        for batch in self._batches:
+            yield from in_equal_steps(batch) if self.layout.equal_steps else [batch]
 
     def is_current(
         self, params: Sequence[Tensor], names: tuple[str, ...], state: Mapping[Tensor, Entry]

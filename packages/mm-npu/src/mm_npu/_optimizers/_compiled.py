@@ -1,6 +1,6 @@
 """The compiled step: ``torch.compile`` makes one kernel of all that a rule does with a tensor."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from mm_npu._errors import TorchVersionError
 
 from ._operands import Operands
-from ._rules import NormRule, Options, Rule, descend, prepare_whole, run_whole
+from ._rules import NormRule, Options, Rule, Step, descend, prepare_whole, run_whole
 
 
 def check_can_compile(rule: Rule | NormRule) -> None:
@@ -24,14 +24,14 @@ def check_can_compile(rule: Rule | NormRule) -> None:
 
 
 def run_compiled(
-    rule: Rule | NormRule, operands: Operands, options: Options, varying: Container[str]
+    rule: Rule | NormRule, batch: Sequence[Operands], options: Options, varying: Container[str]
 ) -> None:
-    """Apply a rule at once; ``varying`` names the options that change from step to step.
+    """Apply a rule to all operands of ``batch`` at once, which are of one shape and dtype.
 
-    The kernel has the other options built in, and is compiled anew for another value of them.
+    The kernel has the options built in, and is compiled anew for another value of them, but for
+    those that ``varying`` names: they change from step to step.
     """
-    state = {name: _as_plain(value) for name, value in operands.state.items()}
-    plain = Operands(_as_plain(operands.p), _as_plain(operands.gradient), state)
+    plain = tuple(map(_as_plain_operands, batch))
     numbers = {
         name: torch.tensor(value, dtype=torch.float64, device="cpu")
         if name in varying and not isinstance(value, Tensor)
@@ -41,7 +41,13 @@ def run_compiled(
     _compile(rule)(plain, numbers)  # type: ignore[arg-type]
     # The compiled step leaves no trace in the count of changes, by which autograd refuses a
     # backward through what was changed since; writing nothing does.
-    operands.p.view(-1)[:0].zero_()
+    for operands in batch:
+        operands.p.view(-1)[:0].zero_()
+
+
+def _as_plain_operands(operands: Operands) -> Operands:
+    state = {name: _as_plain(value) for name, value in operands.state.items()}
+    return Operands(_as_plain(operands.p), _as_plain(operands.gradient), state)
 
 
 def _as_plain(tensor: Tensor) -> Tensor:
@@ -52,7 +58,7 @@ def _as_plain(tensor: Tensor) -> Tensor:
 
 
 @cache
-def _compile(rule: Any) -> Callable[[Operands, Options], None]:
+def _compile(rule: Any) -> Callable[[Sequence[Operands], Options], None]:
     """Compile a ``Rule`` or ``NormRule``, once per process; the first call runs the compiler."""
     if not hasattr(torch, "compile"):
         raise TorchVersionError(
@@ -61,18 +67,34 @@ def _compile(rule: Any) -> Callable[[Operands, Options], None]:
         )
     try:
         if callable(rule):
-            return _compile_function(run_whole, rule)
-        prepare, finish = _compile_function(prepare_whole, rule), _compile_function(descend)
+            return _compile_function(_run_all, rule)
+        prepare, finish = _compile_function(_prepare_all, rule), _compile_function(_descend_all)
     except RuntimeError as error:  # torch 2.0 on Python 3.11
         raise TorchVersionError(
             f"compiled=True was asked for, and torch {torch.__version__} cannot compile here "
             f"({error}). Upgrade torch, or leave compiled out."
         ) from error
 
-    def update(operands: Operands, options: Options) -> None:
-        finish(operands.p, *prepare(operands, options))
+    def update(batch: Sequence[Operands], options: Options) -> None:
+        finish([operands.p for operands in batch], prepare(batch, options))
 
     return update
+
+
+def _run_all(rule: Rule, batch: Sequence[Operands], options: Options) -> None:
+    for operands in batch:
+        run_whole(rule, operands, options)
+
+
+def _prepare_all(
+    rule: NormRule, batch: Sequence[Operands], options: Options
+) -> list[tuple[Tensor, Step]]:
+    return [prepare_whole(rule, operands, options) for operands in batch]
+
+
+def _descend_all(params: Sequence[Tensor], steps: Sequence[tuple[Tensor, Step]]) -> None:
+    for p, (direction, step) in zip(params, steps):  # noqa: B905 - torch 2.0 compiles no strict
+        descend(p, direction, step)
 
 
 def _compile_function(function: Callable[..., Any], *bound: Any) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ Adam's count of steps is infinite here, where both bias corrections are one.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -34,6 +34,28 @@ def has_fused_kernels() -> bool:
         "aten::_fused_sgd_", "CPU"
     )
     return has_kernel
+
+
+def mark_changed(params: Sequence[Tensor]) -> None:
+    """Tell autograd that the kernels changed ``params``, which they leave out.
+
+    Without it, a backward that needs the old values would take the new ones instead of raising.
+    """
+    if _marks_many():
+        torch.autograd.graph.increment_version(params)
+    else:
+        for p in params:
+            torch.autograd.graph.increment_version(p)
+
+
+@cache
+def _marks_many() -> bool:
+    # Before torch 2.6 it takes one tensor; a call for each of many takes as long as their kernel.
+    try:
+        torch.autograd.graph.increment_version([])
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def can_fuse(p: Tensor) -> bool:

@@ -105,6 +105,7 @@ class NpuFusedLamb(AbstractBlockwiseOptimizer):
     native_name = "NpuFusedLamb"
     group_keys: ClassVar[tuple[str, ...]] = ("lr", "betas", "eps", "weight_decay")
     rule = LambRule()
+    has_one_kernel = True
     settings = ("compiled", "adam", "use_global_grad_norm")
 
     def __init__(

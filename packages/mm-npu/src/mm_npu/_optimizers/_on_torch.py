@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ._arguments import check_dense_gradients
-from ._fused import has_fused_kernels
+from ._fused import has_fused_kernels, mark_changed
 from ._named import AbstractNamedOptimizer
 from ._operands import is_dense
 
@@ -52,13 +52,19 @@ class AbstractTorchOptimizer(AbstractNamedOptimizer):
                 met[index] = layouts
             calls.append(self._make_call(group))
         if any(call is None for call in calls):
-            for group in self.param_groups:
-                self.prepare_plain_step(group)
-            type(self).plain_step(self)
+            self._run_plain_step()
             return
         for call in calls:
             assert call is not None
             call()
+
+    def _run_plain_step(self) -> None:
+        for group in self.param_groups:
+            self.prepare_plain_step(group)
+        type(self).plain_step(self)
+        for group in self.param_groups:
+            if group.get("fused"):
+                mark_changed([p for p in group["params"] if p.grad is not None])
 
     def _look(self, params: Sequence[Tensor]) -> _Layouts:
         grads = [p.grad for p in params]
@@ -108,9 +114,15 @@ class AbstractTorchOptimizer(AbstractNamedOptimizer):
             return None
         entries = [self.state.get(p, _NO_STATE) for p in params]
         try:
-            return self.make_kernel_call(params, grads, entries, group)
+            run_kernel = self.make_kernel_call(params, grads, entries, group)
         except KeyError:
             return None
+
+        def call() -> None:
+            run_kernel()
+            mark_changed(params)
+
+        return call
 
     def _may_fuse(self, p: Tensor) -> bool:
         return (

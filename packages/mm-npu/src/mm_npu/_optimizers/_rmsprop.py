@@ -151,6 +151,7 @@ class NpuFusedRMSprop(AbstractRMSprop):
         "centered",
     )
     rule = staticmethod(update)
+    has_one_kernel = True
 
     def __init__(
         self,

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from ._arithmetic import add_scaled
-from ._operands import Operands, block_size, computing_dtype
+from ._operands import Operands, computing_dtype
+
+_LINE = 64  # elements: whole lines of the cache for each of up to four threads
 
 Options = Mapping[str, Any]
 Spares = tuple[Tensor, Tensor, Tensor]
@@ -74,10 +76,16 @@ class Scratch:
         return self._spares[key]
 
 
-def run_in_blocks(rule: Rule, operands: Operands, options: Options, scratch: Scratch) -> None:
-    """Apply an elementwise rule block by block."""
-    for block in _split(operands, block_size(operands.p)):
-        _run(rule, block, scratch.spares(block.p), options)
+def run_in_blocks(
+    rule: Rule, operands: Operands, options: Options, scratch: Scratch, size: int
+) -> None:
+    """Apply an elementwise rule to blocks of about ``size`` elements."""
+    is_half = operands.p.dtype != computing_dtype(operands.p.dtype)
+    for block in _split(operands, size):
+        if is_half:
+            _run(rule, block, scratch.spares(block.p), options)
+        else:  # between two blocks, the processor waits for Python
+            rule(block, scratch.spares(block.p), options)
 
 
 def run_whole(rule: Rule, operands: Operands, options: Options) -> None:
@@ -94,13 +102,12 @@ def _run(rule: Rule, operands: Operands, spares: Spares, options: Options) -> No
 
 
 def run_norms_in_blocks(
-    rule: NormRule, operands: Operands, options: Options, scratch: Scratch
+    rule: NormRule, operands: Operands, options: Options, scratch: Scratch, size: int
 ) -> None:
-    """Apply a rule with norms in two passes over the blocks.
+    """Apply a rule with norms in two passes over blocks of about ``size`` elements.
 
     The direction is kept between them: the one temporary of a parameter's size.
     """
-    size = block_size(operands.p)
     direction = torch.empty_like(operands.p, dtype=computing_dtype(operands.p.dtype))
     pieces = _split_tensor(direction, size)
     sums = [
@@ -174,6 +181,9 @@ def _narrow(wide: Tensor, narrow: Tensor) -> None:
 
 
 def _split(operands: Operands, size: int) -> Iterator[Operands]:
+    if operands.p.numel() <= size:
+        yield operands
+        return
     names = tuple(operands.state)
     tensors = (operands.p, operands.gradient, *operands.state.values())
     for p, gradient, *state in zip(*(_split_tensor(t, size) for t in tensors), strict=True):
@@ -181,9 +191,16 @@ def _split(operands: Operands, size: int) -> Iterator[Operands]:
 
 
 def _split_tensor(tensor: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Cut along the second dimension, if there are two, into pieces of about ``size`` elements."""
+    """Cut along the second dimension, if there are two, into pieces of about ``size`` elements.
+
+    The pieces are alike, as far as they can start on a line of the cache: a remainder would be too
+    short for all threads.
+    """
     if tensor.numel() <= size:
         return (tensor,)
     dim = min(1, tensor.dim() - 1)
-    length = max(1, size * tensor.shape[dim] // tensor.numel())
+    count = -(-tensor.numel() // size)
+    length = -(-tensor.shape[dim] // count)
+    if length >= _LINE:
+        length = -(-length // _LINE) * _LINE
     return torch.split(tensor, length, dim)
