@@ -7,11 +7,15 @@ and with two. Of each optimizer take turns, in an order that is drawn anew in ea
 * ``loop``: a Python loop over the parameters, which is torch's ``foreach=False``, timm's class, or,
   where neither has the rule, the rule written plainly here;
 * ``foreach`` and ``fused``: torch's multi-tensor and fused kernels, where it has them;
+* ``sgd``: torch's fused SGD with momentum, which shows how fast memory is;
 * ``ours'``: ours a second time. Its difference to ``ours`` is the machine's noise.
 
 Each takes a step to warm up and then some steps per turn; the fastest of these is a sample, the
-table shows the median over rounds, with the ratio of the others to ours. Last, what a step of ours
-needs in memory besides parameters, gradients and states.
+table shows the median over rounds, with the ratio of the others to ours. For rules of our own it
+says how much faster than the loop we are, and how much a step could be that does nothing but move
+its tensors through memory, as often as its rule asks (``_PASSES``), as fast as ``sgd`` does: more
+is out of reach for large tensors. Last, what a step of ours needs in memory besides parameters,
+gradients and states.
 
 Run: ``python npu_optimizers.py [--rounds 15] [--steps 5] [--no-compiled] [--json FILE]``. It
 prints, and asserts nothing; what to aim at stands in ``_AIMS``. timm is used if it is installed.
@@ -34,7 +38,8 @@ import torch
 
 import mm_npu
 
-_SETS = {"1000 of 16x16": (1000, 16), "20 of 1000x1000": (20, 1000)}
+_LARGE = "20 of 1000x1000"
+_SETS = {"1000 of 16x16": (1000, 16), _LARGE: (20, 1000)}
 _AIMS = {
     "Adam, AdamW, SGD": "at most 1.1 times torch's fused kernel",
     "others, small": "a fifth of the loop, and no slower than foreach",
@@ -53,6 +58,11 @@ _NAMES = {
     "BertAdam": {"lr": 1e-4, "warmup": 0.1, "t_total": 10000},
 }
 _TORCHS_OWN = ("Adam", "AdamW", "SGD")
+# How many tensors of a parameter's size a step reads or writes at least. It reads the gradient, and
+# reads and writes parameter and states; clipping reads the gradient once more; a step in proportion
+# to norms writes the direction, and reads it and the parameter again.
+_PASSES = {"Adadelta": 7, "RMSprop": 5, "RMSpropTF": 7, "Lamb": 10, "AdamP": 10, "BertAdam": 8}
+_PASSES_OF_SGD = 5
 
 
 class PlainLoop(torch.optim.Optimizer):
@@ -154,6 +164,8 @@ def make_candidates(name, *, compiled):
         makers["foreach"] = lambda params: theirs(params, foreach=True, **options)
     if name in _TORCHS_OWN and hasattr(torch, "_fused_sgd_"):
         makers["fused"] = lambda params: theirs(params, fused=True, **options)
+    if name in _PASSES and hasattr(torch, "_fused_sgd_"):
+        makers["sgd"] = lambda params: torch.optim.SGD(params, lr=0.0, momentum=0.9, fused=True)
     return makers
 
 
@@ -204,6 +216,14 @@ def measure_memory(name, size):
     return highest / sum(p.numel() * p.element_size() for p in params)
 
 
+def compare_with_loop(name, times, parameters):
+    """Return how many times faster than the loop ours is, compiled, and moving memory only."""
+    speedups = {key: times["loop"] / times[key] for key in ("ours", "compiled") if key in times}
+    if parameters == _LARGE and "sgd" in times:  # small ones need not come from memory
+        speedups["memory alone"] = times["loop"] / times["sgd"] * _PASSES_OF_SGD / _PASSES[name]
+    return speedups
+
+
 def show(found) -> None:
     for (threads, parameters), rows in found.items():
         print(f"\n{parameters}, {threads} thread(s); milliseconds a step, and times ours")
@@ -211,6 +231,12 @@ def show(found) -> None:
             base = times["ours"]
             cells = [f"{key} {value:.2f} ({value / base:.2f})" for key, value in times.items()]
             print(f"{name:10} " + "   ".join(cells))
+        print("times faster than the loop: ours, compiled, and what moving memory alone would be")
+        for name, times in rows.items():
+            if name in _PASSES:
+                speedups = compare_with_loop(name, times, parameters)
+                cells = [f"{key} {value:.2f}" for key, value in speedups.items()]
+                print(f"{name:10} " + "   ".join(cells))
 
 
 def main() -> None:
@@ -245,9 +271,8 @@ def main() -> None:
                 for name in arguments.names
             }
     show(found)
-    large = _SETS["20 of 1000x1000"]
-    memory = {name: measure_memory(name, large) for name in arguments.names}
-    print("\nlargest temporaries of a step over 20 of 1000x1000, in sizes of all parameters")
+    memory = {name: measure_memory(name, _SETS[_LARGE]) for name in arguments.names}
+    print(f"\nlargest temporaries of a step over {_LARGE}, in sizes of all parameters")
     print("   ".join(f"{name} {value:.3f}" for name, value in memory.items()))
     if arguments.json:
         results = [
