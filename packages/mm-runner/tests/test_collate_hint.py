@@ -33,6 +33,13 @@ class HalfWay(Classifier):
         return super().forward(torch.stack(inputs), labels.long(), mode)
 
 
+class FailsOnItsOwn(Classifier):
+    """Takes lists, and gives a layer another list."""
+
+    def forward(self, inputs, labels, mode="tensor"):
+        return super().forward([*inputs, torch.ones(3)], labels, mode)
+
+
 class FailsLater(TakesLists):
     """Takes lists, and does something wrong with one in its second step."""
 
@@ -126,3 +133,10 @@ def test_models_that_take_lists_and_other_failures_are_left_alone(make_runner):
 
 def _in_lists(samples):
     return [[one["inputs"] for one in samples], [one["labels"] for one in samples]]
+
+
+def test_a_list_of_the_models_own_keeps_its_error(make_runner):
+    with pytest.raises(TypeError, match="list"):
+        make_runner(
+            model={"type": FailsOnItsOwn}, train_dataloader=UNSTACKED, **NO_VALIDATION
+        ).train()

@@ -1,6 +1,7 @@
 """What log lines say: means, statistics of ``custom_cfg``, learning rates by name."""
 
 import statistics
+from math import isnan, nan
 
 import pytest
 import torch
@@ -92,6 +93,45 @@ def test_names_outside_of_the_mean_pattern_have_their_newest_value():
     for pattern in ("(", 3):
         with pytest.raises(ConfigError, match=r"log_processor\.mean_pattern: a regular expression"):
             LogProcessor(mean_pattern=pattern)
+
+
+def test_the_mean_pattern_is_searched_for_within_names():
+    hub = LogProcessor(window_size=2, mean_pattern="(loss|time)").message_hub()
+    for value in (1.0, 3.0):
+        hub.update_scalar("train/decode.loss_ce", value)
+    assert hub.means("train") == {"decode.loss_ce": 2.0}
+
+
+@pytest.mark.parametrize("values", [(nan, 1.0, 2.0), (1.0, nan, 2.0), (2.0, 1.0, nan)])
+@pytest.mark.parametrize("reads_each", [False, True])
+def test_what_is_not_a_number_is_neither_least_nor_greatest(values, reads_each):
+    cfg = [entry(method=name, name=name) for name in ("min", "max")]
+    hub = LogProcessor(custom_cfg=cfg).message_hub()
+    for value in values:
+        hub.update_scalar("train/loss", value)
+        if reads_each:
+            hub.means("train")
+    means = hub.means("train")
+    assert (means["min"], means["max"]) == (1.0, 2.0)
+
+
+def test_so_it_is_where_values_were_condensed():
+    cfg = [entry(method=name, name=name) for name in ("min", "max")]
+    hub = LogProcessor(custom_cfg=cfg).message_hub()
+    for index in range(3000):
+        hub.update_scalar("train/loss", torch.tensor(nan if index % 3 == 0 else float(index)))
+    means = hub.means("train")
+    assert (means["min"], means["max"]) == (1.0, 2999.0)
+
+
+def test_a_function_that_fails_on_few_values_ends_nothing():
+    cfg = [entry(method="statistics:stdev", name="s", window=5)]
+    hub = LogProcessor(custom_cfg=cfg).message_hub()
+    hub.update_scalar("train/loss", 1.0)
+    with pytest.warns(UserWarning, match=r"custom_cfg\[0\]\.method_name: statistics:stdev failed"):
+        assert isnan(hub.means("train")["s"])
+    hub.update_scalar("train/loss", 1.0)
+    assert hub.means("train")["s"] == 0.0
 
 
 def test_an_entry_without_a_name_takes_the_place_of_the_mean():

@@ -48,7 +48,9 @@ def _from_object(value: Any, where: str) -> Any:
     if type(value).__module__ == "numpy":
         return _from_numpy(value, where)
     if hasattr(value, "to_dict") and not isinstance(value, type):
-        return on_host(value.to_dict(), where)
+        content = value.to_dict()
+        if isinstance(content, Mapping):
+            return on_host(content, where)
     if isinstance(value, _PRIMITIVES):  # a subclass, whose name a file would hold
         kind = next(one for one in _PRIMITIVES if isinstance(value, one))
         return str.__str__(value) if kind is str else kind(value)
@@ -61,10 +63,11 @@ def _from_object(value: Any, where: str) -> Any:
 
 def _from_numpy(value: Any, where: str) -> Any:
     if value.ndim == 0:
-        return on_host(value.item(), where)
+        item = value.item()
+        return float(item) if type(item) is type(value) else on_host(item, where)
     try:
         return torch.from_numpy(value.copy())
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{where}: an array of {value.dtype} cannot be kept, as torch has no such tensors. "
             "Return a list."

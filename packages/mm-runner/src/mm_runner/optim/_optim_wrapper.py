@@ -83,10 +83,10 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Mapping[str, Any], real_batch_si
         )
     factor = real_batch_size / base
     for group in optim_wrapper.param_groups:
-        group["lr"] *= factor
+        group["lr"] = group["lr"] * factor  # no *=: it may be a tensor that groups share
     for wrapper in named_wrappers(optim_wrapper).values():
         defaults = getattr(getattr(wrapper, "optimizer", None), "defaults", {})
-        if defaults.get("lr") is not None:  # no *=: it may be a tensor that groups share
+        if defaults.get("lr") is not None:
             defaults["lr"] = defaults["lr"] * factor
     return factor
 

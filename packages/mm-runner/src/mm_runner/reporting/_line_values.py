@@ -94,7 +94,7 @@ class LineValues:
                     )
 
     def _takes_mean(self, name: str) -> bool:
-        return self._mean_pattern is None or self._mean_pattern.match(name) is not None
+        return self._mean_pattern is None or self._mean_pattern.search(name) is not None
 
     def _mean(self, values: Sequence[float]) -> float:
         newest = values[-self.window_size :]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -50,14 +52,23 @@ class Statistic(NamedTuple):
             totals: Of those values, by :data:`EPOCH` and :data:`GLOBAL`.
 
         Raises:
-            ConfigError: If a function of the user's own returned no number.
+            ConfigError: If a function of the user's own returned no number. One that raises, as
+                some do for a single value, gives nan and a warning: a line ends no training.
         """
         if isinstance(self.window, str):
             total = totals.get(self.window)
             if total is None or not total.num or self.method == "current":
                 return newest[-1]
             return _OF_TOTAL[self.method](total)
-        value = self.function(newest[-self.window :])
+        try:
+            value = self.function(newest[-self.window :])
+        except Exception as error:  # noqa: BLE001 - the user's function, of any kind
+            warnings.warn(
+                f"{self.where}.method_name: {self.method} failed on {len(newest[-self.window :])} "
+                f"values: {type(error).__name__}: {error}. The line says nan.",
+                stacklevel=2,
+            )
+            return math.nan
         try:
             return float(value)
         except (TypeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,11 @@ _MOST_PENDING = 1024
 
 @dataclass
 class Total:
-    """Number, sum, least and greatest of values that are not kept."""
+    """Number, sum, least and greatest of values that are not kept.
+
+    What is not a number makes the sum so, and is neither the least nor the greatest: comparing with
+    it gives whatever the order of the values does.
+    """
 
     num: float = 0.0
     sum: float = 0.0
@@ -30,7 +35,9 @@ class Total:
     def add(self, values: Sequence[float]) -> None:
         """Take in values."""
         if values:
-            self.merge(Total(len(values), sum(values), min(values), max(values)))
+            known = [value for value in values if not math.isnan(value)]
+            least, greatest = min(known, default=math.inf), max(known, default=-math.inf)
+            self.merge(Total(len(values), sum(values), least, greatest))
 
     def merge(self, other: Total) -> None:
         """Take in what is known of others."""
@@ -103,7 +110,10 @@ class TotalledWindow(deque[Any]):
         self.pending.clear()
         for tensors in by_device.values():
             stacked = torch.stack(tensors)
-            self._add_condensed(len(tensors), [stacked.sum(), stacked.min(), stacked.max()])
+            is_nan = stacked.isnan()
+            least = stacked.masked_fill(is_nan, math.inf).min()
+            greatest = stacked.masked_fill(is_nan, -math.inf).max()
+            self._add_condensed(len(tensors), [stacked.sum(), least, greatest])
 
     def _add_condensed(self, num: int, parts: list[Tensor]) -> None:
         """Add to what was condensed on the same device, so that there is one for each."""

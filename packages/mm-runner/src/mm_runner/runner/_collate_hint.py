@@ -48,6 +48,8 @@ def explaining_lists(runner: Runner) -> Iterator[None]:
         if phase is None or found is None or not re.search(r"\blist\b", str(error)):
             raise
         where, values = found
+        if not _failed_on(values, error.__traceback__):
+            raise
         model = type(unwrap_model(runner.model)).__name__
         said = str(error).strip().splitlines()[0]
         raise ConfigError(
@@ -81,6 +83,22 @@ def _phase_in_model(runner: Runner, trace: TracebackType | None, num_steps: int)
     loader = getattr(phases.get(found or ""), "dataloader", None)
     made_so = getattr(loader, "collate_fn", None) is pseudo_collate
     return found if made_so and is_in_model and is_first else None
+
+
+def _failed_on(values: list[Any], trace: TracebackType | None) -> bool:
+    """Tell whether where an error was raised there is such a list, and not one of the model's own.
+
+    A data_preprocessor may have moved what is in it to a device, so it is another one.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    return any(
+        isinstance(one, list) and len(one) == len(values) and _form(one[0]) == _form(values[0])
+        for one in frames[-1].f_locals.values()
+    )
+
+
+def _form(value: Any) -> tuple[Any, ...]:
+    return type(value), getattr(value, "shape", None), getattr(value, "dtype", None)
 
 
 def _first_list(batch: Any, where: str) -> tuple[str, list[Any]] | None:

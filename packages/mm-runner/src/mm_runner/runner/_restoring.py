@@ -36,7 +36,6 @@ def restore_weights(runner: Runner, checkpoint: Mapping[str, Any], *, strict: bo
         CheckpointError: If nothing fits the model, or when ``strict``, not everything does.
     """
     weights = checkpoint.get("state_dict", checkpoint)
-    runner.initial_weights.are_given()
     sharded = as_sharded(runner.model)
     if sharded is not None:
         sharded.load_full_state_dict(weights, strict=strict)

@@ -22,7 +22,6 @@ from ._collate_hint import explaining_lists
 from ._compiling import RunCompiler
 from ._environment import set_up_process
 from ._epoch_length import epoch_length
-from ._initial_weights import InitialWeights
 from ._interruption import Interruption
 from ._loading import StartingPoint
 from ._logs import RunLogs, build_log_processor, plain_config
@@ -58,9 +57,8 @@ class Runner(ScriptApi):
 
     Args:
         model: A module with ``train_step``, ``val_step`` and ``test_step`` (see
-            :class:`mm_runner.model.BaseModel`), or its config. If it has ``init_weights()``, the
-            first ``train`` calls that, before a checkpoint is loaded, unless weights were loaded
-            meanwhile. Where they are spread over processes, it is called now.
+            :class:`mm_runner.model.BaseModel`), or its config. If it has ``init_weights()``, that
+            is called now where training is configured.
         work_dir: Where checkpoints go; logs go to a directory of the run's own inside it.
         train_dataloader: A ``DataLoader`` or its config; ``batch_size`` is that of one process.
         val_dataloader: Likewise, for validation.
@@ -179,14 +177,14 @@ class Runner(ScriptApi):
         self._seed.apply(self.logger)
 
         built = build_model(model, data_preprocessor)
-        self.initial_weights = InitialWeights(self.logger)
-        if self._train:
-            self.initial_weights.before_wrapping(built, self.cfg, self.dist_info)
+        init_weights: Any = getattr(built, "init_weights", None)
+        if self._train and init_weights is not None:
+            self.logger.info(f"Weights are what {type(built).__name__}.init_weights() makes them.")
+            init_weights()
         if self.cfg.get("channels_last"):
             use_channels_last(built)
         self._compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)
         self.model, self.compile_handle = self._compiler.wrap(built, self.cfg, self.dist_info)
-        self.initial_weights.after_wrapping(self.model)
 
         self.train_loop: Any = None
         self.val_loop: Any = None
@@ -232,7 +230,6 @@ class Runner(ScriptApi):
             )
         train_step_of(self.model)
         checkpoint = self._start.read(self, training=True)
-        self.initial_weights.begin_training(self)
         self.train_loop = build_train_loop(
             self, self._train["train_dataloader"], self._train["train_cfg"]
         )

@@ -16,7 +16,7 @@ from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg
 if TYPE_CHECKING:
     from mm_dist import DistInfo
 
-__all__ = ["build_model", "wrap_model", "wrapper_class"]
+__all__ = ["build_model", "wrap_model"]
 
 _DEFAULT_WRAPPER = "MMDistributedDataParallel"
 
@@ -64,33 +64,19 @@ def wrap_model(model: nn.Module, cfg: Mapping[str, Any], dist_info: DistInfo) ->
     model = model.to(dist_info.device)
     if dist_info.backend is None:  # no process group; one may exist without any launcher
         return model
-    wrapper = wrapper_class(cfg)
-    defaults = _default_arguments(wrapper, cfg, dist_info)
-    return build_from_cfg(  # type: ignore[no-any-return]
-        {**(wrapper_cfg or {}), "type": wrapper},
-        MODEL_WRAPPERS,
-        {"module": model, **defaults},
-        where="model_wrapper_cfg",
-    )
-
-
-def wrapper_class(cfg: Mapping[str, Any]) -> Any:
-    """Return what wraps the model of a distributed run: a class, or a function.
-
-    Args:
-        cfg: The full configuration.
-
-    Raises:
-        ConfigError: If ``model_wrapper_cfg`` is no dict.
-        ComponentNotFoundError: If its ``type`` names nothing.
-    """
-    wrapper_cfg = cfg.get("model_wrapper_cfg")
     if wrapper_cfg is None:
         wrapper_cfg = {}
     if not isinstance(wrapper_cfg, Mapping):
         raise ConfigError(f"model_wrapper_cfg: a dict is needed, got {wrapper_cfg!r}.")
     kind = wrapper_cfg.get("type", _DEFAULT_WRAPPER)
-    return MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+    wrapper = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+    defaults = _default_arguments(wrapper, cfg, dist_info)
+    return build_from_cfg(  # type: ignore[no-any-return]
+        {**wrapper_cfg, "type": wrapper},
+        MODEL_WRAPPERS,
+        {"module": model, **defaults},
+        where="model_wrapper_cfg",
+    )
 
 
 def _default_arguments(wrapper: Any, cfg: Mapping[str, Any], dist_info: DistInfo) -> dict[str, Any]:

@@ -93,8 +93,9 @@ def _as_keys(keys: Any) -> list[str]:
 
 def _check_metainfo(datasets: Sequence[Any], ignore_keys: Sequence[str]) -> None:
     """Raise if a dataset says something else of itself than the first."""
-    told = [getattr(dataset, "metainfo", None) or {} for dataset in datasets]
-    for index, (dataset, metainfo) in enumerate(zip(datasets, told, strict=True)):
+    found = [getattr(dataset, "metainfo", None) for dataset in datasets]
+    told = [one if isinstance(one, Mapping) else {} for one in found]
+    for index, (dataset, metainfo) in enumerate(zip(datasets[1:], told[1:], strict=True), 1):
         for key in {**told[0], **metainfo}:
             if key not in ignore_keys and not _is_same(told[0], metainfo, key):
                 raise ConfigError(
@@ -110,15 +111,15 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
+    if one is other or type(one) is not type(other):
+        return one is other
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(_are_equal(one[k], other[k]) for k in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_are_equal, one, other))
     if hasattr(one, "shape"):  # compared entry by entry, which gives no single answer
         return one.shape == other.shape and bool((one == other).all())
-    return bool(one == other)
+    return bool(one == other) or bool(one != one and other != other)  # noqa: PLR0124 - nan
 
 
 def _entry(metainfo: Mapping[str, Any], key: str) -> str:
