@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,11 @@ class AbstractDatasetWrapper(Dataset[Any], ABC):
     @abstractmethod
     def _place(self, position: int) -> Place:
         """Return where the sample at ``position`` is, which is within the length."""
+
+    @property
+    def metainfo(self) -> Any:
+        """What the (first) dataset within says of itself, a copy; ``None`` if it says nothing."""
+        return copy.deepcopy(getattr(self._within()[0], "metainfo", None))
 
     def full_init(self) -> None:
         """Let the datasets within read what they have put off; what asks for samples does so."""

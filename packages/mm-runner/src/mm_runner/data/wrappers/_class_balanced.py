@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from array import array
 from collections import Counter
@@ -65,11 +64,6 @@ class ClassBalancedDataset(AbstractDatasetWrapper):
         ask(self.dataset, "get_cat_ids", type(self).__name__)
         self.oversample_thr = oversample_thr
         super().__init__(lazy_init=lazy_init)
-
-    @property
-    def metainfo(self) -> Any:
-        """What the dataset within says of itself, a copy; ``None`` if it says nothing."""
-        return copy.deepcopy(getattr(self.dataset, "metainfo", None))
 
     @override
     def _within(self) -> Sequence[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -57,11 +56,6 @@ class ConcatDataset(AbstractDatasetWrapper):
         self.ignore_keys = _as_keys(ignore_keys)
         _check_metainfo(self.datasets, self.ignore_keys)
         super().__init__(lazy_init=lazy_init)
-
-    @property
-    def metainfo(self) -> Any:
-        """What the first dataset says of itself, a copy; ``None`` if it says nothing."""
-        return copy.deepcopy(getattr(self.datasets[0], "metainfo", None))
 
     @property
     def cumulative_sizes(self) -> list[int]:

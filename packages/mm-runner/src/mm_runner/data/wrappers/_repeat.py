@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,11 +43,6 @@ class RepeatDataset(AbstractDatasetWrapper):
         self.dataset = as_dataset(dataset, "dataset")
         self.times = times
         super().__init__(lazy_init=lazy_init)
-
-    @property
-    def metainfo(self) -> Any:
-        """What the dataset within says of itself, a copy; ``None`` if it says nothing."""
-        return copy.deepcopy(getattr(self.dataset, "metainfo", None))
 
     @override
     def _within(self) -> Sequence[Any]:
