@@ -252,30 +252,29 @@ randomness: {seed: 0}
 """
 
 
-def test_the_command_writes_predictions_or_metrics_by_the_name_of_the_file(
-    tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def run_folder(tmp_path, monkeypatch):
+    """A folder, where the process is, with a configuration and weights."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))  # which the command adds to
     (tmp_path / "run.yaml").write_text(_CONFIG)
     torch.save({"state_dict": Classifier().state_dict()}, tmp_path / "weights.pth")
+    return tmp_path
+
+
+def test_the_command_writes_predictions_or_metrics_by_the_name_of_the_file(run_folder, capsys):
     command = ["test", "run.yaml", "weights.pth", "--out"]
     assert main([*command, "results.pkl"]) == 0
     printed = capsys.readouterr().out.splitlines()[-1]
     assert main([*command, "metrics.json"]) == 0
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    metrics = json.loads((run_folder / "metrics.json").read_text())
     assert printed == f"accuracy: {metrics['accuracy']}"
     predictions = load_predictions("results.pkl")
     assert Evaluator(Accuracy()).offline_evaluate(predictions, chunk_size=3) == metrics
 
 
-def test_the_command_fails_if_predictions_cannot_be_written_after_the_metrics(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))  # which the command adds to
-    (tmp_path / "run.yaml").write_text(_CONFIG)
-    torch.save({"state_dict": Classifier().state_dict()}, tmp_path / "weights.pth")
+@pytest.mark.usefixtures("run_folder")
+def test_the_command_fails_if_predictions_cannot_be_written_after_the_metrics(monkeypatch, capsys):
 
     def full(*_):
         raise PredictionsError("The predictions could not be written: no space")
