@@ -16,8 +16,7 @@ from ._units import AbstractUnit, Single
 
 # Every size of a batch is compiled apart: there are two, this one and one.
 _SIZE = 4
-# Bytes of all parameters of a batch. Rules with norms keep a direction for each; and alone, a large
-# one takes longer than its call.
+# Bytes of all parameters of a batch: a larger one takes far longer than its call.
 _LARGEST = 2**24
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mm_npu._errors import TorchVersionError
 
 from ._operands import Operands
-from ._rules import NormRule, Options, Rule, Step, descend, prepare_whole, run_whole
+from ._rules import NormRule, Options, Rule, descend, prepare_whole, run_whole
 
 
 def check_can_compile(rule: Rule | NormRule) -> None:
@@ -68,7 +68,7 @@ def _compile(rule: Any) -> Callable[[Sequence[Operands], Options], None]:
     try:
         if callable(rule):
             return _compile_function(_run_all, rule)
-        prepare, finish = _compile_function(_prepare_all, rule), _compile_function(_descend_all)
+        prepare, finish = _compile_function(prepare_whole, rule), _compile_function(descend)
     except RuntimeError as error:  # torch 2.0 on Python 3.11
         raise TorchVersionError(
             f"compiled=True was asked for, and torch {torch.__version__} cannot compile here "
@@ -76,7 +76,8 @@ def _compile(rule: Any) -> Callable[[Sequence[Operands], Options], None]:
         ) from error
 
     def update(batch: Sequence[Operands], options: Options) -> None:
-        finish([operands.p for operands in batch], prepare(batch, options))
+        for operands in batch:
+            finish(operands.p, *prepare(operands, options))
 
     return update
 
@@ -84,17 +85,6 @@ def _compile(rule: Any) -> Callable[[Sequence[Operands], Options], None]:
 def _run_all(rule: Rule, batch: Sequence[Operands], options: Options) -> None:
     for operands in batch:
         run_whole(rule, operands, options)
-
-
-def _prepare_all(
-    rule: NormRule, batch: Sequence[Operands], options: Options
-) -> list[tuple[Tensor, Step]]:
-    return [prepare_whole(rule, operands, options) for operands in batch]
-
-
-def _descend_all(params: Sequence[Tensor], steps: Sequence[tuple[Tensor, Step]]) -> None:
-    for p, (direction, step) in zip(params, steps):  # noqa: B905 - torch 2.0 compiles no strict
-        descend(p, direction, step)
 
 
 def _compile_function(function: Callable[..., Any], *bound: Any) -> Callable[..., Any]:
