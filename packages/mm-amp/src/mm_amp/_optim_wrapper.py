@@ -16,6 +16,7 @@ from ._loss_scaling import LossScaling
 from ._parameters import parameters_with_gradient
 from ._result import ACCUMULATED, STEPPED, StepResult
 from ._window_weights import WindowWeights
+from ._zero_gradients import zero_gradients
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -144,7 +145,7 @@ class OptimWrapper(AbstractOptimWrapper):
         loss.backward()  # type: ignore[no-untyped-call]
         self._micro_batches.done += 1
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        zero_gradients(self.optimizer)
         self.last_result = STEPPED
         return STEPPED
 
@@ -295,7 +296,7 @@ class OptimWrapper(AbstractOptimWrapper):
         """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
         if self._guard is not None:
             self._guard.drop_losses(0)  # those that went into the gradients
-        self.optimizer.zero_grad(**kwargs) if kwargs else self.optimizer.zero_grad()
+        self.optimizer.zero_grad(**kwargs) if kwargs else zero_gradients(self.optimizer)
 
     def optim_context(self, model: nn.Module) -> AbstractContextManager[object]:
         """Run the forward of one micro-batch; leave it before ``update_params``.
