@@ -9,8 +9,10 @@ Each start is a process of its own:
 * ``whole, cold`` and ``regions, cold``: ``compile_model`` with an empty cache directory, of the
   whole model and with ``regions="auto"``.
 * ``whole, warm`` and ``regions, warm``: the same after the cache was packed, deleted, and unpacked
-  at another path, with an empty temporary folder, as on another machine. The cold starts do find
-  there the C++ headers that torch compiles once per machine.
+  at another path, with an empty temporary folder, as on another machine. The cold starts above do
+  find there the C++ headers that torch compiles once per machine.
+* ``whole, first``: ``whole, cold`` with an empty temporary folder, too, as the first start on a
+  machine or in a container: torch compiles its headers.
 
 The table has seconds, and seconds of processors, which depend less on what else the machine does
 (of the process and the compilers it started, less importing torch). A start ends with a step, which
@@ -61,6 +63,7 @@ _STEPS_PER_TURN = 5
 _CONFIGS = {"whole": {}, "regions": {"regions": "auto"}}
 _RATIOS = (
     ("whole, cold", "whole, warm"),
+    ("whole, first", "whole, warm"),
     ("regions, cold", "regions, warm"),
     ("plain", "whole, warm"),
     ("whole, cold", "regions, warm"),
@@ -265,6 +268,10 @@ def measure(name, folder, num_rounds, num_turns):
 def measure_starts(name, folder, shared):
     order = {"start": name, "kind": "plain", "cache": None}
     starts = {"plain": run_child(order, shared, folder / "plain")}
+    machine = folder / "first-machine"  # torch cannot compile its headers beside a blank
+    machine.mkdir()
+    order = {"start": name, "kind": "whole", "cache": str(folder / "first")}
+    starts["whole, first"] = run_child(order, machine, machine / "unused")
     for kind in _CONFIGS:
         order = {"start": name, "kind": kind, "cache": str(folder / kind)}
         starts[f"{kind}, cold"] = run_child(order, shared, folder / f"{kind} unused")
