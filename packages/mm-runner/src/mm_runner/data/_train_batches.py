@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from mm_runner.errors import ConfigError
 
 from ._batch_sampler import SeekableBatchSampler
+from ._in_process import begin_batches
 from ._position import DataPosition, announce_epoch
 from ._prefetch import BatchFeed
 from ._sampler import DefaultSampler, is_endless
@@ -81,13 +82,13 @@ class TrainBatches:
             self._generator.manual_seed(self._seed + epoch)
         if self.is_seekable:
             self._sampler.seek(epoch, start.batch, start.samples)
-            batches = iter(self.loader)
+            batches = begin_batches(self.loader)
             self._sampler.seek(epoch)  # whoever else draws from the loader sees all of the data
             return self._counted(batches)
         if self._stateful is not None and start.state is not None:
             self._stateful.load_state_dict(start.state)
             return self._counted(iter(self.loader))
-        batches = iter(self.loader)
+        batches = begin_batches(self.loader)
         if start.batch:
             self._tell(f"{start.batch} batches are drawn and dropped: {self._why_drawn()}")
             deque(islice(batches, start.batch), maxlen=0)
