@@ -170,7 +170,7 @@ class Unwritable(io.StringIO):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "file"])
-@pytest.mark.parametrize("writes", [0, 3, 10])
+@pytest.mark.parametrize("writes", [0, 3, 8])
 def test_a_training_goes_on_when_its_terminal_is_closed(make_runner, is_terminal, writes):
     file = Unwritable(writes)
     runner = make_runner(default_hooks={"logger": {"interval": 2}})

@@ -63,8 +63,10 @@ class RunConsole:
             return
         with self._silent_if_gone():
             if self._progress is None:  # then rich would do the same in a hundred times the time
-                file = sys.stdout if self._console is None else self._console.file
-                print(_writable(line, file), file=file, flush=True)
+                file: Any = sys.stdout if self._console is None else self._console.file
+                if file is not None:  # a program without a console has none
+                    file.write(f"{_writable(line, file)}\n")  # print() writes the end apart
+                    file.flush()
             else:
                 self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
