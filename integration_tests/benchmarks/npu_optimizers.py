@@ -10,8 +10,10 @@ and with two. Of each optimizer take turns, in an order that is drawn anew in ea
 * ``sgd``: torch's fused SGD with momentum, which shows how fast memory is;
 * ``ours'``: ours a second time. Its difference to ``ours`` is the machine's noise.
 
-Each takes a step to warm up and then some steps per turn; the fastest of these is a sample, the
-table shows the median over rounds, with the ratio of the others to ours. For rules of our own it
+Each optimizer is measured in a process of its own, as a training has one: what others left of the
+allocator's memory decides how much the temporaries of ``loop`` and ``foreach`` cost. Each candidate
+takes a step to warm up and then some steps per turn; the fastest of these is a sample, the table
+shows the median over rounds, with the ratio of the others to ours. For rules of our own it
 says how much faster than the loop we are, and how much a step could be that does nothing but move
 its tensors through memory, as often as its rule asks (``_PASSES``), as fast as ``sgd`` does: more
 is out of reach for large tensors. Last, what a step of ours needs in memory besides parameters,
@@ -30,6 +32,8 @@ import json
 import platform
 import random
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -247,31 +251,29 @@ def main() -> None:
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--no-compiled", action="store_true", help="leave the compiled step out")
     parser.add_argument("--json", type=Path, help="write the numbers there too")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", mm_npu.PortableOptimizerWarning)
     torch.manual_seed(0)
+    if arguments.child:
+        print(json.dumps(run_order(arguments, **arguments.child)))
+        return
     has_timm = importlib.util.find_spec("timm") is not None
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, mm-npu "
         f"{mm_npu.__version__}, timm {'installed' if has_timm else 'not installed'}; CPU; "
         f"{arguments.rounds} rounds of {arguments.steps} steps"
     )
-    found = {}
-    for threads in arguments.threads:
-        torch.set_num_threads(threads)
-        for parameters, size in _SETS.items():
-            found[threads, parameters] = {
-                name: measure(
-                    name,
-                    size,
-                    arguments.rounds,
-                    arguments.steps,
-                    compiled=not arguments.no_compiled,
-                )
-                for name in arguments.names
-            }
+    found = {
+        (threads, parameters): {
+            name: in_own_process({"name": name, "parameters": parameters, "threads": threads})
+            for name in arguments.names
+        }
+        for threads in arguments.threads
+        for parameters in _SETS
+    }
     show(found)
-    memory = {name: measure_memory(name, _SETS[_LARGE]) for name in arguments.names}
+    memory = {name: in_own_process({"name": name}) for name in arguments.names}
     print(f"\nlargest temporaries of a step over {_LARGE}, in sizes of all parameters")
     print("   ".join(f"{name} {value:.3f}" for name, value in memory.items()))
     if arguments.json:
@@ -288,6 +290,22 @@ def main() -> None:
         }
         report = {**settings, "aims": _AIMS, "results": results, "memory": memory}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def in_own_process(order):
+    """Do ``order`` in a new process, with the arguments of this one, and return what it tells."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--child", json.dumps(order)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_order(arguments, name, parameters=None, threads=None):
+    """Return milliseconds by candidate, or, without ``parameters``, what a step needs in memory."""
+    if parameters is None:
+        return measure_memory(name, _SETS[_LARGE])
+    torch.set_num_threads(threads)
+    compiled = not arguments.no_compiled
+    return measure(name, _SETS[parameters], arguments.rounds, arguments.steps, compiled=compiled)
 
 
 if __name__ == "__main__":
