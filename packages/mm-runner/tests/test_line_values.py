@@ -13,8 +13,7 @@ from typing_extensions import override
 from mm_runner import ComponentNotFoundError, ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.registry import FUNCTIONS
-from mm_runner.reporting import LogProcessor, MessageHub
-from mm_runner.reporting._totals import _MOST_PENDING
+from mm_runner.reporting import LogProcessor
 
 
 def entry(source="loss", method="mean", name=None, window=None, **arguments):
@@ -115,15 +114,6 @@ def test_what_is_not_a_number_is_neither_least_nor_greatest(values, reads_each):
     assert (means["min"], means["max"]) == (1.0, 2.0)
 
 
-def test_so_it_is_where_values_were_condensed():
-    cfg = [entry(method=name, name=name) for name in ("min", "max")]
-    hub = LogProcessor(custom_cfg=cfg).message_hub()
-    for index in range(3000):
-        hub.update_scalar("train/loss", torch.tensor(nan if index % 3 == 0 else float(index)))
-    means = hub.means("train")
-    assert (means["min"], means["max"]) == (1.0, 2999.0)
-
-
 def test_a_function_that_fails_on_few_values_ends_nothing():
     cfg = [entry(method="statistics:stdev", name="s", window=5)]
     hub = LogProcessor(custom_cfg=cfg).message_hub()
@@ -154,57 +144,6 @@ def test_nothing_is_read_or_computed_until_a_line_is_due_and_all_in_one_transfer
         assert hub.means("train")["norm_max"] == 9.0
     assert ops.counts["stack"] == 1
     assert "_local_scalar_dense" not in ops.counts
-
-
-@pytest.mark.parametrize("kind", [float, torch.tensor], ids=["numbers", "tensors"])
-def test_memory_is_bounded_though_nobody_asks_and_nothing_is_forgotten(kind):
-    hub = hub_of(entry(method="mean", name="mean"), entry(method="min", name="min"))
-    num = 3 * _MOST_PENDING + 5
-    with CountOps() as ops:
-        for step in range(num):
-            hub.update_scalar("train/loss", kind(float(step)))
-    assert "_local_scalar_dense" not in ops.counts
-    (window,) = hub._scalars.values()
-    assert len(window.pending) < _MOST_PENDING
-    assert len(window.condensed) <= 1
-    assert hub.means("train") == {"loss": num - 1.5, "mean": (num - 1) / 2, "min": 0.0}
-
-
-def test_what_was_said_of_the_run_goes_on_from_a_state():
-    values = [3.0, 9.0, 1.0, 4.0, 2.0, 8.0]
-    whole = hub_of(*ALL)
-    part = hub_of(*ALL)
-    for step, value in enumerate(values):
-        if step == 4:  # in the middle of the epoch that began with step 2
-            state = part.state_dict()
-            assert all(isinstance(v, (int, float)) for one in state.values() for v in one)
-            part = hub_of(*ALL)
-            part.load_state_dict(state)
-            part.begin_epoch(1)
-        for hub in (whole, part):
-            if step in (0, 2):
-                hub.begin_epoch(step // 2)
-            hub.update_scalar("train/loss", value)
-    assert part.means("train") == whole.means("train") == pytest.approx(expected(values, 2))
-    # What is no longer asked for, or was not asked for before, is no matter.
-    other = MessageHub()
-    other.load_state_dict(part.state_dict())
-    assert other.means("train") == {"loss": pytest.approx(statistics.fmean(values[-5:]))}
-    part.load_state_dict(MessageHub().state_dict())
-    assert part.means("train") == {}
-    part.update_scalar("train/loss", 5.0)
-    assert set(part.means("train").values()) == {5.0, 0.0}  # all but the spread
-
-
-def test_a_validation_that_is_over_ends_its_epoch_but_not_the_run():
-    hub = hub_of(
-        entry("time", "max", "epoch_max", "epoch"), entry("time", "max", "ever_max", "global")
-    )
-    for seconds in (5.0, 2.0):
-        hub.update_scalar("val/time", seconds)
-        found = hub.means("val")
-        hub.clear("val")
-    assert found == {"time": 2.0, "epoch_max": 2.0, "ever_max": 5.0}
 
 
 @pytest.mark.parametrize(
@@ -240,6 +179,10 @@ def test_a_validation_that_is_over_ends_its_epoch_but_not_the_run():
             [entry(name="norm"), entry("norm", name="b")],
             r"custom_cfg\[0\]\.log_name: 'norm' is the scalar that log_processor\.custom_cfg\[1\]",
         ),
+        *(
+            ([entry("aux", name=name)], rf"\[0\]\.log_name: '{name}' is .* that runs log .*'aux'")
+            for name in ("loss", "time", "data_time", "grad_norm")
+        ),
     ],
 )
 def test_what_is_wrong_with_an_entry_is_said_by_its_path(custom_cfg, message):
@@ -247,6 +190,11 @@ def test_what_is_wrong_with_an_entry_is_said_by_its_path(custom_cfg, message):
         (ConfigError, ComponentNotFoundError), match=r"^log_processor\..*" + message
     ):
         LogProcessor(custom_cfg=custom_cfg)
+
+
+def test_a_scalar_of_every_run_may_keep_its_own_name():
+    names = ["loss", "time", "data_time", "grad_norm"]
+    LogProcessor(custom_cfg=[entry(names[0], name=names[0]), *map(entry, names[1:])])
 
 
 def test_an_epoch_is_refused_where_steps_are_counted(make_runner):

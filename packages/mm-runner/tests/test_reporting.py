@@ -18,6 +18,7 @@ from mm_runner.reporting import (
     close_logger,
     open_logger,
 )
+from mm_runner.reporting._writers import named_scalars
 
 
 class CountOps(TorchDispatchMode):
@@ -130,12 +131,58 @@ def test_a_log_line_has_the_rate_first_then_times_then_the_rest():
     [
         ({"window_size": 0}, r"log_processor\.window_size: a positive integer.*got 0"),
         ({"num_digits": -1}, r"log_processor\.num_digits: .*got -1"),
+        ({"log_with_hierarchy": 1}, r"log_processor\.log_with_hierarchy: True or False.*got 1"),
     ],
-    ids=["window", "digits"],
+    ids=["window", "digits", "hierarchy"],
 )
-def test_log_processor_checks_its_numbers(options, message):
+def test_log_processor_checks_its_arguments(options, message):
     with pytest.raises(ConfigError, match=message):
         LogProcessor(**options)
+
+
+class Keeps:
+    """Keeps the names that TensorBoard and W&B show."""
+
+    def __init__(self):
+        self.names = []
+
+    def write(self, record):
+        self.names.append(set(named_scalars(record)))
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {},
+        {"type": "LogProcessor", "log_with_hierarchy": False},
+        {"type": "LogProcessor", "log_with_hierarchy": True},
+        LogProcessor(10, True, None, 4, True),  # noqa: FBT003 - in MMEngine's order
+    ],
+    ids=["default", "without", "with", "built"],
+)
+def test_names_have_their_phase_with_and_without_a_hierarchy(make_runner, processor):
+    keeps = Keeps()
+    runner = make_runner(
+        train_cfg={"max_epochs": 1},
+        default_hooks={"logger": {"interval": 6}},
+        log_processor=processor,
+        cfg={"log_writers": [keeps]},
+    )
+    runner.train()
+    train, val = keeps.names
+    assert train == {"train/lr", "train/loss", "train/time", "train/data_time"}
+    assert val == {"val/accuracy", "val/time", "val/data_time"}
+    records = [
+        json.loads(line) for line in (runner.log_dir / "scalars.jsonl").read_text().splitlines()
+    ]
+    # What plots and scripts read.
+    assert [(record["mode"], "loss" in record) for record in records] == [
+        ("train", True),
+        ("val", False),
+    ]
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert re.search(r"Epoch\(train\)  \[1\]\[6/6\]  lr: \S+  eta: \S+  time: .* loss: ", log)
+    assert re.search(r"Epoch\(val\)  \[1\]\[\d/\d\]  time: .* accuracy: ", log)
 
 
 def test_writer_appends_one_json_object_per_record(tmp_path):

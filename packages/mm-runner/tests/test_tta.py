@@ -1,5 +1,7 @@
 """Several views of each sample, and one prediction."""
 
+import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -10,9 +12,9 @@ from torch.utils.data import Dataset
 from toy import Blobs, Classifier, loader_cfg, runner_arguments
 from typing_extensions import override
 
-from mm_runner import ComponentNotFoundError, ConfigError, Runner
+from mm_runner import ComponentNotFoundError, ConfigError, Runner, evaluator
 from mm_runner.cli import main
-from mm_runner.hooks import PrepareTTAHook
+from mm_runner.hooks import Hook, PrepareTTAHook
 from mm_runner.loops import TestLoop
 from mm_runner.model import BaseModel, BaseTTAModel
 
@@ -181,9 +183,92 @@ def test_the_hook_says_what_it_cannot_do(tmp_path, make_runner):
             self.runner.call_hook("before_test")
 
     arguments = _test_arguments(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"is a TestLoop, or derived from it; this one is a Own"):
+    with pytest.raises(
+        ConfigError, match=r"is a TestLoop, or has its use_model.*; this one is a Own"
+    ):
         Runner(**{**arguments, "test_cfg": {"type": Own}}).test()
     assert Runner(**{**arguments, "test_cfg": {"type": TestLoop}}).test()
+
+
+class Guesses(nn.Module):
+    """Says of each sample that it is of one class, and of how many it was asked."""
+
+    def __init__(self, label):
+        super().__init__()
+        self.label, self.asked = label, 0
+
+    def val_step(self, data):
+        self.asked += len(data["labels"])
+        scores = torch.zeros(len(data["labels"]), 3)
+        scores[:, self.label] = 1.0
+        return scores, data["labels"]
+
+    test_step = val_step
+
+
+class UseGuesses(Hook):
+    def __init__(self, phase):
+        self.phase, self.guesses = phase, Guesses(1)
+
+    @override
+    def before_val(self, runner):
+        if self.phase == "val":
+            runner.val_loop.use_model(self.guesses)
+
+    @override
+    def before_test(self, runner):
+        if self.phase == "test":
+            runner.test_loop.use_model(self.guesses)
+            self.phase = None
+
+
+@pytest.mark.parametrize("phase", ["val", "test"])
+def test_a_hook_lets_another_model_predict_for_one_evaluation(make_runner, phase):
+    own = UseGuesses(phase)
+    runner = make_runner(
+        custom_hooks=[own],
+        test_dataloader=loader_cfg(size=9),
+        test_cfg={},
+        test_evaluator={"type": "Accuracy"},
+    )
+    blobs = Blobs(9)
+    evaluate = getattr(runner, phase)
+    share = sum(int(blobs[index]["labels"]) == 1 for index in range(9)) / 9
+    assert (evaluate()["accuracy"], own.guesses.asked) == (pytest.approx(share), 9)
+    own.phase = None
+    evaluate()
+    assert own.guesses.asked == 9
+    loop = getattr(runner, f"{phase}_loop")
+    with pytest.raises(ConfigError, match=rf"{phase}_step\(data\) is needed.*Linear has none"):
+        loop.use_model(nn.Linear(1, 1))
+
+
+def test_a_test_loop_of_ones_own_may_take_the_model_of_the_views(tmp_path):
+    class Own:
+        def __init__(self, runner, dataloader, evaluator):  # noqa: ARG002
+            self.runner, self.dataloader = runner, dataloader
+
+        def use_model(self, model):
+            self.model = model
+
+        def run(self):
+            self.runner.call_hook("before_test")
+            self.runner.model.eval()
+            return {"merged": [self.model.test_step(batch)[0] for batch in self.dataloader]}
+
+    runner = Runner(**{**_test_arguments(tmp_path / "run"), "test_cfg": {"type": Own}})
+    assert [len(scores) for scores in runner.test()["merged"]] == [2, 2, 2, 1]
+
+
+def test_rooms_that_take_predictions_apart_share_it_by_the_evaluators_front_door():
+    room = Path(inspect.getfile(BaseTTAModel)).parent
+    found = {
+        f"{path.name}: {name}"
+        for path in room.glob("*.py")
+        for name in re.findall(r"from (mm_runner\.\w+\._\w+) import", path.read_text())
+    }
+    assert found == set()
+    assert not {"join", "layout_of", "split"} & set(evaluator.__all__)
 
 
 class Piped(Views):

@@ -3,6 +3,11 @@
 from ._accuracy import Accuracy
 from ._dump_results import DumpResults
 from ._evaluator import Evaluator
+
+# For mm_runner.model, which takes predictions apart too: no names for users.
+from ._layout import join as join
+from ._layout import layout_of as layout_of
+from ._layout import split as split
 from ._metric import BaseMetric
 from ._predictions import PREDICTION_SUFFIXES, Predictions, load_predictions
 from ._score import is_score, score_of

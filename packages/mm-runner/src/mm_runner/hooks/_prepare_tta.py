@@ -8,7 +8,6 @@ from typing import Any
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
-from mm_runner.model import eval_step_of
 from mm_runner.registry import MODELS, build_from_cfg, check_cfg
 
 from ._hook import Hook
@@ -42,11 +41,11 @@ class PrepareTTAHook(Hook):
     @override
     def before_test(self, runner: Any) -> None:
         loop = runner.test_loop
-        if not hasattr(loop, "_step"):
+        if not hasattr(loop, "use_model"):
             raise ConfigError(
-                "PrepareTTAHook: the test loop is a TestLoop, or derived from it; this one is a "
-                f"{type(loop).__name__}. Let it call the BaseTTAModel itself."
+                "PrepareTTAHook: the test loop is a TestLoop, or has its use_model(model); this "
+                f"one is a {type(loop).__name__}. Let it call the BaseTTAModel itself."
             )
         model = build_from_cfg(self.tta_cfg, MODELS, {"module": runner.model}, where="tta_cfg")
         # Not runner.model: hooks that load or average weights know it by its parameters' names.
-        loop._step = eval_step_of(model, "test_step")  # noqa: SLF001
+        loop.use_model(model)

@@ -13,6 +13,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.utils.data import DataLoader
 
     from mm_runner.evaluator import Evaluator
@@ -62,7 +63,7 @@ class ValLoop:
     def run(self) -> dict[str, float]:
         """Return the metrics, equal on all ranks. The model is left as it was, training or not."""
         runner, phase = self.runner, self.phase
-        self._step = eval_step_of(runner.model, f"{phase}_step")
+        self.use_model(runner.model)
         modes = [(module, module.training) for module in runner.model.modules()]
         runner.call_hook(f"before_{phase}")
         runner.call_hook(f"before_{phase}_epoch")
@@ -81,11 +82,27 @@ class ValLoop:
         finally:
             if not getattr(self.dataloader, "persistent_workers", False):
                 stop_workers(drawn)  # it may have been cut short
+            self._step = None
             for module, was_training in modes:  # a frozen part may be in evaluation mode
                 module.training = was_training
         runner.call_hook(f"after_{phase}_epoch", metrics=metrics)
         runner.call_hook(f"after_{phase}")
         return metrics
+
+    def use_model(self, model: nn.Module) -> None:
+        """Let ``model`` predict in the evaluation under way, instead of the model of the run.
+
+        It is for hooks, in ``before_val`` or ``before_test``; the next evaluation is by the model
+        of the run again. Only that one is put into evaluation mode, with all of ``model`` that is
+        part of it.
+
+        Raises:
+            ConfigError: If ``model`` has no ``val_step``, or ``test_step`` for a test.
+
+        Example:
+            >>> runner.test_loop.use_model(averaged)  # doctest: +SKIP
+        """
+        self._step = eval_step_of(model, f"{self.phase}_step")
 
     @torch.no_grad()
     def run_iter(self, idx: int, data_batch: Any, placed: Any = None) -> None:

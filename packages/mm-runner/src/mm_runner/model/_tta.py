@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
-from mm_runner.evaluator._layout import join, layout_of, split
+from mm_runner.evaluator import join, layout_of, split
 from mm_runner.registry import MODELS, build_from_cfg, short_repr
 
 from ._base_model import BaseModel

@@ -43,12 +43,16 @@ class LogProcessor:
         by_epoch: Whether lines count epochs.
         custom_cfg: A list of such entries.
         num_digits: Digits after the point.
-        mean_pattern: A regular expression of the names that a mean is said of, from their
-            beginning on; of others the newest value. Defaults to all.
+        log_with_hierarchy: Accepted so that MMEngine's configs load; it changes nothing. Of what
+            writers keep, the phase is always told: TensorBoard and W&B have ``train/loss`` and
+            ``val/accuracy``, and a record has ``mode``. Lines say it once, at their beginning.
+            Defaults to ``False``.
+        mean_pattern: A regular expression, searched for in names: of those that have it a mean is
+            said, of others the newest value. Defaults to all.
 
     Raises:
-        ConfigError: If a number is out of its range, an entry does not fit, or two of them want the
-            same name.
+        ConfigError: If an argument is out of its range or of another type, an entry does not fit,
+            two of them want the same name, or one wants that of a scalar which runs log themselves.
         ComponentNotFoundError: If a ``method_name`` names nothing.
 
     Example:
@@ -67,6 +71,7 @@ class LogProcessor:
         by_epoch: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
         custom_cfg: Sequence[Mapping[str, Any]] | None = None,
         num_digits: int = 4,
+        log_with_hierarchy: bool = False,  # noqa: FBT001, FBT002
         *,
         mean_pattern: str = ".*",
     ) -> None:
@@ -74,9 +79,15 @@ class LogProcessor:
             if not isinstance(value, int) or value < least:
                 kind = "a positive integer" if least else "an integer >= 0"
                 raise ConfigError(f"log_processor.{name}: {kind} is needed, got {value!r}.")
+        if not isinstance(log_with_hierarchy, bool):
+            raise ConfigError(
+                "log_processor.log_with_hierarchy: True or False is needed, got "
+                f"{log_with_hierarchy!r}."
+            )
         self.window_size = window_size
         self.by_epoch = by_epoch
         self.num_digits = num_digits
+        self.log_with_hierarchy = log_with_hierarchy
         self._statistics = parse_statistics(
             custom_cfg, "log_processor.custom_cfg", by_epoch=by_epoch
         )

@@ -25,7 +25,8 @@ class MessageHub:
     """Collects scalars without reading them, and reads all at once when a line is due.
 
     A tensor stays on its device until :meth:`means` brings the whole window to the host in one
-    transfer per device. Memory is bounded by the window, however long the run.
+    transfer per device; a second one comes only where a statistic has more values than were kept
+    since the last line. Memory is bounded by the window, however long the run.
 
     Args:
         window_size: How many of the newest values of a scalar its mean is taken over.
@@ -48,6 +49,7 @@ class MessageHub:
     ) -> None:
         self._line = LineValues(window_size, statistics, mean_pattern)
         self._epoch = -1  # none has begun
+        self._goes_on = False  # from a state, which may be of the middle of an epoch
         # One deque for each scalar, for good: recorders hold on to it. It is empty before the first
         # value.
         self._scalars: dict[str, deque[Any]] = {}
@@ -144,10 +146,14 @@ class MessageHub:
         return self._line.of(newest, totals)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Let statistics of an epoch begin anew, unless ``epoch`` is the one that was under way."""
-        if epoch == self._epoch:
+        """Let statistics of an epoch begin anew.
+
+        They go on after :meth:`load_state_dict`, if ``epoch`` is the one that was under way.
+        """
+        goes_on = self._goes_on and epoch == self._epoch
+        self._epoch, self._goes_on = epoch, False
+        if goes_on:
             return
-        self._epoch = epoch
         _settle(self._totalled("train/"))
         self._forget_epoch("train/")
 
@@ -167,6 +173,7 @@ class MessageHub:
 
     def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
         """Go on from what :meth:`state_dict` returned."""
+        self._epoch, self._goes_on = -1, True
         for window in self._scalars.values():
             window.clear()
             if isinstance(window, TotalledWindow):

@@ -16,6 +16,8 @@ from ._totals import EPOCH, GLOBAL, Total
 __all__ = ["Statistic", "parse_statistics"]
 
 _KEYS = ("data_src", "method_name", "log_name", "window_size")
+# Lines have these by themselves, grad_norm if gradients are clipped: known before the first one.
+_LOGGED_BY_RUNS = ("loss", "time", "data_time", "grad_norm")
 _METHODS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda values: sum(values) / len(values),
     "min": min,
@@ -87,7 +89,8 @@ def parse_statistics(custom_cfg: Any, where: str, *, by_epoch: bool) -> tuple[St
         by_epoch: Whether there are epochs.
 
     Raises:
-        ConfigError: If an entry does not fit, or two want the same name; it is named.
+        ConfigError: If an entry does not fit, or wants the name of another one, or of a scalar
+            that runs log themselves; it is named.
         ComponentNotFoundError: If a ``method_name`` names nothing.
     """
     if custom_cfg is None:
@@ -198,6 +201,11 @@ def _check_names(statistics: Sequence[Statistic]) -> None:
             raise ConfigError(
                 f"{one.where}.log_name: {one.name!r} is the name of {other.where} already; give "
                 "each a log_name of its own."
+            )
+        if one.name in _LOGGED_BY_RUNS and one.name != one.source:
+            raise ConfigError(
+                f"{one.where}.log_name: {one.name!r} is the name of a scalar that runs log "
+                f"themselves, and this entry is about {one.source!r}; give another name."
             )
     for one in statistics:
         same = next((o for o in statistics if o.source == one.name != one.source), None)

@@ -17,6 +17,8 @@ EPOCH, GLOBAL = "epoch", "global"
 
 # Values that are kept until somebody asks. Log lines do so much sooner, as a rule.
 _MOST_PENDING = 1024
+# Devices that cannot compute in float64, at least some of them.
+_WITHOUT_FLOAT64 = ("mps", "npu", "mlu", "hpu", "xpu")
 
 
 @dataclass
@@ -66,10 +68,9 @@ class TotalledWindow(deque[Any]):
     def __init__(self, maxlen: int, kinds: Sequence[str]) -> None:
         super().__init__(maxlen=maxlen)
         self.totals = {kind: Total() for kind in kinds}
-        # Numbers and tensors of one element, and of those before them: how many, sum, least,
-        # greatest.
-        self.pending: list[Any] = []
-        self.condensed: list[tuple[int, list[Tensor]]] = []
+        self.pending: list[Any] = []  # numbers and tensors of one element
+        # Of those before them, by device: how many, and a tensor of sum, least and greatest.
+        self.condensed: dict[torch.device, tuple[int, Tensor]] = {}
 
     def append(self, value: Any) -> None:
         """Add the newest value; it must not be appended in another way."""
@@ -86,44 +87,45 @@ class TotalledWindow(deque[Any]):
 
     def unread(self) -> list[Any]:
         """Return what has to be read for :meth:`settle`: numbers and tensors of one element."""
-        return [*self.pending, *(one for _, parts in self.condensed for one in parts)]
+        return list(self.pending)
 
     def settle(self, values: Sequence[float]) -> None:
-        """Take the values of :meth:`unread`, as numbers, into the totals."""
-        num_pending = len(self.pending)
+        """Take the values of :meth:`unread`, as numbers, into the totals.
+
+        What was condensed is read here, in its own precision: that is once in many steps.
+        """
+        condensed = [Total(num, *parts.tolist()) for num, parts in self.condensed.values()]
         for total in self.totals.values():
-            total.add(values[:num_pending])
-            for index, (num, _) in enumerate(self.condensed):
-                first = num_pending + 3 * index
-                total.merge(Total(num, *values[first : first + 3]))
+            total.add(values)
+            for one in condensed:
+                total.merge(one)
         self.pending.clear()
         self.condensed.clear()
 
     def _condense(self) -> None:
-        by_device: dict[torch.device, list[Tensor]] = {}
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         numbers = [value for value in self.pending if not isinstance(value, Tensor)]
         for value in self.pending:
             if isinstance(value, Tensor):
-                by_device.setdefault(value.device, []).append(value.reshape(()).float())
+                alike.setdefault((value.device, value.dtype), []).append(value.reshape(()))
         for total in self.totals.values():
             total.add(numbers)
         self.pending.clear()
-        for tensors in by_device.values():
-            stacked = torch.stack(tensors)
-            is_nan = stacked.isnan()
-            least = stacked.masked_fill(is_nan, math.inf).min()
-            greatest = stacked.masked_fill(is_nan, -math.inf).max()
-            self._add_condensed(len(tensors), [stacked.sum(), least, greatest])
+        for (device, _), tensors in alike.items():
+            self._add_condensed(device, torch.stack(tensors).to(_precision_of_sums(device.type)))
 
-    def _add_condensed(self, num: int, parts: list[Tensor]) -> None:
-        """Add to what was condensed on the same device, so that there is one for each."""
-        for index, (num_before, before) in enumerate(self.condensed):
-            if before[0].device == parts[0].device:
-                merged = [
-                    before[0] + parts[0],
-                    torch.minimum(before[1], parts[1]),
-                    torch.maximum(before[2], parts[2]),
-                ]
-                self.condensed[index] = (num_before + num, merged)
-                return
-        self.condensed.append((num, parts))
+    def _add_condensed(self, device: torch.device, values: Tensor) -> None:
+        """Condense, together with what was before on the same device: there is one for each."""
+        num, before = self.condensed.get(device, (0, values.new_empty(0)))
+        is_nan = values.isnan()
+        parts = [
+            torch.cat([before[:1], values]).sum(),
+            torch.cat([before[1:2], values.masked_fill(is_nan, math.inf)]).min(),
+            torch.cat([before[2:], values.masked_fill(is_nan, -math.inf)]).max(),
+        ]
+        self.condensed[device] = (num + len(values), torch.stack(parts))
+
+
+def _precision_of_sums(device_type: str) -> torch.dtype:
+    """Return the dtype of sums over a whole run; in float32 small values would be lost in them."""
+    return torch.float32 if device_type in _WITHOUT_FLOAT64 else torch.float64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import weakref
 from collections.abc import Mapping
@@ -125,8 +126,8 @@ def build_log_processor(value: Any) -> LogProcessor:
     """
     if isinstance(value, LogProcessor):
         return value
-    known = ("type", "window_size", "by_epoch", "custom_cfg", "num_digits", "mean_pattern")
-    arguments = checked_mapping(value, "log_processor", known)
+    known = inspect.signature(LogProcessor).parameters
+    arguments = checked_mapping(value, "log_processor", ("type", *known))
     arguments.pop("type", None)  # MMEngine's configs name the one there is
     return LogProcessor(**arguments)
 
