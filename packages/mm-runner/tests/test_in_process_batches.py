@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloader
 
 from mm_runner.data._in_process import begin_batches
 
@@ -21,12 +21,29 @@ class Stream(IterableDataset):
         return iter(range(3))
 
 
+class Failing(TensorDataset):
+    """Cannot give one sample; with StopIteration it says that there are no more."""
+
+    def __init__(self, error):
+        super().__init__(torch.arange(10.0))
+        self.error = error
+
+    def __getitem__(self, index):
+        if index == 4:
+            raise self.error
+        return super().__getitem__(index)
+
+
+def values_of(batch):
+    return torch.as_tensor(batch[0]).tolist()
+
+
 def random_numbers_after(begin, make_loader):
     """Go through a loader twice; return what came, and what was left of the random numbers."""
     torch.manual_seed(3)
     generator = torch.Generator().manual_seed(4)
     loader = make_loader(generator)
-    came = [[torch.as_tensor(one[0]).tolist() for one in begin(loader)] for _ in range(2)]
+    came = [[values_of(batch) for batch in begin(loader)] for _ in range(2)]
     return came, torch.rand(()).item(), torch.rand((), generator=generator).item()
 
 
@@ -40,13 +57,25 @@ def random_numbers_after(begin, make_loader):
         lambda _: DataLoader(DATA, batch_sampler=[[1, 2], [3]]),
         lambda _: DataLoader(DATA, batch_size=2, collate_fn=lambda samples: (samples[0][0],)),
         lambda _: DataLoader(Together(DATA.tensors[0]), batch_size=3),
+        lambda _: DataLoader(Failing(StopIteration()), batch_size=3),
     ],
-    ids=["in order", "shuffled", "own generator", "whole", "batches", "collated", "together"],
+    ids=["in order", "shuffled", "generator", "whole", "batches", "collated", "together", "stops"],
 )
 def test_batches_and_random_numbers_are_those_of_torch(make_loader):
     assert random_numbers_after(begin_batches, make_loader) == random_numbers_after(
         iter, make_loader
     )
+
+
+def test_a_pass_goes_on_after_a_batch_that_failed():
+    def values_around_the_error(begin):
+        batches = begin(DataLoader(Failing(ValueError("unreadable")), batch_size=3))
+        first = values_of(next(batches))
+        with pytest.raises(ValueError, match="unreadable"):
+            next(batches)
+        return first, [values_of(batch) for batch in batches]
+
+    assert values_around_the_error(begin_batches) == values_around_the_error(iter)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +92,28 @@ def test_any_other_loader_is_asked_itself(loader):
     assert len(list(begin_batches(loader))) == len(list(loader))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (DataLoader, "__iter__"),
+        (DataLoader, "_get_iterator"),
+        (dataloader._BaseDataLoaderIter, "__next__"),
+        (dataloader._SingleProcessDataLoaderIter, "_next_data"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_what_was_put_on_torchs_classes_is_called(monkeypatch, kind, name):
+    own, called = getattr(kind, name), []
+
+    def noting(self):
+        called.append(name)
+        return own(self)
+
+    monkeypatch.setattr(kind, name, noting)
+    assert len(list(begin_batches(DataLoader(DATA, batch_size=5)))) == 2
+    assert called
+
+
 def test_random_numbers_are_drawn_as_the_pass_begins():
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()
@@ -70,11 +121,11 @@ def test_random_numbers_are_drawn_as_the_pass_begins():
     assert not torch.equal(generator.get_state(), before)
 
 
-def test_a_profiler_sees_batches_as_torch_names_them():
-    def names(begin):
+def test_a_profiler_sees_what_torch_tells_it():
+    def seen(begin):
         with torch.autograd.profiler.profile() as profile:
             list(begin(DataLoader(DATA, batch_size=3)))
-        found = [event.name for event in profile.function_events]
-        return {name for name in found if name.startswith("enumerate(DataLoader)")}
+        names = [event.name for event in profile.function_events]
+        return [name for name in names if name.startswith("enumerate(DataLoader)")]
 
-    assert names(begin_batches) == names(iter) != set()
+    assert seen(begin_batches) == seen(iter) != []

@@ -45,7 +45,7 @@ def open_logger(
             f"log_level: {level!r} was given; there are DEBUG, INFO, WARNING, ERROR and CRITICAL."
         ) from error
     logger.propagate = False
-    form = _OneFormatter("%(asctime)s %(levelname)s %(message)s", "%m/%d %H:%M:%S")
+    form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%m/%d %H:%M:%S")
     handlers: list[logging.Handler] = [_ConsoleHandler(console)]
     if log_file is not None:
         handlers.append(_FileHandler(log_file, console))
@@ -61,17 +61,6 @@ def close_logger(logger: logging.Logger) -> None:
         logger.removeHandler(handler)
         with suppress(OSError):  # what the disk had no room for
             handler.close()
-
-
-class _OneFormatter(logging.Formatter):
-    """Formats a record once for all handlers."""
-
-    @override
-    def format(self, record: logging.LogRecord) -> str:
-        text = vars(record).get("mm_runner_line")
-        if text is None:
-            text = vars(record)["mm_runner_line"] = super().format(record)
-        return str(text)
 
 
 class _ConsoleHandler(logging.Handler):
