@@ -1,5 +1,8 @@
 """Gradients are zeroed as the optimizer would, whoever else wants to know of it."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -81,3 +84,32 @@ def test_a_profiler_sees_it(run):
     with torch.autograd.profiler.profile() as profile:
         run(wrapper, parameters[0].sum())
     assert "Optimizer.zero_grad#SGD.zero_grad" in {event.key for event in profile.key_averages()}
+
+
+def test_a_profiler_of_all_threads_sees_it():
+    try:
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except (AttributeError, TypeError):
+        pytest.skip("this torch profiles one thread")
+    parameters, wrapper = make()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], experimental_config=config
+    ) as profile:
+        wrapper.update_params(parameters[0].sum())
+    assert "Optimizer.zero_grad#SGD.zero_grad" in {event.key for event in profile.key_averages()}
+
+
+def test_what_was_put_on_torchs_class_before_the_import_is_called():
+    program = """
+import torch
+done, own = [], torch.optim.Optimizer.zero_grad
+torch.optim.Optimizer.zero_grad = lambda self, *a, **k: done.append("called") or own(self, *a, **k)
+from mm_amp import OptimWrapper
+parameter = torch.nn.Parameter(torch.ones(2))
+OptimWrapper(torch.optim.SGD([parameter], lr=1.0)).update_params(parameter.sum())
+print(done)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert told.stdout == "['called']\n", told.stderr
