@@ -269,7 +269,7 @@ def measure_starts(name, folder, shared):
     order = {"start": name, "kind": "plain", "cache": None}
     starts = {"plain": run_child(order, shared, folder / "plain")}
     machine = folder / "first-machine"  # torch cannot compile its headers beside a blank
-    machine.mkdir()
+    machine.mkdir(parents=True)
     order = {"start": name, "kind": "whole", "cache": str(folder / "first")}
     starts["whole, first"] = run_child(order, machine, machine / "unused")
     for kind in _CONFIGS:

@@ -109,9 +109,9 @@ class AbstractBlockwiseOptimizer(AbstractNamedOptimizer):
     def _run(self, groups: Sequence[Mapping[str, Any]], plans: Sequence["_Plan"]) -> None:
         scales = self.gradient_scales([plan.units for plan in plans])
         # Rules with norms keep a direction for each tensor of a call, which must stay in the cache.
-        joins = self.compiled and callable(type(self).rule)
+        in_batches = self.compiled and callable(type(self).rule)
         for group, plan, scale in zip(groups, plans, scales, strict=True):
-            for units in plan.batches() if joins else plan.singly():
+            for units in plan.batches() if in_batches else plan.singly():
                 self._update(units, self._complete_options(group, units, scale))
 
     def _complete_options(
