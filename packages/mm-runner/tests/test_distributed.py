@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from toy import NO_VALIDATION, Classifier, Scripted, loader_cfg, runner_arguments
 
@@ -96,13 +97,22 @@ def test_ranks_train_alike_in_our_wrapper_and_in_one_without_steps(run_ranks, tm
     run_ranks(_train, 2, tmp_path)
 
 
-def _train_on(batch_size, work_dir):
+class Normalized(Classifier):
+    """Has a batch normalisation, of which each process alone would see its own batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers.insert(1, nn.BatchNorm1d(8))
+
+
+def _train_on(batch_size, work_dir, model_type=Classifier, **cfg):
     torch.manual_seed(0)
     runner = Runner(
         **runner_arguments(
             work_dir,
-            model=Classifier(),
+            model=model_type(),
             train_dataloader=loader_cfg(batch_size=batch_size),
+            cfg=cfg,
             **NO_VALIDATION,
         )
     )
@@ -110,8 +120,8 @@ def _train_on(batch_size, work_dir):
     return [value.detach() for value in runner.model.state_dict().values()]
 
 
-def _expect_parameters(_rank, expected, work_dir):
-    got = _train_on(2, work_dir)
+def _expect_parameters(_rank, expected, work_dir, *model_type, **cfg):
+    got = _train_on(2, work_dir, *model_type, **cfg)
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -119,6 +129,19 @@ def _expect_parameters(_rank, expected, work_dir):
 def test_two_ranks_equal_one_process_with_batches_twice_as_large(run_ranks, tmp_path):
     expected = _train_on(4, tmp_path / "one")
     run_ranks(_expect_parameters, 2, expected, tmp_path / "two")
+
+
+def _expect_normalized(rank, expected, work_dir):
+    _expect_parameters(rank, expected, work_dir / "synchronized", Normalized, sync_bn="torch")
+    with pytest.raises(AssertionError, match="not close"):
+        _expect_parameters(rank, expected, work_dir / "apart", Normalized)
+
+
+def test_batch_normalisation_uses_the_batches_of_all_ranks_if_that_is_asked_for(
+    run_ranks, tmp_path
+):
+    expected = _train_on(4, tmp_path / "one", Normalized, sync_bn="torch")
+    run_ranks(_expect_normalized, 2, expected, tmp_path / "two")
 
 
 def _evaluate(rank, work_dir):

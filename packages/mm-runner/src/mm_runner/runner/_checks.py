@@ -28,6 +28,7 @@ CFG_KEYS = (
     "find_unused_parameters",
     "log_writers",
     "model_wrapper_cfg",
+    "sync_bn",
 )
 
 _PHASES = (
@@ -41,7 +42,7 @@ _PHASES = (
 _SLIP = 0.8
 
 # Keys of MMEngine that this version does not honour: an error, since silence would change a run.
-_UNSUPPORTED_CFG_KEYS = ("activation_checkpointing", "efficient_conv_bn_eval", "sync_bn")
+_UNSUPPORTED_CFG_KEYS = ("activation_checkpointing", "efficient_conv_bn_eval")
 
 # Keys of MMEngine's family that are for other programs or the file's own use, and look like ours.
 _OTHERS_KEYS = ("conv_cfg", "tta_cfg", "tta_model", "tta_pipeline")

@@ -11,7 +11,7 @@ from mm_runner.hooks import CompileReportHook
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
 
-from ._wrapping import wrap_model
+from ._wrapping import synchronize_batch_norm, wrap_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +61,7 @@ class RunCompiler:
             ConfigError: If the model cannot be wrapped as ``cfg`` says.
             MMCompileError: If it cannot be compiled so.
         """
+        synchronize_batch_norm(model, cfg, dist_info)
         if self._compiles_steps():
             wrapped = wrap_model(model, cfg, dist_info)
             return wrapped, mm_compile.compile_model(wrapped, self._cfg)

@@ -16,7 +16,7 @@ from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg
 if TYPE_CHECKING:
     from mm_dist import DistInfo
 
-__all__ = ["build_model", "wrap_model"]
+__all__ = ["build_model", "synchronize_batch_norm", "wrap_model"]
 
 _DEFAULT_WRAPPER = "MMDistributedDataParallel"
 
@@ -40,6 +40,19 @@ def build_model(model: Any, data_preprocessor: Any) -> nn.Module:
     if not isinstance(built, nn.Module):
         raise ConfigError(f"model.type: an nn.Module is needed, {model['type']!r} gave {built!r}.")
     return built
+
+
+def synchronize_batch_norm(model: nn.Module, cfg: Mapping[str, Any], dist_info: DistInfo) -> None:
+    """Let batch normalisation use the batches of all processes, if ``cfg.sync_bn`` says so.
+
+    Args:
+        model: Changed in place, before it is compiled.
+        cfg: The full configuration.
+        dist_info: The place of this process; without a process group nothing is done.
+    """
+    implementation = cfg.get("sync_bn")
+    if implementation is not None and dist_info.backend is not None:
+        mm_dist.convert_sync_batchnorm(model, implementation)
 
 
 def wrap_model(model: nn.Module, cfg: Mapping[str, Any], dist_info: DistInfo) -> nn.Module:

@@ -239,6 +239,11 @@ def _check_cfg(cfg: Mapping[str, Any]) -> None:
         flag = cfg.get(name)
         if flag is not None and not isinstance(flag, bool):
             raise ConfigError(f"{name}: True or False is needed, got {flag!r}.")
+    if cfg.get("sync_bn") not in (None, "torch"):
+        raise ConfigError(
+            f"sync_bn: 'torch' or None is needed, got {cfg['sync_bn']!r}; torch's own is the only "
+            "batch normalisation over processes there is here."
+        )
     compiled = cfg.get("compile")
     if isinstance(compiled, Mapping) and compiled.get("cache") is True:
         compiled = {**compiled, "cache": "compile_cache"}  # beside the work directory, later
