@@ -88,7 +88,7 @@ def test_a_checkpoint_with_history_numpy_and_config_is_converted(tmp_path, mmeng
         "param_schedulers": [{"_global_step": 6, "last_step": 6, "T_max": 12}],
     }
     save(content, tmp_path / "old.pth", mmengine)
-    with pytest.raises(CheckpointError, match=r"objects besides.*convert_mmengine_checkpoint"):
+    with pytest.raises(CheckpointError, match=r"objects besides.*mm-runner convert"):
         load_checkpoint_file(tmp_path / "old.pth")
 
     result = convert_mmengine_checkpoint(tmp_path / "old.pth", tmp_path / "new.pth")

@@ -3,6 +3,7 @@ import os
 import pickle
 import random
 import warnings
+from argparse import Namespace
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -272,10 +273,31 @@ def test_a_pickled_object_is_refused_and_its_code_not_run(tmp_path):
     trace = tmp_path / "code_was_run"
     torch.save({"state_dict": {}, "extra": TouchOnLoad(trace)}, tmp_path / "a.pth")
     with pytest.raises(
-        CheckpointError, match=r"a\.pth holds objects besides tensors.*run code.*state_dict again"
+        CheckpointError, match=r"a\.pth holds objects besides tensors.*executed.*state_dict again"
     ):
         load_checkpoint_file(tmp_path / "a.pth")
     assert not trace.exists()
+
+
+@pytest.mark.parametrize("is_archive", [True, False], ids=["archive", "old-style"])
+def test_a_refusal_names_the_class_and_gives_no_advice_to_load_it_unsafely(tmp_path, is_archive):
+    path = tmp_path / "a.pth"
+    torch.save({"a": Namespace(b=1)}, path, _use_new_zipfile_serialization=is_archive)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint_file(path)
+    said = str(caught.value)
+    assert "it names argparse.Namespace. It is refused, and nothing in it was executed" in said
+    assert f"'mm-runner convert {path} <new file>'" in said
+    assert "weights_only" not in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
+def test_a_pickle_that_is_no_file_of_torchs_is_said_to_be_none(tmp_path):
+    (tmp_path / "a.pth").write_bytes(pickle.dumps({"a": 1}, protocol=4))
+    with pytest.raises(CheckpointError, match=r"a\.pth") as caught:
+        load_checkpoint_file(tmp_path / "a.pth")
+    assert "weights_only" not in str(caught.value)
 
 
 def test_an_older_torchs_loader_is_warned_of(tmp_path, monkeypatch):

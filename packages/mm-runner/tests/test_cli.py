@@ -170,6 +170,19 @@ def test_what_the_user_can_repair_is_one_message(config, capsys, arguments, mess
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_losses_that_cannot_be_used_are_one_message_and_no_crash(config, capsys, write):
+    write(
+        "odd_model.py",
+        "from toy import Classifier\nclass Odd(Classifier):\n"
+        "    def forward(self, *args, mode='tensor', **kwargs):\n        return {'loss': 0.3}\n",
+    )
+    assert main(["train", config, "--cfg-options", "model.type=odd_model:Odd"]) == 1
+    errors = capsys.readouterr().err
+    assert "mm-runner: forward(mode='loss') of Odd returned 'loss': 0.3, of type float" in errors
+    assert "Traceback" not in errors
+    assert not list(Path.cwd().rglob("crash"))
+
+
 def test_wrong_usage_is_status_2(config, capsys):
     for arguments in ([], ["tarin"], ["train"], ["train", config, "--launcher", "x"], ["plot"]):
         with pytest.raises(SystemExit) as stopped:

@@ -6,8 +6,10 @@ import sys
 from argparse import ArgumentParser
 
 import pytest
+import torch
+from toy import NO_VALIDATION, Blobs
 
-from mm_runner import ConfigError
+from mm_runner import ConfigError, Runner
 from mm_runner.config import Config, ConfigDict, DictAction, parse_options
 
 _BASE = """
@@ -261,3 +263,24 @@ def test_a_key_is_located_in_the_file_that_sets_it(write):
         ("No path here", f"{child}: "),
     ]:
         assert str(cfg.located(ConfigError(message))) == place + message
+
+
+def test_the_configuration_that_a_run_leaves_trains_again(make_runner):
+    run = make_runner(
+        train_dataloader={
+            "dataset": {"type": Blobs},
+            "batch_size": 4,
+            "collate_fn": "default_collate",
+        },
+        optim_wrapper={
+            "type": "AmpOptimWrapper",
+            "dtype": torch.bfloat16,
+            "optimizer": {"type": "SGD", "lr": 0.1},
+        },
+        **NO_VALIDATION,
+    )
+    left = Config.fromfile(run.log_dir / "config.yaml")
+    assert left.optim_wrapper.dtype == "bfloat16"
+    again = Runner.from_cfg(left)
+    again.train()
+    assert again.optim_wrapper.dtype == torch.bfloat16

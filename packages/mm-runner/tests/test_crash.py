@@ -18,6 +18,7 @@ from mm_runner import ConfigError
 from mm_runner.cli import main
 from mm_runner.crash import replay_crash
 from mm_runner.crash._batch import describe_batch
+from mm_runner.crash._bundle import _environment
 from mm_runner.hooks import Hook
 
 _CONFIG = """
@@ -59,6 +60,14 @@ def test_a_crash_leaves_what_is_needed_to_understand_it(crashed):
     told = log.read_text().splitlines()[-1]
     assert "Training failed in step 9 with ArithmeticError" in told
     assert told.endswith(f"mm-runner replay {crashed.absolute()}")
+
+
+def test_what_sets_cublas_is_kept_and_secrets_are_not(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setenv("TORCH_TOKEN", "abc")
+    kept = _environment()
+    assert kept["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert "TORCH_TOKEN" not in kept
 
 
 def test_a_replay_fails_just_so_and_touches_nothing_of_the_run(crashed, monkeypatch):

@@ -271,6 +271,13 @@ def test_the_command_writes_predictions_or_metrics_by_the_name_of_the_file(run_f
     assert printed == f"accuracy: {metrics['accuracy']}"
     predictions = load_predictions("results.pkl")
     assert Evaluator(Accuracy()).offline_evaluate(predictions, chunk_size=3) == metrics
+    for evaluator in ("{'metrics': [{'type': 'Accuracy'}]}", "{'metrics': {'type': 'Accuracy'}}"):
+        (run_folder / "of_evaluator.pkl").unlink(missing_ok=True)
+        config = _CONFIG.replace("{type: Accuracy}", evaluator)
+        (run_folder / "run.yaml").write_text(config)
+        assert main([*command, "of_evaluator.pkl"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == printed
+        assert len(load_predictions("of_evaluator.pkl")) == len(predictions)
 
 
 @pytest.mark.usefixtures("run_folder")

@@ -7,6 +7,7 @@ from mm_runner.errors import (
     ComponentNotFoundError,
     ConfigError,
     MMRunnerError,
+    ModelOutputError,
     WorkDirError,
     did_you_mean,
 )
@@ -20,8 +21,9 @@ from mm_runner.errors import (
         (WorkDirError, OSError),
         (CheckpointError, RuntimeError),
         (CheckpointWriteError, CheckpointError),
+        (ModelOutputError, TypeError),
     ],
-    ids=["config", "component", "work-dir", "checkpoint", "checkpoint-write"],
+    ids=["config", "component", "work-dir", "checkpoint", "checkpoint-write", "model-output"],
 )
 def test_errors_are_caught_by_our_base_and_by_the_builtin(error, builtin):
     assert issubclass(error, MMRunnerError)

@@ -1,9 +1,11 @@
 import pytest
 import torch
-from toy import Scripted, loader_cfg
+from toy import Scripted, loader_cfg, runner_arguments
 
-from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.evaluator import Accuracy, BaseMetric, Evaluator
+from mm_runner.plan import make_plan
+from mm_runner.runner._checks import check_run
 
 SCORES = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
 
@@ -95,6 +97,111 @@ def test_evaluator_turns_numbers_of_other_libraries_into_pythons():
 def test_evaluator_says_what_is_wrong_with_a_metric(metrics, error, message):
     with pytest.raises(error, match=message):
         Evaluator(metrics, where="val_evaluator")
+
+
+class Doubled(Evaluator):
+    """An evaluator of a user's own, with an argument of its own."""
+
+    def __init__(self, metrics, factor=2):
+        super().__init__(metrics)
+        self.factor = factor
+
+    def evaluate(self, size):
+        return {name: self.factor * value for name, value in super().evaluate(size).items()}
+
+
+ACCURACY = {"type": "Accuracy"}
+EVALUATORS = {
+    "metrics": {"metrics": [ACCURACY]},
+    "metric": {"metrics": ACCURACY},
+    "name": {"type": "Evaluator", "metrics": [ACCURACY]},
+    "class": {"type": Evaluator, "metrics": ACCURACY},
+    "path": {"type": "mm_runner.evaluator:Evaluator", "metrics": [ACCURACY]},
+    "built": Evaluator([Accuracy()]),
+    "subclass": {"type": Doubled, "metrics": [ACCURACY], "factor": 1},
+}
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS.values(), ids=EVALUATORS)
+def test_the_config_of_an_evaluator_measures_what_its_metrics_do(make_runner, evaluator):
+    # Nine samples of which not all are right, in batches of four: no other count gives the same.
+    options = {"val_dataloader": loader_cfg(size=9), "test_cfg": {}}
+    options["test_dataloader"] = options["val_dataloader"]
+    plain = make_runner(val_evaluator=ACCURACY, test_evaluator=ACCURACY, **options)
+    runner = make_runner(val_evaluator=evaluator, test_evaluator=evaluator, **options)
+    measured = plain.val()
+    assert 0 < measured["accuracy"] < 1
+    assert runner.val() == runner.test() == measured
+    assert runner.build_evaluator(evaluator).metrics[0].__class__ is Accuracy
+
+
+def test_an_evaluator_of_ones_own_gets_its_arguments(make_runner):
+    measured = make_runner().val()["accuracy"]
+    own = {"type": Doubled, "metrics": [ACCURACY], "factor": 3}
+    assert make_runner(val_evaluator=own).val() == {"accuracy": 3 * measured}
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "message"),
+    [
+        ({"metrics": [{**ACCURACY, "prefx": "a"}]}, r"metrics\[0\]\.prefx: unknown.*'prefix'"),
+        ({"metrics": [ACCURACY, 3]}, r"metrics\[1\]: a metric, or a dict .*got 3"),
+        ({"metrics": [{}]}, r"metrics\[0\]: the key 'type' is missing"),
+        ({"metrics": ACCURACY, "prefix": "a"}, r"prefix: unknown argument of Evaluator"),
+        ({"type": "Evaluator"}, r"metrics: Evaluator needs this argument"),
+        ({"type": Doubled, "metrics": ACCURACY, "facto": 1}, r"facto: unknown.*'factor'"),
+        ({"metrics": [{"metrics": ACCURACY}]}, r"metrics\[0\]: a metric is needed, got the eval"),
+    ],
+    ids=["key", "number", "no-type", "own-key", "no-metrics", "subclass", "nested"],
+)
+def test_what_is_wrong_in_the_config_of_an_evaluator_is_named_by_its_path(
+    tmp_path, evaluator, message
+):
+    cfg = runner_arguments(tmp_path, val_evaluator=evaluator)
+    for check in (lambda: check_run(cfg, Runner), lambda: make_plan(cfg)):
+        with pytest.raises(ConfigError, match=rf"^val_evaluator\.{message}"):
+            check()
+
+
+def test_metrics_that_are_none_are_named_by_their_path(make_runner):
+    for kind in (Evaluator, Doubled):
+        runner = make_runner(val_evaluator={"type": kind, "metrics": []})
+        with pytest.raises(ConfigError, match=r"^val_evaluator\.metrics: at least one metric"):
+            runner.val()
+
+
+class _Foreign:
+    """Has the methods of another library's evaluator."""
+
+    process = evaluate = offline_evaluate = print
+
+
+def make_evaluator():
+    return Evaluator(Accuracy())
+
+
+def test_a_function_that_makes_an_evaluator_makes_no_metric():
+    with pytest.raises(ConfigError, match=r"val_evaluator: a metric is needed, got the evaluator"):
+        Evaluator({"type": make_evaluator}, where="val_evaluator")
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        Evaluator([Accuracy()]),
+        {"type": "Evaluator", "metrics": ACCURACY},
+        _Foreign(),
+        {"type": _Foreign},
+        {"metrics": [ACCURACY]},
+    ],
+    ids=["built", "config", "foreign", "foreign-config", "no-type"],
+)
+def test_an_evaluator_is_no_metric(tmp_path, inner):
+    message = r"val_evaluator{}: a metric is needed, got the evaluator .* Give its metrics"
+    with pytest.raises(ConfigError, match=message.format("")):
+        Evaluator([inner], where="val_evaluator")
+    with pytest.raises(ConfigError, match=message.format(r"\[1\]")):
+        Runner(**runner_arguments(tmp_path, val_evaluator=[ACCURACY, inner]))
 
 
 def test_two_metrics_of_one_name_are_told_apart_by_a_prefix():

@@ -319,6 +319,51 @@ def test_a_hook_added_between_two_steps_acts_in_the_next(make_runner):
     assert log == ["late"] * 4
 
 
+def test_a_hook_may_be_registered_by_its_config(make_runner):
+    class Own(Hook):
+        priority = "LOW"
+
+        def __init__(self, name="own"):
+            self.name = name
+
+    class Adding(Hook):
+        def before_train(self, runner):
+            runner.register_hook({"type": Own, "name": "late"})
+
+    runner = make_runner(custom_hooks=[Adding()], train_cfg={"by_epoch": True, "max_epochs": 1})
+    given = {"type": Own, "name": "both", "priority": "HIGHEST"}
+    runner.register_hook(given, priority="LOWEST")
+    runner.register_hook({"type": "EMAHook", "momentum": 0.5, "priority": 20})
+    runner.register_hook(dict(given, name="key"))
+    assert given == {"type": Own, "name": "both", "priority": "HIGHEST"}
+    runner.train()
+    found = {getattr(one, "name", type(one).__name__): one.priority for one in runner.hooks}
+    assert {name: found[name] for name in ("both", "EMAHook", "key", "late")} == {
+        "both": 100,
+        "EMAHook": 20,
+        "key": 0,
+        "late": 70,
+    }
+    assert [one.priority for one in runner.hooks] == sorted(one.priority for one in runner.hooks)
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ({"type": "LoggerHook", "intervall": 1}, r"^register_hook\.intervall: .*'interval'"),
+        ({"momentum": 1}, r"^register_hook: the key 'type' is missing"),
+        (Hook, r"^register_hook: a mm_runner\.hooks\.Hook or a dict with 'type' is needed"),
+        ({"type": "EMAHook", "priority": "LOWW"}, r"'LOWW' was given.*Did you mean 'LOW'"),
+    ],
+    ids=["argument", "no-type", "class", "priority"],
+)
+def test_a_wrong_hook_to_register_is_refused(make_runner, hook, message):
+    runner = make_runner()
+    with pytest.raises(ConfigError, match=message):
+        runner.register_hook(hook)
+    assert class_names(runner.hooks) == DEFAULTS
+
+
 def test_a_runner_that_calls_hooks_its_own_way_is_asked_in_each_step(tmp_path):
     stages = []
 

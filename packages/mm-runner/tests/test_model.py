@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from mm_amp import OptimWrapper
 from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner.errors import ModelOutputError
 from mm_runner.model import (
     BaseDataPreprocessor,
     BaseModel,
@@ -94,10 +95,19 @@ def test_losses_are_summed_by_name_and_means_logged(model):
             r"mode='loss'\) returned 'cls'; at least one name must contain 'loss'",
         ),
         ({}, ConfigError, r"returned nothing; at least one name must contain 'loss'"),
-        ({"loss": 1.0}, TypeError, r"'loss' must be a tensor or a non-empty list.*got 1\.0"),
-        ({"loss": []}, TypeError, r"'loss' must be a tensor or a non-empty list.*got \[\]"),
+        (
+            {"loss": 1.0},
+            ModelOutputError,
+            r"'loss': 1\.0, of type float; a tensor .*non-empty list",
+        ),
+        ({"loss": []}, ModelOutputError, r"'loss': \[\], of type list; a tensor .*non-empty list"),
+        (
+            {"loss": [1.0]},
+            ModelOutputError,
+            r"of Classifier returned 'loss': \[1\.0\], of type list",
+        ),
     ],
-    ids=["no-loss", "empty", "number", "empty-list"],
+    ids=["no-loss", "empty", "number", "empty-list", "list-of-numbers"],
 )
 def test_losses_that_cannot_be_used_say_what_is_needed(model, losses, error, message):
     with pytest.raises(error, match=message):
@@ -105,8 +115,9 @@ def test_losses_that_cannot_be_used_say_what_is_needed(model, losses, error, mes
 
 
 def test_losses_that_are_no_dict_say_what_is_needed(model):
-    with pytest.raises(TypeError, match=r"forward\(mode='loss'\) must return a dict.*got Tensor"):
-        model.parse_losses(torch.ones(()))
+    message = r"mode='loss'\) of Classifier returned a tensor of shape \(2,\); a dict of losses is"
+    with pytest.raises(ModelOutputError, match=message):
+        model.parse_losses(torch.ones(2))
 
 
 def test_base_model_is_abstract_and_has_no_init_cfg():

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from toy import NO_VALIDATION, Classifier
 
 from mm_amp import AmpOptimWrapper, OptimWrapper
 from mm_runner import ComponentNotFoundError, ConfigError
@@ -101,3 +102,32 @@ def test_scale_lr_does_nothing_unless_enabled():
 def test_scale_lr_needs_a_batch_size_to_scale_from(base):
     with pytest.raises(ConfigError, match=rf"base_batch_size: a positive integer.*got {base}"):
         scale_lr(None, {"base_batch_size": base, "enable": True}, 32)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused_before_a_training(make_runner):
+    message = r"optim_wrapper\.optimizer: LBFGS\.step\(\) needs 'closure'.*such as SGD or AdamW"
+    with pytest.raises(ConfigError, match=message):
+        make_runner(optim_wrapper={"optimizer": {"type": "LBFGS"}})
+    model = Classifier()
+    ready = OptimWrapper(torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ConfigError, match=message):
+        make_runner(model=model, optim_wrapper=ready).train()
+
+
+def test_a_model_may_give_an_optimizer_its_closure_itself(make_runner):
+    class Closing(Classifier):
+        def train_step(self, data, optim_wrapper):
+            def closure():
+                optim_wrapper.zero_grad()
+                loss = self(**data, mode="loss")["loss"]
+                loss.backward()
+                return loss
+
+            optim_wrapper.step(closure=closure)
+            return {"loss": closure().detach()}
+
+    model = Closing()
+    first = model.layers[0].weight.detach().clone()
+    ready = OptimWrapper(torch.optim.LBFGS(model.parameters()))
+    make_runner(model=model, optim_wrapper=ready, **NO_VALIDATION).train()
+    assert not torch.equal(model.layers[0].weight, first)

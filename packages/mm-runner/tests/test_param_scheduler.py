@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from toy import RecordRates
@@ -155,6 +157,17 @@ def test_accumulating_steps_advance_a_schedule_by_iteration_without_a_warning(ma
 def test_build_param_schedulers_takes_none_one_or_many(optimizer, cfg):
     built = build_param_schedulers(OptimWrapper(optimizer), cfg, num_epochs=1, num_iters=1)
     assert len(built) == (0 if cfg is None else len(cfg) if isinstance(cfg, list) else 1)
+
+
+def test_an_unknown_schedule_has_one_list_of_all_and_one_hint(optimizer):
+    cfg = {"type": "CosineAnealingMomentum", "T_max": 3}
+    with pytest.raises(ComponentNotFoundError) as caught:
+        build_param_schedulers(OptimWrapper(optimizer), cfg, num_epochs=9, num_iters=9)
+    said = str(caught.value)
+    assert said.count("Did you mean") == 1
+    listed = re.search(r"there are: ([^.]*)\.", said).group(1).split(", ")
+    assert listed == sorted(set(listed))
+    assert {"LambdaLR", "PolyMomentum", "CosineAnnealingMomentum"} < set(listed)
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_parts_of_several_optimizers_have_rules_of_their_own():
         (
             {"custom_keys": {"head": {"lr_mul": 3}}},
             SGD,
-            r"custom_keys\.head\.lr_mul: unknown key\. Did you mean 'lr_mult'",
+            r"custom_keys\.head\.lr_mul: unknown key; known are .* Did you mean 'lr_mult'",
         ),
         ([1], SGD, r"paramwise_cfg: a dict .*got \[1\]"),
         ({"x": 1}, torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1), r"a ready SGD"),

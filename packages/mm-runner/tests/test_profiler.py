@@ -90,3 +90,33 @@ def test_wrong_arguments_are_named(make_runner, options, message):
 def test_what_is_no_function_is_refused():
     with pytest.raises(ConfigError, match=r"on_trace_ready: a function or a dict, got 3"):
         ProfilerHook(on_trace_ready=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": {"wait": -1}}, r"schedule\.wait: an integer of at least 0 is .*got -1"),
+        ({"schedule": {"active": 0}}, r"schedule\.active: an integer of at least 1 is .*got 0"),
+        ({"schedule": {"repeat": "2"}}, r"schedule\.repeat: an integer .*got '2'"),
+        ({"schedule": 3}, r"schedule: a dict or None is needed, got 3"),
+        (
+            {"on_trace_ready": {"type": "log_trace", "sort_by": "cpu_time_ttal"}},
+            r"sort_by: 'cpu_time_ttal' is no column.*self_cpu_time_total.*mean 'cpu_time_total'",
+        ),
+        ({"on_trace_ready": {"type": "log_trace", "sort_by": 1}}, r"sort_by: 1 is no column"),
+        (
+            {"on_trace_ready": {"type": "log_trace", "row_limit": "9"}},
+            r"row_limit: an integer is needed, -1 for all rows, got '9'",
+        ),
+    ],
+    ids=["wait", "active", "repeat", "no-dict", "column", "no-text", "rows"],
+)
+def test_what_torch_would_refuse_at_the_end_is_refused_at_once(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ProfilerHook(**options)
+
+
+@pytest.mark.parametrize("column", ["self_cpu_time_total", "cuda_time_total", "count"])
+def test_a_table_may_be_sorted_by_its_columns(make_runner, column):
+    runner = profile(make_runner, on_trace_ready={"type": "log_trace", "sort_by": column})
+    assert "Self CPU time total" in next(runner.log_dir.glob("*.log")).read_text()

@@ -56,7 +56,13 @@ def test_validations_do_not_count_as_time_of_steps(clock):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.9, "0:00:00"), (3661, "1:01:01"), (90000, "1 day, 1:00:00")]
+    ("seconds", "text"),
+    [
+        (0.9, "0:00:00"),
+        (3661, "1:01:01"),
+        (90000, "1 day, 1:00:00"),
+        (1e18, "999999999 days, 23:59:59"),
+    ],
 )
 def test_durations_are_told_as_clocks(seconds, text):
     assert as_clock(seconds) == text

@@ -345,3 +345,30 @@ def test_a_validation_draws_no_random_number_of_the_training(make_runner, tmp_pa
     resumed.train()
     expected, got = whole.model.state_dict(), resumed.model.state_dict()
     assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("by_epoch", "interval", "name", "place"),
+    [
+        (True, 1, "epoch_1.pth", "go on with the next epoch,"),
+        (False, 5, "iter_5.pth", "go on after sample 20 of pass 1,"),
+    ],
+    ids=["between-epochs", "within-one"],
+)
+def test_another_number_of_processes_is_told_where_the_data_go_on(
+    make_runner, tmp_path, by_epoch, interval, name, place
+):
+    """A checkpoint of one process is made to look like one of two."""
+    hook = {"type": "CheckpointHook", "by_epoch": by_epoch, "interval": interval}
+    first = make_runner(
+        train_cfg={"by_epoch": True, "max_epochs": 1}, default_hooks={"checkpoint": hook}
+    )
+    first.train()
+    content = load_checkpoint_file(tmp_path / "run" / name)
+    content["meta"]["world_size"] = 2
+    content["rng"] *= 2
+    torch.save(content, tmp_path / "two.pth")
+    runner = make_runner(load_from=str(tmp_path / "two.pth"), resume=True)
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert "written by 2 process(es), this run has 1: the data " + place in log

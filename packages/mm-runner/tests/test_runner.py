@@ -2,6 +2,7 @@ import gc
 import inspect
 import io
 import json
+import random
 import re
 from datetime import datetime as real_datetime
 
@@ -17,7 +18,7 @@ from typing_extensions import override
 from mm_amp import OptimWrapper
 from mm_runner import CheckpointError, ConfigError, Runner
 from mm_runner.checkpoint import load_checkpoint_file, save_checkpoint_file
-from mm_runner.evaluator import Evaluator
+from mm_runner.evaluator import Accuracy, Evaluator
 from mm_runner.hooks import Hook
 from mm_runner.reporting import LogProcessor
 
@@ -121,8 +122,10 @@ def test_what_a_script_asks_of_a_runner_by_mmengines_names(make_runner):
     runner = make_runner(cfg=cfg, train_cfg=loop)
     assert runner.cfg.own.key == runner.cfg["own"].get("key") == 1
     assert (runner.val_begin, runner.val_interval) == (1, 1)
-    for name in ("train_dataloader", "val_dataloader", "val_evaluator", "test_evaluator"):
+    for name in ("train_dataloader", "test_dataloader", "test_evaluator"):
         assert not hasattr(runner, name)
+    with pytest.raises(AttributeError, match=r"no test loop: it got no test_dataloader, .*three"):
+        _ = runner.test_evaluator
     with pytest.raises(AttributeError, match=r"The train loop, .* is built by train\(\)"):
         _ = runner.train_dataloader
     runner.train()
@@ -131,6 +134,54 @@ def test_what_a_script_asks_of_a_runner_by_mmengines_names(make_runner):
     loader = Runner.build_dataloader(loader_cfg(), seed=3)
     assert next(iter(loader))["labels"].tolist() == [0, 1, 2, 0]
     assert type(Runner.build_evaluator({"type": "Accuracy"})) is Evaluator
+
+
+def test_an_evaluation_can_be_changed_before_it_runs(make_runner):
+    test = {"test_dataloader": loader_cfg(size=7), "test_cfg": {}, "test_evaluator": Accuracy()}
+    runner = make_runner(**test)
+    for phase, evaluate, size in (("val", runner.val, 9), ("test", runner.test, 7)):
+        evaluator = getattr(runner, f"{phase}_evaluator")
+        loader = getattr(runner, f"{phase}_dataloader")
+        assert len(loader.dataset) == size
+        evaluator.metrics.append(Accuracy(prefix="more"))
+        measured = evaluate()
+        assert set(measured) == {"accuracy", "more/accuracy"}
+        assert evaluator is getattr(runner, f"{phase}_evaluator")
+        assert loader is getattr(runner, f"{phase}_loop").dataloader
+
+
+class DrawnBlobs(Blobs):
+    """Draws of all generators as it is made."""
+
+    def __init__(self):
+        super().__init__(9)
+        self.inputs = self.inputs + torch.rand(4) + random.gauss(0, 1)
+
+
+@pytest.mark.parametrize("dataset", [{"type": Blobs, "size": 9}, {"type": DrawnBlobs}])
+def test_asking_for_the_evaluations_first_leaves_the_training_as_it_is(make_runner, dataset):
+    loader = {"dataset": dataset, "batch_size": 4, "collate_fn": "default_collate"}
+    options = {
+        "model": {"type": Classifier, "dropout": 0.5},
+        "val_dataloader": loader,
+        "test_dataloader": {**loader, "sampler": {"type": "DefaultSampler", "shuffle": True}},
+        "test_cfg": {},
+        "test_evaluator": {"type": "Accuracy"},
+    }
+
+    def train(names):
+        runner = make_runner(**options)
+        asked = [getattr(runner, name) for name in names]
+        model = runner.train()
+        assert asked == [getattr(runner, name) for name in names]
+        loaders = torch.rand(1, generator=runner.loader_generator)
+        drawn = torch.rand(1), loaders, random.gauss(0, 1)
+        return {**model.state_dict(), "drawn": torch.tensor(drawn, dtype=torch.float64)}
+
+    plain = train([])
+    touched = train(["val_evaluator", "test_evaluator", "val_dataloader", "test_dataloader"])
+    for name, value in plain.items():
+        assert torch.equal(value, touched[name]), name
 
 
 def test_weights_can_be_loaded_at_any_time(make_runner, tmp_path):

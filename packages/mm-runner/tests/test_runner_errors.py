@@ -194,7 +194,7 @@ def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, override
             {"val_dataloader": {"batch_size": 3}},
             r"val_dataloader\.dataset: this key is missing",
         ),
-        ({"train_cfg": {}}, r"train_cfg\.max_epochs: EpochBasedTrainLoop needs this argument"),
+        ({"train_cfg": {}}, r"train_cfg\.max_epochs: this key is missing; given: none"),
         ({"train_cfg": 3}, r"train_cfg: a dict is needed, got 3"),
         (
             {"train_cfg": {"max_epoch": 3}},
@@ -392,3 +392,41 @@ def test_a_model_that_cannot_be_saved_is_refused_before_the_first_step(make_runn
     assert runner.iter == 0
     make_runner(model=WithBytes(), default_hooks={"checkpoint": None}).train()
     make_runner(model=WithBytes(), custom_hooks=[AsList()]).train()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        ({"train_cfg": {"by_epoch": True, "max_epochs": 10**30}}, "train_cfg.max_epochs"),
+        ({"val_dataloader": loader_cfg(9, batch_size=10**30)}, "val_dataloader.batch_size"),
+        ({"train_dataloader": loader_cfg(num_batch_per_epoch=2**63)}, "num_batch_per_epoch"),
+        (
+            {"optim_wrapper": {"optimizer": {**SGD, "weight_decay": -(10**30)}}},
+            "optim_wrapper.optimizer.weight_decay",
+        ),
+        (
+            {"optim_wrapper": {"optimizer": {"type": "Adam", "betas": [0.9, 10**5000]}}},
+            r"optim_wrapper.optimizer.betas\[1\]",
+        ),
+        ({"custom_hooks": [{"type": "EMAHook", "interval": 2**63}]}, r"hooks\[0\].interval"),
+        ({"env_cfg": {"resource_limit": 10**30}}, "env_cfg.resource_limit"),
+    ],
+    ids=["epochs", "batch", "batches", "decay", "nested", "hook", "files"],
+)
+def test_an_integer_that_nothing_can_count_is_named_by_its_path(make_runner, overrides, path):
+    with pytest.raises(ConfigError, match=rf"{path}: an integer of at most 2\*\*63 - 1"):
+        make_runner(**overrides).train()
+
+
+def test_the_greatest_integer_is_taken(make_runner):
+    make_runner(train_cfg={"by_epoch": True, "max_epochs": 2**63 - 1})
+
+
+def test_a_component_of_the_users_own_takes_integers_of_any_size(make_runner):
+    class Seeded(Classifier):
+        def __init__(self, entropy: int):
+            super().__init__()
+            self.entropy = entropy
+
+    model = {"type": Seeded, "entropy": 2**128 - 1}
+    assert make_runner(model=model).model.entropy == 2**128 - 1

@@ -1,6 +1,8 @@
 """The first and the last lines of a training's log, and what it says if it waits for data."""
 
+import platform
 import re
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +24,12 @@ import mm_npu
 from mm_runner.hooks import Hook
 from mm_runner.runner._receipt import RunReceipt, _num_samples
 from mm_runner.runner._summary import aligned, describe_optimizer
+
+_BUILT_WITH = f" with CUDA {torch.version.cuda}" if torch.version.cuda else ""
+_VERSIONS = (
+    f"Python {platform.python_version()}, torch {torch.__version__}{_BUILT_WITH}, "
+    f"mm-runner {version('mm-runner')}"
+)
 
 
 def log_of(runner):
@@ -60,6 +68,7 @@ def test_the_start_tells_what_is_really_used(make_runner):
     threads = torch.get_num_threads()
     assert told == {
         "devices": [f"1 x cpu ({threads} threads each), launcher none"],
+        "versions": [_VERSIONS],
         "parameters": ["67, of which 59 are trained"],
         "precision": [f"{CPU_LOW_PRECISION} by autocast, weights in float32"],
         "compile": ["off"],

@@ -42,7 +42,7 @@ def loader_with(**options):
         ({"optim_wrapper": {"constructor": "MultiOptimWrapperConstructor", "a": _ONE, "b": {"optimiser": _SGD}}}, r"^optim_wrapper\.b\.optimizer: this key is missing"),
         ({"optim_wrapper": {**_ONE, "constructor": "LearningRateDecayOptimWrapperConstructor"}}, r"^optim_wrapper\.paramwise_cfg: one of decay_rate"),
         ({"param_scheduler": [{"type": "LinearLR"}, {"type": "StepLR", "step_siez": 2}]}, r"^param_scheduler\[1\]\.step_siez: .*'step_size'"),
-        ({"param_scheduler": {"a": [{"type": "StepLR"}]}}, r"^param_scheduler\.a\.step_size: StepLR needs"),
+        ({"param_scheduler": {"a": [{"type": "StepLR"}]}}, r"^param_scheduler\.a\[0\]\.step_size: StepLR needs"),
         ({"param_scheduler": "StepLR"}, r"^param_scheduler: a dict with the key 'type' is needed"),
         ({"train_dataloader": loader_with(sampler={"type": "DefaultSampler", "shufle": True})}, r"^train_dataloader\.sampler\.shufle: unknown argument"),
         ({"train_dataloader": loader_with(sampler="random")}, r"^train_dataloader\.sampler: a sampler or a dict"),
@@ -199,7 +199,9 @@ def test_schedules_of_several_optimizers_are_tried_on_their_own(tmp_path):
     }
     eps = scheduling("PolyParamScheduler", param_name="eps")
     check(tmp_path, optim_wrapper=wrapper, param_scheduler={"layers.3": [eps]})
-    with pytest.raises(ConfigError, match=r"^param_scheduler\.layers\.0: 'eps' .* groups of SGD"):
+    with pytest.raises(
+        ConfigError, match=r"^param_scheduler\.layers\.0\[0\]: 'eps' .* groups of SGD"
+    ):
         check(tmp_path, optim_wrapper=wrapper, param_scheduler={"layers.0": [eps]})
 
 

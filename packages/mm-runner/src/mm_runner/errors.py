@@ -14,6 +14,7 @@ __all__ = [
     "ComponentNotFoundError",
     "ConfigError",
     "MMRunnerError",
+    "ModelOutputError",
     "PredictionsError",
     "RunStopped",
     "TorchVersionError",
@@ -44,6 +45,10 @@ class CheckpointError(MMRunnerError, RuntimeError):
 
 class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be written to the disk; those before it are untouched."""
+
+
+class ModelOutputError(MMRunnerError, TypeError):
+    """The model returned something else than what its caller needs; the message says what."""
 
 
 class PredictionsError(MMRunnerError, RuntimeError):

@@ -16,6 +16,7 @@ from ._atomic import first_line, write_atomically
 from ._content import PARTS_VERSION
 from ._integrity import check_integrity, is_archive
 from ._parts import PARTS, join_parts
+from ._refusal import refusal_of, refused_global
 from ._restricted import load_restricted
 
 if TYPE_CHECKING:
@@ -93,14 +94,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         checkpoint = _load_safely(path)
     except pickle.UnpicklingError as error:
-        if with_checksums:
-            raise CheckpointError(
-                f"{path} holds objects besides tensors and primitives, and loading them would run "
-                f"code from the file: {first_line(error)} If MMEngine wrote it, convert it with "
-                "mm_runner.checkpoint.convert_mmengine_checkpoint; else save its state_dict again "
-                "with torch.save, from a program that trusts it."
-            ) from error
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+        if with_checksums or refused_global(error):
+            raise CheckpointError(refusal_of(path, error)) from error
+        raise CheckpointError(f"{path} is damaged: it is no whole file of torch.save.") from error
     except Exception as error:  # damaged bytes make torch's loader fail in any way
         raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
     if not isinstance(checkpoint, dict):

@@ -11,7 +11,13 @@ from typing import Any
 
 import mm_dist
 from mm_runner.errors import ConfigError
-from mm_runner.evaluator import PREDICTION_SUFFIXES, BaseMetric, DumpResults, Evaluator
+from mm_runner.evaluator import (
+    PREDICTION_SUFFIXES,
+    BaseMetric,
+    DumpResults,
+    Evaluator,
+    evaluator_type,
+)
 from mm_runner.runner import Runner
 
 from ._configuration import load_config, locating
@@ -55,6 +61,8 @@ def _with_metric(evaluator: Any, metric: BaseMetric) -> Any:
     if isinstance(evaluator, Evaluator):
         evaluator.metrics.append(metric)
         return evaluator
+    if evaluator_type(evaluator) is not None:
+        return {**evaluator, "metrics": _with_metric(evaluator.get("metrics"), metric)}
     return [*(evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]), metric]
 
 

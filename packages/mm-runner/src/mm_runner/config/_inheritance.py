@@ -58,6 +58,13 @@ def _parents(file: Path, base: Any) -> list[Path]:
     listed = [] if base is None else [base] if isinstance(base, str) else base
     if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
         raise ConfigError(f"{file}: {BASE}: a path or a list of paths is needed, got {base!r}.")
+    for one in listed:
+        if "::" in one:
+            raise ConfigError(
+                f"{file}: {BASE}: {one!r} was given; configurations of installed packages by "
+                f"'package::' are not supported. Give the path of the file, from {file.parent} or "
+                "absolute."
+            )
     return [(file.parent / one).resolve() for one in listed]
 
 

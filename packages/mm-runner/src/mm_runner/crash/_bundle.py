@@ -28,8 +28,8 @@ CRASH_FOLDER, CONFIG_FILE = "crash", "config.yaml"
 _PACKAGES = ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu", "numpy", "triton")
 # Of the environment, only what changes how torch and its processes behave.
 _VARIABLES = (
-    *("CUDA_", "TORCH", "NCCL_", "GLOO_", "OMP_", "MKL_", "PYTORCH_", "ASCEND_", "HCCL_", "MM_"),
-    *("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_COMM_WORLD"),
+    *("CUDA_", "CUBLAS_", "TORCH", "NCCL_", "GLOO_", "OMP_", "MKL_", "PYTORCH_", "ASCEND_"),
+    *("HCCL_", "MM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_COMM_WORLD"),
 )
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 

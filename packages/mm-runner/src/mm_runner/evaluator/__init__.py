@@ -4,6 +4,11 @@ from ._accuracy import Accuracy
 from ._dump_results import DumpResults
 from ._evaluator import Evaluator
 
+# For those who build and check a run's configuration: no names for users.
+from ._evaluator import build_evaluator as build_evaluator
+from ._evaluator import evaluator_type as evaluator_type
+from ._evaluator import refuse_evaluator as refuse_evaluator
+
 # For mm_runner.model, which takes predictions apart too: no names for users.
 from ._layout import join as join
 from ._layout import layout_of as layout_of

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mm_runner.errors import ConfigError
-from mm_runner.registry import METRICS, build_from_cfg
+from mm_runner.errors import ComponentNotFoundError, ConfigError
+from mm_runner.registry import METRICS, build_from_cfg, short_repr
+from mm_runner.registry._paths import path_within
 
 from ._metric import BaseMetric
 from ._offline import OfflineChunks
 
-__all__ = ["Evaluator"]
+__all__ = ["Evaluator", "build_evaluator", "evaluator_type", "refuse_evaluator"]
 
 
 class Evaluator:
@@ -19,13 +20,14 @@ class Evaluator:
 
     Args:
         metrics: A metric, the config of one, or a list of these.
-        where: Path of the configuration, for messages.
+        where: Path of the configuration, for messages; ``None`` finds that of ``metrics`` itself.
 
     Raises:
-        ConfigError: If there is no metric, or one is neither a metric nor a config.
+        ConfigError: If there is no metric, or one is neither a metric nor the config of one.
     """
 
-    def __init__(self, metrics: Any, *, where: str = "evaluator") -> None:
+    def __init__(self, metrics: Any, *, where: str | None = None) -> None:
+        where = where or path_within(metrics) or "evaluator"
         is_list = isinstance(metrics, Sequence) and not isinstance(metrics, str)
         listed = list(metrics) if is_list else [metrics]
         if not listed:
@@ -110,9 +112,70 @@ def _as_python(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
+def build_evaluator(value: Any, *, where: str = "evaluator") -> Evaluator:
+    """Build an evaluator.
+
+    Args:
+        value: A metric, the config of one, or a list of these; or an evaluator, or the config of
+            one: ``dict(metrics=...)``, with a ``type`` if it is a subclass of :class:`Evaluator`.
+        where: Path of ``value`` in the configuration.
+
+    Raises:
+        ComponentNotFoundError: If a ``type`` names nothing.
+        ConfigError: If ``value`` is nothing of these, or arguments do not fit.
+    """
+    if isinstance(value, Evaluator):
+        return value
+    kind = evaluator_type(value)
+    if kind is None:
+        return Evaluator(value, where=where)
+    return build_from_cfg({**value, "type": kind}, METRICS, where=where)  # type: ignore[no-any-return]
+
+
+def evaluator_type(cfg: Any) -> type[Evaluator] | None:
+    """Return the class of the evaluator that ``cfg`` is the config of; ``None`` if it is of none.
+
+    Example:
+        >>> evaluator_type({"metrics": [{"type": "Accuracy"}]}).__name__
+        'Evaluator'
+        >>> evaluator_type({"type": "Accuracy"}) is None
+        True
+    """
+    kind = _type_of(cfg) if isinstance(cfg, Mapping) else None
+    return kind if isinstance(kind, type) and issubclass(kind, Evaluator) else None
+
+
+def refuse_evaluator(metric: Any, where: str) -> None:
+    """Check that ``metric`` is no evaluator, nor the config of one.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    # Its process() takes what that of a metric takes, but in another order: taken for a metric it
+    # would report wrong numbers and no error. Those of other libraries are known by their method.
+    kind = _type_of(metric) if isinstance(metric, Mapping) else metric
+    if hasattr(kind, "offline_evaluate"):
+        raise ConfigError(
+            f"{where}: a metric is needed, got the evaluator {short_repr(metric)}. Give its "
+            "metrics in its place, or one mm_runner.evaluator.Evaluator as the whole."
+        )
+
+
+def _type_of(cfg: Mapping[str, Any]) -> Any:
+    kind = cfg.get("type", Evaluator if "metrics" in cfg else None)
+    if kind == "Evaluator" and kind not in METRICS:
+        return Evaluator
+    try:
+        return METRICS.get(kind) if isinstance(kind, str) else kind
+    except (ComponentNotFoundError, ConfigError):
+        return None  # who builds a metric of it says what is wrong
+
+
 def _build(metric: Any, where: str) -> BaseMetric:
+    refuse_evaluator(metric, where)
     if isinstance(metric, Mapping):
         metric = build_from_cfg(metric, METRICS, where=where)
+        refuse_evaluator(metric, where)  # which a function may have made
     for method in ("process", "evaluate"):
         if not hasattr(metric, method):
             raise ConfigError(

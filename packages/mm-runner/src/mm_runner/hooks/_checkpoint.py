@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,7 @@ from typing_extensions import override
 
 from mm_amp import OptimWrapper
 from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import (
-    load_checkpoint_file,
-    remove_checkpoint,
-    remove_orphaned_parts,
-    remove_unfinished,
-)
-from mm_runner.errors import CheckpointError, CheckpointWriteError
+from mm_runner.errors import CheckpointWriteError
 from mm_runner.optim import named_wrappers
 
 from ._best_checkpoints import BestCheckpoints, file_of
@@ -28,13 +21,14 @@ from ._checkpoint_arguments import (
     name_list,
     refuse_backends,
 )
+from ._checkpoint_directory import best_records_in, clean_directory, delete_checkpoints
 from ._checkpoint_saving import Save, Saving
 from ._hook import Hook
 from ._kept_checkpoints import KeptCheckpoints
-from ._publishing import publish_checkpoint
+from ._publishing import publish_checkpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["CheckpointHook"]
 
@@ -151,7 +145,7 @@ class CheckpointHook(Hook):
         self._newest = None  # of another training of this process, maybe
         wrappers = named_wrappers(runner.optim_wrapper).values()
         self._accumulates = not all(map(_steps_always, wrappers))
-        run_on_main(lambda: _clean(self._directory(runner), runner))
+        run_on_main(lambda: clean_directory(self._directory(runner), runner.logger))
         if self.minutes is not None:
             runner.interruption.save_every(60 * self.minutes, self.save_now)
 
@@ -212,7 +206,11 @@ class CheckpointHook(Hook):
                 f"{self._directory(runner)}, twice; the log says why. The older ones are whole."
             )
         if self.published_keys:
-            run_on_main(lambda: self._publish(runner))
+            directory, best = self._directory(runner), self._best.records.values()
+            names = [*self._kept.names[-1:], *(record["file"] for record in best)]
+            run_on_main(
+                lambda: publish_checkpoints(directory, names, self.published_keys, runner.logger)
+            )
 
     @override
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
@@ -231,8 +229,10 @@ class CheckpointHook(Hook):
         self._kept.names = list(state.get("kept", []))
         self._best.take_over(state.get("best", {}))
         # A best file is written after the checkpoint of its epoch, which does not know of it.
-        for records in run_on_main(lambda: self._records_on_disk(runner)):
-            self._best.take_over(records)
+        if self._best.wants_any:
+            directory, key = self._directory(runner), self._key(runner)
+            for records in run_on_main(lambda: best_records_in(directory, key, self._run)):
+                self._best.take_over(records)
 
     @property
     def best_records(self) -> dict[str, dict[str, Any]]:
@@ -303,8 +303,8 @@ class CheckpointHook(Hook):
             },
             on_written=lambda: self._kept.remove(superfluous),
             on_failed=take_back,
-            on_main=lambda: _delete(
-                directory, [one for one in superfluous if one not in kept_by_others], runner
+            on_main=lambda: delete_checkpoints(
+                directory, [one for one in superfluous if one not in kept_by_others], runner.logger
             ),
         )
         self._saving.save(runner, save, and_wait=and_wait)
@@ -332,35 +332,6 @@ class CheckpointHook(Hook):
         )
         self._saving.save(runner, save)
 
-    def _records_on_disk(self, runner: Any) -> list[dict[str, Any]]:
-        """Return what the files of the best models of this run say of themselves."""
-        found = []
-        for path in self._directory(runner).glob("best_*.pth") if self._best.wants_any else ():
-            with suppress(CheckpointError):
-                state = load_checkpoint_file(path).get(self._key(runner), {})
-                own = {
-                    metric: record
-                    for metric, record in state.get("best", {}).items()
-                    if record.get("file") == path.name and state.get("run") == self._run
-                }
-                found.append(own)
-        return found
-
-    def _publish(self, runner: Any) -> None:
-        directory = self._directory(runner)
-        names = [*self._kept.names[-1:], *(best["file"] for best in self._best.records.values())]
-        for name in names:
-            try:
-                path, missing = publish_checkpoint(directory / name, self.published_keys)
-            except CheckpointError as error:
-                runner.logger.error(f"published_keys: {error}")  # noqa: TRY400 - says it all
-                continue
-            if missing:
-                runner.logger.warning(
-                    f"published_keys: {name} has no {', '.join(map(repr, missing))}."
-                )
-            runner.logger.info(f"{name} is published as {path.name}.")
-
     def _key(self, runner: Any) -> str:
         """Return the checkpoint's entry of this hook: of several, each has its own."""
         hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
@@ -379,21 +350,6 @@ class CheckpointHook(Hook):
 
     def _directory(self, runner: Any) -> Path:
         return Path(self.out_dir or runner.work_dir)
-
-
-def _delete(directory: Path, names: Iterable[str], runner: Any) -> None:
-    for name in names:
-        try:
-            remove_checkpoint(directory / name)
-        except OSError as error:
-            runner.logger.warning(f"The superfluous {directory / name} stays: {error}")
-
-
-def _clean(directory: Path, runner: Any) -> None:
-    for path in remove_unfinished(directory):
-        runner.logger.info(f"Removed {path}, which a killed run left half written.")
-    for path in remove_orphaned_parts(directory):
-        runner.logger.info(f"Removed {path}, which belongs to no checkpoint.")
 
 
 def _steps_always(wrapper: Any) -> bool:

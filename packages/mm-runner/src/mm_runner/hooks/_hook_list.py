@@ -47,13 +47,34 @@ class HookList:
         """The hooks, in the order they act."""
         return [hook for _, hook in self._hooks]
 
-    def add(self, hook: Hook, priority: int | str | None = None) -> None:
+    def add(
+        self,
+        hook: Hook | Mapping[str, Any],
+        priority: int | str | None = None,
+        *,
+        where: str = "hook",
+    ) -> None:
         """Add a hook.
 
         Args:
-            hook: To add.
-            priority: Wins over the hook's own ``priority`` attribute.
+            hook: To add, or its config, which may hold a ``priority`` as well.
+            priority: Wins over that of the config, which wins over the hook's own ``priority``
+                attribute.
+            where: Path of the configuration, for messages.
+
+        Raises:
+            ComponentNotFoundError: If a ``type`` names nothing.
+            ConfigError: If it is no hook, its arguments do not fit, or there is no such priority.
         """
+        if isinstance(hook, Mapping):
+            arguments = dict(hook)
+            own = arguments.pop("priority", None)
+            priority = own if priority is None else priority
+            hook = build_from_cfg(arguments, HOOKS, where=where)
+        if not isinstance(hook, Hook):
+            raise ConfigError(
+                f"{where}: a mm_runner.hooks.Hook or a dict with 'type' is needed, got {hook!r}."
+            )
         level = priority_of(hook.priority if priority is None else priority)
         hook.priority = level
         self._hooks.append((level, hook))
@@ -132,24 +153,14 @@ def build_hooks(
         if isinstance(cfg, Mapping) and "type" not in cfg:
             cfg = {"type": kind, **_DEFAULT_ARGUMENTS.get(name, {}), **cfg}
         if cfg is not None:
-            _add(hooks, cfg, {"priority": level}, f"default_hooks.{name}")
+            where = f"default_hooks.{name}"
+            if isinstance(cfg, Mapping):
+                hooks.add({"priority": level, **cfg}, where=where)
+            else:
+                hooks.add(cfg, level, where=where)
     for name, cfg in replaced.items():
         if name not in _DEFAULT_HOOKS and cfg is not None:
-            _add(hooks, cfg, {}, f"default_hooks.{name}")
+            hooks.add(cfg, where=f"default_hooks.{name}")
     for index, cfg in enumerate(custom_hooks or ()):
-        _add(hooks, cfg, {}, f"custom_hooks[{index}]")
+        hooks.add(cfg, where=f"custom_hooks[{index}]")
     return hooks
-
-
-def _add(hooks: HookList, cfg: Any, defaults: dict[str, Any], where: str) -> None:
-    if isinstance(cfg, Mapping):
-        arguments = {**defaults, **cfg}
-        priority = arguments.pop("priority", None)
-        cfg = build_from_cfg(arguments, HOOKS, where=where)
-    else:
-        priority = defaults.get("priority")
-    if not isinstance(cfg, Hook):
-        raise ConfigError(
-            f"{where}: a mm_runner.hooks.Hook or a dict with 'type' is needed, got {cfg!r}."
-        )
-    hooks.add(cfg, priority)

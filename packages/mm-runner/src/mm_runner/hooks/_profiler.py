@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ProfilerHook"]
 
-_SCHEDULE = ("wait", "warmup", "active", "repeat", "skip_first")
+# Of each key, the least value.
+_SCHEDULE = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0}
 _READY = {"log_trace": ("sort_by", "row_limit"), "tb_trace": ("dir_name", "worker_name")}
+# What may stand in the name of a column for the device that is profiled.
+_DEVICES = ("cuda", "xpu", "privateuse1")
 
 
 class ProfilerHook(Hook):
@@ -38,8 +41,9 @@ class ProfilerHook(Hook):
         schedule: Arguments of ``torch.profiler.schedule``: ``wait``, ``warmup``, ``active``,
             ``repeat``, ``skip_first``, in steps. Without it all is traced.
         on_trace_ready: A function of the profiler; or ``dict(type='log_trace', sort_by=...,
-            row_limit=...)``, which logs a table, or ``dict(type='tb_trace', dir_name=...)``, which
-            writes for TensorBoard.
+            row_limit=...)``, which logs a table of the ``row_limit`` (100) highest by
+            ``"self_cpu_time_total"``, ``"cuda_time_total"``, ``"count"`` and so on; or
+            ``dict(type='tb_trace', dir_name=...)``, which writes for TensorBoard.
         record_shapes: Record the shapes of inputs. Defaults to ``False``.
         profile_memory: Record allocations. Defaults to ``False``.
         with_stack: Record where in the source an operation was called. Defaults to ``False``.
@@ -76,7 +80,7 @@ class ProfilerHook(Hook):
             )
         if not activity_with_cpu and not activity_with_cuda:
             raise ConfigError("ProfilerHook: both activities are False; switch one on.")
-        _check_keys("schedule", schedule or {}, _SCHEDULE)
+        _check_schedule(schedule)
         if isinstance(on_trace_ready, Mapping):
             kind = on_trace_ready.get("type")
             if kind not in _READY:
@@ -85,6 +89,7 @@ class ProfilerHook(Hook):
                     f" got {kind!r}.{did_you_mean(str(kind), _READY)}"
                 )
             _check_keys("on_trace_ready", on_trace_ready, ("type", *_READY[kind]))
+            _check_table(on_trace_ready)
         elif on_trace_ready is not None and not callable(on_trace_ready):
             raise ConfigError(
                 f"ProfilerHook.on_trace_ready: a function or a dict, got {on_trace_ready!r}."
@@ -209,7 +214,55 @@ def _activity(name: str, device: torch.device) -> str:
     return device.type.upper() if name == "CUDA" and device.type in ("npu", "xpu") else name
 
 
-def _check_keys(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+def _check_schedule(schedule: Any) -> None:
+    if schedule is None:
+        return
+    if not isinstance(schedule, Mapping):
+        raise ConfigError(f"ProfilerHook.schedule: a dict or None is needed, got {schedule!r}.")
+    _check_keys("schedule", schedule, _SCHEDULE)
+    for key, value in schedule.items():
+        if not _is_integer(value) or value < _SCHEDULE[key]:
+            raise ConfigError(
+                f"ProfilerHook.schedule.{key}: an integer of at least {_SCHEDULE[key]} is needed, "
+                f"in steps, got {value!r}."
+            )
+
+
+def _check_table(ready: Mapping[str, Any]) -> None:
+    row_limit = ready.get("row_limit", 1)
+    if not _is_integer(row_limit):
+        raise ConfigError(
+            f"ProfilerHook.on_trace_ready.row_limit: an integer is needed, -1 for all rows, got "
+            f"{row_limit!r}."
+        )
+    if "sort_by" in ready:
+        _check_column(ready["sort_by"])
+
+
+def _check_column(name: Any) -> None:
+    """Check the name of a column now: torch finds out when the profile, and the run, has ended."""
+    from torch.autograd.profiler_util import FunctionEventAvg  # noqa: PLC0415 - few profile
+
+    known = [
+        column
+        for column in dir(FunctionEventAvg())
+        if column in ("count", "flops") or column.endswith(("time", "_total", "_memory_usage"))
+    ]
+    general = str(name)
+    for device in _DEVICES:
+        general = general.replace(device, "device")
+    if not isinstance(name, str) or (name not in known and general not in known):
+        raise ConfigError(
+            f"ProfilerHook.on_trace_ready.sort_by: {name!r} is no column of torch's table; there "
+            f"are {', '.join(known)}.{did_you_mean(str(name), known)}"
+        )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_keys(where: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
     for key in given:
         if key not in known:
             raise ConfigError(

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_runner.errors import ConfigError
-from mm_runner.registry import MODELS, build_from_cfg
+from mm_runner.errors import ConfigError, ModelOutputError
+from mm_runner.registry import MODELS, build_from_cfg, short_repr
 
 from ._data_preprocessor import BaseDataPreprocessor
 from ._steps import run_eval_step, run_train_step
@@ -112,19 +112,19 @@ class BaseModel(nn.Module, ABC):
             and all entries by name, that sum first as ``"loss"``, detached.
 
         Raises:
-            TypeError: If ``losses`` is no mapping, or an entry is neither a tensor nor a list of
-                tensors.
+            ModelOutputError: If ``losses`` is no mapping, or an entry is neither a tensor nor a
+                list of tensors.
             ConfigError: If no name contains ``"loss"``.
         """
         if not isinstance(losses, (dict, Mapping)):  # a dict first: the cheaper question
-            raise TypeError(
-                f"forward(mode='loss') must return a dict of losses, got {type(losses).__name__}. "
-                "Return dict(loss=...)."
+            raise ModelOutputError(
+                f"forward(mode='loss') of {type(self).__name__} returned {_describe(losses)}; a "
+                "dict of losses is needed: return dict(loss=...)."
             )
         only = losses.get("loss") if len(losses) == 1 else None
         if isinstance(only, Tensor) and not only.ndim:  # what most models return, in every step
             return only, OrderedDict(loss=only.detach())
-        means = {name: _mean(name, value) for name, value in losses.items()}
+        means = {name: _mean(name, value, self) for name, value in losses.items()}
         terms = [value for name, value in means.items() if "loss" in name]
         if not terms:
             raise ConfigError(
@@ -137,11 +137,20 @@ class BaseModel(nn.Module, ABC):
         return loss, logged
 
 
-def _mean(name: str, value: Any) -> Tensor:
+def _mean(name: str, value: Any, model: nn.Module) -> Tensor:
     if isinstance(value, Tensor):
         return value.mean() if value.ndim else value
-    if isinstance(value, (list, tuple)) and value:
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    if is_list and all(isinstance(part, Tensor) for part in value):
         return torch.stack([part.mean() for part in value]).sum()
-    raise TypeError(
-        f"The loss {name!r} must be a tensor or a non-empty list of tensors, got {value!r}."
+    raise ModelOutputError(
+        f"forward(mode='loss') of {type(model).__name__} returned {name!r}: {_describe(value)}; a "
+        "tensor with gradient, or a non-empty list of tensors, is needed."
     )
+
+
+def _describe(value: Any) -> str:
+    """Say what a value is; what a tensor holds would fill the screen, and wait for the device."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{short_repr(value)}, of type {type(value).__name__}"

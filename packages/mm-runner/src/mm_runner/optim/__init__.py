@@ -2,6 +2,7 @@
 
 from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 
+from ._closure import refuse_closure
 from ._multi_optim_wrapper import MultiOptimWrapperConstructor
 from ._optim_wrapper import build_optim_wrapper, named_wrappers, scale_lr
 from .constructors import (
@@ -23,5 +24,6 @@ __all__ = [
     "build_param_schedulers",
     "named_schedulers",
     "named_wrappers",
+    "refuse_closure",
     "scale_lr",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import mm_compile
 import mm_dist
 from mm_runner.errors import ConfigError
-from mm_runner.evaluator import Evaluator
+from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import build_hooks
 from mm_runner.optim import named_wrappers, scale_lr
 from mm_runner.runner import Runner
@@ -50,7 +50,7 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
     hooks = build_hooks(cfg.get("default_hooks"), cfg.get("custom_hooks"))
     for phase in ("val", "test"):
         if cfg.get(f"{phase}_evaluator") is not None:
-            Evaluator(cfg[f"{phase}_evaluator"], where=f"{phase}_evaluator")
+            build_evaluator(cfg[f"{phase}_evaluator"], where=f"{phase}_evaluator")
     model = model_without_memory(cfg, notes)
     plan: dict[str, Any] = {"model": describe_model(model)}
     if cfg.get("optim_wrapper") is not None:

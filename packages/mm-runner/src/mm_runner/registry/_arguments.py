@@ -10,9 +10,12 @@ from mm_runner.errors import ConfigError, did_you_mean
 
 from ._annotations import annotation_of, describe_annotation, fits, fits_default
 
-__all__ = ["check_arguments", "check_type", "short_repr"]
+__all__ = ["check_arguments", "check_size", "check_type", "short_repr"]
 
 _LONGEST_REPR = 120
+# What torch, and the system, can count.
+_LARGEST = 2**63 - 1
+_OF_TORCH_OR_US = ("mm_amp", "mm_compile", "mm_dist", "mm_npu", "mm_runner", "torch")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # How alike a name must be to a known one to be offered in its place; and, where a component takes
 # any name, to be taken for a slip.
@@ -62,7 +65,11 @@ def check_arguments(
                 f"{where}.{parameter.name}: {name} needs this argument; "
                 f"given: {', '.join(map(repr, arguments)) or 'none'}."
             )
+    # Others' components may take integers of any size, such as a seed of 128 bits.
+    is_bounded = str(getattr(component, "__module__", "")).partition(".")[0] in _OF_TORCH_OR_US
     for argument, value in arguments.items():
+        if is_bounded:
+            check_size(value, f"{where}.{argument}")
         if argument in known:
             check_type(*known[argument], value, f"{where}.{argument}")
 
@@ -98,6 +105,28 @@ def check_type(
         annotation = type(parameter.default)
     wanted = describe_annotation(annotation)
     raise ConfigError(f"{where}: {wanted} is needed, got {short_repr(value)}.")
+
+
+def check_size(value: Any, where: str) -> None:
+    """Check that an integer, and all in a list or a dict of them, has 64 bits at most.
+
+    Raises:
+        ConfigError: If it has more.
+    """
+    if isinstance(value, int):
+        if not -_LARGEST <= value <= _LARGEST:
+            size = value.bit_length()
+            # Python itself refuses to write very long ones.
+            told = repr(value) if size <= _LONGEST_REPR * 3 else f"one of {size} bits"
+            raise ConfigError(
+                f"{where}: an integer of at most 2**63 - 1 = {_LARGEST} is needed, got {told}."
+            )
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            check_size(item, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            check_size(item, f"{where}[{index}]")
 
 
 def short_repr(value: object) -> str:

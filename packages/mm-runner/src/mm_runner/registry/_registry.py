@@ -127,11 +127,12 @@ class Registry:
 
         return decorator
 
-    def get(self, name: str) -> Callable[..., Any]:
+    def get(self, name: str, *, others: Iterable[str] = ()) -> Callable[..., Any]:
         """Return the component called ``name``, importing it if needed.
 
         Args:
             name: A registered name, or an import path ``pkg.mod:Name`` or ``pkg.mod.Name``.
+            others: Names that the caller knows besides, for the message. Defaults to none.
 
         Raises:
             ComponentNotFoundError: If there is none; the message lists what there is.
@@ -149,7 +150,7 @@ class Registry:
             component = load_entry_point(self.entry_point_group, name)
             if component is not None:
                 return component  # type: ignore[return-value]
-        raise ComponentNotFoundError(self._not_found(name))
+        raise ComponentNotFoundError(self._not_found(name, others))
 
     def build(self, cfg: Mapping[str, Any] | object, **default_args: Any) -> Any:
         """Build the component that ``cfg['type']`` names, with the other keys as arguments.
@@ -198,8 +199,8 @@ class Registry:
             stacklevel=4,
         )
 
-    def _not_found(self, name: str) -> str:
-        names = self.names()
+    def _not_found(self, name: str, others: Iterable[str]) -> str:
+        names = sorted({*self.names(), *others})
         home = _USUAL_HOMES.get(self.entry_point_group or "")
         hint = f" Usual ones come with {home}: pip install {home}." if home else ""
         return (

@@ -3,6 +3,7 @@
 from ._background import BackgroundScalars
 from ._console import RunConsole
 from ._log_processor import LogProcessor
+from ._log_processor_configs import build_log_processor
 from ._message_hub import MessageHub
 from ._progress import TrainingClock, as_clock
 from ._run_logger import close_logger, open_logger
@@ -22,6 +23,7 @@ __all__ = [
     "TrainingClock",
     "WandbWriter",
     "as_clock",
+    "build_log_processor",
     "close_logger",
     "open_logger",
     "writer_configs",

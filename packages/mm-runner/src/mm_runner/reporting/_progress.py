@@ -7,6 +7,8 @@ from datetime import timedelta
 
 __all__ = ["TrainingClock", "as_clock"]
 
+_LONGEST_S = timedelta.max.total_seconds() - 1
+
 
 class TrainingClock:
     """Reckons how long the steps that are left will take, from those of this run.
@@ -46,4 +48,5 @@ class TrainingClock:
 
 def as_clock(seconds: float) -> str:
     """Return a duration as ``h:mm:ss``, with days before it where there are some."""
-    return str(timedelta(seconds=int(seconds)))
+    # Of a run that is to go on "for ever" it is more than Python's dates hold.
+    return str(timedelta(seconds=int(min(seconds, _LONGEST_S))))

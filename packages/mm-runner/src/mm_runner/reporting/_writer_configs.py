@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, did_you_mean
 
 __all__ = ["writer_configs"]
 
@@ -14,6 +14,10 @@ _MMENGINES_NAMES = {
     "TensorboardVisBackend": "TensorBoardWriter",
     "WandbVisBackend": "WandbWriter",
 }
+_KEYS = ("type", "name", "vis_backends", "save_dir")
+# How alike a key must be to one of these to be taken for it: ytpe and type are, backend, which
+# visualizers of poses take, and vis_backends (0.74) are not.
+_SLIP = 0.75
 
 
 def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
@@ -21,11 +25,12 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
 
     Args:
         visualizer: ``dict(vis_backends=[dict(type='TensorboardVisBackend'), ...])``, of which other
-            keys are ignored: nothing is drawn here; or ``None``.
+            keys are ignored: nothing is drawn here; or ``None``. One that is near ``vis_backends``,
+            ``type``, ``name`` or ``save_dir`` is taken for a slip.
         log_writers: A name, a config, a writer, or a list of these; or ``None``.
 
     Raises:
-        ConfigError: If one of them is something else.
+        ConfigError: If one of them is something else, or a key of ``visualizer`` is a slip.
 
     Example:
         >>> writer_configs(None, ["TensorBoardWriter"])
@@ -36,6 +41,7 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
             f"visualizer: a dict is needed, got {type(visualizer).__name__}. Give "
             "dict(vis_backends=[dict(type='TensorboardVisBackend')]), or log_writers."
         )
+    _check_keys(visualizer or {})
     found: dict[str, Any] = {}
     backends = (visualizer or {}).get("vis_backends")
     for where, given in (("visualizer.vis_backends", backends), ("log_writers", log_writers)):
@@ -46,6 +52,17 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
             if not is_there_anyway and cfg not in found.values():
                 found[f"{where}[{index}]"] = cfg
     return found
+
+
+def _check_keys(visualizer: Mapping[str, Any]) -> None:
+    """Refuse what can only be a slip: visualizers take arguments of their own, which are many."""
+    for key in visualizer:
+        hint = did_you_mean(str(key), _KEYS, cutoff=_SLIP)
+        if hint and key not in _KEYS:
+            raise ConfigError(
+                f"visualizer.{key}: unknown key; known are {', '.join(_KEYS)}, and a visualizer's "
+                f"own arguments, which are ignored.{hint}"
+            )
 
 
 def _as_config(entry: Any, where: str) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
-from mm_runner.evaluator import Evaluator
+from mm_runner.evaluator import build_evaluator
 from mm_runner.registry import LOOPS, build_from_cfg
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> A
 def build_eval_loop(runner: Runner, phase: str, **configs: Any) -> Any:
     """Build the loop of ``phase``, ``"val"`` or ``"test"``, its dataloader and its evaluator.
 
+    Random numbers that are drawn in it are not taken from those of the run.
+
     Args:
         runner: The run.
         phase: Which.
@@ -58,11 +61,19 @@ def build_eval_loop(runner: Runner, phase: str, **configs: Any) -> Any:
     Raises:
         ConfigError: If a config does not fit.
     """
+    # A script may ask for the loop before it trains, which then is to go as it does without.
+    state = rng_state(runner.device)
+    try:
+        return _build_eval_loop(runner, phase, **configs)
+    finally:
+        set_rng_state(state, runner.device)
+
+
+def _build_eval_loop(runner: Runner, phase: str, **configs: Any) -> Any:
     where = f"{phase}_dataloader"
     loader = _build_loader(runner, configs[where], where, shuffle=False)
-    evaluator = configs[f"{phase}_evaluator"]
-    if not isinstance(evaluator, Evaluator):
-        evaluator = Evaluator(evaluator, where=f"{phase}_evaluator")
+    where = f"{phase}_evaluator"
+    evaluator = build_evaluator(configs[where], where=where)
     return build_from_cfg(
         _loop_arguments(configs[f"{phase}_cfg"], f"{phase}_cfg"),
         LOOPS,

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.registry import short_repr
 from mm_runner.validation import validate_run
 
 __all__ = [
@@ -44,6 +45,10 @@ _SLIP = 0.8
 # Keys of MMEngine that this version does not honour: an error, since silence would change a run.
 _UNSUPPORTED_CFG_KEYS = ("activation_checkpointing", "efficient_conv_bn_eval")
 
+# Keys with which MMEngine's FlexibleRunner shards or offloads a model, likewise; ``runner_type``
+# may name the one Runner that there is.
+_FLEXIBLE_KEYS = ("runner_type", "strategy")
+
 # Keys of MMEngine's family that are for other programs or the file's own use, and look like ours.
 _OTHERS_KEYS = ("conv_cfg", "tta_cfg", "tta_model", "tta_pipeline")
 
@@ -74,7 +79,8 @@ def unknown_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> lis
         cfg: The configuration.
         runner_arguments: Keys that the Runner's constructor knows.
     """
-    known = {*CFG_KEYS, *runner_arguments, *_UNSUPPORTED_CFG_KEYS, *_OTHERS_KEYS}
+    unsupported = (*_UNSUPPORTED_CFG_KEYS, *_FLEXIBLE_KEYS)
+    known = {*CFG_KEYS, *runner_arguments, *unsupported, *_OTHERS_KEYS}
     return [str(key) for key in cfg if key not in known]
 
 
@@ -159,6 +165,8 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
                 f"cfg.{key}: this version of mm-runner does not do that; remove the key to go on "
                 "without it."
             )
+        if key in _FLEXIBLE_KEYS:
+            _check_plain_runner(key, cfg[key])
         if key not in known and key not in _OTHERS_KEYS:
             # Configs carry names of their own, such as data_root: only a slip counts.
             hint = did_you_mean(str(key), known, cutoff=_SLIP)
@@ -167,6 +175,20 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
                     f"cfg.{key}: unknown key.{hint} Keys of your own need names unlike these."
                 )
     return dict(cfg)
+
+
+def _check_plain_runner(key: str, value: Any) -> None:
+    """Refuse what asks for MMEngine's other Runner."""
+    name = str(getattr(value, "__name__", value)).rpartition(".")[2]
+    known = ["Runner"] if key == "runner_type" else []
+    if value and name not in known:
+        raise ConfigError(
+            f"cfg.{key}: {short_repr(value)} was given; there is no Runner but mm_runner.Runner, "
+            "and it has no strategies. To shard the model, give "
+            "model_wrapper_cfg=dict(type='MMFullyShardedDataParallel'); for mixed precision, "
+            "optim_wrapper=dict(type='AmpOptimWrapper', ...). Remove the key to go on without it."
+            f"{did_you_mean(name, known, cutoff=_SLIP)}"
+        )
 
 
 def checked_mapping(value: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:

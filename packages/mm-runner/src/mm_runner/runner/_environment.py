@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import mm_dist
 from mm_runner.errors import ConfigError
+from mm_runner.registry import check_size
 
 from ._checks import checked_mapping
 
 if TYPE_CHECKING:
     import logging
 
-__all__ = ["raise_open_file_limit", "seed_everything", "set_up_process", "switch_deterministic"]
+__all__ = [
+    "fix_cublas_workspace",
+    "raise_open_file_limit",
+    "seed_everything",
+    "set_up_process",
+    "switch_deterministic",
+]
 
 _DEFAULT_OPEN_FILES = 4096
+_CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
@@ -49,6 +59,7 @@ def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
     open_files = env.get("resource_limit", _DEFAULT_OPEN_FILES)
     if not isinstance(open_files, int):
         raise ConfigError(f"env_cfg.resource_limit: an integer is needed, got {open_files!r}.")
+    check_size(open_files, "env_cfg.resource_limit")
     if env.get("cudnn_benchmark"):
         torch.backends.cudnn.benchmark = True
     if start_method is not None:
@@ -91,6 +102,18 @@ def raise_open_file_limit(limit: int) -> None:
     wanted = max(limit, soft) if hard == resource.RLIM_INFINITY else min(max(limit, soft), hard)
     if wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def fix_cublas_workspace(randomness: Any) -> None:
+    """Give cuBLAS workspaces of a fixed size, if ``randomness`` asks for determinism.
+
+    Without them torch refuses matrix products on CUDA when only deterministic algorithms may be
+    used. cuBLAS reads the variable when it starts, so this comes before anything touches the
+    device. What the user has set stays.
+    """
+    is_asked = isinstance(randomness, Mapping) and randomness.get("deterministic")
+    if is_asked and torch.version.cuda:
+        os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")
 
 
 def seed_everything(seed: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.model import unwrap_model
+from mm_runner.model import eval_step_of, unwrap_model
 from mm_runner.optim import named_wrappers
 
+from ._building import build_eval_loop
 from ._run_hooks import RunHooks
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class RunFacts(RunHooks):
     test_loop: Any
     _logs: RunLogs
     _seed: RunSeed
+    _val: dict[str, Any]
+    _test: dict[str, Any]
 
     # What the run is.
 
@@ -173,42 +176,59 @@ class RunFacts(RunHooks):
         """Epochs, or steps, between two validations; 1 without a training loop."""
         return self.train_loop.val_interval if self.train_loop is not None else 1
 
-    # The parts of the loops, which are built when train, val or test needs them.
+    # The parts of the loops. Those of an evaluation are built when they are first asked for, so
+    # that a script can change them before val() or test(). Those of a training are not: resuming
+    # may change the seed that they are built with.
 
     @property
     def train_dataloader(self) -> DataLoader[Any]:
         """The training batches, once :meth:`train` has built them."""
-        return _built(self.train_loop, "train").dataloader  # type: ignore[no-any-return]
+        if self.train_loop is None:
+            raise AttributeError(
+                "The train loop, with its dataloader, is built by train(), and was not asked for "
+                "yet. A hook finds it from before_run on; Runner.build_dataloader(cfg) builds a "
+                "dataloader at any time."
+            )
+        return self.train_loop.dataloader  # type: ignore[no-any-return]
 
     @property
     def val_dataloader(self) -> DataLoader[Any]:
-        """The validation batches, once they are built."""
-        return _built(self.val_loop, "val").dataloader  # type: ignore[no-any-return]
+        """The validation batches, built when they are first asked for."""
+        return self._evaluation("val").dataloader  # type: ignore[no-any-return]
 
     @property
     def val_evaluator(self) -> Evaluator:
-        """The metrics of the validation, once they are built."""
-        return _built(self.val_loop, "val").evaluator  # type: ignore[no-any-return]
+        """The metrics of the validation, built when they are first asked for."""
+        return self._evaluation("val").evaluator  # type: ignore[no-any-return]
 
     @property
     def test_dataloader(self) -> DataLoader[Any]:
-        """The test batches, once they are built."""
-        return _built(self.test_loop, "test").dataloader  # type: ignore[no-any-return]
+        """The test batches, built when they are first asked for."""
+        return self._evaluation("test").dataloader  # type: ignore[no-any-return]
 
     @property
     def test_evaluator(self) -> Evaluator:
-        """The metrics of the test, once they are built."""
-        return _built(self.test_loop, "test").evaluator  # type: ignore[no-any-return]
+        """The metrics of the test, built when they are first asked for."""
+        return self._evaluation("test").evaluator  # type: ignore[no-any-return]
 
+    def _evaluation(self, phase: str) -> Any:
+        loop = self._build_eval_loop(phase)
+        if loop is None:
+            raise AttributeError(
+                f"The Runner has no {phase} loop: it got no {phase}_dataloader, {phase}_cfg and "
+                f"{phase}_evaluator. Give these three."
+            )
+        return loop
 
-def _built(loop: Any, phase: str) -> Any:
-    if loop is None:
-        raise AttributeError(
-            f"The {phase} loop, with its dataloader, is built by {phase}(), and was not asked for "
-            "yet. A hook finds it from before_run on; Runner.build_dataloader(cfg) builds a "
-            "dataloader at any time."
-        )
-    return loop
+    def _build_eval_loop(self, phase: str) -> Any:
+        """Return the loop of ``"val"`` or ``"test"``, built once; ``None`` if not configured."""
+        configs = self._val if phase == "val" else self._test
+        run: Any = self
+        name = f"{phase}_loop"
+        if configs and getattr(run, name) is None:
+            eval_step_of(run.model, f"{phase}_step")
+            setattr(run, name, build_eval_loop(run, phase, **configs))
+        return getattr(run, name)
 
 
 def _is_between_windows(wrapper: Any) -> bool:

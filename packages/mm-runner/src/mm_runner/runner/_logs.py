@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 import mm_dist
@@ -20,16 +20,14 @@ from mm_runner.registry import LOG_WRITERS, build_from_cfg
 from mm_runner.reporting import (
     BackgroundScalars,
     JsonLinesWriter,
-    LogProcessor,
     RunConsole,
     close_logger,
     open_logger,
 )
 
-from ._checks import checked_mapping
 from ._work_dir import open_work_dir
 
-__all__ = ["RunLogs", "build_log_processor", "plain_config"]
+__all__ = ["RunLogs", "plain_config"]
 
 # How long the end of a run waits for what writes beside it: a network may be gone.
 _PATIENCE_S = 30.0
@@ -118,22 +116,11 @@ def _close(writers: list[BackgroundScalars], logger: logging.Logger) -> None:
     close_logger(logger)
 
 
-def build_log_processor(value: Any) -> LogProcessor:
-    """Return ``value`` if it is a :class:`LogProcessor`, else one built from its arguments.
-
-    Raises:
-        ConfigError: If an argument is unknown.
-    """
-    if isinstance(value, LogProcessor):
-        return value
-    known = inspect.signature(LogProcessor).parameters
-    arguments = checked_mapping(value, "log_processor", ("type", *known))
-    arguments.pop("type", None)  # MMEngine's configs name the one there is
-    return LogProcessor(**arguments)
-
-
 def plain_config(value: Any) -> Any:
-    """Return ``value`` in primitives that YAML can hold; objects appear as their type's name."""
+    """Return ``value`` in primitives that YAML can hold; objects appear as their type's name.
+
+    Classes and torch's number types are written as a configuration can name them.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain_config(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -142,4 +129,6 @@ def plain_config(value: Any) -> Any:
         return plain(value)  # without a subclass's name, which YAML cannot hold
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
     return f"<{type(value).__module__}.{type(value).__qualname__}>"

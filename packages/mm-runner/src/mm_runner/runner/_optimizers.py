@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mm_amp import OptimWrapperDict
+from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 from mm_dist import MMDistributedDataParallel
 from mm_runner.errors import ConfigError
-from mm_runner.model import unwrap_model
-from mm_runner.optim import build_optim_wrapper, named_wrappers, scale_lr
+from mm_runner.model import BaseModel, unwrap_model
+from mm_runner.optim import (
+    build_optim_wrapper,
+    named_wrappers,
+    refuse_closure,
+    scale_lr,
+)
 
 from ._sharded_state import as_sharded
 from ._summary import batch_of_process
@@ -53,6 +58,7 @@ def build_wrapper_of_run(runner: Runner, cfg: Any, auto_scale_lr: Mapping[str, A
     for name, wrapper in named_wrappers(optim_wrapper).items():
         _check_complete(wrapper)
         _check_parameters(runner.model, wrapper)
+        _check_step(runner.model, wrapper, f"optim_wrapper.{name}" if name else "optim_wrapper")
         _settle_batch(runner, wrapper, f" of {name}" if name else "", auto_scale_lr)
     return optim_wrapper
 
@@ -64,6 +70,14 @@ def _check_complete(wrapper: Any) -> None:
             f"optim_wrapper: {type(wrapper).__name__} has no {', no '.join(missing)}; derive it "
             "from mm_amp.OptimWrapper or mm_amp.AmpOptimWrapper."
         )
+
+
+def _check_step(model: nn.Module, wrapper: Any, where: str) -> None:
+    """Raise if the optimizer steps only with a closure, and nobody is there to give one."""
+    own = getattr(unwrap_model(model), "train_step", None)
+    is_ours = own is None or getattr(own, "__func__", None) is BaseModel.train_step
+    if is_ours and type(wrapper) in (OptimWrapper, AmpOptimWrapper):
+        refuse_closure(type(wrapper.optimizer), f"{where}.optimizer")
 
 
 def _check_parameters(model: nn.Module, wrapper: Any) -> None:

@@ -141,14 +141,14 @@ def _for_other_processes(runner: Runner, position: DataPosition, num_saved: int)
     batches = getattr(runner.train_loop, "batches", None)
     if batches is not None:
         position = batches.rescaled(position, num_saved, runner.world_size)
-    place = "the next epoch"
+    place = "with the next epoch"
     if position.is_begun:
         done = f"batch {position.batch} of each process"
         if position.samples is not None:
             done = f"sample {position.samples}"
-        place = f"{done} of pass {position.epoch + 1}"
+        place = f"after {done} of pass {position.epoch + 1}"
     runner.logger.warning(
-        f"{said}, this run has {runner.world_size}: the data go on after {place}, each sample "
+        f"{said}, this run has {runner.world_size}: the data go on {place}, each sample "
         f"once; random numbers start anew from the seed. A step takes "
         f"{runner.world_size / num_saved:g} times as many samples as before: schedules and "
         "learning rates are left as they are."

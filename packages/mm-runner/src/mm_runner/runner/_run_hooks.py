@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from mm_runner.hooks import Hook, HookList
 
@@ -44,6 +44,18 @@ class RunHooks:
         is_own = type(self).call_hook is RunHooks.call_hook and "call_hook" not in vars(self)
         return self.hooks_list.of_steps(stage, None if is_own else self.call_hook)
 
-    def register_hook(self, hook: Hook, priority: int | str | None = None) -> None:
-        """Add a hook; ``priority`` wins over the hook's own."""
-        self.hooks_list.add(hook, priority)
+    def register_hook(
+        self, hook: Hook | Mapping[str, Any], priority: int | str | None = None
+    ) -> None:
+        """Add a hook.
+
+        Args:
+            hook: To add, or its config, as in ``custom_hooks``.
+            priority: Wins over that of the config, which wins over the hook's own. Defaults to
+                the one of these that is there.
+
+        Raises:
+            ComponentNotFoundError: If a ``type`` names nothing.
+            ConfigError: If it is no hook, its arguments do not fit, or there is no such priority.
+        """
+        self.hooks_list.add(hook, priority, where="register_hook")

@@ -11,20 +11,20 @@ from mm_runner.config import ConfigDict
 from mm_runner.crash import keep_crash
 from mm_runner.errors import ConfigError, RunStopped
 from mm_runner.hooks import build_hooks
-from mm_runner.model import eval_step_of, train_step_of
+from mm_runner.model import train_step_of
 from mm_runner.optim import build_param_schedulers
-from mm_runner.reporting import LogProcessor, writer_configs
+from mm_runner.reporting import LogProcessor, build_log_processor, writer_configs
 from mm_runner.validation import validate_run
 
-from ._building import build_eval_loop, build_train_loop
+from ._building import build_train_loop
 from ._checks import check_there, checked_cfg, checked_mapping, checked_phases, unknown_keys
 from ._collate_hint import explaining_lists
 from ._compiling import RunCompiler
-from ._environment import set_up_process
+from ._environment import fix_cublas_workspace, set_up_process
 from ._epoch_length import epoch_length
 from ._interruption import Interruption
 from ._loading import StartingPoint
-from ._logs import RunLogs, build_log_processor, plain_config
+from ._logs import RunLogs, plain_config
 from ._memory_format import use_channels_last
 from ._optimizers import build_wrapper_of_run
 from ._parts import PartsWriting
@@ -75,7 +75,8 @@ class Runner(ScriptApi):
             ``train_step`` then says which of them steps when.
         param_scheduler: Config of a schedule, or a list of them; for several wrappers also a dict
             of these by name.
-        val_evaluator: A metric, its config, or a list of these.
+        val_evaluator: A metric, its config, or a list of these; or an evaluator or its config,
+            ``dict(metrics=...)``.
         test_evaluator: Likewise, for the test.
         default_hooks: Replaces default hooks by name: ``runtime_info``, ``timer``,
             ``sampler_seed``, ``logger``, ``param_scheduler``, ``checkpoint``; ``None`` removes one.
@@ -163,6 +164,7 @@ class Runner(ScriptApi):
         self.message_hub = self.log_processor.message_hub()
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
 
+        fix_cublas_workspace(randomness)
         self.dist_info = set_up_process(launcher, env_cfg)
         self._seed = RunSeed(randomness, self.rank)
         self._start = StartingPoint(load_from, self._seed, resume=resume)
@@ -233,7 +235,7 @@ class Runner(ScriptApi):
         self.train_loop = build_train_loop(
             self, self._train["train_dataloader"], self._train["train_cfg"]
         )
-        self._build_val_loop()
+        self._build_eval_loop("val")
         self.optim_wrapper = build_wrapper_of_run(
             self, self._train["optim_wrapper"], self._auto_scale_lr
         )
@@ -282,15 +284,11 @@ class Runner(ScriptApi):
 
     def val(self) -> dict[str, float]:
         """Validate once, and return the metrics, equal on all processes."""
-        self._build_val_loop()
-        return self._evaluate("val", self.val_loop)
+        return self._evaluate("val", self._build_eval_loop("val"))
 
     def test(self) -> dict[str, float]:
         """Test once, and return the metrics, equal on all processes."""
-        if self._test and self.test_loop is None:
-            eval_step_of(self.model, "test_step")
-            self.test_loop = build_eval_loop(self, "test", **self._test)
-        return self._evaluate("test", self.test_loop)
+        return self._evaluate("test", self._build_eval_loop("test"))
 
     def write_scalars(
         self, phase: str, scalars: Mapping[str, Any], *, step: int, by_epoch: bool = False
@@ -351,11 +349,6 @@ class Runner(ScriptApi):
         )
 
     # How it comes about.
-
-    def _build_val_loop(self) -> None:
-        if self._val and self.val_loop is None:
-            eval_step_of(self.model, "val_step")
-            self.val_loop = build_eval_loop(self, "val", **self._val)
 
     def _evaluate(self, phase: str, loop: Any) -> dict[str, float]:
         if loop is None:

@@ -10,7 +10,7 @@ import torch
 import mm_dist
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
-from mm_runner.evaluator import Evaluator
+from mm_runner.evaluator import Evaluator, build_evaluator
 
 from ._facts import RunFacts
 from ._loading import read_checkpoint
@@ -89,8 +89,17 @@ class ScriptApi(RunFacts):
 
     @staticmethod
     def build_evaluator(evaluator: Any) -> Evaluator:
-        """Build an evaluator from a metric, the config of one, or a list of these."""
-        return evaluator if isinstance(evaluator, Evaluator) else Evaluator(evaluator)
+        """Build an evaluator.
+
+        Args:
+            evaluator: As ``val_evaluator``: a metric, the config of one, a list of these, or
+                ``dict(metrics=...)``; an evaluator is returned as it is.
+
+        Raises:
+            ComponentNotFoundError: If a ``type`` names nothing.
+            ConfigError: If it is nothing of these, or arguments do not fit.
+        """
+        return build_evaluator(evaluator)
 
 
 def _revised(name: str, revise_keys: Sequence[tuple[str, str]]) -> str:

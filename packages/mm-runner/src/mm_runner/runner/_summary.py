@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 
 from mm_amp import AmpOptimWrapper
 from mm_dist import is_model_wrapper
+from mm_runner import __version__
 from mm_runner._tf32 import uses_tf32
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
@@ -78,6 +80,7 @@ def _lines(runner: Runner) -> Iterator[tuple[str, str]]:
     wrappers = named_wrappers(runner.optim_wrapper)
     group = f", backend {runner.dist_info.backend}" if runner.distributed else ""
     yield "devices", f"{runner.world_size} x {_device(runner)}, launcher {runner.launcher}{group}"
+    yield "versions", _versions()
     yield "parameters", _parameters(runner)
     if is_model_wrapper(runner.model):
         yield "wrapper", type(runner.model).__name__
@@ -108,6 +111,15 @@ def _device(runner: Runner) -> str:
     if device.type == "cpu" or name_of is None:
         return f"{device.type} ({torch.get_num_threads()} threads each)"
     return f"{device.type} ({name_of(device)})"
+
+
+def _versions() -> str:
+    toolkits = (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip))
+    built_with = "".join(f" with {name} {version}" for name, version in toolkits if version)
+    return (
+        f"Python {platform.python_version()}, torch {torch.__version__}{built_with}, "
+        f"mm-runner {__version__}"
+    )
 
 
 def _parameters(runner: Runner) -> str:

@@ -2,7 +2,8 @@
 
 The components that it names are imported, and their signatures and annotations compared with what
 is given; none of them is called, but for torch's optimizers, our optimizer wrappers and schedules,
-which are tried on a parameter of four numbers. Every message begins with the path of the key.
+which are tried on a parameter of four numbers, and the log processor. Every message begins with the
+path of the key.
 """
 
 from ._run import validate_run

@@ -9,7 +9,14 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from mm_runner.errors import ConfigError, did_you_mean
-from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, check_arguments, short_repr
+from mm_runner.registry import (
+    DATA_SAMPLERS,
+    DATASETS,
+    FUNCTIONS,
+    check_arguments,
+    check_size,
+    short_repr,
+)
 
 from ._components import check_component, check_part, need_mapping
 
@@ -90,6 +97,7 @@ def _check_there(cfg: Mapping[str, Any], where: str) -> None:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and (not is_integer or value < 1):
             raise ConfigError(f"{where}.{name}: a positive integer is needed, got {value!r}.")
+        check_size(value, f"{where}.{name}")
 
 
 def _check_function(function: Any, where: str) -> None:

@@ -12,12 +12,13 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 import mm_dist
-from mm_amp import AmpOptimWrapper
+from mm_amp import AmpOptimWrapper, OptimWrapper
 from mm_runner.errors import ConfigError
 from mm_runner.optim import (
     DefaultOptimWrapperConstructor,
     MultiOptimWrapperConstructor,
     build_optim_wrapper,
+    refuse_closure,
 )
 from mm_runner.registry import (
     OPTIM_WRAPPER_CONSTRUCTORS,
@@ -107,6 +108,8 @@ def _check_one(cfg: Mapping[str, Any], where: str, device_type: str | None) -> O
     kind = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
     plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
     wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
+    if wrapper in (OptimWrapper, AmpOptimWrapper):  # another's may have its own way to step
+        refuse_closure(kind, f"{where}.optimizer")
     tried = dict(cfg)
     is_torchs = kind.__module__.startswith("torch.optim")
     if not is_torchs:

@@ -12,7 +12,7 @@ from torch import nn
 import mm_compile
 import mm_dist
 from mm_runner.errors import ConfigError
-from mm_runner.evaluator import Evaluator
+from mm_runner.evaluator import Evaluator, evaluator_type, refuse_evaluator
 from mm_runner.hooks import Hook
 from mm_runner.hooks._hook_list import _DEFAULT_HOOKS as DEFAULT_HOOK_NAMES
 from mm_runner.loops import IterBasedTrainLoop
@@ -21,16 +21,16 @@ from mm_runner.registry import (
     LOG_WRITERS,
     LOOPS,
     METRICS,
-    MODEL_WRAPPERS,
     MODELS,
     check_type,
 )
-from mm_runner.reporting import LogProcessor, writer_configs
+from mm_runner.reporting import build_log_processor, writer_configs
 
 from ._components import check_component, check_keys, check_known, need_mapping
 from ._data import check_dataloader
 from ._optim import check_optim_wrapper
 from ._schedules import check_schedules
+from ._wrapper import check_model_wrapper
 
 __all__ = ["validate_run"]
 
@@ -89,7 +89,16 @@ def _check_train_loop(cfg: Any, where: str) -> None:
     default = "EpochBasedTrainLoop" if by_epoch is not False else "IterBasedTrainLoop"
     if cfg.get("type") is not None and by_epoch is not None and "by_epoch" in cfg:
         raise ConfigError(f"{where}: 'type' and 'by_epoch' were both given; give one of them.")
-    check_component(plain, LOOPS, where, default=default, given=("runner", "dataloader"))
+    length = "max_epochs" if by_epoch is not False else "max_iters"
+    is_missing = cfg.get("type") is None and length not in cfg
+    # A slip in its name is told before that it is missing.
+    tried = {**plain, length: 1} if is_missing else plain
+    check_component(tried, LOOPS, where, default=default, given=("runner", "dataloader"))
+    if is_missing:
+        raise ConfigError(
+            f"{where}.{length}: this key is missing; given: {', '.join(map(repr, cfg)) or 'none'}. "
+            f"It is how many {length[4:]} to train."
+        )
 
 
 def _check_eval_loop(cfg: Any, where: str) -> None:
@@ -100,12 +109,23 @@ def _check_eval_loop(cfg: Any, where: str) -> None:
 
 
 def _check_evaluator(value: Any, where: str) -> None:
+    kind = evaluator_type(value)
+    if kind is not None:
+        check_component({**value, "type": kind}, METRICS, where)
+    if kind is Evaluator:
+        _check_metrics(value["metrics"], f"{where}.metrics")
+    elif kind is None and not isinstance(value, Evaluator):
+        _check_metrics(value, where)
+
+
+def _check_metrics(value: Any, where: str) -> None:
     is_list = isinstance(value, (list, tuple))
     for index, metric in enumerate(value if is_list else [value]):
         place = f"{where}[{index}]" if is_list else where
+        refuse_evaluator(metric, place)
         if isinstance(metric, Mapping):
             check_component(metric, METRICS, place)
-        elif not isinstance(metric, Evaluator) and not hasattr(metric, "process"):
+        elif not hasattr(metric, "process"):
             raise ConfigError(
                 f"{place}: a metric, or a dict with the key 'type', is needed, got {metric!r}."
             )
@@ -137,6 +157,13 @@ def _check_env(env: Any, where: str) -> None:
     benchmark = env.get("cudnn_benchmark", False)
     if not isinstance(benchmark, bool):
         raise ConfigError(f"{where}.cudnn_benchmark: True or False is needed, got {benchmark!r}.")
+    mp_cfg = env.get("mp_cfg")
+    mp_cfg = {} if mp_cfg is None else need_mapping(mp_cfg, f"{where}.mp_cfg")
+    threads = mp_cfg.get("opencv_num_threads", 0)
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
+        raise ConfigError(
+            f"{where}.mp_cfg.opencv_num_threads: an integer >= 0 is needed, got {threads!r}."
+        )
     check_keys(env.get("dist_cfg"), f"{where}.dist_cfg", mm_dist.init_dist, name="init_dist")
     if "npu_cfg" in env:
         from mm_npu import set_npu_switches as switch  # noqa: PLC0415 - few have an NPU
@@ -171,12 +198,8 @@ def _check_log_level(level: Any, where: str) -> None:
         raise ConfigError(f"{where}: {level!r} was given; there are {', '.join(names)}.")
 
 
-def _check_log_processor(value: Any, where: str) -> None:
-    if not isinstance(value, LogProcessor):
-        need_mapping(value, where)
-        plain = {key: item for key, item in value.items() if key != "type"}
-        check_keys(plain, where, LogProcessor, name="LogProcessor")
-        LogProcessor(**plain)
+def _check_log_processor(value: Any, where: str) -> None:  # noqa: ARG001 - it names the path
+    build_log_processor(value)
 
 
 def _check_log_counts(train_cfg: Any, log_processor: Any) -> None:
@@ -186,10 +209,7 @@ def _check_log_counts(train_cfg: Any, log_processor: Any) -> None:
         IterBasedTrainLoop,
     )
     if counts_steps and log_processor is not None:
-        if isinstance(log_processor, Mapping):
-            plain = {key: item for key, item in log_processor.items() if key != "type"}
-            log_processor = LogProcessor(**plain)
-        log_processor.check_counts_epochs()
+        build_log_processor(log_processor).check_counts_epochs()
 
 
 def _check_visualizer(value: Any, where: str) -> None:  # noqa: ARG001 - the paths are its own
@@ -226,14 +246,8 @@ _SECTIONS: dict[str, Callable[[Any, str], None]] = {
 
 def _check_cfg(cfg: Mapping[str, Any]) -> None:
     """Check what the Runner reads from the full configuration only."""
-    wrapper = cfg.get("model_wrapper_cfg")
-    if wrapper is not None:
-        where = "model_wrapper_cfg"
-        if "type" not in need_mapping(wrapper, where):
-            check_known(wrapper, where, ("type",), cutoff=_SLIP)
-        check_component(
-            wrapper, MODEL_WRAPPERS, where, default="MMDistributedDataParallel", given=("module",)
-        )
+    if cfg.get("model_wrapper_cfg") is not None:
+        check_model_wrapper(cfg["model_wrapper_cfg"], "model_wrapper_cfg")
     _check_writers(None, cfg.get("log_writers"))
     for name in ("channels_last", "crash_bundle", "device_prefetch", "find_unused_parameters"):
         flag = cfg.get(name)

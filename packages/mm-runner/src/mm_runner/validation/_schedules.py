@@ -92,7 +92,7 @@ def _listed(cfg: Any, where: str, name: str) -> Iterator[tuple[Any, str, str]]:
             yield from _listed(own, f"{where}.{key}", str(key))
     elif isinstance(cfg, (list, tuple)):
         for index, one in enumerate(cfg):
-            yield one, f"{where}[{index}]" if len(cfg) > 1 else where, name
+            yield one, f"{where}[{index}]", name
     elif cfg is not None:
         yield cfg, where, name
 

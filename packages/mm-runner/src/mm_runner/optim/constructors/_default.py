@@ -155,6 +155,8 @@ class DefaultOptimWrapperConstructor:
             base_lr=self._base_lr,
             base_decay=self._base_decay,
             where=f"{self._where}.paramwise_cfg",
+            settings=self._settings(),
+            has_others=not self._is_known_well(),
         )
 
     @property
@@ -172,14 +174,32 @@ class DefaultOptimWrapperConstructor:
 
     def _base(self, setting: str) -> Any:
         """Return the optimizer's own value of a setting, given or by default."""
-        component, arguments = check_cfg(
-            self._optimizer, OPTIMIZERS, {"params": ()}, where=f"{self._where}.optimizer"
-        )
-        value = arguments.get(setting)
+        value = self._optimizer.get(setting)
         if value is None:
-            parameter = inspect.signature(component).parameters.get(setting)
+            parameter = inspect.signature(self._component()).parameters.get(setting)
             value = parameter.default if parameter is not None else None
         return value if isinstance(value, (int, float, Tensor)) else None
+
+    def _component(self) -> Any:
+        component, _ = check_cfg(
+            self._optimizer, OPTIMIZERS, {"params": ()}, where=f"{self._where}.optimizer"
+        )
+        return component
+
+    def _is_known_well(self) -> bool:
+        """Return whether the optimizer reads nothing from its groups but its arguments.
+
+        Others than torch's may. Where a configuration is checked, a class of torch stands for them,
+        which is why only a name says that torch's own is meant.
+        """
+        is_named = isinstance(self._optimizer["type"], str)
+        return is_named and self._component().__module__.startswith("torch.")
+
+    def _settings(self) -> list[str]:
+        """Return what the optimizer takes besides parameters, all of which a group may set."""
+        parameters = inspect.signature(self._component()).parameters.values()
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return [one.name for one in parameters if one.kind in by_name and one.name != "params"]
 
 
 def _merged(parameters: list[tuple[Any, dict[str, Any]]]) -> list[dict[str, Any]]:

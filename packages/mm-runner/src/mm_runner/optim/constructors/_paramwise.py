@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import mm_dist
 from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.registry import short_repr
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ._walk import NamedParameter
 
 __all__ = ["ParamwiseRules"]
@@ -26,8 +29,9 @@ _NUMBERS = (
 )
 _KEYS = (*_NUMBERS, "bypass_duplicate", "custom_keys")
 _MULTIPLIERS = ("lr_mult", "decay_mult")
-# How alike a key must be to a known one to be taken for it.
-_SLIP = 0.8
+# How alike a key must be to a known one to be offered in its place; and, where an optimizer may
+# know more settings than are listed, to be taken for a slip.
+_NEAR, _SLIP = 0.6, 0.8
 
 
 class ParamwiseRules:
@@ -38,6 +42,8 @@ class ParamwiseRules:
         base_lr: Learning rate that factors apply to, ``None`` if there is none.
         base_decay: Weight decay that factors apply to, ``None`` if there is none.
         where: Path of ``cfg``, for messages.
+        settings: What a group of the optimizer may set, as far as it is known.
+        has_others: Whether the optimizer may know further settings.
 
     Raises:
         ConfigError: If a key is unknown or has no use, or a value is no number.
@@ -50,11 +56,15 @@ class ParamwiseRules:
         base_lr: Any,
         base_decay: Any,
         where: str,
+        settings: Collection[str],
+        has_others: bool,
     ) -> None:
         self._where = where
+        self._settings = list(dict.fromkeys((*_MULTIPLIERS, *settings)))
+        self._has_others = has_others
         self._base = {"lr": base_lr, "weight_decay": base_decay}
         self._cfg = {name: value for name, value in cfg.items() if value is not None}
-        self._custom: dict[str, Any] = dict(self._cfg.get("custom_keys", {}))
+        self._custom = self._checked_custom_keys()
         self._unused = set(self._custom)
         self._check()
         # The longest key that is part of a name wins, then the alphabet.
@@ -115,6 +125,15 @@ class ParamwiseRules:
                 options[setting] = base * given[name]
         return options
 
+    def _checked_custom_keys(self) -> dict[str, Any]:
+        given = self._cfg.get("custom_keys", {})
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                f"{self._where}.custom_keys: a dict of dicts by a part of a parameter's name is "
+                f"needed, such as {{'backbone': dict(lr_mult=0.1)}}, got {short_repr(given)}."
+            )
+        return dict(given)
+
     def _check(self) -> None:
         for key in self._cfg:
             if key not in _KEYS:
@@ -128,12 +147,19 @@ class ParamwiseRules:
             where = f"{self._where}.custom_keys.{name}"
             if not isinstance(settings, Mapping):
                 raise ConfigError(f"{where}: a dict such as dict(lr_mult=0.1), got {settings!r}.")
-            for key in settings:
-                hint = did_you_mean(str(key), _MULTIPLIERS, cutoff=_SLIP)
-                if hint and key not in _MULTIPLIERS:
-                    raise ConfigError(f"{where}.{key}: unknown key.{hint}")
+            for key, value in settings.items():
+                self._check_setting(key, value, f"{where}.{key}")
                 if key in _MULTIPLIERS:
                     self._check_multiplier(settings, key, f"{where}.{key}")
+
+    def _check_setting(self, key: Any, value: Any, where: str) -> None:
+        """Check what a group is to have: what the optimizer does not read does nothing."""
+        hint = did_you_mean(str(key), self._settings, cutoff=_SLIP if self._has_others else _NEAR)
+        is_unknown = key not in self._settings
+        if is_unknown and (hint or not self._has_others or isinstance(value, Mapping)):
+            raise ConfigError(f"{where}: unknown key; known are {', '.join(self._settings)}.{hint}")
+        if isinstance(value, Mapping):
+            raise ConfigError(f"{where}: a value is needed, got the dict {short_repr(value)}.")
 
     def _check_multiplier(self, given: Mapping[str, Any], key: str, where: str) -> None:
         if key not in given:

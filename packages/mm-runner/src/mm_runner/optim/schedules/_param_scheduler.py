@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mm_runner.errors import CheckpointError, ComponentNotFoundError, ConfigError, did_you_mean
+from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.registry import PARAM_SCHEDULERS, check_arguments
 
 from ._group_values import GroupValues
@@ -153,11 +153,7 @@ def _resolve(name: str, arguments: dict[str, Any]) -> tuple[Any, str | None]:
             return found
     if name == ReduceLROnPlateau.__name__:  # until torch 2.1 it was no scheduler by its class
         return ReduceLROnPlateau, "lr"
-    try:
-        return PARAM_SCHEDULERS.get(name), "lr"
-    except ComponentNotFoundError as error:
-        hint = did_you_mean(name, schedule_names())
-        raise ComponentNotFoundError(f"{error}{hint}") if hint else error  # noqa: B904
+    return PARAM_SCHEDULERS.get(name, others=schedule_names()), "lr"
 
 
 def _build_ours(

@@ -16,7 +16,11 @@ import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import load_checkpoint_file, rng_state, set_rng_state
 from mm_runner.errors import ConfigError
-from mm_runner.runner._environment import seed_everything, set_up_process
+from mm_runner.runner._environment import (
+    fix_cublas_workspace,
+    seed_everything,
+    set_up_process,
+)
 from mm_runner.runner._runner import Runner
 
 from ._compare import compare_states, compare_steps, explain
@@ -78,6 +82,7 @@ def verify_resume(
             "after, from 1."
         )
     before = rng_state(torch.device("cpu"))
+    fix_cublas_workspace(cfg.get("randomness"))
     set_up_process(cfg.get("launcher") or "auto", cfg.get("env_cfg"))
     directory = _directory(work_dir)
     try:

@@ -1,0 +1,62 @@
+"""The files that are in a directory of checkpoints besides the one that is being saved."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from mm_runner.checkpoint import (
+    load_checkpoint_file,
+    remove_checkpoint,
+    remove_orphaned_parts,
+    remove_unfinished,
+)
+from mm_runner.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ["best_records_in", "clean_directory", "delete_checkpoints"]
+
+
+def clean_directory(directory: Path, logger: logging.Logger) -> None:
+    """Remove what killed runs left half written, and parts that belong to no checkpoint."""
+    for path in remove_unfinished(directory):
+        logger.info(f"Removed {path}, which a killed run left half written.")
+    for path in remove_orphaned_parts(directory):
+        logger.info(f"Removed {path}, which belongs to no checkpoint.")
+
+
+def delete_checkpoints(directory: Path, names: Iterable[str], logger: logging.Logger) -> None:
+    """Delete superfluous checkpoints; one that cannot be deleted is only reported."""
+    for name in names:
+        try:
+            remove_checkpoint(directory / name)
+        except OSError as error:
+            logger.warning(f"The superfluous {directory / name} stays: {error}")
+
+
+def best_records_in(directory: Path, key: str, run: str) -> list[dict[str, Any]]:
+    """Return what the files of the best models of a run say of themselves.
+
+    Args:
+        directory: Where they are; files of other runs there, and unreadable ones, are left out.
+        key: The checkpoint's entry of the hook that saved them.
+        run: The run's name, as the hook wrote it.
+
+    Returns:
+        For each file its records, by the name of the metric.
+    """
+    found = []
+    for path in directory.glob("best_*.pth"):
+        with suppress(CheckpointError):
+            state = load_checkpoint_file(path).get(key, {})
+            own = {
+                metric: record
+                for metric, record in state.get("best", {}).items()
+                if record.get("file") == path.name and state.get("run") == run
+            }
+            found.append(own)
+    return found

@@ -1,0 +1,205 @@
+"""Settings that would do nothing are refused, in one message that names the path."""
+# ruff: noqa: E501 - a table reads best with a case in each line
+
+import json
+
+import pytest
+import torch
+from toy import NO_VALIDATION, Blobs, Classifier, runner_arguments
+from typing_extensions import override
+
+import mm_dist
+from mm_runner import ComponentNotFoundError, ConfigError, Runner
+from mm_runner.cli import main
+from mm_runner.config import Config
+from mm_runner.plan import make_plan
+from mm_runner.registry import OPTIMIZERS
+from mm_runner.reporting import LogProcessor
+
+SGD = {"type": "SGD", "lr": 0.1, "weight_decay": 0.01}
+
+
+class Shouting(LogProcessor):
+    """Lines in capitals, with a mark at their end."""
+
+    def __init__(self, mark="!", **options):
+        super().__init__(**options)
+        self.mark = mark
+
+    @override
+    def line(self, *args, **kwargs):
+        return super().line(*args, **kwargs).upper() + self.mark
+
+
+class GroupRank(torch.optim.SGD):
+    """Reads from its groups what is no argument of it, as some low-rank optimizers do."""
+
+
+def custom_keys(value):
+    return {"optim_wrapper": {"optimizer": SGD, "paramwise_cfg": {"custom_keys": value}}}
+
+
+def wrapper(**arguments):
+    return {"model_wrapper_cfg": {"type": "MMDistributedDataParallel", **arguments}}
+
+
+BACKENDS = [{"type": "LocalVisBackend"}]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"visualizer": {"type": "Visualizer", "vis_backend": BACKENDS}}, r"^visualizer\.vis_backend: unknown key; known are .*Did you mean 'vis_backends'"),
+        ({"visualizer": {"type": "Visualizer", "vis_backedns": BACKENDS}}, r"^visualizer\.vis_backedns: .*'vis_backends'"),
+        ({"visualizer": {"ytpe": "Visualizer"}}, r"^visualizer\.ytpe: .*'type'"),
+        ({"visualizer": {"savedir": "a"}}, r"^visualizer\.savedir: .*'save_dir'"),
+        ({"log_processor": {"type": "LogProcesor"}}, r"^log_processor\.type: 'LogProcesor' was given; there is LogProcessor.*Did you mean 'LogProcessor'"),
+        ({"log_processor": {"type": 1.5}}, r"^log_processor\.type: 1\.5 was given; there is LogProcessor"),
+        ({"log_processor": {"type": {"type": "LogProcessor"}}}, r"^log_processor\.type: \{'type'"),
+        ({"log_processor": {"type": Blobs}}, r"^log_processor\.type: .*Blobs.* derived from mm_runner\.reporting\.LogProcessor"),
+        ({"log_processor": {"type": "toy:Blobs"}}, r"^log_processor\.type: 'toy:Blobs' was given"),
+        ({"log_processor": {"type": Shouting, "windw_size": 3}}, r"^log_processor\.windw_size: unknown argument of Shouting, .*'window_size'"),
+        ({"log_processor": []}, r"^log_processor: a dict or a LogProcessor is needed, got \[\]"),
+        ({"runner_type": "FlexibleRunner"}, r"^cfg\.runner_type: 'FlexibleRunner' was given; .*MMFullyShardedDataParallel"),
+        ({"runner_type": "Runer"}, r"^cfg\.runner_type: .*Did you mean 'Runner'"),
+        ({"strategy": {"type": "DeepSpeedStrategy"}}, r"^cfg\.strategy: .*DeepSpeedStrategy.*MMFullyShardedDataParallel.* Remove the key"),
+        (custom_keys({"layers": {"weight_dcay": 0.0}}), r"custom_keys\.layers\.weight_dcay: unknown key; known are lr_mult, decay_mult, lr, .*'weight_decay'"),
+        (custom_keys({"layers": {"value": {"lr_mult": 0.1}}}), r"custom_keys\.layers\.value: unknown key; known are"),
+        (custom_keys({"value": {"layers": {"lr_mult": 0.1}}}), r"custom_keys\.value\.layers: unknown key; known are"),
+        (custom_keys({"layers": {"shade": 3}}), r"custom_keys\.layers\.shade: unknown key; known are"),
+        (custom_keys({"layers": {"momentum": {"value": 0.1}}}), r"custom_keys\.layers\.momentum: a value is needed, got the dict"),
+        (custom_keys(""), r"^optim_wrapper\.paramwise_cfg\.custom_keys: a dict of dicts .*got ''"),
+        (custom_keys([]), r"^optim_wrapper\.paramwise_cfg\.custom_keys: a dict of dicts .*got \[\]"),
+        (wrapper(foo=1), r"^model_wrapper_cfg\.foo: unknown argument of MMDistributedDataParallel, which takes detect_anomalous_params, .*bucket_cap_mb"),
+        (wrapper(type="MMSeparateDistributedDataParallel", foo=1), r"^model_wrapper_cfg\.foo: unknown argument of MMSeparateDistributedDataParallel"),
+        (wrapper(type="MMFullyShardedDataParallel", foo=1), r"^model_wrapper_cfg\.foo: unknown argument of MMFullyShardedDataParallel"),
+        (wrapper(broadcast_buffers="yes"), r"^model_wrapper_cfg\.broadcast_buffers: True or False is needed, got 'yes'"),
+        (wrapper(bucket_cap_mb_lst=[1], find_unused_parameters=1.5), r"^model_wrapper_cfg\.bucket_cap_mb_lst: unknown argument"),
+        (wrapper(comm_hok="fp16"), r"^model_wrapper_cfg\.comm_hok: .*'comm_hook'"),
+        ({"env_cfg": {"mp_cfg": {"opencv_num_threads": ""}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: an integer >= 0 is needed, got ''"),
+        ({"env_cfg": {"mp_cfg": {"opencv_num_threads": {}}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: .*got \{\}"),
+        ({"env_cfg": {"mp_cfg": {"opencv_num_threads": -1}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: .*got -1"),
+        ({"env_cfg": {"mp_cfg": {"opencv_num_threads": True}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: .*got True"),
+        ({"env_cfg": {"mp_cfg": ""}}, r"^env_cfg\.mp_cfg: a dict is needed"),
+        ({"train_cfg": {"by_epoch": True}}, r"^train_cfg\.max_epochs: this key is missing; given: 'by_epoch'\. It is how many epochs to train"),
+        ({"train_cfg": {"by_epoch": False, "val_interval": 3}}, r"^train_cfg\.max_iters: this key is missing; given: 'by_epoch', 'val_interval'\."),
+        ({"train_cfg": {"by_epoch": True, "max_epoch": 3}}, r"^train_cfg\.max_epoch: unknown argument .*'max_epochs'"),
+        ({"param_scheduler": [{"type": "StepLR", "step_sze": 1}]}, r"^param_scheduler\[0\]\.step_sze: unknown argument"),
+        ({"param_scheduler": [{"type": "StepLr", "step_size": 1}]}, r"^param_scheduler\[0\]\.type: No parameter scheduler named 'StepLr'"),
+        ({"param_scheduler": {"type": "StepLR", "step_sze": 1}}, r"^param_scheduler\.step_sze: unknown argument"),
+    ],
+)  # fmt: skip
+def test_a_setting_without_effect_is_refused_by_check_and_by_the_runner(
+    tmp_path, overrides, message
+):
+    arguments = runner_arguments(tmp_path / "run", **overrides)
+    with pytest.raises((ConfigError, ComponentNotFoundError), match=message):
+        make_plan(arguments)
+    with pytest.raises((ConfigError, ComponentNotFoundError), match=message):
+        Runner.from_cfg(arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"visualizer": {"type": "DetLocalVisualizer", "vis_backends": BACKENDS, "name": "v", "save_dir": "d", "image": None, "bbox_color": (1, 2, 3), "text_color": "red", "line_width": 3, "alpha": 0.8, "backend": "opencv", "fig_save_cfg": {}, "radius": 2}},
+        {"log_processor": {"type": "LogProcessor", "window_size": 20}},
+        {"log_processor": {"type": "mmengine.LogProcessor"}},
+        {"log_processor": {"type": "mmengine.runner.LogProcessor"}},
+        {"log_processor": {"type": LogProcessor}},
+        {"log_processor": {"type": "mm_runner.reporting:LogProcessor"}},
+        {"runner_type": "Runner", "strategy": None},
+        {"runner_type": "mmengine.Runner"},
+        {"runner_type": Runner},
+        custom_keys({"layers": {"lr_mult": 0.1, "decay_mult": 0, "momentum": 0.5, "nesterov": False, "lr": 1}}),
+        custom_keys({"layers": {}}),
+        custom_keys(None),
+        wrapper(find_unused_parameters=True, broadcast_buffers=True, bucket_cap_mb=5, comm_hook="fp16", check_forward=False),
+        wrapper(type="MMSeparateDistributedDataParallel", detect_anomalous_params=True, bucket_cap_mb=5),
+        {"model_wrapper_cfg": None},
+        {"env_cfg": {"mp_cfg": {"mp_start_method": "fork", "opencv_num_threads": 0}}},
+        {"env_cfg": {"mp_cfg": None}},
+    ],
+)  # fmt: skip
+def test_settings_that_have_an_effect_or_are_mmengines_own_are_accepted(tmp_path, overrides):
+    make_plan(runner_arguments(tmp_path, **overrides), world_size=2)
+
+
+@pytest.mark.parametrize("kind", [Shouting, f"{__name__}:Shouting", f"{__name__}.Shouting"])
+def test_a_log_processor_of_the_users_own_writes_the_lines(make_runner, kind):
+    runner = make_runner(
+        log_processor={"type": kind, "mark": "?!", "window_size": 3},
+        default_hooks={"logger": {"interval": 6}},
+        **NO_VALIDATION,
+    )
+    runner.train()
+    assert type(runner.log_processor).__name__ == "Shouting"
+    assert runner.log_processor.window_size == 3
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    lines = [line for line in log.splitlines() if "EPOCH(TRAIN)" in line]
+    assert len(lines) == 2
+    assert all("LOSS: " in line and line.endswith("?!") for line in lines)
+
+
+def test_what_an_import_path_of_a_log_processor_lacks_is_told(tmp_path):
+    processor = {"type": "no_such_module:Processor"}
+    with pytest.raises(ComponentNotFoundError, match=r"^log_processor\.type: .*no_such_module"):
+        Runner.from_cfg(runner_arguments(tmp_path, log_processor=processor))
+
+
+def test_an_entry_for_epochs_is_refused_for_steps_whoever_formats_the_lines(tmp_path):
+    entry = {"data_src": "loss", "method_name": "max", "log_name": "peak", "window_size": "epoch"}
+    arguments = runner_arguments(
+        tmp_path,
+        log_processor={"type": Shouting, "custom_cfg": [entry]},
+        train_cfg={"by_epoch": False, "max_iters": 3},
+    )
+    with pytest.raises(ConfigError, match=r"^log_processor\.custom_cfg\[0\]\.window_size: 'epoch'"):
+        make_plan(arguments)
+
+
+def test_an_optimizer_that_is_not_torchs_may_read_more_from_a_group(tmp_path, monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS._registered, "GroupRank", GroupRank)
+    arguments = runner_arguments(tmp_path, **custom_keys({"layers.0": {"rank": 4}}))
+    arguments["optim_wrapper"]["optimizer"] = {**SGD, "type": "GroupRank"}
+    make_plan(arguments)
+    arguments["optim_wrapper"]["paramwise_cfg"]["custom_keys"] = {"layers.0": {"momentm": 4}}
+    with pytest.raises(ConfigError, match=r"layers\.0\.momentm: .*Did you mean 'momentum'"):
+        make_plan(arguments)
+
+
+class OfTheUsersOwn(mm_dist.MMDistributedDataParallel):
+    """Takes what nobody else does."""
+
+    def __init__(self, module, **arguments):
+        arguments.pop("shade", None)
+        super().__init__(module, **arguments)
+
+
+def test_a_wrapper_of_the_users_own_may_take_anything(tmp_path):
+    make_plan(runner_arguments(tmp_path, **wrapper(type=OfTheUsersOwn, shade=1)), world_size=2)
+
+
+def test_the_command_refuses_what_only_several_processes_would_tell(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cfg = runner_arguments(tmp_path, model={"type": "toy:Classifier"}, **wrapper(foo=1))
+    dataset = {"type": "toy:Blobs"}
+    for phase in ("train", "val"):
+        cfg[f"{phase}_dataloader"] = {**cfg[f"{phase}_dataloader"], "dataset": dataset}
+    (tmp_path / "c.json").write_text(json.dumps(cfg))
+    assert main(["check", "c.json", "--world-size", "2"]) == 1
+    assert "c.json" in (message := capsys.readouterr().err)
+    assert "model_wrapper_cfg.foo: unknown argument" in message
+
+
+def test_a_configuration_of_an_installed_package_is_asked_for_by_its_path(write):
+    file = write("run.py", "_base_ = ['mmdet::_base_/default_runtime.py']\n")
+    with pytest.raises(
+        ConfigError, match=r"run\.py: _base_: 'mmdet::.*not supported\. Give the path"
+    ):
+        Config.fromfile(file)
+
+
+def test_the_model_of_these_tests_has_the_layers_that_they_name():
+    assert any(name.startswith("layers.0") for name, _ in Classifier().named_parameters())
