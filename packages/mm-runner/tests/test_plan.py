@@ -8,6 +8,7 @@ import torch
 from strict_task import strict_config
 from torch import nn
 from toy import Blobs, Classifier, runner_arguments
+from typing_extensions import override
 
 from mm_runner import ConfigError
 from mm_runner.cli import main
@@ -170,10 +171,19 @@ def test_several_optimizers_and_precision_are_named(tmp_path):
     assert "layers.0: torch.optim.sgd.SGD in AmpOptimWrapper" in text
 
 
-def test_an_optimizer_that_wants_a_closure_is_said_not_to_be_known(tmp_path):
-    plan = plan_of(tmp_path, optim_wrapper={"optimizer": {"type": "LBFGS"}})
+class Reading(torch.optim.SGD):
+    """Reads a value in its step, which a model without values has not."""
+
+    @override
+    def step(self, closure=None):
+        if self.param_groups[0]["params"][0].sum().item() > 0:
+            super().step(closure)
+
+
+def test_an_optimizer_that_reads_values_is_said_not_to_be_known(tmp_path):
+    plan = plan_of(tmp_path, optim_wrapper={"optimizer": {"type": Reading, "lr": 0.1}})
     assert plan["memory"]["optimizer_state"] is None
-    assert "What LBFGS keeps is not known" in plan["notes"][-1]
+    assert "What Reading keeps is not known" in plan["notes"][-1]
     assert "optimizer not known" in plan_as_text(plan)
 
 
