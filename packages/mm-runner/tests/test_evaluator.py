@@ -229,3 +229,14 @@ def test_metric_may_keep_one_entry_per_batch():
     for labels in ([0, 1], [1]):
         metric.process(None, (torch.eye(2)[: len(labels)], torch.tensor(labels)))
     assert metric.evaluate(size=3) == {"accuracy": 2 / 3}
+
+
+class Offline(Accuracy):
+    """A metric that has a method of that name for its own use."""
+
+    def offline_evaluate(self):
+        return {}
+
+
+def test_a_metric_may_have_a_method_that_evaluators_have(make_runner):
+    assert make_runner(val_evaluator=Offline()).val() == make_runner().val()

@@ -107,7 +107,7 @@ def test_scale_lr_needs_a_batch_size_to_scale_from(base):
 def test_an_optimizer_that_needs_a_closure_is_refused_before_a_training(make_runner):
     message = r"optim_wrapper\.optimizer: LBFGS\.step\(\) needs 'closure'.*such as SGD or AdamW"
     with pytest.raises(ConfigError, match=message):
-        make_runner(optim_wrapper={"optimizer": {"type": "LBFGS"}})
+        make_runner(optim_wrapper={"optimizer": {"type": "LBFGS"}}).train()
     model = Classifier()
     ready = OptimWrapper(torch.optim.LBFGS(model.parameters()))
     with pytest.raises(ConfigError, match=message):
@@ -131,3 +131,29 @@ def test_a_model_may_give_an_optimizer_its_closure_itself(make_runner):
     ready = OptimWrapper(torch.optim.LBFGS(model.parameters()))
     make_runner(model=model, optim_wrapper=ready, **NO_VALIDATION).train()
     assert not torch.equal(model.layers[0].weight, first)
+    built = {"optimizer": {"type": "LBFGS"}}
+    runner = make_runner(model=Closing(), optim_wrapper=built, **NO_VALIDATION)
+    runner.train()
+    assert type(runner.optim_wrapper.optimizer) is torch.optim.LBFGS
+
+
+class Shaded(torch.optim.SGD):
+    """Reads settings of its own from its groups."""
+
+    def __init__(self, params, lr=0.1, *, use_nesterov=False, shades=None):
+        super().__init__(params, lr=lr)
+        for group in self.param_groups:
+            group.setdefault("use_nesterov", use_nesterov)
+            group.setdefault("shades", shades)
+
+
+def test_groups_may_have_settings_of_the_users_own_optimizer(make_runner):
+    settings = {"use_nesterov": True, "shades": {"a": 1}}
+    cfg = {
+        "optimizer": {"type": Shaded},
+        "paramwise_cfg": {"custom_keys": {"layers.0": settings}},
+    }
+    runner = make_runner(optim_wrapper=cfg, **NO_VALIDATION)
+    runner.train()
+    (group,) = (g for g in runner.optim_wrapper.param_groups if g["use_nesterov"])
+    assert group["shades"] == {"a": 1}

@@ -372,3 +372,18 @@ def test_another_number_of_processes_is_told_where_the_data_go_on(
     runner.train()
     log = next(runner.log_dir.glob("*.log")).read_text()
     assert "written by 2 process(es), this run has 1: the data " + place in log
+
+
+def test_an_evaluation_that_was_asked_for_early_draws_by_the_seed_of_the_checkpoint(make_runner):
+    shuffled = loader_cfg(sampler={"type": "DefaultSampler", "shuffle": True})
+    make_runner(randomness={"seed": 7}).train()
+    resumed = make_runner(
+        randomness={"seed": 3},
+        resume=True,
+        train_cfg={"max_epochs": 3},
+        val_dataloader=shuffled,
+    )
+    early = resumed.val_dataloader
+    resumed.train()
+    assert resumed.val_dataloader is early
+    assert resumed.seed == early.sampler.seed == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -154,7 +155,10 @@ def refuse_evaluator(metric: Any, where: str) -> None:
     # Its process() takes what that of a metric takes, but in another order: taken for a metric it
     # would report wrong numbers and no error. Those of other libraries are known by their method.
     kind = _type_of(metric) if isinstance(metric, Mapping) else metric
-    if hasattr(kind, "offline_evaluate"):
+    is_metric = isinstance(kind, BaseMetric) or (
+        inspect.isclass(kind) and issubclass(kind, BaseMetric)
+    )
+    if hasattr(kind, "offline_evaluate") and not is_metric:
         raise ConfigError(
             f"{where}: a metric is needed, got the evaluator {short_repr(metric)}. Give its "
             "metrics in its place, or one mm_runner.evaluator.Evaluator as the whole."

@@ -229,13 +229,13 @@ def _check_schedule(schedule: Any) -> None:
 
 
 def _check_table(ready: Mapping[str, Any]) -> None:
-    row_limit = ready.get("row_limit", 1)
-    if not _is_integer(row_limit):
+    row_limit = ready.get("row_limit")
+    if row_limit is not None and not _is_integer(row_limit):
         raise ConfigError(
             f"ProfilerHook.on_trace_ready.row_limit: an integer is needed, -1 for all rows, got "
             f"{row_limit!r}."
         )
-    if "sort_by" in ready:
+    if ready.get("sort_by") is not None:
         _check_column(ready["sort_by"])
 
 
@@ -246,7 +246,8 @@ def _check_column(name: Any) -> None:
     known = [
         column
         for column in dir(FunctionEventAvg())
-        if column in ("count", "flops") or column.endswith(("time", "_total", "_memory_usage"))
+        if column in ("count", "flops", "key")
+        or column.endswith(("time", "_total", "_memory_usage"))
     ]
     general = str(name)
     for device in _DEVICES:

@@ -38,6 +38,5 @@ def refuse_closure(kind: Any, where: str) -> None:
             f"{where}: {name}.step() needs {', '.join(map(repr, needed))}, and training calls it "
             "without: each step computes the loss once. Use an optimizer that steps from the "
             f"gradients alone, such as SGD or AdamW; or write a train_step of the model's own that "
-            f"calls optim_wrapper.step({needed[0]}=...), and give a ready OptimWrapper over "
-            f"{name}."
+            f"calls optim_wrapper.step({needed[0]}=...)."
         )

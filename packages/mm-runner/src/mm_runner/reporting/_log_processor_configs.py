@@ -36,7 +36,7 @@ def build_log_processor(value: Any) -> LogProcessor:
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{_WHERE}: a dict or a LogProcessor is needed, got {short_repr(value)}.")
     cfg = dict(value or {})
-    cfg["type"] = _class_of(cfg.get("type", LogProcessor))
+    cfg["type"] = _class_of(cfg.get("type") or LogProcessor)
     built: LogProcessor = build_from_cfg(cfg, _IMPORT_PATHS, where=_WHERE)
     return built
 
@@ -62,9 +62,9 @@ def _class_of(kind: Any) -> Any:
 
 
 def _is_mmengines(kind: Any) -> bool:
-    """Return whether ``kind`` is MMEngine's own, by a scoped name, an import path or as a class."""
+    """Return whether ``kind`` is MMEngine's own: by a name with a scope, import path, or class."""
     path = f"{kind.__module__}.{kind.__qualname__}" if inspect.isclass(kind) else kind
     if not isinstance(path, str):
         return False
     parts = path.replace(":", ".").split(".")
-    return parts[0] == "mmengine" and parts[-1] == _OURS
+    return parts[-1] == _OURS and (parts[0] == "mmengine" or len(parts) == 2)

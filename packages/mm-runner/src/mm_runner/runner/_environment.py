@@ -65,8 +65,9 @@ def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
     if start_method is not None:
         torch.multiprocessing.set_start_method(start_method, force=True)
     opencv = sys.modules.get("cv2")
-    if "opencv_num_threads" in mp_cfg and opencv is not None:
-        opencv.setNumThreads(mp_cfg["opencv_num_threads"])
+    num_threads = mp_cfg.get("opencv_num_threads")
+    if num_threads is not None and opencv is not None:
+        opencv.setNumThreads(num_threads)
     raise_open_file_limit(open_files)
     dist_cfg = checked_mapping(
         env.get("dist_cfg"),

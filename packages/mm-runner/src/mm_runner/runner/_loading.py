@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import latest_readable, load_checkpoint_file
+from mm_runner.data import DefaultSampler
 from mm_runner.errors import CheckpointError, ConfigError
 
 from ._restoring import restore_training, restore_weights
@@ -70,7 +71,9 @@ class StartingPoint:
         runner.is_resuming = self._resume and training
         runner.logger.info(f"{'Resuming from' if runner.is_resuming else 'Loading'} {path}.")
         if runner.is_resuming:
+            before = self._seed.value
             self._seed.take_over(checkpoint.get("meta", {}).get("seed"), runner.logger)
+            _follow_seed(runner, before)
         return checkpoint
 
     def go_on(self, path: Path | None) -> None:
@@ -122,6 +125,17 @@ def read_checkpoint(
         )
     assert own is not None
     return own
+
+
+def _follow_seed(runner: Runner, before: int) -> None:
+    """Let evaluation loops that were asked for already draw by the seed of the run, which changed.
+
+    On some processes only they may have been: all must deal out the samples alike.
+    """
+    for loop in (runner.val_loop, runner.test_loop):
+        sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
+        if isinstance(sampler, DefaultSampler) and sampler.seed == before:
+            sampler.seed = runner.seed
 
 
 def find_checkpoint(

@@ -12,13 +12,12 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 import mm_dist
-from mm_amp import AmpOptimWrapper, OptimWrapper
+from mm_amp import AmpOptimWrapper
 from mm_runner.errors import ConfigError
 from mm_runner.optim import (
     DefaultOptimWrapperConstructor,
     MultiOptimWrapperConstructor,
     build_optim_wrapper,
-    refuse_closure,
 )
 from mm_runner.registry import (
     OPTIM_WRAPPER_CONSTRUCTORS,
@@ -108,20 +107,25 @@ def _check_one(cfg: Mapping[str, Any], where: str, device_type: str | None) -> O
     kind = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
     plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
     wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
-    if wrapper in (OptimWrapper, AmpOptimWrapper):  # another's may have its own way to step
-        refuse_closure(kind, f"{where}.optimizer")
     tried = dict(cfg)
     is_torchs = kind.__module__.startswith("torch.optim")
     if not is_torchs:
         # Another's may ask for its device, or tell things once: not here, then.
         common = {key: optimizer[key] for key in _COMMON if key in optimizer}
-        tried["optimizer"] = {"type": SGD, "lr": 0.1, **common}
+        tried["optimizer"] = {"type": _StandIn, "lr": 0.1, "weight_decay": 0.0, **common}
     if wrapper is AmpOptimWrapper and cfg.get("device_type") is None:
         tried["device_type"] = device_type or mm_dist.available_device_type()
     # Two alike, since a constructor may look for repeated layers.
     model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(2)))
     built = try_to_build(lambda: build_optim_wrapper(model, tried, where=where))
     return _optimizer_of(built) if is_torchs else None
+
+
+class _StandIn(SGD):
+    """Stands for an optimizer that is not torch's, whose settings are its own."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, lr=options["lr"])
 
 
 def try_to_build(build: Callable[[], Any]) -> Any:

@@ -159,10 +159,10 @@ def _check_env(env: Any, where: str) -> None:
         raise ConfigError(f"{where}.cudnn_benchmark: True or False is needed, got {benchmark!r}.")
     mp_cfg = env.get("mp_cfg")
     mp_cfg = {} if mp_cfg is None else need_mapping(mp_cfg, f"{where}.mp_cfg")
-    threads = mp_cfg.get("opencv_num_threads", 0)
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
+    threads = mp_cfg.get("opencv_num_threads")
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
         raise ConfigError(
-            f"{where}.mp_cfg.opencv_num_threads: an integer >= 0 is needed, got {threads!r}."
+            f"{where}.mp_cfg.opencv_num_threads: an integer is needed, got {threads!r}."
         )
     check_keys(env.get("dist_cfg"), f"{where}.dist_cfg", mm_dist.init_dist, name="init_dist")
     if "npu_cfg" in env:

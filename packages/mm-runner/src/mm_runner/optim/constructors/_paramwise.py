@@ -153,12 +153,15 @@ class ParamwiseRules:
                     self._check_multiplier(settings, key, f"{where}.{key}")
 
     def _check_setting(self, key: Any, value: Any, where: str) -> None:
-        """Check what a group is to have: what the optimizer does not read does nothing."""
-        hint = did_you_mean(str(key), self._settings, cutoff=_SLIP if self._has_others else _NEAR)
-        is_unknown = key not in self._settings
-        if is_unknown and (hint or not self._has_others or isinstance(value, Mapping)):
-            raise ConfigError(f"{where}: unknown key; known are {', '.join(self._settings)}.{hint}")
-        if isinstance(value, Mapping):
+        """Check what a group is to have; what is unlike all settings may be for a hook to read."""
+        if key not in self._settings:
+            cutoff = _SLIP if self._has_others else _NEAR
+            hint = did_you_mean(str(key), self._settings, cutoff=cutoff)
+            is_rule = isinstance(value, Mapping) and not value.keys().isdisjoint(_MULTIPLIERS)
+            if hint or is_rule:
+                known = ", ".join(self._settings)
+                raise ConfigError(f"{where}: unknown key; known are {known}.{hint}")
+        elif isinstance(value, Mapping) and not self._has_others:
             raise ConfigError(f"{where}: a value is needed, got the dict {short_repr(value)}.")
 
     def _check_multiplier(self, given: Mapping[str, Any], key: str, where: str) -> None:
