@@ -156,7 +156,7 @@ class DefaultOptimWrapperConstructor:
             base_decay=self._base_decay,
             where=f"{self._where}.paramwise_cfg",
             settings=self._settings(),
-            has_others=not self._is_known_well(),
+            has_others=not self._is_torchs(),
         )
 
     @property
@@ -186,14 +186,12 @@ class DefaultOptimWrapperConstructor:
         )
         return component
 
-    def _is_known_well(self) -> bool:
+    def _is_torchs(self) -> bool:
         """Return whether the optimizer reads nothing from its groups but its arguments.
 
-        Others than torch's may. Where a configuration is checked, a class of torch stands for them,
-        which is why only a name says that torch's own is meant.
+        Others than torch's may.
         """
-        is_named = isinstance(self._optimizer["type"], str)
-        return is_named and self._component().__module__.startswith("torch.")
+        return str(self._component().__module__).startswith("torch.")
 
     def _settings(self) -> list[str]:
         """Return what the optimizer takes besides parameters, all of which a group may set."""
