@@ -30,7 +30,7 @@ def cache(tmp_path):
 
 
 def test_a_bundle_comes_back_as_it_was(tmp_path):
-    bundle = Bundle(KEY, ["m"], FILES, {"avx2": True}, 12.5)
+    bundle = Bundle(KEY, ["m"], FILES, {"avx2": True}, {"as now": "00ff"}, 12.5)
     name = write_bundle(tmp_path, bundle)
     assert read_bundle(tmp_path / name) == bundle
     assert [path.name for path in list_bundles(tmp_path)] == [name]

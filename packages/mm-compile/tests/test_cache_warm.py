@@ -79,6 +79,18 @@ def bundles_in(directory):
     return [path for folder in directory.iterdir() for path in list_bundles(folder)]
 
 
+def test_the_next_process_need_not_hash_torchs_sources(tmp_path, monkeypatch):
+    from torch._inductor import codecache  # noqa: PLC0415 - imports inductor
+
+    run_once(tmp_path / "cache")
+
+    def hash_again():
+        raise AssertionError("the sources are hashed again")
+
+    monkeypatch.setattr(codecache, "torch_key", hash_again)
+    run_once(tmp_path / "cache")
+
+
 SCRIPT = """
 import json, logging, sys
 import torch

@@ -8,6 +8,7 @@ import torch
 
 from ._cache._code_cache import CodeCache
 from ._failure import Failure, failure_of_backend
+from ._inductor_import import import_inductor
 from ._receipt._breaks import break_reason_of, dynamo_break_reasons
 from ._surroundings import HookGuards
 from ._torch import describe_backend, torch_version
@@ -60,6 +61,8 @@ class GuardedBackend:
             self._hook_guards.begin()
         if self._collects_breaks:
             self.break_reasons += break_reason_of(graph_module)
+        if self.__name__ == "inductor":
+            import_inductor()
         if not self._catches:
             return self._compile(graph_module, example_inputs)
         try:

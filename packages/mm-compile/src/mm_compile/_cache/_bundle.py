@@ -40,6 +40,7 @@ class Bundle:
         marks: Names of the graphs.
         files: Contents by relative path, with slashes.
         verdicts: What inductor found out about the machine.
+        source_hashes: Of torch's sources, by their state.
         created_s: When, in seconds since 1970.
     """
 
@@ -47,6 +48,7 @@ class Bundle:
     marks: Sequence[str]
     files: Mapping[str, bytes]
     verdicts: Mapping[str, bool] = field(default_factory=dict)
+    source_hashes: Mapping[str, str] = field(default_factory=dict)
     created_s: float = field(default_factory=time.time)
 
 
@@ -64,6 +66,7 @@ def write_bundle(folder: Path, bundle: Bundle) -> str:
         "places": dict(bundle.key.places),
         "marks": list(bundle.marks),
         "verdicts": dict(bundle.verdicts),
+        "source_hashes": dict(bundle.source_hashes),
         "created_s": bundle.created_s,
     }
     buffer = io.BytesIO()
@@ -108,6 +111,10 @@ def read_bundle(path: Path) -> Bundle:
             marks=[str(mark) for mark in manifest["marks"]],
             files=files,
             verdicts={str(name): bool(value) for name, value in manifest["verdicts"].items()},
+            source_hashes={
+                str(state): bytes.fromhex(value).hex()
+                for state, value in manifest.get("source_hashes", {}).items()
+            },
             created_s=float(manifest["created_s"]),
         )
     except (zipfile.BadZipFile, AttributeError, KeyError, TypeError, ValueError) as error:

@@ -22,6 +22,7 @@ from ._inductor import (
 )
 from ._key import CacheKey
 from ._prune import note_use, prune
+from ._source_hash import remembering_source_hash
 from ._workspace import Workspace
 
 _logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Shelf:
         self._key = key
         self._read: set[str] = set()
         self._verdicts: dict[str, bool] = {}
+        self._source_hashes: dict[str, str] = {}
         self._has_told_of_places = False
         # Where the code of each graph was read.
         self._sources: dict[str, Path] = {}
@@ -74,6 +76,7 @@ class Shelf:
             stack.enter_context(keeping_graphs())
             stack.enter_context(remembering_probes(self._verdicts))
             stack.enter_context(probing_until_found())
+            stack.enter_context(remembering_source_hash(self._source_hashes))
             yield
 
     def refresh(self) -> None:
@@ -117,7 +120,8 @@ class Shelf:
         if not (is_new or files) or not self.is_writable:
             return
         try:
-            bundle = Bundle(self._key, [mark] if mark else [], files, self._verdicts)
+            marks = [mark] if mark else []
+            bundle = Bundle(self._key, marks, files, self._verdicts, self._source_hashes)
             self._read.add(write_bundle(self.folder, bundle))
             remove_drafts(self.folder)
             if self._num_written % _PRUNE_EVERY == 0:
@@ -143,6 +147,7 @@ class Shelf:
         )
         self.marks.clear()
         self._verdicts.clear()
+        self._source_hashes.clear()
         self._workspace.remove()
         self._workspace = Workspace()
 
@@ -167,6 +172,7 @@ class Shelf:
         if bundle.key.places == self._key.places:
             self.marks.update(bundle.marks)
             self._verdicts.update(bundle.verdicts)
+            self._source_hashes.update(bundle.source_hashes)
         elif not self._has_told_of_places:
             self._has_told_of_places = True
             changes = [
