@@ -65,6 +65,9 @@ def main() -> None:
         sys.exit(f"--steps {arguments.steps} was asked for; at least {8 * _STRIDE} are needed.")
     names = choose(arguments.only, TRAINERS, "trainer")
     names = [name for name in dict.fromkeys([BASE, *names]) if is_installed(name)]
+    if arguments.device == "cuda" and not has_gpu():
+        print("No GPU was found, nothing is measured; --device cpu --small tries the benchmark.")
+        return
     machine = describe_machine(arguments.device)
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     report = {}
@@ -103,11 +106,15 @@ def is_installed(name):
     return True
 
 
-def describe_machine(device):
+def has_gpu():
     import torch  # noqa: PLC0415 (of a sample's process only the trainer counts)
 
-    if device == "cuda" and not torch.cuda.is_available():
-        sys.exit("No GPU was found; try the benchmark with --device cpu --small.")
+    return torch.cuda.is_available()
+
+
+def describe_machine(device):
+    import torch  # noqa: PLC0415 (see above)
+
     name = torch.cuda.get_device_name() if device == "cuda" else "processor"
     return {
         "device": name,
