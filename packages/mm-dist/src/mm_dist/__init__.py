@@ -32,6 +32,7 @@ from mm_dist._errors import (
     MMDistError,
     TorchVersionError,
 )
+from mm_dist._flight_records import read_flight_records
 from mm_dist._info import (
     barrier,
     get_backend,
@@ -53,6 +54,7 @@ from mm_dist._launchers import (
     SlurmLauncher,
 )
 from mm_dist._process_group import (
+    check_dist_arguments,
     destroy_dist,
     enter_steady_state,
     get_default_group,
@@ -100,6 +102,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "cast_data_device",
+    "check_dist_arguments",
     "collect_results",
     "collect_results_cpu",
     "collect_results_gpu",
@@ -127,6 +130,7 @@ __all__ = [
     "local_device",
     "mark_iteration",
     "master_only",
+    "read_flight_records",
     "revert_sync_batchnorm",
     "sync_random_seed",
 ]

@@ -39,10 +39,9 @@ def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = 
         ConfigError: If the request is not known.
         TorchVersionError: If torch is too old for pairs.
     """
+    check_backend(backend)
     if backend is None:
         return _own_backend(find_row(device_type))
-    if not isinstance(backend, str) or not backend:
-        raise ConfigError(f"backend={backend!r} is not a name; use one like 'nccl', or None.")
     chosen = _choose_usable(backend.lower(), device_type)
     if chosen != backend.lower() and is_warning:
         warnings.warn(
@@ -54,9 +53,25 @@ def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = 
     return chosen
 
 
+def check_backend(backend: str | None) -> None:
+    """Refuse what names no backend, whether or not this machine can run it.
+
+    Raises:
+        ConfigError: If the request is not known.
+        TorchVersionError: If torch is too old for pairs.
+    """
+    if backend is None:
+        return
+    if not isinstance(backend, str) or not backend:
+        raise ConfigError(f"backend={backend!r} is not a name; use one like 'nccl', or None.")
+    if ":" in backend:
+        _read_pairs(backend.lower())
+    else:
+        _check_known(backend.lower())
+
+
 def _choose_usable(backend: str, device_type: str) -> str:
     if ":" not in backend:
-        _check_known(backend)
         return backend if _is_usable(backend, device_type) else _own_backend(find_row(device_type))
     pairs = _read_pairs(backend)
     usable = {

@@ -54,6 +54,17 @@ def read_operations() -> list[Operation]:
     return [operation for entries in of_group.values() for operation in _describe(entries)]
 
 
+def read_flight_records() -> dict[str, bytes]:
+    """Return what the recorders hold, by backend, as torch writes it; none that is empty."""
+    records: dict[str, bytes] = {}
+    for dump in _find_dumps():
+        written = _write(dump)
+        entries = _entries_in(written)
+        if entries:
+            records[_backend_of(entries[-1])] = written
+    return records
+
+
 def _find_dumps() -> Iterator[Callable[..., bytes]]:
     for name in _DUMPS:
         dump = getattr(_bindings(), name, None)
@@ -66,15 +77,25 @@ def _bindings() -> Any:
 
 
 def _read_entries(dump: Callable[..., bytes]) -> list[Mapping[str, Any]]:
+    return [entry for entry in _entries_in(_write(dump)) if not entry.get("is_p2p")]
+
+
+def _write(dump: Callable[..., bytes]) -> bytes:
     # For the stacks torch imports its compiler's front end, which takes seconds; so they are read
     # only where it is there already, as it is wherever DistributedDataParallel is used.
     is_stack_cheap = "torch._dynamo" in sys.modules
     try:
-        written = dump(includeStackTraces=is_stack_cheap)
+        return dump(includeStackTraces=is_stack_cheap)
+    except (RuntimeError, TypeError, ValueError):
+        return b""
+
+
+def _entries_in(written: bytes) -> list[Mapping[str, Any]]:
+    try:
         entries = pickle.loads(written).get("entries", [])  # noqa: S301 (torch wrote it just now)
-    except (RuntimeError, TypeError, ValueError, pickle.UnpicklingError):
+    except (EOFError, TypeError, ValueError, pickle.UnpicklingError):
         return []
-    return [entry for entry in entries if not entry.get("is_p2p")]
+    return list(entries)
 
 
 def _backend_of(entry: Mapping[str, Any]) -> str:

@@ -6,7 +6,12 @@ from mm_dist._launchers._mpi import MPILauncher
 from mm_dist._launchers._mpi_job import observe_job
 from mm_dist._launchers._none import NoLauncher
 from mm_dist._launchers._pytorch import PyTorchLauncher
-from mm_dist._launchers._selection import detect_launcher, launcher_names, select_launcher
+from mm_dist._launchers._selection import (
+    check_launcher,
+    detect_launcher,
+    launcher_names,
+    select_launcher,
+)
 from mm_dist._launchers._slurm import SlurmLauncher
 from mm_dist._launchers._windows import libuv_variables
 
@@ -17,6 +22,7 @@ __all__ = [
     "NoLauncher",
     "PyTorchLauncher",
     "SlurmLauncher",
+    "check_launcher",
     "describe_misuse",
     "detect_launcher",
     "launcher_names",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
 
-from mm_dist._errors import ConfigError, MMDistError
+from mm_dist._errors import ArgumentTypeError, ConfigError, MMDistError
 from mm_dist._launchers._enclosing import check_agreement
 from mm_dist._launchers._environment import Launcher
 from mm_dist._plugins import find_plugins
@@ -32,20 +32,35 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
     if name == "auto":
         check_agreement(env)
         return detect_launcher(env)
-    found = find_plugins(GROUP)
-    if name not in found:
-        names = launcher_names()
-        raise ConfigError(
-            f"launcher={name!r} is not known; there are: {', '.join(names)}."
-            f"{suggest_name(str(name), names)} Another one is added by a distribution that "
-            f"advertises it in the entry-point group {GROUP!r}."
-        )
+    check_launcher(name)
+    entry = find_plugins(GROUP)[name]
     try:
-        return _load_launcher(found[name])
+        return _load_launcher(entry)
     except Exception as error:
         raise ConfigError(
-            f"launcher={name!r} cannot be used: {_describe_failure(found[name], error)}"
+            f"launcher={name!r} cannot be used: {_describe_failure(entry, error)}"
         ) from error
+
+
+def check_launcher(name: str) -> None:
+    """Refuse what is no launcher's name.
+
+    Raises:
+        ArgumentTypeError: If it is no text.
+        ConfigError: If no installed distribution provides a launcher of that name.
+    """
+    if not isinstance(name, str):
+        raise ArgumentTypeError(
+            f"launcher={name!r} is no name; give one, as 'auto' or 'slurm', as a str."
+        )
+    if name == "auto" or name in find_plugins(GROUP):
+        return
+    names = launcher_names()
+    raise ConfigError(
+        f"launcher={name!r} is not known; there are: {', '.join(names)}."
+        f"{suggest_name(name, names)} Another one is added by a distribution that advertises it in "
+        f"the entry-point group {GROUP!r}."
+    )
 
 
 def detect_launcher(env: Mapping[str, str]) -> Launcher:

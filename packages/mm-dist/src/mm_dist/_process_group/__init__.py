@@ -2,7 +2,7 @@
 
 from mm_dist._process_group._current import current_info
 from mm_dist._process_group._ending import destroy_dist
-from mm_dist._process_group._init import init_dist
+from mm_dist._process_group._init import check_dist_arguments, init_dist
 from mm_dist._process_group._local_group import (
     get_default_group,
     get_local_group,
@@ -12,6 +12,7 @@ from mm_dist._process_group._state import is_distributed
 from mm_dist._process_group._steady import enter_steady_state, steady_switch
 
 __all__ = [
+    "check_dist_arguments",
     "current_info",
     "destroy_dist",
     "enter_steady_state",

@@ -9,13 +9,15 @@ from datetime import timedelta
 
 import torch
 
-from mm_dist._backends import choose_backend
+from mm_dist._backends import check_backend, choose_backend
 from mm_dist._device_choice import local_device
 from mm_dist._device_sharing import describe_shared_device
+from mm_dist._devices import find_row
 from mm_dist._dist_info import DistInfo
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
 from mm_dist._launchers import (
     LaunchEnvironment,
+    check_launcher,
     describe_misuse,
     libuv_variables,
     observe_job,
@@ -90,10 +92,10 @@ def init_dist(
         >>> init_dist("none", device_type="cpu").world_size
         1
     """
-    _check_names(launcher, init_backend)
+    check_launcher(launcher)
+    _check_init_backend(init_backend)
     check_port(port)
-    limit, steady_limit = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
-    check_steady_timeout(steady_limit, limit)
+    limit, steady_limit = _read_timeouts(timeout, steady_timeout)
     if is_distributed():
         # Whatever variables are left over: the group that exists wins.
         existing = current_info()
@@ -136,11 +138,50 @@ def init_dist(
     return own.info
 
 
-def _check_names(launcher: str, init_backend: str) -> None:
-    if not isinstance(launcher, str):
-        raise ArgumentTypeError(
-            f"launcher={launcher!r} is no name; give one, as 'auto' or 'slurm', as a str."
-        )
+def check_dist_arguments(
+    launcher: str = "auto",
+    backend: str | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+    steady_timeout: float | timedelta | None = None,
+    port: int | None = None,
+    init_backend: str = "torch",
+    device_type: str | None = None,
+    hang_report: bool | None = None,
+) -> None:
+    """Refuse what ``init_dist`` refuses on every machine and under every launcher.
+
+    For programs that check a configuration before they start anything. The arguments are those of
+    ``init_dist``.
+
+    Raises:
+        ArgumentTypeError: If an argument is of a kind that cannot be used.
+        ConfigError: If the value of an argument cannot be used.
+        TorchVersionError: If this torch lacks what an argument needs.
+
+    Example:
+        >>> check_dist_arguments("slurm", "gloo", timeout=90)
+    """
+    check_launcher(launcher)
+    _check_init_backend(init_backend)
+    check_port(port)
+    _read_timeouts(timeout, steady_timeout)
+    check_backend(backend)
+    if device_type is not None:
+        find_row(device_type)
+    if hang_report is not None and not isinstance(hang_report, bool):
+        raise ArgumentTypeError(f"hang_report={hang_report!r}: True, False or None is needed.")
+
+
+def _read_timeouts(
+    timeout: float | timedelta | None, steady_timeout: float | timedelta | None
+) -> tuple[timedelta | None, timedelta | None]:
+    limit, steady_limit = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
+    check_steady_timeout(steady_limit, limit)
+    return limit, steady_limit
+
+
+def _check_init_backend(init_backend: str) -> None:
     if init_backend != "torch":
         raise ConfigError(
             f"init_backend={init_backend!r} is not supported; only 'torch' is. Let the other "
