@@ -2,7 +2,14 @@ import sys
 
 import pytest
 
-from mm_npu import ConfigError, NpuSwitches, NpuUnavailableError, npu_profiler, set_npu_switches
+from mm_npu import (
+    ConfigError,
+    NpuSwitches,
+    NpuUnavailableError,
+    npu_profiler,
+    read_npu_switches,
+    set_npu_switches,
+)
 
 
 @pytest.fixture
@@ -56,6 +63,14 @@ def test_variables_are_booleans_too_and_arguments_win(npu, monkeypatch):
 def test_without_an_npu_there_is_nothing_to_switch(monkeypatch):
     monkeypatch.setenv("MM_NPU_JIT_COMPILE", "1")
     assert set_npu_switches(internal_format=False) == NpuSwitches()
+
+
+def test_switches_are_read_without_being_set(npu, monkeypatch):
+    monkeypatch.setenv("MM_NPU_INTERNAL_FORMAT", "yes")
+    assert read_npu_switches("off") == NpuSwitches(jit_compile=False, internal_format=True)
+    assert npu.CALLS == []
+    with pytest.raises(ConfigError, match="jit_compile is 'maybe'"):
+        read_npu_switches("maybe")
 
 
 def test_torch_npu_is_not_looked_for_without_something_to_switch(put_torch_npu):

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from ._availability import is_npu_available, npu_unavailable_reason
     from ._devices._profiler import npu_profiler
     from ._devices._report import NpuReport, npu_report
-    from ._devices._switches import NpuSwitches, set_npu_switches
+    from ._devices._switches import NpuSwitches, read_npu_switches, set_npu_switches
     from ._errors import (
         ConfigError,
         FusedOptimizerError,
@@ -36,7 +36,7 @@ _MODULES = {
     "_availability": ("is_npu_available", "npu_unavailable_reason"),
     "_devices._profiler": ("npu_profiler",),
     "_devices._report": ("NpuReport", "npu_report"),
-    "_devices._switches": ("NpuSwitches", "set_npu_switches"),
+    "_devices._switches": ("NpuSwitches", "read_npu_switches", "set_npu_switches"),
     "_errors": (
         "ConfigError",
         "FusedOptimizerError",
@@ -84,6 +84,7 @@ __all__ = [
     "npu_profiler",
     "npu_report",
     "npu_unavailable_reason",
+    "read_npu_switches",
     "set_npu_switches",
 ]
 __version__: str  # read from the installed package when asked for

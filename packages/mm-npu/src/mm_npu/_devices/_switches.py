@@ -53,15 +53,35 @@ def set_npu_switches(
         >>> set_npu_switches(jit_compile="off")  # there is no NPU
         NpuSwitches(jit_compile=None, internal_format=None)
     """
-    switches = NpuSwitches(
-        _read("jit_compile", jit_compile, _JIT_COMPILE),
-        _read("internal_format", internal_format, _INTERNAL_FORMAT),
-    )
+    switches = read_npu_switches(jit_compile, internal_format)
     # Looked for only if there is something to switch: torch_npu takes seconds to import.
     if switches == NpuSwitches() or not is_npu_available():
         return NpuSwitches()
     _apply(switches)
     return switches
+
+
+def read_npu_switches(
+    jit_compile: bool | str | None = None,  # noqa: FBT001 - the value of a switch
+    internal_format: bool | str | None = None,  # noqa: FBT001
+) -> NpuSwitches:
+    """Return what :func:`set_npu_switches` would set on an NPU, and set nothing.
+
+    Args:
+        jit_compile: As of that function, and so are the variables that are read.
+        internal_format: The same.
+
+    Raises:
+        ConfigError: If an argument or a variable is not a boolean.
+
+    Example:
+        >>> read_npu_switches(jit_compile="off")
+        NpuSwitches(jit_compile=False, internal_format=None)
+    """
+    return NpuSwitches(
+        _read("jit_compile", jit_compile, _JIT_COMPILE),
+        _read("internal_format", internal_format, _INTERNAL_FORMAT),
+    )
 
 
 def _read(name: str, value: object, variables: tuple[str, ...]) -> bool | None:
