@@ -11,11 +11,19 @@ from ._averaging import (
 from ._base_model import BaseModel
 from ._comm_hooks import comm_hook_states, power_sgd_states, read_power_sgd, write_power_sgd
 from ._data_preprocessor import BaseDataPreprocessor
+from ._settings import (
+    MODULE_SETTINGS,
+    apply_module_settings,
+    check_module_settings,
+    planned_module_settings,
+    told_module_settings,
+)
 from ._steps import EvalStep, TrainStep, eval_step_of, train_step_of, unwrap_model
 from ._supervised import Supervised
 from ._tta import BaseTTAModel
 
 __all__ = [
+    "MODULE_SETTINGS",
     "AveragedWeights",
     "BaseDataPreprocessor",
     "BaseModel",
@@ -27,11 +35,15 @@ __all__ = [
     "StochasticWeightAverage",
     "Supervised",
     "TrainStep",
+    "apply_module_settings",
+    "check_module_settings",
     "comm_hook_states",
     "eval_step_of",
     "is_model_wrapper",
+    "planned_module_settings",
     "power_sgd_states",
     "read_power_sgd",
+    "told_module_settings",
     "train_step_of",
     "unwrap_model",
     "write_power_sgd",

@@ -77,12 +77,17 @@ def whole(tensor: Any) -> Tensor:
 
 
 def shard_like(given: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of a whole tensor, sharded as ``like`` is."""
+    """Return this rank's part of a whole tensor, sharded as ``like`` is.
+
+    Of a sharded one the values of the first rank count; those of others may have a shape only.
+    """
     if not hasattr(like, "full_tensor"):
         return given
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - has torch of 2.5 on
 
     placed: Any = like
+    if given.is_meta:
+        given = torch.empty_like(given, device=placed.device)
     part = given.to(placed.device)
     return local(distribute_tensor(part, placed.device_mesh, placed.placements))
 
