@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import warnings
 from pathlib import Path
@@ -65,13 +66,19 @@ class _Sink:
         """Do nothing: whoever opened the file does that."""
 
 
-def load_checkpoint_file(path: str | os.PathLike[str], *, whole: bool = True) -> dict[str, Any]:
+def load_checkpoint_file(
+    path: str | os.PathLike[str], *, whole: bool = True, outline: bool = False
+) -> dict[str, Any]:
     """Read a checkpoint onto the CPU, checksums compared; no code in the file is run.
 
     Args:
         path: The file.
         whole: If processes have written parts of it, put these together; else what is in them is
             ``None``.
+        outline: For a process that another one gives the tensors: neither read them nor compare
+            checksums. Tensors stay in the file until one is looked at, which must not change or
+            be removed meanwhile (before torch 2.1 they are read); those in parts have a shape only,
+            on the device "meta".
 
     Raises:
         CheckpointError: If the file, or a part, is absent, damaged, or holds pickled objects.
@@ -79,20 +86,20 @@ def load_checkpoint_file(path: str | os.PathLike[str], *, whole: bool = True) ->
     path = Path(path)
     if path.is_file():
         warn_if_unsafe()
-    checkpoint = _read(path)
+    checkpoint = _read(path, outline=outline)
     if whole and _version_of(checkpoint) >= PARTS_VERSION and PARTS in checkpoint:
-        join_parts(checkpoint, path, _read)
+        join_parts(checkpoint, path, None if outline else _read)
     return checkpoint
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, *, outline: bool = False) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"The checkpoint {path} was asked for; there is no such file.")
     with_checksums = is_archive(path)
-    if with_checksums:
+    if with_checksums and not outline:
         check_integrity(path)
     try:
-        checkpoint = _load_safely(path)
+        checkpoint = _load_safely(path, stays_in_file=with_checksums and outline)
     except pickle.UnpicklingError as error:
         if with_checksums or refused_global(error):
             raise CheckpointError(refusal_of(path, error)) from error
@@ -132,12 +139,14 @@ def _version_of(checkpoint: Mapping[str, Any]) -> int:
     return version if isinstance(version, int) else 0
 
 
-def _load_safely(path: Path) -> Any:
+def _load_safely(path: Path, *, stays_in_file: bool) -> Any:
+    can_stay = "mmap" in inspect.signature(torch.load).parameters
+    options: dict[str, Any] = {"mmap": True} if stays_in_file and can_stay else {}
     try:
         with warnings.catch_warnings():
             # torch 2.0 says so of its own loader.
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, **options)
     except pickle.UnpicklingError as error:
         # torch 1.13 cannot read a float this way, so no learning rate either.
         if "Unsupported operand" not in str(error) or not is_archive(path):

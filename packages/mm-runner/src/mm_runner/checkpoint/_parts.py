@@ -78,23 +78,25 @@ def _own_chunk(value: Any) -> dict[str, Any] | None:
 
 
 def join_parts(
-    checkpoint: dict[str, Any], path: Path, read: Callable[[Path], Mapping[str, Any]]
+    checkpoint: dict[str, Any], path: Path, read: Callable[[Path], Mapping[str, Any]] | None
 ) -> None:
     """Put the spread tensors, whole and on the CPU, into a checkpoint that was read.
 
     Args:
         checkpoint: Changed in place; the entry :data:`PARTS` is taken out.
         path: Its file.
-        read: Reads one part, its checksums compared.
+        read: Reads one part, its checksums compared; without it the tensors have a shape only.
 
     Raises:
         CheckpointError: If a part is missing, damaged, or does not fit.
     """
     parts = checkpoint.pop(PARTS)
     try:
-        wholes = [_empty(one) for one in parts["tensors"]]
-        missing = [whole.numel() for whole in wholes]
+        wholes = [_empty(one, "meta" if read is None else "cpu") for one in parts["tensors"]]
+        missing = [0 if read is None else whole.numel() for whole in wholes]
         for name in parts["files"]:
+            if read is None:
+                break
             content = read(path.parent / Path(parts["folder"]).name / Path(name).name)
             for index, chunk in content["chunks"].items():
                 values = chunk["values"]
@@ -114,9 +116,9 @@ def join_parts(
         raise CheckpointError(f"{path} is damaged: its parts lack values of {lacking} tensors.")
 
 
-def _empty(one: Mapping[str, Any]) -> torch.Tensor:
+def _empty(one: Mapping[str, Any], device: str) -> torch.Tensor:
     dtype = getattr(torch, one["dtype"])
-    return torch.empty(one["shape"], dtype=dtype)
+    return torch.empty(one["shape"], dtype=dtype, device=device)
 
 
 def _put(checkpoint: dict[str, Any], path: list[Any], whole: torch.Tensor) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, _SubParsersAction
+from argparse import ArgumentParser, ArgumentTypeError, _SubParsersAction
+from functools import partial
 from importlib.metadata import version
 from typing import TypeAlias
 
 from mm_dist import add_launcher_arguments
 from mm_runner.config import DictAction
+
+from ._finder_parser import add_finders
 
 __all__ = ["build_parser"]
 
@@ -38,6 +41,7 @@ def build_parser() -> ArgumentParser:
     _add_verify_resume(commands, launched)
     _add_convert(commands)
     _add_replay(commands, launched)
+    add_finders(partial(_add, commands), _add_config_alone, _add_switches, launched=launched)
     return parser
 
 
@@ -66,13 +70,17 @@ def _add(
 
 
 def _add_config(parser: ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .py file")
+    _add_config_alone(parser)
     parser.add_argument(
         "--work-dir",
         "--work_dir",
         metavar="DIR",
         help="where checkpoints and logs go (default: as configured, else work_dirs/<its name>)",
     )
+
+
+def _add_config_alone(parser: ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .py file")
     parser.add_argument(
         "--cfg-options",
         "--cfg_options",
@@ -113,7 +121,29 @@ def _add_train(commands: _Commands, launched: ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="go on from a checkpoint; without a value, or with auto, from the newest in work_dir",
     )
+    parser.add_argument(
+        "--no-resume-data",
+        "--no_resume_data",
+        action="store_true",
+        help="begin the data anew when going on: for a dataset that is another one by now",
+    )
+    parser.add_argument(
+        "--fast-dev-run",
+        "--fast_dev_run",
+        nargs="?",
+        const=1,
+        type=_number_of_batches,
+        metavar="N",
+        help="train, validate and test N batches each (default: 1) to see that all of it works, "
+        "and keep nothing: no checkpoints, no resuming, a temporary work directory",
+    )
     _add_switches(parser)
+
+
+def _number_of_batches(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"a positive number is needed, got {text!r}; CONFIG stands first")
+    return int(text)
 
 
 def _add_test(commands: _Commands, launched: ArgumentParser) -> None:

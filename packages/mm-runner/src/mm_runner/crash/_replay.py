@@ -110,9 +110,13 @@ def _lost_in(value: Any, where: str = "") -> Iterator[str]:
 
 def _prepare(cfg: Config, facts: Mapping[str, Any], bundle: Path, launcher: str | None) -> None:
     """Change what the replay does otherwise than the run."""
-    checkpoint = _checkpoint_before(Path(facts["work_dir"]), facts["iter"])
-    if checkpoint is not None:
+    found = _checkpoint_before(Path(facts["work_dir"]), facts["iter"])
+    if found is not None:
+        checkpoint, meta = found
         cfg.load_from, cfg.resume = str(checkpoint), True
+        # A run that began its data anew went on with these; one before it had others.
+        if meta.get("experiment_name") == facts["experiment_name"]:
+            cfg.resume_data = True
     elif cfg.get("load_from") is None:
         cfg.resume = False
     cfg.work_dir = str(bundle / "replay")
@@ -126,15 +130,16 @@ def _prepare(cfg: Config, facts: Mapping[str, Any], bundle: Path, launcher: str 
         cfg.launcher = "none"
 
 
-def _checkpoint_before(work_dir: Path, step: int) -> Path | None:
-    """Return the newest readable checkpoint with no more steps done than ``step``."""
+def _checkpoint_before(work_dir: Path, step: int) -> tuple[Path, dict[str, Any]] | None:
+    """Return the newest readable checkpoint with no more steps done than ``step``, and its meta."""
     for path in sorted(work_dir.glob("*.pth"), key=lambda path: -path.stat().st_mtime):
         if path.name.startswith("best_"):
             continue  # without the optimizer
         try:
-            done = load_checkpoint_file(path).get("meta", {}).get("iter")
+            meta = load_checkpoint_file(path).get("meta", {})
         except CheckpointError:
             continue
+        done = meta.get("iter")
         if isinstance(done, int) and done <= step:
-            return path
+            return path, meta
     return None

@@ -55,6 +55,10 @@ class SeekableBatchSampler(Sampler[Any]):
         """
         self._start = (epoch, batch, position)
 
+    def use_seed(self, seed: int) -> None:
+        """Seed what workers draw by another seed than that of the run."""
+        self._settings = self._settings._replace(seed=seed)
+
     def num_from(self, batch: int, position: int | None) -> int:
         """Return how many batches there are from there on; arguments are those of ``seek``."""
         sampler: Any = getattr(self.inner, "sampler", None)

@@ -13,7 +13,8 @@ class DataPosition(NamedTuple):
     ``epoch`` and ``batch`` count passes and, in the one under way, batches of this process.
     ``samples`` is what all processes have drawn of it, ``None`` if batches differ in size; then
     ``num_batches`` per pass, ``None`` if unknown, and ``state``, that of the loader or dataset of
-    this process if it has one.
+    this process if it has one. ``order`` is the step after which a run last began its data anew, in
+    an order of their own; 0 is the order of its seed.
     """
 
     epoch: int = 0
@@ -21,6 +22,7 @@ class DataPosition(NamedTuple):
     samples: int | None = None
     num_batches: int | None = None
     state: Any = None
+    order: int = 0
 
     @property
     def is_begun(self) -> bool:

@@ -14,7 +14,8 @@ from ._batch_sampler import SeekableBatchSampler
 from ._in_process import begin_batches
 from ._position import DataPosition, announce_epoch
 from ._prefetch import BatchFeed
-from ._sampler import DefaultSampler, is_endless
+from ._sampler import DefaultSampler, InfiniteSampler, is_endless
+from ._worker_seed import batch_seed
 from ._workers import stop_persistent_workers, stop_workers
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class TrainBatches:
 
     Attributes:
         epoch: Number of the pass under way, counted from 0.
+        order: Which order the samples come in, see :meth:`use_order`.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class TrainBatches:
         self._sampler: Any = getattr(loader, "batch_sampler", None)
         self.is_seekable = isinstance(self._sampler, SeekableBatchSampler)
         self._stateful = _stateful_part(loader)
-        self.epoch = 0
+        self.epoch = self.order = 0
         self._origin = DataPosition(samples=0)
         # Of a pass that has begun ahead: its number, its batches, and the generator behind it.
         self._ahead: tuple[int, Iterator[Any], torch.Tensor] | None = None
@@ -93,6 +95,26 @@ class TrainBatches:
             self._tell(f"{start.batch} batches are drawn and dropped: {self._why_drawn()}")
             deque(islice(batches, start.batch), maxlen=0)
         return self._counted(batches)
+
+    def use_order(self, order: int) -> None:
+        """Let the samples come in another order than that of the seed, and workers draw otherwise.
+
+        It is for samplers of ours; others go by the epoch, or by their own random numbers.
+
+        Args:
+            order: Which one; 0 is that of the seed. To be called once, before the data begin.
+        """
+        self.order = order
+        if not order:
+            return
+        self._seed = _other_seed(self._seed, order)
+        if self.is_seekable:
+            self._sampler.use_seed(self._seed)
+        sampler = getattr(self.loader, "sampler", None)
+        inner = getattr(self._sampler, "sampler", None)
+        for one in (sampler, inner if inner is not sampler else None):
+            if isinstance(one, (DefaultSampler, InfiniteSampler)):
+                one.seed = _other_seed(one.seed, order)
 
     def begin_ahead(self, epoch: int) -> None:
         """Let workers load the first batches of pass ``epoch``, while a validation goes on.
@@ -186,7 +208,7 @@ class TrainBatches:
         if size is not None and self._origin.samples is not None:
             samples = self._origin.samples + (batch - self._origin.batch) * size
         state = None if self._stateful is None else self._stateful.state_dict()
-        return DataPosition(self.epoch, batch, samples, self._num_batches(), state)
+        return DataPosition(self.epoch, batch, samples, self._num_batches(), state, self.order)
 
     def generator_states(self) -> dict[str, Any]:
         """Return the states of generators that the user gave the loader or its samplers.
@@ -248,6 +270,11 @@ class TrainBatches:
             f"train_dataloader was given as a {type(self.loader).__name__}. Given as a dict it "
             "begins anywhere at once."
         )
+
+
+def _other_seed(seed: int, order: int) -> int:
+    # Of no batch: those count from 0.
+    return batch_seed(seed, 0, -2, order) % 2**63
 
 
 def _stateful_part(loader: Any) -> Any:

@@ -33,14 +33,14 @@ class HookList:
     """Hooks in order of priority; those of equal priority in the order they were added.
 
     Attributes:
-        methods: What is to be called at each stage, in this order.
+        methods: What is to be called at each stage, in this order. :meth:`add` puts a new list in
+            the place of one, which may be under way.
     """
 
     def __init__(self) -> None:
         self._hooks: list[tuple[int, Hook]] = []
         # Only what acts is called: a stage that nobody uses costs a step nothing.
         self.methods: dict[str, list[Any]] = {stage: [] for stage in STAGES}
-        self._step_methods: dict[str, list[Any]] = {stage: [] for stage in _STEP_ARGUMENTS}
 
     @property
     def hooks(self) -> list[Hook]:
@@ -79,9 +79,12 @@ class HookList:
         hook.priority = level
         self._hooks.append((level, hook))
         self._hooks.sort(key=lambda pair: pair[0])
-        for stage, methods in self.methods.items():
-            methods[:] = [getattr(one, stage) for one in self.hooks if type(one).acts_at(stage)]
-        self._fill_step_methods()
+        # New lists: a hook that adds another one is called from the old one just now, and whoever
+        # stands behind it would be called twice, or not at all.
+        for stage in self.methods:
+            self.methods[stage] = [
+                getattr(one, stage) for one in self.hooks if type(one).acts_at(stage)
+            ]
 
     def of_steps(
         self, stage: str, call_hook: Callable[..., None] | None = None
@@ -93,21 +96,16 @@ class HookList:
             call_hook: Does it instead, as ``call_hook(stage, **arguments)``.
 
         Returns:
-            A list that follows :meth:`add`, without the hooks that are idle now.
+            A new list, without the hooks that are idle now; it does not follow :meth:`add`.
         """
-        if call_hook is None:
-            self._fill_step_methods()
-            return self._step_methods[stage]
         names = _STEP_ARGUMENTS[stage]
-        return [lambda _, *values: call_hook(stage, **dict(zip(names, values, strict=True)))]
-
-    def _fill_step_methods(self) -> None:
-        for stage, names in _STEP_ARGUMENTS.items():
-            self._step_methods[stage][:] = [
+        if call_hook is None:
+            return [
                 by_position(getattr(one, stage), names)
                 for one in self.hooks
                 if type(one).acts_at(stage) and not _is_idle(one, stage)
             ]
+        return [lambda _, *values: call_hook(stage, **dict(zip(names, values, strict=True)))]
 
 
 def _is_idle(hook: Hook, stage: str) -> bool:

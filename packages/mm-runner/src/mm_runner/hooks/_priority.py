@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-__all__ = ["priority_of"]
+__all__ = ["priority_name", "priority_of"]
 
 _LEVELS = {
     "HIGHEST": 0,
@@ -17,6 +17,20 @@ _LEVELS = {
     "VERY_LOW": 90,
     "LOWEST": 100,
 }
+
+
+def priority_name(priority: int | str) -> str:
+    """Return the name of a priority; of one between the names, the number as text.
+
+    Raises:
+        ConfigError: If it is no priority.
+
+    Example:
+        >>> priority_name(90), priority_name(45)
+        ('VERY_LOW', '45')
+    """
+    level = priority_of(priority)
+    return next((name for name, one in _LEVELS.items() if one == level), str(level))
 
 
 def priority_of(priority: int | str) -> int:

@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError, did_you_mean
 
 from ._hook import Hook
+from ._hook_calls import HookCalls
 
 if TYPE_CHECKING:
-    import torch
     from torch.profiler import profile
 
 __all__ = ["ProfilerHook"]
 
+# Allocations and releases that are remembered: enough for some hundred steps, and some 100 MB.
+_HISTORY = 100_000
 # Of each key, the least value.
 _SCHEDULE = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0}
 _READY = {"log_trace": ("sort_by", "row_limit"), "tb_trace": ("dir_name", "worker_name")}
@@ -31,7 +34,8 @@ class ProfilerHook(Hook):
 
     Without ``on_trace_ready`` the trace is written as ``trace_rank<r>.json`` into the run's log
     directory (``json_trace_path`` names another file); with ``repeat`` in ``schedule`` one for each
-    turn.
+    turn. What each hook of the run does at a stage is in it by name, as
+    ``LoggerHook.after_train_iter``.
 
     Args:
         by_epoch: Whether ``profile_times`` counts epochs, else steps. Defaults to ``True``.
@@ -51,6 +55,9 @@ class ProfilerHook(Hook):
         json_trace_path: The trace's file; ``{rank}`` in it stands for the rank, which is needed
             where several are profiled.
         ranks: Which ranks profile, ``None`` for all. Defaults to the first.
+        memory_history: Record until the training ends which line of code allocated what on the
+            device (torch 2.3). If it runs out of memory the crash bundle has a file of it for
+            https://pytorch.org/memory_viz. Defaults to ``False``.
 
     Raises:
         ConfigError: If an argument does not fit.
@@ -73,6 +80,7 @@ class ProfilerHook(Hook):
         with_flops: bool = False,
         json_trace_path: str | None = None,
         ranks: Sequence[int] | None = (0,),
+        memory_history: bool = False,
     ) -> None:
         if not isinstance(profile_times, int) or profile_times < 1:
             raise ConfigError(
@@ -99,6 +107,7 @@ class ProfilerHook(Hook):
         self.on_trace_ready = on_trace_ready
         self.json_trace_path = json_trace_path
         self.ranks = ranks
+        self.memory_history = memory_history
         self._activities = [
             name
             for name, is_on in (("CPU", activity_with_cpu), ("CUDA", activity_with_cuda))
@@ -111,6 +120,9 @@ class ProfilerHook(Hook):
             "with_flops": with_flops,
         }
         self._profiler: profile | None = None
+        self._calls: HookCalls | None = None
+        self._end_history: Callable[[], None] | None = None
+        self._write_for_tensorboard: Callable[[Any], None] | None = None
         self._left = 0
         self._written = 0
 
@@ -124,11 +136,13 @@ class ProfilerHook(Hook):
                 f"ProfilerHook.profile_times: {self.profile_times} was given, and the run has "
                 f"{end} {'epochs' if self.by_epoch else 'steps'}."
             )
-        profiler = _profiler_of(runner.device)
+        device_type = self._device_type(runner)
+        profiler = _profiler_of(device_type)
         self._left, self._written = self.profile_times, 0
+        self._write_for_tensorboard = self._writer(runner, device_type)
         self._profiler = profiler.profile(
             activities=[
-                getattr(profiler.ProfilerActivity, _activity(name, runner.device))
+                getattr(profiler.ProfilerActivity, _activity(name, device_type))
                 for name in self._activities
             ],
             schedule=profiler.schedule(**self._schedule()) if self.schedule else None,
@@ -136,6 +150,9 @@ class ProfilerHook(Hook):
             **self._options,
         )
         self._profiler.start()
+        self._calls = HookCalls(runner, _named)
+        if self.memory_history:
+            self._end_history = _record_history(runner)
 
     @override
     def after_train_iter(
@@ -159,6 +176,13 @@ class ProfilerHook(Hook):
     def after_train(self, runner: Any) -> None:
         self._stop()  # training may have ended before its time
 
+    @override
+    def clean_up(self, runner: Any) -> None:
+        self._end_calls()
+        end, self._end_history = self._end_history, None
+        if end is not None:
+            end()
+
     def _count(self) -> None:
         self._left -= 1
         if self._left == 0:
@@ -168,6 +192,12 @@ class ProfilerHook(Hook):
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
             profiler.stop()
+            self._end_calls()
+
+    def _end_calls(self) -> None:
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.end()
 
     def _schedule(self) -> dict[str, int]:
         return {"wait": 0, "warmup": 0, "active": 1, **self.schedule}
@@ -187,10 +217,31 @@ class ProfilerHook(Hook):
                 row_limit=ready.get("row_limit", 100),
             )
             runner.logger.info(f"ProfilerHook:\n{table}")
-        else:
-            write = _profiler_of(runner.device).tensorboard_trace_handler
-            directory = ready.get("dir_name") or str(Path(runner.log_dir) / "tf_tracing_logs")
-            write(directory, ready.get("worker_name"))(done)
+        elif self._write_for_tensorboard is not None:
+            self._write_for_tensorboard(done)
+
+    def _writer(self, runner: Any, device_type: str) -> Callable[[Any], None] | None:
+        """Return what writes for TensorBoard, if that was asked for.
+
+        That of torch_npu has to be made before anything is recorded: it says where to.
+        """
+        ready = self.on_trace_ready
+        kind = ready["type"] if isinstance(ready, Mapping) else None
+        if device_type == "npu" and kind == "log_trace":
+            raise ConfigError(
+                f"{type(self).__name__}.on_trace_ready.type: 'log_trace' was given, and "
+                "torch_npu's profiler makes no tables. Give 'tb_trace', whose folder holds "
+                "operator_details.csv, or leave on_trace_ready out."
+            )
+        if not isinstance(ready, Mapping) or kind != "tb_trace":
+            return None
+        directory = ready.get("dir_name") or str(Path(runner.log_dir) / "tf_tracing_logs")
+        make: Any = _profiler_of(device_type).tensorboard_trace_handler
+        writer: Callable[[Any], None] = make(directory, ready.get("worker_name"))
+        return writer
+
+    def _device_type(self, runner: Any) -> str:
+        return str(runner.device.type)
 
     def _path(self, runner: Any) -> Path:
         name = self.json_trace_path or str(Path(runner.log_dir) / "trace_rank{rank}.json")
@@ -199,8 +250,36 @@ class ProfilerHook(Hook):
         return path if self._written == 1 else path.with_stem(f"{path.stem}_{self._written}")
 
 
-def _profiler_of(device: torch.device) -> Any:
-    if device.type == "npu":  # torch's own does not see what an NPU does
+def _named(
+    hook: Hook,
+    stage: str,
+    act: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: Mapping[str, Any],
+) -> Any:
+    """Let a hook act within a range of its name, which the trace shows."""
+    from torch.profiler import record_function  # noqa: PLC0415 - few runs are profiled
+
+    with record_function(f"{type(hook).__name__}.{stage}"):
+        return act(*arguments, **named)
+
+
+def _record_history(runner: Any) -> Callable[[], None] | None:
+    """Record what is allocated, and return what ends that; ``None`` where torch cannot."""
+    memory = getattr(getattr(torch, runner.device.type, None), "memory", None)
+    record = getattr(memory, "_record_memory_history", None)  # torch's documented name
+    if record is None or not hasattr(torch, "get_default_device"):
+        runner.logger.warning(
+            f"ProfilerHook.memory_history was asked for; torch {torch.__version__} records none on "
+            f"{runner.device.type}. It does from 2.3 on, on cuda."
+        )
+        return None
+    record(max_entries=_HISTORY)
+    return lambda: record(enabled=None)
+
+
+def _profiler_of(device_type: str) -> Any:
+    if device_type == "npu":  # torch's own does not see what an NPU does
         import mm_npu  # noqa: PLC0415 - few runs are profiled
 
         return mm_npu.npu_profiler()
@@ -209,9 +288,9 @@ def _profiler_of(device: torch.device) -> Any:
     return profiler
 
 
-def _activity(name: str, device: torch.device) -> str:
+def _activity(name: str, device_type: str) -> str:
     """Return what a device's profiler calls the host or the device."""
-    return device.type.upper() if name == "CUDA" and device.type in ("npu", "xpu") else name
+    return device_type.upper() if name == "CUDA" and device_type in ("npu", "xpu") else name
 
 
 def _check_schedule(schedule: Any) -> None:

@@ -12,6 +12,7 @@ from mm_amp import AmpOptimWrapper, OptimWrapper
 from mm_runner.optim import named_wrappers
 
 from ._hook import Hook
+from ._learning_rates import learning_rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ _KNOWN = (OptimWrapper, AmpOptimWrapper)
 
 
 class RuntimeInfoHook(Hook):
-    """Puts the position of the run and the losses of every step into ``runner.message_hub``.
+    """Puts the run's position, every step's losses and the metrics into ``runner.message_hub``.
 
     Tensors are kept, not read: a step does not wait for the device. The norm of the gradients is
     ``grad_norm``, that of one of several optimizer wrappers ``<name>.grad_norm``.
@@ -41,6 +42,7 @@ class RuntimeInfoHook(Hook):
     def before_train(self, runner: Any) -> None:
         for name in ("epoch", "iter", "max_epochs", "max_iters"):
             runner.message_hub.follow_info(name, partial(getattr, runner, name))
+        runner.message_hub.follow_scalars("train", lambda: learning_rates(runner.optim_wrapper))
         self._wrappers = {
             name: wrapper
             for name, wrapper in named_wrappers(runner.optim_wrapper).items()
@@ -51,6 +53,14 @@ class RuntimeInfoHook(Hook):
     @override
     def before_train_epoch(self, runner: Any) -> None:
         runner.message_hub.begin_epoch(runner.epoch)
+
+    @override
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        runner.message_hub.update_results("val", metrics or {})
+
+    @override
+    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        runner.message_hub.update_results("test", metrics or {})
 
     @override
     def after_train_iter(

@@ -1,5 +1,6 @@
 """Loops: how the batches of a phase are gone through."""
 
+from ._ending import EndOfTrainingError
 from ._epoch_train import EpochBasedTrainLoop
 from ._evaluation import TestLoop, ValLoop
 from ._iter_train import IterBasedTrainLoop
@@ -9,6 +10,7 @@ from ._train_loop import AbstractTrainLoop
 
 __all__ = [
     "AbstractTrainLoop",
+    "EndOfTrainingError",
     "EpochBasedTrainLoop",
     "IterBasedTrainLoop",
     "Resumption",

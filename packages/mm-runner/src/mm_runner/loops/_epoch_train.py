@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -34,6 +35,8 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         val_begin: First epoch that is followed by a validation.
         val_interval: Epochs between two validations. The last epoch is always followed by one.
         dynamic_intervals: Pairs ``(epoch, val_interval)``: from that epoch on the other interval.
+        sanity_val_batches: Before training, so many batches are validated to see that it works;
+            training goes as it would without, and a resumed run leaves it out. Defaults to 0.
 
     Raises:
         ConfigError: If a number is out of range, or the loader has no batch or no end.
@@ -47,6 +50,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         val_begin: int = 1,
         val_interval: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        sanity_val_batches: int = 0,
     ) -> None:
         check_positive("max_epochs", max_epochs)
         schedule = ValidationSchedule(val_begin, val_interval, dynamic_intervals, last=max_epochs)
@@ -63,6 +67,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             schedule,
             max_epochs=max_epochs,
             max_iters=max_epochs * len(dataloader),
+            sanity_val_batches=sanity_val_batches,
         )
         self._is_length_told = False
 
@@ -75,6 +80,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         start = resumption.position if resumption else DataPosition(self.epoch, samples=0)
         self._batches_done = start.batch
         batches = iter(()) if start.is_complete else self.batches.begin(self.epoch, start)
+        batches = batches if self._limit is None else islice(batches, self._limit)
         with naming_losses(runner.message_hub):
             for index, batch in enumerate(self._go_on(batches, resumption), start.batch):
                 self.run_iter(index, batch)
@@ -95,7 +101,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     def _check_drawn(self, start: DataPosition, num_drawn: int) -> None:
         """Tell if the loader's length, which schedules and progress go by, is not the true one."""
         length = self.batches.num_left(start) if start.is_begun else self.batches.length
-        if num_drawn == length or length is None:
+        if num_drawn in (length, self._limit) or length is None:
             return
         told = f"train_dataloader gave {num_drawn} batches in an epoch, and its length is {length}"
         if num_drawn == 0:
@@ -124,10 +130,10 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
 
     @override
     def _train(self) -> None:
-        while self.epoch < self.max_epochs and not self.stop_training:
+        while self.epoch < self._last_count and not self.stop_training:
             self.run_epoch()
             if self._is_due():
-                if self.epoch < self.max_epochs and not self.stop_training:
+                if self.epoch < self._last_count and not self.stop_training:
                     self.batches.begin_ahead(self.epoch)
                 self._validate()
 
@@ -135,6 +141,11 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     @override
     def _count(self) -> int:
         return self.epoch
+
+    @property
+    @override
+    def _last_count(self) -> int:
+        return self.max_epochs if self._limit is None else 1
 
     @override
     def _data_position(self) -> DataPosition:

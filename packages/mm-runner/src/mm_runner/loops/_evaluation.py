@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,9 @@ class ValLoop:
         dataloader: Validation batches.
         evaluator: Takes in the predictions.
         fp16: Predict under autocast, in the device's default low precision.
+
+    Attributes:
+        limit: Batches at most, of each process; ``None`` for all, which is the default.
 
     Raises:
         ConfigError: If the loader or its dataset has no length.
@@ -57,6 +61,7 @@ class ValLoop:
         self.dataloader = dataloader
         self.evaluator = evaluator
         self.fp16 = fp16
+        self.limit: int | None = None
         self._step: Any = None
 
     @torch.no_grad()
@@ -72,13 +77,13 @@ class ValLoop:
         drawn = iter(self.dataloader)
         try:
             batches = feed_of_run(runner, self.dataloader).pairs(drawn)
-            for index, (batch, placed) in enumerate(batches):
+            for index, (batch, placed) in enumerate(islice(batches, self.limit)):
                 self.run_iter(index, batch, placed)
                 if runner.interruption.pending and runner.interruption.cuts_validation(runner):
                     break
             if runner.is_training:
                 runner.interruption.mark(runner)
-            metrics = self.evaluator.evaluate(len(self.dataloader.dataset))  # type: ignore[arg-type]
+            metrics = self.evaluator.evaluate(self._num_samples())
         finally:
             if not getattr(self.dataloader, "persistent_workers", False):
                 stop_workers(drawn)  # it may have been cut short
@@ -127,6 +132,14 @@ class ValLoop:
         """End the workers that a loader of the Runner's own keeps for the next evaluation."""
         if getattr(self.dataloader, "generator", None) is self.runner.loader_generator:
             stop_persistent_workers(self.dataloader)
+
+    def _num_samples(self) -> int:
+        """Return how many samples are evaluated; what exceeds that fills up batches."""
+        loader: Any = self.dataloader
+        size: int = len(loader.dataset)
+        if self.limit is None or loader.batch_size is None:
+            return size
+        return min(size, int(self.limit * loader.batch_size * self.runner.world_size))
 
     def _precision(self) -> AbstractContextManager[object]:
         return mm_amp.autocast(self.runner.device.type) if self.fp16 else nullcontext()

@@ -35,6 +35,8 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         val_begin: First step that is followed by a validation.
         val_interval: Steps between two validations. The last step is always followed by one.
         dynamic_intervals: Pairs ``(step, val_interval)``: from that step on the other interval.
+        sanity_val_batches: Before training, so many batches are validated to see that it works;
+            training goes as it would without, and a resumed run leaves it out. Defaults to 0.
 
     Raises:
         ConfigError: If a number is out of range.
@@ -48,10 +50,18 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         val_begin: int = 1,
         val_interval: int = 1000,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        sanity_val_batches: int = 0,
     ) -> None:
         check_positive("max_iters", max_iters)
         schedule = ValidationSchedule(val_begin, val_interval, dynamic_intervals, last=max_iters)
-        super().__init__(runner, dataloader, schedule, max_epochs=1, max_iters=max_iters)
+        super().__init__(
+            runner,
+            dataloader,
+            schedule,
+            max_epochs=1,
+            max_iters=max_iters,
+            sanity_val_batches=sanity_val_batches,
+        )
 
     def run_iter(self, data_batch: Any) -> None:
         """Train on one batch, as the loader gave it."""
@@ -63,7 +73,7 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         resumption = self._begin_pass()
         runner.call_hook("before_train_epoch")
         batches = self._draw(resumption)
-        while self.iter < self.max_iters and not self.stop_training:
+        while self.iter < self._last_count and not self.stop_training:
             runner.model.train()
             self._train_to_validation(batches)
             if self._is_due():
@@ -71,7 +81,7 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         runner.call_hook("after_train_epoch")
 
     def _train_to_validation(self, batches: Iterator[Any]) -> None:
-        until = self.max_iters
+        until = self._last_count
         if self.runner.val_loop is not None:
             until = self._schedule.next_after(self.iter)
         with naming_losses(self.runner.message_hub):
@@ -101,6 +111,11 @@ class IterBasedTrainLoop(AbstractTrainLoop):
     @override
     def _count(self) -> int:
         return self.iter
+
+    @property
+    @override
+    def _last_count(self) -> int:
+        return self.max_iters if self._limit is None else min(self._limit, self.max_iters)
 
     @override
     def _data_position(self) -> DataPosition:

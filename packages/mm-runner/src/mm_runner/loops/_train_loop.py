@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import mm_dist
@@ -13,6 +14,10 @@ from mm_runner.errors import CheckpointWriteError
 from mm_runner.hooks import Hook
 from mm_runner.model import train_step_of
 from mm_runner.optim import named_schedulers
+
+from ._ending import EndOfTrainingError
+from ._sanity import rehearse_validation
+from ._validation_schedule import check_count, check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +41,7 @@ class AbstractTrainLoop(ABC):
         schedule: When a validation is due.
         max_epochs: Epochs to train.
         max_iters: Steps to train.
+        sanity_val_batches: Batches that are validated before training begins, to see that it works.
 
     Attributes:
         epoch: Number of epochs done.
@@ -51,7 +57,9 @@ class AbstractTrainLoop(ABC):
         *,
         max_epochs: int,
         max_iters: int,
+        sanity_val_batches: int = 0,
     ) -> None:
+        check_count("sanity_val_batches", sanity_val_batches)
         self.runner = runner
         self.dataloader = dataloader
         self.max_epochs, self.max_iters = max_epochs, max_iters
@@ -65,6 +73,8 @@ class AbstractTrainLoop(ABC):
             feed_of_run(runner, dataloader),
         )
         self._schedule = schedule
+        self._sanity_val_batches = sanity_val_batches
+        self._limit: int | None = None
         self._step: Any = None
         self._before_step: Any = None
         self._after_step: Any = None
@@ -91,6 +101,11 @@ class AbstractTrainLoop(ABC):
     def _count(self) -> int:
         """What validations are scheduled by."""
 
+    @property
+    @abstractmethod
+    def _last_count(self) -> int:
+        """The count that training ends with."""
+
     @abstractmethod
     def _data_position(self) -> DataPosition:
         """Return where the run is in its data, with everything done that is done."""
@@ -106,13 +121,25 @@ class AbstractTrainLoop(ABC):
     def run(self) -> None:
         """Train from :attr:`epoch` and :attr:`iter` to the end."""
         runner = self.runner
+        if self._sanity_val_batches and self._resumption is None and self.iter == 0:
+            rehearse_validation(runner, self._sanity_val_batches)
         runner.call_hook("before_train")
         self._collect_hooks()
         self._step = train_step_of(runner.model)
-        if self._is_at_validation() and self._is_due() and self._must_validate_again():
-            self._validate()
-        self._train()
+        with suppress(EndOfTrainingError):
+            if self._is_at_validation() and self._is_due() and self._must_validate_again():
+                self._validate()
+            self._train()
         runner.call_hook("after_train")
+
+    def shorten(self, num_batches: int) -> None:
+        """Let training end after so many batches, and a validation, to see that all of it works.
+
+        What goes by :attr:`max_epochs` and :attr:`max_iters`, such as schedules, still does.
+        """
+        check_positive("num_batches", num_batches)
+        self._limit = num_batches
+        self._schedule.last = self._last_count
 
     def close(self) -> None:
         """End the workers of the training batches; what is left of a stopped pass is dropped."""
@@ -132,7 +159,7 @@ class AbstractTrainLoop(ABC):
         """
         if self._resumption is not None:  # nothing was done since
             return self._resumption.state
-        position = self._data_position()
+        position = self._data_position()._replace(order=self.batches.order)
         return {
             "epoch": self._epochs_done,
             "iter": self._iters_done,
@@ -144,6 +171,7 @@ class AbstractTrainLoop(ABC):
     def resume(self, resumption: Resumption) -> None:
         """Go on from another run's :meth:`state_dict`."""
         self._resumption = resumption
+        self.batches.use_order(resumption.position.order)
         self.epoch = self._epochs_done = resumption.state["epoch"]
         self.iter = self._iters_done = resumption.state["iter"]
 
@@ -172,6 +200,11 @@ class AbstractTrainLoop(ABC):
         if resumption is None:
             return batches
         return resumption.go_on(self.runner, batches, self._step)
+
+    def renew_hooks(self) -> None:
+        """Let hooks act in steps that were registered since training began."""
+        if self._after_step is not None:
+            self._collect_hooks()
 
     def _collect_hooks(self) -> None:
         self._before_step = self.runner.step_hooks("before_train_iter")

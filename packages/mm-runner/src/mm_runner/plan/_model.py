@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mm_runner.errors import MMRunnerError
-from mm_runner.runner._wrapping import build_model
+from mm_runner.runner._wrapping import build_model, with_preprocessor
 
 __all__ = ["bytes_by_dtype", "describe_model", "model_without_memory"]
 
@@ -31,9 +31,10 @@ def model_without_memory(cfg: Mapping[str, Any], notes: list[str]) -> nn.Module:
         on_meta = torch.device("meta")
     else:
         notes.append("The model was built with its values: torch before 2.0 knows no other way.")
+    model = with_preprocessor(cfg["model"], cfg.get("data_preprocessor"))
     try:
         with on_meta:
-            return build_model(cfg["model"], cfg.get("data_preprocessor"))
+            return build_model(model)
     except MMRunnerError as error:
         if _is_users_mistake(error):
             raise
@@ -41,7 +42,7 @@ def model_without_memory(cfg: Mapping[str, Any], notes: list[str]) -> nn.Module:
     except Exception as error:  # noqa: BLE001 - whatever a model does with values
         reason = error
     notes.append(f"The model was built with its values: without them it fails ({reason}).")
-    return build_model(cfg["model"], cfg.get("data_preprocessor"))
+    return build_model(model)
 
 
 def _is_users_mistake(error: MMRunnerError) -> bool:

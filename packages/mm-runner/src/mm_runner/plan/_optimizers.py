@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mm_runner.optim import build_optim_wrapper, named_wrappers
 
 from ._model import bytes_by_dtype
+from ._optimizer_state import tensors_kept
 
 __all__ = ["describe_optimizers", "state_bytes", "wrapper_of_plan"]
 
@@ -64,29 +64,15 @@ def state_bytes(optim_wrapper: Any, notes: list[str]) -> dict[str, int] | None:
     """
     tensors: list[Tensor] = []
     for wrapper in named_wrappers(optim_wrapper).values():
-        optimizer = wrapper.optimizer
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                optimizer.step()
+                tensors += tensors_kept(wrapper.optimizer)
         except Exception as error:  # noqa: BLE001 - it may want values, or a closure
             reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
-            notes.append(f"What {type(optimizer).__name__} keeps is not known: {reason}")
+            notes.append(f"What {type(wrapper.optimizer).__name__} keeps is not known: {reason}")
             return None
-        tensors += _tensors_in(list(optimizer.state.values()))
     return bytes_by_dtype(tensors)
-
-
-def _tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, Mapping) else value
-    if not isinstance(value, (Mapping, list, tuple)):
-        return []
-    return [tensor for item in items for tensor in _tensors_in(item)]
 
 
 def _describe_group(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,14 @@ import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import build_hooks
+from mm_runner.model import planned_module_settings, unwrap_model
 from mm_runner.optim import named_wrappers, scale_lr
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import check_run
 
 from ._length import Length, length_of_run
 from ._model import bytes_by_dtype, describe_model, model_without_memory
+from ._optimizer_state import without_compiler
 from ._optimizers import describe_optimizers, state_bytes, wrapper_of_plan
 from ._schedule import rates_at_key_steps
 
@@ -25,6 +27,7 @@ __all__ = ["make_plan"]
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
+@without_compiler()
 def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[str, Any]:
     """Build everything that a training needs without memory, data or other processes.
 
@@ -52,14 +55,18 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
         if cfg.get(f"{phase}_evaluator") is not None:
             build_evaluator(cfg[f"{phase}_evaluator"], where=f"{phase}_evaluator")
     model = model_without_memory(cfg, notes)
+    settings = planned_module_settings(unwrap_model(model), cfg)
     plan: dict[str, Any] = {"model": describe_model(model)}
     if cfg.get("optim_wrapper") is not None:
         wrapper = wrapper_of_plan(model, cfg["optim_wrapper"], device_type, notes)
         length = length_of_run(cfg, world_size)
         plan |= _plan_training(cfg, wrapper, length, world_size, notes)
     plan["acceleration"] = _acceleration(cfg, plan, device_type, world_size)
+    plan["acceleration"] |= settings
     if "FullySharded" in str(plan["acceleration"]["wrapper"]):
         notes.append(f"Each process keeps about 1/{world_size} of what is listed as memory.")
+    if cfg.get("resume_data") is False:
+        notes.append("A run that is resumed begins its data anew (resume_data).")
     plan["hooks"] = [type(hook).__name__ for hook in hooks.hooks]
     plan["notes"] = notes
     return plan

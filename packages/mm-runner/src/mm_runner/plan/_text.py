@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mm_runner.model import MODULE_SETTINGS
+
 __all__ = ["plan_as_text"]
 
 _MIB = 2**20
@@ -31,6 +33,7 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "device", fast["device"]
     yield "precision", precision
     yield "compile", str(fast["compile"])
+    yield from ((label, fast[key]) for key, label in MODULE_SETTINGS.items() if key in fast)
     yield "wrapper", fast["wrapper"] or "none (one process)"
     yield "hooks", ", ".join(plan["hooks"])
     yield from (("note", note) for note in plan["notes"])

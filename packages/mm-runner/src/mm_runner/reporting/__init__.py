@@ -2,10 +2,12 @@
 
 from ._background import BackgroundScalars
 from ._console import RunConsole
+from ._host_numbers import as_numbers
 from ._log_processor import LogProcessor
 from ._log_processor_configs import build_log_processor
 from ._message_hub import MessageHub
 from ._progress import TrainingClock, as_clock
+from ._recent_lines import recent_lines
 from ._run_logger import close_logger, open_logger
 from ._tensorboard import TensorBoardWriter
 from ._wandb import WandbWriter
@@ -23,8 +25,10 @@ __all__ = [
     "TrainingClock",
     "WandbWriter",
     "as_clock",
+    "as_numbers",
     "build_log_processor",
     "close_logger",
     "open_logger",
+    "recent_lines",
     "writer_configs",
 ]

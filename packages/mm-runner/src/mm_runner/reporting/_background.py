@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -15,6 +15,8 @@ __all__ = ["BackgroundScalars"]
 
 # Records are some hundred bytes: these are hours of a run whose network is gone.
 _MOST_WAITING = 10_000
+# Images are a thousand times as large.
+_MOST_IMAGES = 50
 _MOST_FAILURES = 10
 
 
@@ -36,9 +38,25 @@ class BackgroundScalars:
         self._thread: threading.Thread | None = None
         self._failures_in_a_row = 0
         self._is_told = self._is_full = self._is_dropped = False
+        self._num_others = 0  # of what waits; wrong by a few at worst
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Let ``record`` be written soon; returns at once."""
+        self._put(_Call("write", (dict(record),)))
+
+    def give(self, method: str, *arguments: Any) -> None:
+        """Let another method of the writer be called soon, if it has that; returns at once."""
+        if self.can(method) and self._num_others < _MOST_IMAGES:
+            self._num_others += 1
+            self._put(_Call(method, arguments))
+        elif self.can(method):
+            self._tell_full()
+
+    def can(self, method: str) -> bool:
+        """Tell whether the writer has ``method``."""
+        return callable(getattr(self._writer, method, None))
+
+    def _put(self, call: _Call) -> None:
         if self._is_dropped:
             return
         if self._thread is None:
@@ -47,11 +65,14 @@ class BackgroundScalars:
             )
             self._thread.start()
         try:
-            self._waiting.put_nowait(dict(record))
+            self._waiting.put_nowait(call)
         except queue.Full:
-            if not self._is_full:
-                self._warn(f"{self._name} does not keep up with the run: records are dropped.")
-            self._is_full = True
+            self._tell_full()
+
+    def _tell_full(self) -> None:
+        if not self._is_full:
+            self._warn(f"{self._name} does not keep up with the run: records are dropped.")
+        self._is_full = True
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all is written; return whether it is, after at most ``timeout_s`` seconds."""
@@ -77,19 +98,21 @@ class BackgroundScalars:
 
     def _work(self) -> None:
         while True:
-            record = self._waiting.get()
-            if isinstance(record, _Ending):
+            call = self._waiting.get()
+            if isinstance(call, _Ending):
                 self._close_writer()
-                record.set()
+                call.set()
                 return
-            if isinstance(record, threading.Event):
-                record.set()
-            elif not self._is_dropped:
-                self._write(record)
+            if isinstance(call, threading.Event):
+                call.set()
+                continue
+            self._num_others -= call.method != "write"
+            if not self._is_dropped:
+                self._call(call)
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _call(self, call: _Call) -> None:
         try:
-            self._writer.write(record)
+            getattr(self._writer, call.method)(*call.arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
             self._failures_in_a_row += 1
             self._tell(error)
@@ -112,6 +135,13 @@ class BackgroundScalars:
                 close()
         except Exception as error:  # noqa: BLE001 - the training is done
             self._warn(f"{self._name} could not be closed: {type(error).__name__}: {error}")
+
+
+class _Call(NamedTuple):
+    """Asks the thread to call a method of the writer."""
+
+    method: str
+    arguments: tuple[Any, ...]
 
 
 class _Ending(threading.Event):

@@ -20,6 +20,10 @@ from ._totals import EPOCH, Total, TotalledWindow
 
 __all__ = ["MessageHub"]
 
+_MOST_RESULTS = 100
+# Before the names of metrics in a state.
+_RESULT = "result:"
+
 
 class MessageHub:
     """Collects scalars without reading them, and reads all at once when a line is due.
@@ -53,6 +57,8 @@ class MessageHub:
         # One deque for each scalar, for good: recorders hold on to it. It is empty before the first
         # value.
         self._scalars: dict[str, deque[Any]] = {}
+        self._results: dict[str, deque[float]] = {}  # of evaluations
+        self._scalar_readers: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._info: dict[str, Any] = {}
         self._readers: dict[str, Callable[[], Any]] = {}
 
@@ -95,13 +101,40 @@ class MessageHub:
         for name, value in log_dict.items():
             self.update_scalar(name, value)
 
+    def update_results(self, phase: str, metrics: Mapping[str, Any]) -> None:
+        """Add the metrics of an evaluation, for :meth:`get_scalar`; log lines have them anyway.
+
+        Args:
+            phase: ``"val"`` or ``"test"``.
+            metrics: By name; what is no number is left out.
+        """
+        for name, value in metrics.items():
+            if isinstance(value, (int, float)):
+                kept = self._results.setdefault(f"{phase}/{name}", deque(maxlen=_MOST_RESULTS))
+                kept.append(float(value))
+
+    def follow_scalars(self, phase: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Let ``read`` tell scalars of ``phase`` whenever one is asked for: a step costs nothing.
+
+        Of these only the present value is known. Log lines do not have them.
+        """
+        self._scalar_readers[phase] = read
+
     def get_scalar(self, name: str) -> ScalarWindow:
         """Return the newest values of a scalar, of which ``current()`` is the last.
+
+        Args:
+            name: What steps log, as ``"train/loss"``, over the window of log lines; metrics of the
+                newest 100 evaluations, as ``"val/accuracy"``, in a resumed run those that its
+                checkpoint knows of; or a learning rate, as ``"train/lr"``, of which only the
+                present one is known.
 
         Raises:
             ConfigError: If there is no such scalar.
         """
-        known = self._filled()
+        known: dict[str, Iterable[Any]] = {**self._filled(), **self._results}
+        if name not in known:
+            known.update(self._followed())
         if name not in known:
             raise ConfigError(
                 f"The scalar {name!r} was asked for; there are "
@@ -164,6 +197,7 @@ class MessageHub:
     def state_dict(self) -> dict[str, list[float]]:
         """Return the windows, as numbers: a run that goes on averages over the same steps."""
         state = _settle(self._filled())
+        state.update({f"{_RESULT}{name}": list(kept) for name, kept in self._results.items()})
         totalled = self._totalled()
         if totalled:
             state["#epoch"] = [self._epoch]
@@ -178,7 +212,12 @@ class MessageHub:
             window.clear()
             if isinstance(window, TotalledWindow):
                 window.totals = {kind: Total() for kind in window.totals}
+        self._results.clear()
         for name, values in state_dict.items():
+            if name.startswith(_RESULT):
+                kept = deque(map(float, values), maxlen=_MOST_RESULTS)
+                self._results[name.removeprefix(_RESULT)] = kept
+                continue
             kind, is_of_statistics, scalar = name.partition("#")
             if not is_of_statistics or "/" in kind:
                 self._window(name).extend(values)
@@ -216,6 +255,13 @@ class MessageHub:
         window = self._window(name)
         if isinstance(window, TotalledWindow) and kind in window.totals:
             window.totals[kind] = total
+
+    def _followed(self) -> dict[str, list[float]]:
+        return {
+            f"{phase}/{name}": [value]
+            for phase, read in self._scalar_readers.items()
+            for name, value in read().items()
+        }
 
     def _filled(self) -> dict[str, deque[Any]]:
         return {name: window for name, window in self._scalars.items() if window}

@@ -12,6 +12,8 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
+from ._recent_lines import RecentLines
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -46,7 +48,7 @@ def open_logger(
         ) from error
     logger.propagate = False
     form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%m/%d %H:%M:%S")
-    handlers: list[logging.Handler] = [_ConsoleHandler(console)]
+    handlers: list[logging.Handler] = [_ConsoleHandler(console), RecentLines()]
     if log_file is not None:
         handlers.append(_FileHandler(log_file, console))
     for handler in handlers:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ._host_numbers import as_numbers
+
 __all__ = ["ScalarWindow"]
 
 
@@ -25,7 +27,7 @@ class ScalarWindow:
 
     def current(self) -> float:
         """Return the newest value."""
-        return float(self._values[-1])
+        return self._numbers(1)[0]
 
     def mean(self, window_size: int | None = None) -> float:
         """Return the mean of the newest ``window_size`` values, by default of all that are kept."""
@@ -42,4 +44,8 @@ class ScalarWindow:
     def _of_newest(
         self, window_size: int | None, reduce: Callable[[Sequence[float]], float]
     ) -> float:
-        return reduce([float(value) for value in self._values[-(window_size or 0) :]])
+        return reduce(self._numbers(window_size or 0))
+
+    def _numbers(self, count: int) -> list[float]:
+        """Return the newest ``count`` values, all for 0; they come to the host at once."""
+        return [float(number) for number in as_numbers(self._values[-count:])]

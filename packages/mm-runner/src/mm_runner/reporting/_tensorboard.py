@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from mm_runner.errors import ConfigError
 
 from ._writers import axis_of, named_scalars
@@ -44,8 +46,7 @@ class TensorBoardWriter:
         self._events: Any = SummaryWriter(str(log_dir if save_dir is None else save_dir))
         config = log_dir / "config.yaml"
         if config.is_file():
-            indented = config.read_text(encoding="utf-8").replace("\n", "\n    ")
-            self._events.add_text("config", f"    {indented}", 0)
+            self._add_config(config.read_text(encoding="utf-8"))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Add the numbers of ``record`` at its step, or at its epoch."""
@@ -53,6 +54,20 @@ class TensorBoardWriter:
             self._events.add_scalar(name, value, record[axis_of(record)])
         self._events.flush()  # what a killed run wrote last is on the disk
 
+    def add_image(self, name: str, image: Any, step: int) -> None:
+        """Add an image of shape ``(height, width)`` or ``(height, width, channels)``."""
+        self._events.add_image(name, image, step, dataformats="HWC"[: image.ndim])
+        self._events.flush()
+
+    def add_config(self, config: Mapping[str, Any]) -> None:
+        """Add keys of a configuration, as a text."""
+        self._add_config(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        self._events.flush()
+
     def close(self) -> None:
         """End the file."""
         self._events.close()
+
+    def _add_config(self, text: str) -> None:
+        indented = text.replace("\n", "\n    ")
+        self._events.add_text("config", f"    {indented}", 0)

@@ -64,13 +64,21 @@ class WandbWriter:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Log the numbers of ``record``, with ``epoch`` and ``step``, by which curves are drawn."""
-        if self._run is None:  # here, since it may wait for a network
-            self._run = self._start()
+        run = self._started()
         scalars = named_scalars(record)
         if axis_of(record) == "epoch":
             self._draw_by_epoch(scalars)
         position = {name: record[name] for name in ("epoch", "step") if name in record}
-        self._run.log({**scalars, **position})
+        run.log({**scalars, **position})
+
+    def add_image(self, name: str, image: Any, step: int) -> None:
+        """Log an image of shape ``(height, width)`` or ``(height, width, channels)``."""
+        pixels = image.numpy() if hasattr(image, "numpy") else image
+        self._started().log({name: self._wandb.Image(pixels), "step": step})
+
+    def add_config(self, config: Mapping[str, Any]) -> None:
+        """Change keys of the configuration that the run shows."""
+        self._started().config.update(dict(config), allow_val_change=True)
 
     def _draw_by_epoch(self, names: Iterable[str]) -> None:
         # By their whole names, which win over what is said of all.
@@ -82,6 +90,11 @@ class WandbWriter:
         """Upload what is left, and end the run."""
         if self._run is not None:
             self._run.finish(quiet=True)
+
+    def _started(self) -> Any:
+        if self._run is None:  # not before: it may wait for a network
+            self._run = self._start()
+        return self._run
 
     def _start(self) -> Any:
         arguments = dict(self._arguments)

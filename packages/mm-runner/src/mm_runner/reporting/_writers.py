@@ -22,13 +22,15 @@ class LogWriter(Protocol):
     It is given ``log_dir``, the existing directory of the run's log files (a ``Path``), where
     ``config.yaml`` is the resolved configuration, besides the arguments. All calls come from one
     thread, which is not the training's; an exception is told once and ends nothing.
-    ``close()``, if there is one, is called at the end.
+    ``close()``, if there is one, is called at the end, and for ``runner.visualizer``
+    ``add_image(name, image, step)`` and ``add_config(config)``.
     """
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Keep a record: ``mode`` (``"train"``, ``"val"``, ``"test"``), ``epoch``, ``step``, ...
 
-        One that is to be drawn by epoch has ``axis="epoch"``.
+        One that is to be drawn by epoch has ``axis="epoch"``; what belongs to no phase has the mode
+        ``"other"``.
         """
 
 
@@ -81,15 +83,16 @@ def is_number(value: Any) -> bool:
 
 
 def named_scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of ``record`` with its mode before their names.
+    """Return the numbers of ``record`` with its mode before their names, unless it is ``"other"``.
 
     Example:
         >>> named_scalars({"mode": "val", "epoch": 1, "step": 6, "accuracy": 0.5})
         {'val/accuracy': 0.5}
     """
     mode = record.get("mode", "train")
+    prefix = "" if mode == "other" else f"{mode}/"
     return {
-        f"{mode}/{name}": value
+        f"{prefix}{name}": value
         for name, value in record.items()
         if name not in _POSITION and is_number(value)
     }

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.checkpoint import rng_state, set_rng_state
+import torch
+
+import mm_dist
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
-from mm_runner.evaluator import build_evaluator
 from mm_runner.registry import LOOPS, build_from_cfg
+
+from ._making import PartOfRun, making, part_of_run
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from mm_runner.runner import Runner
 
-__all__ = ["build_eval_loop", "build_train_loop"]
+__all__ = ["build_eval_loop", "build_loader_of_script", "build_train_loop"]
 
 _EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 
@@ -25,7 +28,7 @@ def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> A
     """Build the training loop and its dataloader.
 
     Args:
-        runner: The run.
+        runner: The run, whose ``build_dataloader`` builds that.
         train_dataloader: A dataloader or its config.
         train_cfg: ``by_epoch`` or ``type``, and the loop's arguments.
 
@@ -48,50 +51,69 @@ def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> A
     )
 
 
-def build_eval_loop(runner: Runner, phase: str, **configs: Any) -> Any:
-    """Build the loop of ``phase``, ``"val"`` or ``"test"``, its dataloader and its evaluator.
-
-    Random numbers that are drawn in it are not taken from those of the run.
+def build_eval_loop(runner: Runner, phase: str, dataloader: Any, cfg: Any, evaluator: Any) -> Any:
+    """Build the loop of ``phase``, its dataloader and its evaluator.
 
     Args:
-        runner: The run.
-        phase: Which.
-        **configs: ``<phase>_dataloader``, ``<phase>_cfg`` and ``<phase>_evaluator``.
+        runner: The run, whose ``build_dataloader`` and ``build_evaluator`` build these.
+        phase: ``"val"`` or ``"test"``.
+        dataloader: A dataloader or its config.
+        cfg: The loop's arguments.
+        evaluator: A metric, an evaluator, or the config of one.
 
     Raises:
         ConfigError: If a config does not fit.
     """
-    # A script may ask for the loop before it trains, which then is to go as it does without.
-    state = rng_state(runner.device)
-    try:
-        return _build_eval_loop(runner, phase, **configs)
-    finally:
-        set_rng_state(state, runner.device)
-
-
-def _build_eval_loop(runner: Runner, phase: str, **configs: Any) -> Any:
-    where = f"{phase}_dataloader"
-    loader = _build_loader(runner, configs[where], where, shuffle=False)
-    where = f"{phase}_evaluator"
-    evaluator = build_evaluator(configs[where], where=where)
+    loader = _build_loader(runner, dataloader, f"{phase}_dataloader", shuffle=False)
+    with making(PartOfRun(f"{phase}_evaluator")):
+        built = runner.build_evaluator(evaluator)
     return build_from_cfg(
-        _loop_arguments(configs[f"{phase}_cfg"], f"{phase}_cfg"),
+        _loop_arguments(cfg, f"{phase}_cfg"),
         LOOPS,
-        {
-            "type": _EVAL_LOOPS[phase],
-            "runner": runner,
-            "dataloader": loader,
-            "evaluator": evaluator,
-        },
+        {"type": _EVAL_LOOPS[phase], "runner": runner, "dataloader": loader, "evaluator": built},
         where=f"{phase}_cfg",
     )
+
+
+def build_loader_of_script(cfg: Any, seed: int | None) -> DataLoader[Any]:
+    """Build a dataloader: that of a run if one is being built, else one of a script's own.
+
+    Args:
+        cfg: A dataloader or its config.
+        seed: Of samplers and workers; ``None`` draws one, alike on all processes.
+
+    Raises:
+        ConfigError: If a key is missing, unknown or of the wrong type.
+    """
+    part = part_of_run()
+    shuffle, where = False, "dataloader"
+    if part is not None and part.settings is not None:
+        settings, shuffle, where = part.settings, part.shuffle, part.where
+        settings = settings if seed is None else settings._replace(seed=seed)
+    else:
+        seed = mm_dist.sync_random_seed() if seed is None else seed
+        generator = torch.Generator().manual_seed(seed)
+        settings = DataSettings(seed, generator, *mm_dist.get_dist_info())
+    with making(None):  # a dataset may build a loader of its own
+        loader = build_dataloader(cfg, settings, shuffle=shuffle, where=where)
+    if part is not None:
+        part.made.append(loader)
+    return loader
 
 
 def _build_loader(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> DataLoader[Any]:
     settings = DataSettings(
         runner.seed, runner.loader_generator, runner.rank, runner.world_size, runner.device
     )
-    return build_dataloader(cfg, settings, shuffle=shuffle, where=where)
+    part = PartOfRun(where, settings, shuffle=shuffle)
+    with making(part):
+        loader = runner.build_dataloader(
+            cfg, seed=runner.seed, diff_rank_seed=runner.diff_rank_seed
+        )
+    if any(loader is one for one in part.made):
+        return loader
+    # A subclass made it as it liked: it is like one that was given ready-made.
+    return build_dataloader(loader, settings, shuffle=shuffle, where=where)
 
 
 def _loop_arguments(cfg: Any, where: str) -> dict[str, Any]:

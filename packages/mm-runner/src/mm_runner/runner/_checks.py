@@ -22,13 +22,17 @@ __all__ = [
 
 # Keys that the Runner reads from its ``cfg`` besides its own arguments.
 CFG_KEYS = (
+    "activation_checkpointing",
     "channels_last",
     "compile",
     "crash_bundle",
     "device_prefetch",
+    "efficient_conv_bn_eval",
     "find_unused_parameters",
     "log_writers",
     "model_wrapper_cfg",
+    "on_world_size_change",
+    "resume_data",
     "sync_bn",
 )
 
@@ -42,11 +46,8 @@ _PHASES = (
 # data_preprocessor (0.62), custom_imports and custom_hooks (0.69) are not.
 _SLIP = 0.8
 
-# Keys of MMEngine that this version does not honour: an error, since silence would change a run.
-_UNSUPPORTED_CFG_KEYS = ("activation_checkpointing", "efficient_conv_bn_eval")
-
-# Keys with which MMEngine's FlexibleRunner shards or offloads a model, likewise; ``runner_type``
-# may name the one Runner that there is.
+# Keys with which MMEngine's FlexibleRunner shards or offloads a model: an error, since silence
+# would change a run; ``runner_type`` may name the one Runner that there is.
 _FLEXIBLE_KEYS = ("runner_type", "strategy")
 
 # Keys of MMEngine's family that are for other programs or the file's own use, and look like ours.
@@ -79,8 +80,7 @@ def unknown_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> lis
         cfg: The configuration.
         runner_arguments: Keys that the Runner's constructor knows.
     """
-    unsupported = (*_UNSUPPORTED_CFG_KEYS, *_FLEXIBLE_KEYS)
-    known = {*CFG_KEYS, *runner_arguments, *unsupported, *_OTHERS_KEYS}
+    known = {*CFG_KEYS, *runner_arguments, *_FLEXIBLE_KEYS, *_OTHERS_KEYS}
     return [str(key) for key in cfg if key not in known]
 
 
@@ -160,11 +160,6 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"cfg: a dict is needed, got {cfg!r}.")
     known = {*CFG_KEYS, *runner_arguments}
     for key in cfg:
-        if key in _UNSUPPORTED_CFG_KEYS and cfg[key]:
-            raise ConfigError(
-                f"cfg.{key}: this version of mm-runner does not do that; remove the key to go on "
-                "without it."
-            )
         if key in _FLEXIBLE_KEYS:
             _check_plain_runner(key, cfg[key])
         if key not in known and key not in _OTHERS_KEYS:

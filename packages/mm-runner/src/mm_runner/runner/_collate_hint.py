@@ -69,7 +69,7 @@ def _phase_in_model(runner: Runner, trace: TracebackType | None, num_steps: int)
         trace: Of the error.
         num_steps: Training steps that were done before.
     """
-    phases = {"train": runner.train_loop, "val": runner.val_loop, "test": runner.test_loop}
+    phases = {name: runner.built_loop(name) for name in ("train", "val", "test")}
     found, is_in_model, is_first = None, False, True
     for frame, _ in traceback.walk_tb(trace):
         caller = frame.f_locals.get("self")

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import mm_compile
-import mm_dist
 from mm_runner.hooks import CompileReportHook
-from mm_runner.model import unwrap_model
+from mm_runner.model import apply_module_settings, unwrap_model
 from mm_runner.optim import named_wrappers
 
-from ._wrapping import synchronize_batch_norm, wrap_model
+from ._wrapping import is_wrapped, synchronize_batch_norm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import nn
@@ -45,7 +45,11 @@ class RunCompiler:
         self._optimizers: list[Any] = []
 
     def wrap(
-        self, model: nn.Module, cfg: Mapping[str, Any], dist_info: DistInfo
+        self,
+        model: nn.Module,
+        cfg: Mapping[str, Any],
+        dist_info: DistInfo,
+        wrap_model: Callable[[nn.Module], nn.Module],
     ) -> tuple[nn.Module, mm_compile.CompileHandle]:
         """Compile and wrap the model; nothing is compiled before the first call.
 
@@ -53,6 +57,7 @@ class RunCompiler:
             model: Wrapped or not.
             cfg: The full configuration.
             dist_info: The place of this process.
+            wrap_model: Moves a model to its device, and wraps it if the run is distributed.
 
         Returns:
             The model, wrapped if the run is distributed, and the handle of what is compiled.
@@ -62,16 +67,18 @@ class RunCompiler:
             MMCompileError: If it cannot be compiled so.
         """
         synchronize_batch_norm(model, cfg, dist_info)
+        # Now that its modules are those that stay, and before anything is put around them.
+        apply_module_settings(unwrap_model(model), cfg)
         if self._compiles_steps():
-            wrapped = wrap_model(model, cfg, dist_info)
+            wrapped = wrap_model(model)
             return wrapped, mm_compile.compile_model(wrapped, self._cfg)
-        if not mm_dist.is_model_wrapper(model):
+        if not is_wrapped(model):
             model = model.to(dist_info.device)
         # Compiled before it is sharded: parameters are then gathered and freed by hooks around the
         # compiled code, and regions are recognised by their classes and the shapes of the whole.
         handle = mm_compile.compile_model(unwrap_model(model), self._cfg)
         try:
-            return wrap_model(model, cfg, dist_info), handle
+            return wrap_model(model), handle
         except Exception:
             handle.undo()  # the model is the user's, who may give it to another run
             raise

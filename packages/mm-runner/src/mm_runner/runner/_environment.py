@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_dist
-from mm_runner.errors import ConfigError
-from mm_runner.registry import check_size
-
-from ._checks import checked_mapping
+from mm_runner.validation import check_environment
 
 if TYPE_CHECKING:
     import logging
@@ -31,7 +28,7 @@ _DEFAULT_OPEN_FILES = 4096
 _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
-def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
+def set_up_process(launcher: str, env_cfg: Mapping[str, Any] | None) -> mm_dist.DistInfo:
     """Join the other processes, and set the switches of ``env_cfg``.
 
     Args:
@@ -44,48 +41,20 @@ def set_up_process(launcher: str, env_cfg: Any) -> mm_dist.DistInfo:
         ConfigError: If a key is unknown, or a value cannot be used.
         mm_dist.LaunchError: If the launcher's variables are missing.
     """
-    env = checked_mapping(
-        env_cfg, "env_cfg", ("cudnn_benchmark", "mp_cfg", "dist_cfg", "npu_cfg", "resource_limit")
-    )
-    mp_cfg = checked_mapping(
-        env.get("mp_cfg"), "env_cfg.mp_cfg", ("mp_start_method", "opencv_num_threads")
-    )
-    start_method = mp_cfg.get("mp_start_method")
-    if start_method not in (None, *torch.multiprocessing.get_all_start_methods()):
-        raise ConfigError(
-            f"env_cfg.mp_cfg.mp_start_method: {start_method!r} was given; there are "
-            f"{', '.join(torch.multiprocessing.get_all_start_methods())}."
-        )
-    open_files = env.get("resource_limit", _DEFAULT_OPEN_FILES)
-    if not isinstance(open_files, int):
-        raise ConfigError(f"env_cfg.resource_limit: an integer is needed, got {open_files!r}.")
-    check_size(open_files, "env_cfg.resource_limit")
+    check_environment(env_cfg, "env_cfg")  # not all who come here have checked their configuration
+    env = env_cfg or {}
+    mp_cfg, npu_cfg = env.get("mp_cfg") or {}, env.get("npu_cfg") or {}
     if env.get("cudnn_benchmark"):
         torch.backends.cudnn.benchmark = True
-    if start_method is not None:
-        torch.multiprocessing.set_start_method(start_method, force=True)
+    if mp_cfg.get("mp_start_method") is not None:
+        torch.multiprocessing.set_start_method(mp_cfg["mp_start_method"], force=True)
     opencv = sys.modules.get("cv2")
     num_threads = mp_cfg.get("opencv_num_threads")
     if num_threads is not None and opencv is not None:
         opencv.setNumThreads(num_threads)
-    raise_open_file_limit(open_files)
-    dist_cfg = checked_mapping(
-        env.get("dist_cfg"),
-        "env_cfg.dist_cfg",
-        (
-            "backend",
-            "timeout",
-            "steady_timeout",
-            "port",
-            "init_backend",
-            "device_type",
-            "hang_report",
-        ),
-    )
-    npu_cfg = checked_mapping(
-        env.get("npu_cfg"), "env_cfg.npu_cfg", ("jit_compile", "internal_format")
-    )
-    info = mm_dist.init_dist(launcher, **dist_cfg)
+    open_files = env.get("resource_limit")
+    raise_open_file_limit(_DEFAULT_OPEN_FILES if open_files is None else open_files)
+    info = mm_dist.init_dist(launcher, **(env.get("dist_cfg") or {}))
     if npu_cfg or info.device.type == "npu":
         from mm_npu import set_npu_switches  # noqa: PLC0415 - few have an NPU
 

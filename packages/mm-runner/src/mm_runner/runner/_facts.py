@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mm_runner.model import eval_step_of, unwrap_model
 from mm_runner.optim import named_wrappers
 
-from ._building import build_eval_loop
+from ._lazy_loops import EarlyTrainLoop, LoopWhenAskedFor, leaving_generators
 from ._run_hooks import RunHooks
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mm_runner.evaluator import Evaluator
     from mm_runner.reporting import RunConsole
 
+    from ._loading import StartingPoint
     from ._logs import RunLogs
     from ._seed import RunSeed
 
@@ -35,19 +36,27 @@ class RunFacts(RunHooks):
         dist_info: The place of this process among the others.
         model: The model, in its wrapper.
         optim_wrapper: The optimizer wrapper, once ``train`` has built it.
-        train_loop: The training loop, once ``train`` has built it.
-        val_loop: The validation loop, once it is built.
-        test_loop: The test loop, once it is built.
+        train_loop: The training loop, built when it is first asked for, or by ``train``; ``None``
+            if training is not configured. Of several processes every one must ask. A training
+            takes the same steps, whether or not it was asked for before; each training of a
+            process has its own.
+        val_loop: The validation loop, likewise; any process may ask.
+        test_loop: The test loop, likewise.
     """
+
+    train_loop: Any = LoopWhenAskedFor()
+    val_loop: Any = LoopWhenAskedFor()
+    test_loop: Any = LoopWhenAskedFor()
 
     dist_info: DistInfo
     model: nn.Module
     optim_wrapper: Any
-    train_loop: Any
-    val_loop: Any
-    test_loop: Any
+    is_training: bool
     _logs: RunLogs
     _seed: RunSeed
+    _start: StartingPoint
+    _early: EarlyTrainLoop | None = None
+    _train: dict[str, Any]
     _val: dict[str, Any]
     _test: dict[str, Any]
 
@@ -124,6 +133,11 @@ class RunFacts(RunHooks):
         return self._seed.value
 
     @property
+    def diff_rank_seed(self) -> bool:
+        """Whether the random numbers of each process begin otherwise."""
+        return self._seed.is_by_rank
+
+    @property
     def loader_generator(self) -> torch.Generator:
         """Seeds the workers of all loaders, and nothing else."""
         return self._seed.loader_generator
@@ -133,27 +147,27 @@ class RunFacts(RunHooks):
         """Class name of the model inside its wrapper."""
         return type(unwrap_model(self.model)).__name__
 
-    # Where the run is. The numbers are 0 without a training loop.
+    # Where the run is. The numbers are 0 without a training loop, which they do not build.
 
     @property
     def epoch(self) -> int:
         """Number of epochs done."""
-        return self.train_loop.epoch if self.train_loop is not None else 0
+        return self._train_loop.epoch if self._train_loop is not None else 0
 
     @property
     def iter(self) -> int:
         """Number of training steps done."""
-        return self.train_loop.iter if self.train_loop is not None else 0
+        return self._train_loop.iter if self._train_loop is not None else 0
 
     @property
     def max_epochs(self) -> int:
         """Number of epochs to do."""
-        return self.train_loop.max_epochs if self.train_loop is not None else 0
+        return self._train_loop.max_epochs if self._train_loop is not None else 0
 
     @property
     def max_iters(self) -> int:
         """Number of training steps to do."""
-        return self.train_loop.max_iters if self.train_loop is not None else 0
+        return self._train_loop.max_iters if self._train_loop is not None else 0
 
     @property
     def holds_gradients(self) -> bool:
@@ -169,66 +183,77 @@ class RunFacts(RunHooks):
     @property
     def val_begin(self) -> int:
         """The first epoch, or step, that is followed by a validation; 1 without a training loop."""
-        return self.train_loop.val_begin if self.train_loop is not None else 1
+        return self._train_loop.val_begin if self._train_loop is not None else 1
 
     @property
     def val_interval(self) -> int:
         """Epochs, or steps, between two validations; 1 without a training loop."""
-        return self.train_loop.val_interval if self.train_loop is not None else 1
+        return self._train_loop.val_interval if self._train_loop is not None else 1
 
-    # The parts of the loops. Those of an evaluation are built when they are first asked for, so
-    # that a script can change them before val() or test(). Those of a training are not: resuming
-    # may change the seed that they are built with.
+    # The parts of the loops, which are built when they are first asked for, so that a script can
+    # change them before train(), val() or test().
 
     @property
     def train_dataloader(self) -> DataLoader[Any]:
-        """The training batches, once :meth:`train` has built them."""
-        if self.train_loop is None:
-            raise AttributeError(
-                "The train loop, with its dataloader, is built by train(), and was not asked for "
-                "yet. A hook finds it from before_run on; Runner.build_dataloader(cfg) builds a "
-                "dataloader at any time."
-            )
-        return self.train_loop.dataloader  # type: ignore[no-any-return]
+        """The training batches, built when they are first asked for, by every process."""
+        return self._configured("train").dataloader  # type: ignore[no-any-return]
 
     @property
     def val_dataloader(self) -> DataLoader[Any]:
         """The validation batches, built when they are first asked for."""
-        return self._evaluation("val").dataloader  # type: ignore[no-any-return]
+        return self._configured("val").dataloader  # type: ignore[no-any-return]
 
     @property
     def val_evaluator(self) -> Evaluator:
         """The metrics of the validation, built when they are first asked for."""
-        return self._evaluation("val").evaluator  # type: ignore[no-any-return]
+        return self._configured("val").evaluator  # type: ignore[no-any-return]
 
     @property
     def test_dataloader(self) -> DataLoader[Any]:
         """The test batches, built when they are first asked for."""
-        return self._evaluation("test").dataloader  # type: ignore[no-any-return]
+        return self._configured("test").dataloader  # type: ignore[no-any-return]
 
     @property
     def test_evaluator(self) -> Evaluator:
         """The metrics of the test, built when they are first asked for."""
-        return self._evaluation("test").evaluator  # type: ignore[no-any-return]
+        return self._configured("test").evaluator  # type: ignore[no-any-return]
 
-    def _evaluation(self, phase: str) -> Any:
-        loop = self._build_eval_loop(phase)
-        if loop is None:
-            raise AttributeError(
-                f"The Runner has no {phase} loop: it got no {phase}_dataloader, {phase}_cfg and "
-                f"{phase}_evaluator. Give these three."
-            )
+    def built_loop(self, phase: str) -> Any:
+        """Return the loop of ``"train"``, ``"val"`` or ``"test"`` if it is built, else ``None``."""
+        return vars(self).get(f"{phase}_loop")
+
+    def build_loop(self, phase: str) -> Any:
+        """Return the loop of a phase, built unless it is; ``None`` if it is not configured.
+
+        Random numbers that are drawn in it are not taken from those of the run.
+        """
+        name = f"{phase}_loop"
+        if name in vars(self):
+            return vars(self)[name]
+        run: Any = self
+        configs = {"train": self._train, "val": self._val, "test": self._test}[phase]
+        loop: Any = None
+        if configs and phase == "train":
+            self._start.settle_seed(run)
+            self._early = EarlyTrainLoop(run, configs["train_cfg"])
+            self._train_loop = loop = self._early.loop
+        elif configs:
+            eval_step_of(run.model, f"{phase}_step")
+            with leaving_generators(self.device):
+                build = getattr(run, f"build_{phase}_loop")
+                loop = build(configs[f"{phase}_cfg"])
+        setattr(run, name, loop)
         return loop
 
-    def _build_eval_loop(self, phase: str) -> Any:
-        """Return the loop of ``"val"`` or ``"test"``, built once; ``None`` if not configured."""
-        configs = self._val if phase == "val" else self._test
-        run: Any = self
-        name = f"{phase}_loop"
-        if configs and getattr(run, name) is None:
-            eval_step_of(run.model, f"{phase}_step")
-            setattr(run, name, build_eval_loop(run, phase, **configs))
-        return getattr(run, name)
+    def _configured(self, phase: str) -> Any:
+        loop = self.build_loop(phase)
+        if loop is None:
+            last = "optim_wrapper" if phase == "train" else f"{phase}_evaluator"
+            raise AttributeError(
+                f"The Runner has no {phase} loop: it got no {phase}_dataloader, {phase}_cfg and "
+                f"{last}. Give these three."
+            )
+        return loop
 
 
 def _is_between_windows(wrapper: Any) -> bool:

@@ -6,13 +6,15 @@ import signal
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import mm_dist
 from mm_runner.errors import CheckpointWriteError, RunStopped
 from mm_runner.hooks import CheckpointHook
+from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
 
 from ._agreement import Agreement, Clock, Verdict
+from ._sharded_state import as_sharded
 from ._signals import StopSignals
 from ._store import OwnStore
 
@@ -24,9 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["Interruption"]
 
 # What all processes may be asked to do; the greatest number wins.
-_SAVE, _PREEMPTED, _INTERRUPTED = 1, 2, 3
-_STATUS = {_PREEMPTED: 75, _INTERRUPTED: 130}
-_CAUSE = {_PREEMPTED: "preempted", _INTERRUPTED: "interrupted"}
+_SAVE, _TIME_UP, _TIME_UP_REQUEUE, _PREEMPTED, _INTERRUPTED = 1, 2, 3, 4, 5
+_STATUS = {_TIME_UP_REQUEUE: 75, _PREEMPTED: 75, _INTERRUPTED: 130}
+_CAUSE = {
+    _TIME_UP_REQUEUE: "out of time",
+    _PREEMPTED: "preempted",
+    _INTERRUPTED: "interrupted",
+}
 # Waiting for another process that does not answer: as long as schedulers leave a run.
 _PATIENCE_S = 60.0
 
@@ -43,16 +49,18 @@ class Interruption:
             if runner.interruption.pending:
                 runner.interruption.settle(runner)
         saved: What the run saved as it left; ``None`` if it did not leave, or could not.
+        ran_out_of_time: Whether training has ended because :meth:`end_after` was asked for it.
     """
 
     def __init__(self) -> None:
-        self.pending = False
+        self.pending = self.ran_out_of_time = False
         self.saved: Path | None = None
         self._marks = 0
         self._wishes: set[int] = set()
         self._agreement: Agreement | None = None
         self._signals: StopSignals | None = None
         self._clock: Clock | None = None
+        self._limits: list[Clock] = []
         self._save: Callable[[Runner], object] | None = None
         self._place: Callable[[], int] = lambda: 0
 
@@ -71,6 +79,7 @@ class Interruption:
 
     def _start(self, runner: Runner) -> None:
         self.pending, self._marks, self._wishes, self.saved = False, 0, set(), None
+        self.ran_out_of_time = False
         # Places are passed by all processes alike: steps, and both ends of validations.
         self._place = lambda: runner.iter + self._marks
         if runner.world_size > 1:
@@ -80,8 +89,10 @@ class Interruption:
         self._signals = StopSignals(self._on_signal, runner.logger)
 
     def _stop(self, runner: Runner, error: BaseException | None) -> None:
-        if self._clock is not None:
-            self._clock.stop()
+        for clock in (self._clock, *self._limits):
+            if clock is not None:
+                clock.stop()
+        self._limits = []
         if self._agreement is not None:
             self._agreement.stop()
         self._clock = self._agreement = self._save = None
@@ -113,6 +124,18 @@ class Interruption:
         if mm_dist.is_main_process():
             self._clock = Clock(seconds, lambda: self._ask(_SAVE))
 
+    def end_after(self, seconds: float, then: Literal["end", "requeue"]) -> None:
+        """End training between two steps, once the main process's clock says so.
+
+        Args:
+            seconds: From now on.
+            then: ``"end"`` as if it were done, ``"requeue"`` as after SIGTERM; a checkpoint is
+                saved in both cases.
+        """
+        wish = _TIME_UP if then == "end" else _TIME_UP_REQUEUE
+        if mm_dist.is_main_process():
+            self._limits.append(Clock(seconds, lambda: self._ask(wish)))
+
     def note_saved(self) -> None:
         """Let the clock of :meth:`save_every` begin again."""
         if self._clock is not None:
@@ -125,6 +148,7 @@ class Interruption:
 
         Raises:
             RunStopped: If the run is to leave; the checkpoint is written.
+            EndOfTrainingError: If only the training is to end; likewise.
         """
         verdict = self._decided(runner)
         if verdict.place > self._place() or runner.holds_gradients:
@@ -134,6 +158,8 @@ class Interruption:
             self._save(runner)
         if self._agreement is not None:
             self._agreement.close_round()
+        if verdict.wish == _TIME_UP:
+            self._end_training(runner)
         if verdict.wish in _STATUS:
             self._leave(runner, verdict.wish)
 
@@ -142,6 +168,7 @@ class Interruption:
 
         Raises:
             RunStopped: If the run is to leave; the checkpoint is written.
+            EndOfTrainingError: If only the training is to end; likewise.
         """
         self._marks += 1
         if self.pending:
@@ -149,9 +176,11 @@ class Interruption:
 
     def cuts_validation(self, runner: Runner) -> bool:
         """Tell whether to pass over the rest of a validation: the run leaves at its end."""
+        if runner.world_size > 1 and as_sharded(runner.model) is not None:
+            return False  # within a batch its ranks wait for each other, and each would stop apart
         verdict = self._decided(runner)
         is_here = verdict.place <= self._place() + 1 and not runner.holds_gradients
-        return verdict.wish in _STATUS and is_here
+        return verdict.wish > _SAVE and is_here
 
     def _decided(self, runner: Runner) -> Verdict:
         if self._agreement is None:
@@ -187,14 +216,27 @@ class Interruption:
         self.pending = True
 
     def _leave(self, runner: Runner, wish: int) -> None:
-        self.saved = path = _save_checkpoint(runner)
+        saved = self._saved(runner)
         status = _STATUS[wish]
-        saved = f"saved {path}" if path is not None else "the checkpoints before it are untouched"
         runner.logger.warning(
             f"The run was {_CAUSE[wish]} and leaves after epoch {runner.epoch}, step "
             f"{runner.iter}, with status {status}; {saved}. resume=True goes on from there."
         )
         raise RunStopped(status)
+
+    def _end_training(self, runner: Runner) -> None:
+        saved = self._saved(runner)
+        runner.logger.warning(
+            f"The time is up: training ends after epoch {runner.epoch}, step {runner.iter} of "
+            f"{runner.max_iters}; {saved}. resume=True goes on from there."
+        )
+        self.ran_out_of_time = runner.train_loop.stop_training = True
+        if isinstance(runner.train_loop, AbstractTrainLoop):  # one of the user's own reads the flag
+            raise EndOfTrainingError
+
+    def _saved(self, runner: Runner) -> str:
+        self.saved = path = _save_checkpoint(runner)
+        return f"saved {path}" if path is not None else "the checkpoints before it are untouched"
 
 
 def _open_agreement(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +13,22 @@ from mm_runner.checkpoint import latest_readable, load_checkpoint_file
 from mm_runner.data import DefaultSampler
 from mm_runner.errors import CheckpointError, ConfigError
 
-from ._restoring import restore_training, restore_weights
+from ._other_processes import check_world_size
+from ._sharded_state import as_sharded
 
 if TYPE_CHECKING:
     import logging
     import os
+    from collections.abc import Iterator
 
     from mm_runner.runner import Runner
 
     from ._seed import RunSeed
 
 __all__ = ["StartingPoint", "find_checkpoint", "read_checkpoint"]
+
+# Of a sharded model the main process hands these out, tensor by tensor.
+_HANDED_OUT = ("state_dict", "optimizer", "ema_state_dict")
 
 
 class StartingPoint:
@@ -45,73 +52,139 @@ class StartingPoint:
             )
         self._load_from, self._seed, self._resume = load_from, seed, resume
         self._is_read = False
+        # Of a training that resumes: read before anything is built with the seed in it.
+        self._kept: tuple[Path, dict[str, Any]] | None = None
+        self._applied: tuple[Path, dict[str, Any]] | None = None
+        # Whether the optimizers, and the schedules, go on as well.
+        self.resumes_optimizer = self.resumes_schedules = True
 
-    def read(self, runner: Runner, *, training: bool) -> dict[str, Any] | None:
-        """Read what is to be loaded, before anything depends on the seed in it.
+    @property
+    def is_applied(self) -> bool:
+        """Whether a checkpoint that the run begins with is being taken in just now."""
+        return self._applied is not None
 
-        Args:
-            runner: The run.
-            training: Whether training is to begin: an evaluation takes the weights only.
+    def settle_seed(self, runner: Runner) -> None:
+        """Let the seed be that of the checkpoint that a training is to resume from, if it is.
 
-        Returns:
-            The checkpoint, or ``None`` to start afresh.
+        Raises:
+            CheckpointError: On all processes, if none can be read.
+        """
+        if not self._resume or self._is_read or self._kept is not None:
+            return
+        found = self._find(runner)
+        if found is not None:
+            path, checkpoint = found
+            runner.logger.info(f"Resuming from {path}.")
+            check_world_size(runner, checkpoint)
+            before = self._seed.value
+            self._seed.take_over(checkpoint.get("meta", {}).get("seed"), runner.logger)
+            _follow_seed(runner, before)
+        self._kept = found
+
+    def begin_training(self, runner: Runner) -> None:
+        """Read what a training begins with, before anything of it is built.
 
         Raises:
             CheckpointError: On all processes, if none can be read.
         """
         if self._is_read:
-            return None
-        found = find_checkpoint(
-            self._load_from, runner.work_dir, runner.logger, resume=self._resume
-        )
-        if found is None:
-            self._is_read = training
-            return None
-        path, checkpoint = found
-        runner.is_resuming = self._resume and training
-        runner.logger.info(f"{'Resuming from' if runner.is_resuming else 'Loading'} {path}.")
-        if runner.is_resuming:
-            before = self._seed.value
-            self._seed.take_over(checkpoint.get("meta", {}).get("seed"), runner.logger)
-            _follow_seed(runner, before)
-        return checkpoint
+            return
+        if self._resume:
+            self.settle_seed(runner)
+        else:
+            self._kept = self._find(runner)
+            self._tell_loading(runner, self._kept)
+        self._is_read = self._kept is None
+        runner.is_resuming = self._resume and self._kept is not None
 
-    def go_on(self, path: Path | None) -> None:
-        """Let the next training of this process resume from ``path``, if this one has saved it."""
-        if path is not None:
-            self._load_from, self._resume, self._is_read = str(path), True, False
+    @contextmanager
+    def applying(self, runner: Runner) -> Iterator[Path | None]:
+        """Let the block give the run what it begins with.
 
-    def apply(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Give the model its weights, and when resuming the rest of the run its state.
+        Args:
+            runner: The run. Outside of a training only the weights count, which the training that
+                follows takes again if it resumes.
 
-        Raises:
-            CheckpointError: If nothing fits the model, or when resuming, not everything does.
+        Yields:
+            The checkpoint's file, which :meth:`content` returns within the block; ``None`` to begin
+            afresh, or if that is done already.
         """
-        runner.call_hook("after_load_checkpoint", checkpoint=checkpoint)
-        restore_weights(runner, checkpoint, strict=runner.is_resuming)
+        if self._is_read:
+            yield None
+            return
+        if not runner.is_training:
+            runner.is_resuming = False
+            found = self._find(runner)
+            self._tell_loading(runner, found)
+        else:
+            found, self._kept = self._kept, None
+        self._applied = found
+        try:
+            yield found and found[0]
+        finally:
+            self._applied = None
         # Not before: what failed meanwhile may be tried again. And after an evaluation the training
         # has still to be resumed.
-        self._is_read = runner.is_training or not self._resume
-        if runner.is_resuming:
-            restore_training(runner, checkpoint, self._seed)
-            runner.logger.info(f"Going on after epoch {runner.epoch}, step {runner.iter}.")
+        if found is not None:
+            self._is_read = runner.is_training or not self._resume
+
+    def content(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Return what a checkpoint holds; every process must call this.
+
+        Raises:
+            CheckpointError: On all processes, if one of them cannot read it.
+        """
+        if self._applied is not None and Path(path) == self._applied[0]:
+            return self._applied[1]
+        return read_checkpoint(path)
+
+    def go_on(self, path: Path | None, *, optimizer: bool = True, schedules: bool = True) -> None:
+        """Let the next training of this process resume from ``path``; ``None`` changes nothing.
+
+        Args:
+            path: What this process has saved, or was told to resume from.
+            optimizer: Whether the optimizers go on as well.
+            schedules: Whether the schedules do.
+        """
+        if path is not None:
+            self._load_from, self._resume, self._is_read = str(path), True, False
+            self._kept = None
+            self.resumes_optimizer, self.resumes_schedules = optimizer, schedules
+
+    def _find(self, runner: Runner) -> tuple[Path, dict[str, Any]] | None:
+        return find_checkpoint(
+            self._load_from,
+            runner.work_dir,
+            runner.logger,
+            resume=self._resume,
+            main_gives_tensors=as_sharded(runner.model) is not None,
+        )
+
+    def _tell_loading(self, runner: Runner, found: tuple[Path, dict[str, Any]] | None) -> None:
+        if found is not None:
+            runner.logger.info(f"Loading {found[0]}.")
 
 
 def read_checkpoint(
-    path: str | os.PathLike[str], own: dict[str, Any] | None = None
+    path: str | os.PathLike[str], own: dict[str, Any] | None = None, *, outline: bool = False
 ) -> dict[str, Any]:
     """Read a checkpoint on every process; every process must call this.
 
     Args:
         path: The file.
         own: What this process has read of it already.
+        outline: Whether a process that has not read it needs no tensors.
 
     Raises:
         CheckpointError: On all processes, if one of them cannot read it.
     """
     failure = None
     try:
-        own = load_checkpoint_file(path) if own is None else own
+        if own is None:
+            own = load_checkpoint_file(path, outline=outline)
+            # What a process goes on with must not hang on a file that is removed one day.
+            kept = _HANDED_OUT if outline else own
+            own = {key: own[key] if key in kept else copy.deepcopy(own[key]) for key in own}
     except CheckpointError as error:
         failure = error
     texts = mm_dist.all_gather_object(failure and str(failure))
@@ -132,14 +205,19 @@ def _follow_seed(runner: Runner, before: int) -> None:
 
     On some processes only they may have been: all must deal out the samples alike.
     """
-    for loop in (runner.val_loop, runner.test_loop):
+    for loop in (runner.built_loop("val"), runner.built_loop("test")):
         sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
         if isinstance(sampler, DefaultSampler) and sampler.seed == before:
             sampler.seed = runner.seed
 
 
 def find_checkpoint(
-    load_from: str | None, work_dir: Path, logger: logging.Logger, *, resume: bool
+    load_from: str | None,
+    work_dir: Path,
+    logger: logging.Logger,
+    *,
+    resume: bool,
+    main_gives_tensors: bool = False,
 ) -> tuple[Path, dict[str, Any]] | None:
     """Find and read the checkpoint to start from.
 
@@ -148,6 +226,8 @@ def find_checkpoint(
         work_dir: Where to look for the newest one when resuming without ``load_from``.
         logger: Told what was passed over.
         resume: Whether to look there at all.
+        main_gives_tensors: Whether the main process hands tensors to the others. These then have an
+            outline of them only, so that a machine holds the checkpoint in memory once.
 
     Returns:
         The file and its content, or ``None`` to start afresh.
@@ -170,4 +250,4 @@ def find_checkpoint(
         if resume:
             logger.info(f"resume: {work_dir} has no checkpoint; training from the start.")
         return None
-    return path, read_checkpoint(path, read.get(path))
+    return path, read_checkpoint(path, read.get(path), outline=main_gives_tensors)

@@ -31,6 +31,8 @@ __all__ = ["RunLogs", "plain_config"]
 
 # How long the end of a run waits for what writes beside it: a network may be gone.
 _PATIENCE_S = 30.0
+# What a writer may have besides write().
+_EXTRAS = ("add_config", "add_image")
 
 
 class RunLogs:
@@ -58,7 +60,8 @@ class RunLogs:
     ) -> None:
         self.work_dir, self.log_dir, self.timestamp = open_work_dir(work_dir)
         self.experiment_name = "_".join(filter(None, (experiment_name, self.timestamp)))
-        self.config_text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        self._config = config
+        self.config_text = _as_yaml(config)
         is_main = mm_dist.is_main_process()
         self.console = RunConsole(is_main=is_main)
         self.logger = open_logger(
@@ -72,11 +75,28 @@ class RunLogs:
         self._is_told = False
         self._writers: list[BackgroundScalars] = []
         weakref.finalize(self, _close, self._writers, self.logger)
+        # What writers can do besides keeping records, alike on all processes.
+        self.abilities: frozenset[str] = frozenset()
         if is_main:
-            (self.log_dir / "config.yaml").write_text(self.config_text, encoding="utf-8")
+            self._write_config()
             self._scalars = JsonLinesWriter(self.log_dir)
         if writers:
-            run_on_main(functools.partial(self._open_writers, writers))
+            self.abilities = run_on_main(functools.partial(self._open_writers, writers))
+
+    def dump_config(self, changes: Mapping[str, Any]) -> None:
+        """Write the configuration with ``changes``, in primitives; only the main process does."""
+        config = {**self._config, **changes}
+        if config != self._config:
+            self._config, self.config_text = config, _as_yaml(config)
+        elif (self.log_dir / "config.yaml").exists():
+            return
+        if self._scalars is not None:
+            self._write_config()
+
+    def give(self, method: str, *arguments: Any) -> None:
+        """Call ``method`` of the writers that have it; only the main process has any."""
+        for writer in self._writers:
+            writer.give(method, *arguments)
 
     def write_scalars(self, record: Mapping[str, Any], *, by_epoch: bool = False) -> None:
         """Append ``record`` to the files of scalars; only the main process has any."""
@@ -98,7 +118,10 @@ class RunLogs:
                 self.logger.warning(f"scalars.jsonl could not be written: {error}")
             self._is_told = True
 
-    def _open_writers(self, writers: Mapping[str, Any]) -> None:
+    def _write_config(self) -> None:
+        (self.log_dir / "config.yaml").write_text(self.config_text, encoding="utf-8")
+
+    def _open_writers(self, writers: Mapping[str, Any]) -> frozenset[str]:
         for where, given in writers.items():
             writer = given
             if isinstance(given, Mapping):
@@ -108,6 +131,11 @@ class RunLogs:
                 raise ConfigError(f"{where}: {type(writer).__name__} has no write(record).")
             name = type(writer).__name__
             self._writers.append(BackgroundScalars(writer, name, self.logger.warning))
+        return frozenset(name for name in _EXTRAS if any(one.can(name) for one in self._writers))
+
+
+def _as_yaml(config: dict[str, Any]) -> str:
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 
 def _close(writers: list[BackgroundScalars], logger: logging.Logger) -> None:

@@ -8,12 +8,7 @@ from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 from mm_dist import MMDistributedDataParallel
 from mm_runner.errors import ConfigError
 from mm_runner.model import BaseModel, unwrap_model
-from mm_runner.optim import (
-    build_optim_wrapper,
-    named_wrappers,
-    refuse_closure,
-    scale_lr,
-)
+from mm_runner.optim import named_schedulers, named_wrappers, refuse_closure, scale_lr
 
 from ._sharded_state import as_sharded
 from ._summary import batch_of_process
@@ -25,7 +20,7 @@ if TYPE_CHECKING:
 
     from mm_runner.runner import Runner
 
-__all__ = ["build_wrapper_of_run"]
+__all__ = ["check_wrapper_of_run", "scale_rates_of_run"]
 
 # What the Runner and its hooks ask of a wrapper, besides what train_step does.
 _ASKED = (
@@ -41,26 +36,41 @@ _ASKED = (
 )
 
 
-def build_wrapper_of_run(runner: Runner, cfg: Any, auto_scale_lr: Mapping[str, Any]) -> Any:
-    """Build the optimizer wrapper, and scale the learning rates if that is enabled.
-
-    Args:
-        runner: Has the model and the training loader.
-        cfg: As of :func:`mm_runner.optim.build_optim_wrapper`.
-        auto_scale_lr: As of :func:`mm_runner.optim.scale_lr`.
+def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
+    """Check that the optimizer wrapper, or several of them, can train the model.
 
     Raises:
-        ConfigError: If ``cfg`` does not fit, also to how the model is wrapped.
+        ConfigError: If not, also for how the model is wrapped.
     """
-    optim_wrapper = build_optim_wrapper(runner.model, cfg)
     if isinstance(optim_wrapper, OptimWrapperDict):
-        _check_train_step(runner.model, optim_wrapper)
+        _check_train_step(model, optim_wrapper)
     for name, wrapper in named_wrappers(optim_wrapper).items():
         _check_complete(wrapper)
-        _check_parameters(runner.model, wrapper)
-        _check_step(runner.model, wrapper, f"optim_wrapper.{name}" if name else "optim_wrapper")
+        _check_parameters(model, wrapper)
+        _check_step(model, wrapper, f"optim_wrapper.{name}" if name else "optim_wrapper")
+
+
+def scale_rates_of_run(
+    runner: Runner, optim_wrapper: Any, auto_scale_lr: Mapping[str, Any]
+) -> None:
+    """Scale the learning rates by how many samples an optimizer step takes, and say so.
+
+    Args:
+        runner: Has the training loader.
+        optim_wrapper: A wrapper, or several.
+        auto_scale_lr: Enabled, as of :func:`mm_runner.optim.scale_lr`.
+
+    Raises:
+        ConfigError: If that number is not known, there is no ``base_batch_size``, or schedules
+            have taken up the learning rates already.
+    """
+    if any(named_schedulers(runner.param_schedulers).values()):
+        raise ConfigError(
+            "scale_lr: the schedules are built, and go on from the learning rates that they found. "
+            "Scale these before: in train() scale_lr() comes before build_param_scheduler()."
+        )
+    for name, wrapper in named_wrappers(optim_wrapper).items():
         _settle_batch(runner, wrapper, f" of {name}" if name else "", auto_scale_lr)
-    return optim_wrapper
 
 
 def _check_complete(wrapper: Any) -> None:
@@ -97,8 +107,6 @@ def _settle_batch(
     runner: Runner, wrapper: Any, of_whom: str, auto_scale_lr: Mapping[str, Any]
 ) -> None:
     """Scale the learning rates by how many samples an optimizer step takes."""
-    if not auto_scale_lr.get("enable", False):
-        return
     per_process = batch_of_process(runner.train_dataloader)
     if per_process is None:
         raise ConfigError(

@@ -27,7 +27,7 @@ _MOST_BUFFERS = 256 * 2**20
 
 def loop_state(runner: Runner) -> dict[str, Any]:
     """Return where training is, as the loop knows it; a user's own may know only its counters."""
-    loop = runner.train_loop
+    loop = runner.built_loop("train")
     if hasattr(loop, "state_dict"):
         return dict(loop.state_dict())
     position = DataPosition(runner.epoch, samples=0)

@@ -81,6 +81,8 @@ class RunReceipt(Hook):
 
     def _lines(self, runner: Runner, steps: int, spent: float) -> Iterator[tuple[str, str]]:
         training_s = max(spent - self._evaluated_s, 1e-9)
+        if runner.interruption.ran_out_of_time:
+            yield "ended", f"the time was up, {runner.max_iters - runner.iter:,} steps are left"
         if steps > 0:
             yield "speed", _speed(runner, self._first_iter, steps, training_s)
         feed = train_feed_of(runner)

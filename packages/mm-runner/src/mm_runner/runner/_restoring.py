@@ -12,6 +12,7 @@ from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
 from ._comm_hook_state import restore_comm_hooks, warn_of_comm_hooks
+from ._data_position import position_of_run
 from ._hook_states import restore_hooks
 from ._optimizer_fit import loading_optimizers
 from ._rank_state import restore_rank_buffers
@@ -50,18 +51,30 @@ def restore_weights(runner: Runner, checkpoint: Mapping[str, Any], *, strict: bo
         )
 
 
-def restore_training(runner: Runner, checkpoint: Mapping[str, Any], seed: RunSeed) -> None:
+def restore_training(
+    runner: Runner,
+    checkpoint: Mapping[str, Any],
+    seed: RunSeed,
+    *,
+    optimizer: bool = True,
+    schedules: bool = True,
+) -> None:
     """Set everything but the model's weights to where ``checkpoint`` left it.
 
     Args:
         runner: The run.
         checkpoint: Of the run that it goes on from.
         seed: Of the run; random numbers that the checkpoint has not start anew from it.
+        optimizer: Whether the optimizers go on as well.
+        schedules: Whether the schedules do.
     """
-    if "optimizer" not in checkpoint:
+    if not optimizer:
+        checkpoint = {key: value for key, value in checkpoint.items() if key != "optimizer"}
+    elif "optimizer" not in checkpoint:
         runner.logger.warning("The checkpoint has no optimizer state: the optimizer starts anew.")
     _restore_tensors(runner, checkpoint)
-    _restore_schedulers(runner, checkpoint.get("param_schedulers", []))
+    if schedules:
+        _restore_schedulers(runner, checkpoint.get("param_schedulers", []))
     restore_hooks(runner, checkpoint.get("hooks", {}))
     windows = _of_this_rank(runner, checkpoint.get("message_hub"))
     if windows:
@@ -118,9 +131,7 @@ def _loop_state(runner: Runner, checkpoint: Mapping[str, Any]) -> dict[str, Any]
     else:
         known = {name: data[name] for name in DataPosition._fields if name in data}
         position = DataPosition(**{**known, "state": own.get("state")})
-    num_saved = int(meta.get("world_size", 0)) or len(checkpoint.get("rng", ()))
-    if not rng:
-        position = _for_other_processes(runner, position, num_saved)
+    position = position_of_run(runner, checkpoint, position, has_numbers=bool(rng))
     return {**counts, "data": position._asdict(), "rng": rng, "pass": own.get("pass", {})}
 
 
@@ -130,30 +141,6 @@ def _position_after(loop: Any, counts: Mapping[str, int]) -> DataPosition:
         position: DataPosition = loop.position_after(counts["epoch"], counts["iter"])
         return position
     return DataPosition(counts["epoch"], samples=0)
-
-
-def _for_other_processes(runner: Runner, position: DataPosition, num_saved: int) -> DataPosition:
-    """Take up the position of a run of another number of processes, and say what that means."""
-    said = f"The checkpoint was written by {num_saved or 'an unknown number of'} process(es)"
-    if num_saved in (0, runner.world_size):
-        runner.logger.warning(f"{said}, without random numbers: they start anew from the seed.")
-        return position
-    batches = getattr(runner.train_loop, "batches", None)
-    if batches is not None:
-        position = batches.rescaled(position, num_saved, runner.world_size)
-    place = "with the next epoch"
-    if position.is_begun:
-        done = f"batch {position.batch} of each process"
-        if position.samples is not None:
-            done = f"sample {position.samples}"
-        place = f"after {done} of pass {position.epoch + 1}"
-    runner.logger.warning(
-        f"{said}, this run has {runner.world_size}: the data go on {place}, each sample "
-        f"once; random numbers start anew from the seed. A step takes "
-        f"{runner.world_size / num_saved:g} times as many samples as before: schedules and "
-        "learning rates are left as they are."
-    )
-    return position
 
 
 def _restore_schedulers(runner: Runner, saved: list[Any] | dict[str, list[Any]]) -> None:

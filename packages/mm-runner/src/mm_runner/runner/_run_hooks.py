@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mm_runner.hooks import STAGES, priority_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -20,6 +22,7 @@ class RunHooks:
     """
 
     hooks_list: HookList
+    _train_loop: Any = None  # once there is one
 
     @property
     def hooks(self) -> list[Hook]:
@@ -31,6 +34,23 @@ class RunHooks:
         for act in self.hooks_list.methods[stage]:
             act(self, **arguments)
 
+    def get_hooks_info(self) -> str:
+        """Return, as a text, which hooks act at each stage, in their order and with priorities.
+
+        Example:
+            >>> print(runner.get_hooks_info())  # doctest: +SKIP
+            before_train:
+            (VERY_HIGH   ) RuntimeInfoHook
+            (NORMAL      ) IterTimerHook
+            ...
+        """
+        parts = []
+        for stage in STAGES:
+            acting = [hook for hook in self.hooks if type(hook).acts_at(stage)]
+            lines = [f"({priority_name(one.priority):<12}) {type(one).__name__}" for one in acting]
+            parts += ["\n".join([f"{stage}:", *lines])] if lines else []
+        return "\n\n".join(parts)
+
     def step_hooks(self, stage: str) -> list[Callable[..., None]]:
         """Return what acts at a stage of each training step: fewer calls than :meth:`call_hook`.
 
@@ -39,7 +59,8 @@ class RunHooks:
 
         Returns:
             To be called as ``act(runner, batch_idx, data_batch)``, after a step also with the
-            ``outputs``. The list follows :meth:`register_hook`.
+            ``outputs``. After :meth:`register_hook` there is another list, which loops of ours ask
+            for then.
         """
         is_own = type(self).call_hook is RunHooks.call_hook and "call_hook" not in vars(self)
         return self.hooks_list.of_steps(stage, None if is_own else self.call_hook)
@@ -47,7 +68,7 @@ class RunHooks:
     def register_hook(
         self, hook: Hook | Mapping[str, Any], priority: int | str | None = None
     ) -> None:
-        """Add a hook.
+        """Add a hook, which acts from the next call of a stage on.
 
         Args:
             hook: To add, or its config, as in ``custom_hooks``.
@@ -59,3 +80,7 @@ class RunHooks:
             ConfigError: If it is no hook, its arguments do not fit, or there is no such priority.
         """
         self.hooks_list.add(hook, priority, where="register_hook")
+        # A training under way holds what it calls in its steps.
+        renew = getattr(self._train_loop, "renew_hooks", None)
+        if renew is not None:
+            renew()

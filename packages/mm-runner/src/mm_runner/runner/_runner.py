@@ -12,21 +12,17 @@ from mm_runner.crash import keep_crash
 from mm_runner.errors import ConfigError, RunStopped
 from mm_runner.hooks import build_hooks
 from mm_runner.model import train_step_of
-from mm_runner.optim import build_param_schedulers
-from mm_runner.reporting import LogProcessor, build_log_processor, writer_configs
+from mm_runner.reporting import writer_configs
 from mm_runner.validation import validate_run
 
-from ._building import build_train_loop
 from ._checks import check_there, checked_cfg, checked_mapping, checked_phases, unknown_keys
 from ._collate_hint import explaining_lists
 from ._compiling import RunCompiler
-from ._environment import fix_cublas_workspace, set_up_process
-from ._epoch_length import epoch_length
+from ._environment import fix_cublas_workspace
 from ._interruption import Interruption
 from ._loading import StartingPoint
 from ._logs import RunLogs, plain_config
 from ._memory_format import use_channels_last
-from ._optimizers import build_wrapper_of_run
 from ._parts import PartsWriting
 from ._receipt import RunReceipt
 from ._savable import check_savable
@@ -34,7 +30,7 @@ from ._script_api import ScriptApi
 from ._seed import RunSeed
 from ._snapshot import write_snapshot
 from ._summary import tell_start
-from ._wrapping import build_model
+from ._wrapping import with_preprocessor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +40,7 @@ if TYPE_CHECKING:
 
     from mm_runner.checkpoint import BackgroundWriter
     from mm_runner.optim import ParamScheduler
+    from mm_runner.reporting import LogProcessor
 
 __all__ = ["Runner"]
 
@@ -53,7 +50,8 @@ class Runner(ScriptApi):
 
     The arguments are MMEngine's. The constructor joins the other processes, seeds, opens the work
     directory, builds and wraps the model; the rest is built when ``train``, ``val`` or ``test``
-    needs it.
+    needs it, or a script asks for it. All of it is built by methods that a subclass may override:
+    ``build_model``, ``wrap_model``, ``build_train_loop``, ``build_optim_wrapper`` and so on.
 
     Args:
         model: A module with ``train_step``, ``val_step`` and ``test_step`` (see
@@ -97,8 +95,10 @@ class Runner(ScriptApi):
         randomness: ``dict(seed=None, diff_rank_seed=False, deterministic=False)``.
         experiment_name: Put before the timestamp in the run's name.
         cfg: The full configuration: ``compile``, ``model_wrapper_cfg``,
-            ``find_unused_parameters`` and ``crash_bundle`` (True by default: a training that fails
-            leaves one in its log directory) are read from it.
+            ``find_unused_parameters``, ``sync_bn``, ``activation_checkpointing``,
+            ``efficient_conv_bn_eval``, ``resume_data``, ``on_world_size_change`` and
+            ``crash_bundle`` (True by default: a training that fails leaves one in its log
+            directory) are read from it.
 
     Raises:
         ConfigError: If an argument is wrong; the message names its path.
@@ -160,12 +160,13 @@ class Runner(ScriptApi):
         self._auto_scale_lr = checked_mapping(
             auto_scale_lr, "auto_scale_lr", ("base_batch_size", "enable")
         )
-        self.log_processor = build_log_processor(log_processor)
+        self.log_processor = self.build_log_processor(log_processor)
         self.message_hub = self.log_processor.message_hub()
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
 
         fix_cublas_workspace(randomness)
-        self.dist_info = set_up_process(launcher, env_cfg)
+        self._launcher = launcher
+        self.setup_env(env_cfg)
         self._seed = RunSeed(randomness, self.rank)
         self._start = StartingPoint(load_from, self._seed, resume=resume)
         config = {name: value for name, value in arguments.items() if value is not None}
@@ -176,9 +177,9 @@ class Runner(ScriptApi):
             plain_config({**config, **self.cfg}),
             writer_configs(visualizer, self.cfg.get("log_writers")),
         )
-        self._seed.apply(self.logger)
+        self.set_randomness(**self._seed.configured)
 
-        built = build_model(model, data_preprocessor)
+        built = self.build_model(with_preprocessor(model, data_preprocessor))
         init_weights: Any = getattr(built, "init_weights", None)
         if self._train and init_weights is not None:
             self.logger.info(f"Weights are what {type(built).__name__}.init_weights() makes them.")
@@ -186,11 +187,13 @@ class Runner(ScriptApi):
         if self.cfg.get("channels_last"):
             use_channels_last(built)
         self._compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)
-        self.model, self.compile_handle = self._compiler.wrap(built, self.cfg, self.dist_info)
+        self.model, self.compile_handle = self._compiler.wrap(
+            built,
+            self.cfg,
+            self.dist_info,
+            lambda bare: self.wrap_model(self.cfg.get("model_wrapper_cfg"), bare),
+        )
 
-        self.train_loop: Any = None
-        self.val_loop: Any = None
-        self.test_loop: Any = None
         self.optim_wrapper: Any = None
         self.param_schedulers: list[ParamScheduler] | dict[str, list[ParamScheduler]] = []
         self.interruption = Interruption()
@@ -198,6 +201,7 @@ class Runner(ScriptApi):
         self._receipt = RunReceipt()
         self.is_training = False
         self.is_resuming = False
+        self.dump_config()
 
     @classmethod
     def from_cfg(cls, cfg: Mapping[str, Any]) -> Runner:
@@ -231,29 +235,15 @@ class Runner(ScriptApi):
                 "optim_wrapper. Give these three."
             )
         train_step_of(self.model)
-        checkpoint = self._start.read(self, training=True)
-        self.train_loop = build_train_loop(
-            self, self._train["train_dataloader"], self._train["train_cfg"]
-        )
-        self._build_eval_loop("val")
-        self.optim_wrapper = build_wrapper_of_run(
-            self, self._train["optim_wrapper"], self._auto_scale_lr
-        )
-        self.param_schedulers = build_param_schedulers(
-            self.optim_wrapper,
-            self._param_scheduler_cfg,
-            num_epochs=self.max_epochs,
-            num_iters=self.max_iters,
-            epoch_length=epoch_length(self.train_dataloader, self.world_size),
-        )
+        self._start.begin_training(self)
+        self._build_training()
         if self._receipt not in self.hooks:
             self.register_hook(self._receipt)
         self.is_training = True
         try:
             with self.interruption.listening(self):
                 self.call_hook("before_run")
-                if checkpoint is not None:
-                    self._start.apply(self, checkpoint)
+                self.load_or_resume()
                 check_savable(self)
                 self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
                 self._compiler.begin_training(self)
@@ -284,11 +274,11 @@ class Runner(ScriptApi):
 
     def val(self) -> dict[str, float]:
         """Validate once, and return the metrics, equal on all processes."""
-        return self._evaluate("val", self._build_eval_loop("val"))
+        return self._evaluate("val", self.build_loop("val"))
 
     def test(self) -> dict[str, float]:
         """Test once, and return the metrics, equal on all processes."""
-        return self._evaluate("test", self._build_eval_loop("test"))
+        return self._evaluate("test", self.build_loop("test"))
 
     def write_scalars(
         self, phase: str, scalars: Mapping[str, Any], *, step: int, by_epoch: bool = False
@@ -357,9 +347,7 @@ class Runner(ScriptApi):
                 f"{phase}_evaluator. Give these three."
             )
         self.call_hook("before_run")
-        checkpoint = self._start.read(self, training=False)
-        if checkpoint is not None:
-            self._start.apply(self, checkpoint)
+        self.load_or_resume()
         with explaining_lists(self):
             metrics: dict[str, float] = loop.run()
         self.call_hook("after_run")

@@ -3,30 +3,94 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-import mm_dist
-from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
-from mm_runner.evaluator import Evaluator, build_evaluator
 
-from ._facts import RunFacts
-from ._loading import read_checkpoint
-from ._restoring import restore_weights
+from ._build_steps import BuildSteps
+from ._logs import plain_config
+from ._restoring import restore_training, restore_weights
+from ._visualizer import RunVisualizer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
-
-    from torch.utils.data import DataLoader
+    from collections.abc import Sequence
 
 __all__ = ["ScriptApi"]
 
 
-class ScriptApi(RunFacts):
+class ScriptApi(BuildSteps):
     """Single parts of a run, for scripts and notebooks."""
+
+    is_resuming: bool
+
+    # What a run begins with.
+
+    def load_or_resume(self) -> None:
+        """Load the checkpoint that the Runner was told to begin with, once.
+
+        A training that resumes does so by :meth:`resume`, and all else by :meth:`load_checkpoint`.
+        :meth:`train`, :meth:`val` and :meth:`test` call this after ``before_run``; in a script it
+        may be called before, and a training that resumes then only takes the weights. Every
+        process must call it.
+
+        Raises:
+            CheckpointError: On all processes, if the file cannot be read, or does not fit.
+        """
+        run: Any = self
+        with self._start.applying(run) as path:
+            if path is None:
+                return
+            if self.is_resuming:
+                self.resume(path)
+            else:
+                self.load_checkpoint(path, revise_keys=())
+
+    def resume(
+        self,
+        filename: str | os.PathLike[str],
+        resume_optimizer: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
+        resume_param_scheduler: bool = True,  # noqa: FBT001, FBT002
+        map_location: Any = "default",
+    ) -> None:
+        """Go on from a checkpoint. Every process must call this.
+
+        In a script, before :meth:`train`: the model gets its weights now, and the training begins
+        where the checkpoint was left.
+
+        Args:
+            filename: The file.
+            resume_optimizer: Whether the optimizers go on as well. Defaults to ``True``.
+            resume_param_scheduler: Whether the schedules do. Defaults to ``True``.
+            map_location: Accepted for MMEngine's signature; everything goes where it belongs.
+
+        Raises:
+            CheckpointError: On all processes, if the file cannot be read, or does not fit.
+            ConfigError: If training is under way.
+        """
+        run: Any = self
+        start = self._start
+        if start.is_applied:
+            checkpoint = self.load_checkpoint(filename, map_location, revise_keys=())
+            self._check_loaded(checkpoint, filename)
+            restore_training(
+                run,
+                checkpoint,
+                self._seed,
+                optimizer=resume_optimizer and start.resumes_optimizer,
+                schedules=resume_param_scheduler and start.resumes_schedules,
+            )
+            self.logger.info(f"Going on after epoch {self.epoch}, step {self.iter}.")
+            return
+        if self.is_training:
+            raise ConfigError(
+                f"resume({str(filename)!r}) was called while training is under way, whose data and "
+                "random numbers cannot go elsewhere. Call it before train(), or take the weights "
+                "alone by load_checkpoint()."
+            )
+        self.load_checkpoint(filename, map_location, strict=True, revise_keys=())
+        start.go_on(Path(filename), optimizer=resume_optimizer, schedules=resume_param_scheduler)
 
     def load_checkpoint(
         self,
@@ -40,7 +104,8 @@ class ScriptApi(RunFacts):
         Args:
             filename: The file.
             map_location: Accepted for MMEngine's signature; weights go where the model is.
-            strict: Whether an entry that does not fit is an error; else the log tells.
+            strict: Whether an entry that does not fit is an error; else the log tells. A run that
+                resumes is always strict.
             revise_keys: Pairs of a regular expression and what takes its place in the names.
 
         Returns:
@@ -50,56 +115,53 @@ class ScriptApi(RunFacts):
             CheckpointError: On all processes, if the file cannot be read, or nothing in it fits.
             ConfigError: If ``revise_keys`` holds something that is no such pair.
         """
-        checkpoint = read_checkpoint(filename)
-        weights = checkpoint.get("state_dict", checkpoint)
-        revised = {_revised(name, revise_keys): value for name, value in weights.items()}
-        checkpoint = {**checkpoint, "state_dict": revised} if weights is not checkpoint else revised
         run: Any = self
-        was_resuming, run.is_resuming = run.is_resuming, False  # hooks keep what they have
+        checkpoint = self._start.content(filename)
+        weights = checkpoint.get("state_dict", checkpoint)
+        if revise_keys:
+            revised = {_revised(name, revise_keys): value for name, value in weights.items()}
+            is_bare = weights is checkpoint
+            checkpoint = revised if is_bare else {**checkpoint, "state_dict": revised}
+        # Else hooks keep what they have.
+        was_resuming, resumes = self.is_resuming, self.is_resuming and self._start.is_applied
+        self.is_resuming = resumes
         try:
             run.call_hook("after_load_checkpoint", checkpoint=checkpoint)
-            restore_weights(run, checkpoint, strict=strict)
+            restore_weights(run, checkpoint, strict=strict or resumes)
         finally:
-            run.is_resuming = was_resuming
-        self.logger.info(f"Loaded {filename}.")
+            self.is_resuming = was_resuming
+        if not self._start.is_applied:
+            self.logger.info(f"Loaded {filename}.")
         return checkpoint
 
-    @staticmethod
-    def build_dataloader(
-        dataloader: DataLoader[Any] | Mapping[str, Any],
-        seed: int | None = None,
-        diff_rank_seed: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-    ) -> DataLoader[Any]:
-        """Build a dataloader from its config, as a run of these processes would.
+    def _check_loaded(self, checkpoint: Any, filename: Any) -> None:
+        if not isinstance(checkpoint, dict):
+            raise ConfigError(
+                f"{type(self).__name__}.load_checkpoint() returned {checkpoint!r}; resume() needs "
+                "the checkpoint that it has loaded."
+            )
+        seed = checkpoint.get("meta", {}).get("seed")
+        if seed not in (None, self.seed):
+            self.logger.warning(
+                f"{filename} is of a run with the seed {seed}, and the data of this one were built "
+                f"with {self.seed}: they come in another order."
+            )
 
-        Args:
-            dataloader: A ``DataLoader`` or its config; without a sampler, samples come in order.
-            seed: Of samplers and workers; ``None`` draws one and shares it among the processes.
-            diff_rank_seed: Let the workers of each process draw by a seed of its own, as they do
-                anyway.
+    # What a run tells.
 
-        Raises:
-            ConfigError: If a key is missing, unknown or of the wrong type.
+    @property
+    def visualizer(self) -> RunVisualizer:
+        """Takes scalars, images and configurations for the run's writers."""
+        run: Any = self
+        return RunVisualizer(run, self._logs)
+
+    def dump_config(self) -> None:
+        """Write the configuration, with what has been changed in ``cfg``, to ``config.yaml``.
+
+        It lies in :attr:`log_dir`; the main process writes it. The constructor calls this last of
+        all.
         """
-        del diff_rank_seed
-        seed = mm_dist.sync_random_seed() if seed is None else seed
-        generator = torch.Generator().manual_seed(seed)
-        settings = DataSettings(seed, generator, *mm_dist.get_dist_info())
-        return build_dataloader(dataloader, settings, shuffle=False, where="dataloader")
-
-    @staticmethod
-    def build_evaluator(evaluator: Any) -> Evaluator:
-        """Build an evaluator.
-
-        Args:
-            evaluator: As ``val_evaluator``: a metric, the config of one, a list of these, or
-                ``dict(metrics=...)``; an evaluator is returned as it is.
-
-        Raises:
-            ComponentNotFoundError: If a ``type`` names nothing.
-            ConfigError: If it is nothing of these, or arguments do not fit.
-        """
-        return build_evaluator(evaluator)
+        self._logs.dump_config(plain_config(self.cfg))
 
 
 def _revised(name: str, revise_keys: Sequence[tuple[str, str]]) -> str:

@@ -8,13 +8,13 @@ import torch
 
 import mm_dist
 from mm_runner.data import batch_seed
-from mm_runner.errors import ConfigError
+from mm_runner.validation import check_randomness
 
-from ._checks import checked_mapping
 from ._environment import seed_everything, switch_deterministic
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Mapping
 
 __all__ = ["RunSeed"]
 
@@ -27,25 +27,44 @@ class RunSeed:
         rank: Index of this process.
 
     Attributes:
-        value: The seed.
+        configured: What was asked for, as arguments of :meth:`choose`.
+        value: The seed, once it is chosen.
         deterministic: Whether deterministic algorithms were asked for.
+        is_by_rank: Whether the generators of each process begin otherwise.
         loader_generator: Of all loaders, and of nothing else.
-
-    Raises:
-        ConfigError: If a key is unknown or the seed is none.
     """
 
-    def __init__(self, randomness: Any, rank: int) -> None:
-        cfg = checked_mapping(randomness, "randomness", ("seed", "diff_rank_seed", "deterministic"))
-        self._configured = cfg.get("seed")
-        self._apart = rank if cfg.get("diff_rank_seed", False) else 0
-        self.deterministic = bool(cfg.get("deterministic", False))
+    def __init__(self, randomness: Mapping[str, Any] | None, rank: int) -> None:
+        self.configured: dict[str, Any] = {"seed": None, **(randomness or {})}
+        self.value: int
+        self.deterministic = self.is_by_rank = False
+        self._rank = rank
         # The sampler_seed hook sets it anew each epoch.
         self.loader_generator = torch.Generator()
-        self.value = _chosen(self._configured)
 
-    def apply(self, logger: logging.Logger) -> None:
-        """Seed every generator of this process, and switch to deterministic algorithms if asked."""
+    def choose(
+        self,
+        logger: logging.Logger,
+        *,
+        seed: int | None,
+        diff_rank_seed: bool = False,
+        deterministic: bool = False,
+    ) -> None:
+        """Seed every generator of this process, and switch to deterministic algorithms if asked.
+
+        Args:
+            logger: Told what is overridden.
+            seed: ``None`` draws one, alike on all processes.
+            diff_rank_seed: Let the generators of each process begin otherwise.
+            deterministic: Allow deterministic algorithms only.
+
+        Raises:
+            ConfigError: If ``seed`` is no seed.
+        """
+        check_randomness({"seed": seed}, "randomness")
+        self.configured["seed"] = seed
+        self.value = mm_dist.sync_random_seed() if seed is None else seed
+        self.is_by_rank, self.deterministic = bool(diff_rank_seed), bool(deterministic)
         self._seed_process()
         if self.deterministic:
             switch_deterministic(logger)
@@ -54,7 +73,7 @@ class RunSeed:
         """Use the seed of a checkpoint, ``None`` if it has none, from here on."""
         if seed is None or seed == self.value:
             return
-        if self._configured is not None:
+        if self.configured["seed"] is not None:
             logger.warning(
                 f"randomness.seed is {self.value}, the checkpoint's {seed}: the checkpoint's is "
                 "used, so that the order of the data goes on."
@@ -66,17 +85,10 @@ class RunSeed:
         """Seed every generator by the seed and ``num_steps``: a run goes on without theirs."""
         seed_everything(batch_seed(self.value, self._apart, 0, num_steps) % 2**32)
 
+    @property
+    def _apart(self) -> int:
+        return self._rank if self.is_by_rank else 0
+
     def _seed_process(self) -> None:
         seed_everything(self.value + self._apart)
         self.loader_generator.manual_seed(self.value)
-
-
-def _chosen(seed: Any) -> int:
-    if seed is None:
-        return mm_dist.sync_random_seed()
-    # torch's generators take 64 bits; the epoch and the process are added to it.
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise ConfigError(
-            f"randomness.seed: an integer from 0 to 2**63 - 1 or None is needed, got {seed!r}."
-        )
-    return seed

@@ -21,6 +21,7 @@ from mm_runner.optim import named_schedulers
 
 from ._comm_hook_state import COMM_HOOKS, gather_comm_hooks
 from ._hook_states import hook_states
+from ._other_processes import batch_of_run
 from ._rank_state import gather_rank_buffers, gather_rank_states
 from ._sharded_state import as_sharded, read_optimizer
 
@@ -126,6 +127,7 @@ def _content(
             "format_version": FORMAT_VERSION,
             "seed": runner.seed,
             "world_size": runner.world_size,
+            "batch": batch_of_run(runner),
             "experiment_name": runner.experiment_name,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "cfg": runner.config_text,

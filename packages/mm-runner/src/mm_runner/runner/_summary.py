@@ -12,7 +12,7 @@ from mm_amp import AmpOptimWrapper
 from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner._tf32 import uses_tf32
-from mm_runner.model import unwrap_model
+from mm_runner.model import MODULE_SETTINGS, told_module_settings, unwrap_model
 from mm_runner.optim import named_wrappers
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def _lines(runner: Runner) -> Iterator[tuple[str, str]]:
     yield "devices", f"{runner.world_size} x {_device(runner)}, launcher {runner.launcher}{group}"
     yield "versions", _versions()
     yield "parameters", _parameters(runner)
+    for key, names in told_module_settings(unwrap_model(runner.model)).items():
+        yield MODULE_SETTINGS[key], names
     if is_model_wrapper(runner.model):
         yield "wrapper", type(runner.model).__name__
     for name, wrapper in wrappers.items():

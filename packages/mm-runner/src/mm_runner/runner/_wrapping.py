@@ -10,23 +10,38 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mm_dist
+from mm_runner.config import ConfigDict
 from mm_runner.errors import ConfigError
+from mm_runner.model import unwrap_model
 from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg
 
 if TYPE_CHECKING:
     from mm_dist import DistInfo
 
-__all__ = ["build_model", "synchronize_batch_norm", "wrap_model"]
+__all__ = [
+    "build_model",
+    "is_wrapped",
+    "synchronize_batch_norm",
+    "with_preprocessor",
+    "wrap_model",
+]
 
 _DEFAULT_WRAPPER = "MMDistributedDataParallel"
 
 
-def build_model(model: Any, data_preprocessor: Any) -> nn.Module:
+def with_preprocessor(model: Any, data_preprocessor: Any) -> Any:
+    """Return the config of a model with that of a data preprocessor, unless it has its own."""
+    if data_preprocessor is None or not isinstance(model, Mapping):
+        return model
+    merged = {"data_preprocessor": data_preprocessor, **model}
+    return ConfigDict(merged) if isinstance(model, ConfigDict) else merged
+
+
+def build_model(model: Any) -> nn.Module:
     """Build the model.
 
     Args:
         model: A module, or the config of one.
-        data_preprocessor: Config that a model config without its own gets.
 
     Raises:
         ConfigError: If ``model`` is neither.
@@ -35,11 +50,15 @@ def build_model(model: Any, data_preprocessor: Any) -> nn.Module:
         return model
     if not isinstance(model, Mapping):
         raise ConfigError(f"model: an nn.Module or a dict with 'type' is needed, got {model!r}.")
-    defaults = {} if data_preprocessor is None else {"data_preprocessor": data_preprocessor}
-    built = build_from_cfg(model, MODELS, defaults, where="model")
+    built = build_from_cfg(model, MODELS, where="model")
     if not isinstance(built, nn.Module):
         raise ConfigError(f"model.type: an nn.Module is needed, {model['type']!r} gave {built!r}.")
     return built
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    """Tell whether a model is in a wrapper: torch's, one of ours, or a registered one."""
+    return mm_dist.is_model_wrapper(model) or unwrap_model(model) is not model
 
 
 def synchronize_batch_norm(model: nn.Module, cfg: Mapping[str, Any], dist_info: DistInfo) -> None:
@@ -55,19 +74,21 @@ def synchronize_batch_norm(model: nn.Module, cfg: Mapping[str, Any], dist_info: 
         mm_dist.convert_sync_batchnorm(model, implementation)
 
 
-def wrap_model(model: nn.Module, cfg: Mapping[str, Any], dist_info: DistInfo) -> nn.Module:
+def wrap_model(
+    model: nn.Module, wrapper_cfg: Any, cfg: Mapping[str, Any], dist_info: DistInfo
+) -> nn.Module:
     """Move the model to its device, and wrap it if the run is distributed.
 
     Args:
         model: On any device.
-        cfg: The full configuration: ``model_wrapper_cfg`` and ``find_unused_parameters`` count.
+        wrapper_cfg: A wrapper's config, or ``None``.
+        cfg: The full configuration: ``find_unused_parameters`` counts.
         dist_info: The place of this process.
 
     Raises:
         ConfigError: If the model is wrapped already and ``model_wrapper_cfg`` asks for more.
     """
-    wrapper_cfg = cfg.get("model_wrapper_cfg")
-    if mm_dist.is_model_wrapper(model):
+    if is_wrapped(model):
         if wrapper_cfg is not None:
             raise ConfigError(
                 f"model_wrapper_cfg: the model is wrapped already, in {type(model).__name__}; "

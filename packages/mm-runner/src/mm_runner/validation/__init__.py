@@ -6,6 +6,7 @@ which are tried on a parameter of four numbers, and the log processor. Every mes
 path of the key.
 """
 
+from ._environment import check_environment, check_randomness
 from ._run import validate_run
 
-__all__ = ["validate_run"]
+__all__ = ["check_environment", "check_randomness", "validate_run"]

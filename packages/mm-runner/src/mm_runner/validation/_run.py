@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 import mm_compile
-import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import Evaluator, evaluator_type, refuse_evaluator
 from mm_runner.hooks import Hook
 from mm_runner.hooks._hook_list import _DEFAULT_HOOKS as DEFAULT_HOOK_NAMES
 from mm_runner.loops import IterBasedTrainLoop
+from mm_runner.model import check_module_settings
 from mm_runner.registry import (
     HOOKS,
     LOG_WRITERS,
@@ -26,13 +26,23 @@ from mm_runner.registry import (
 )
 from mm_runner.reporting import build_log_processor, writer_configs
 
-from ._components import check_component, check_keys, check_known, need_mapping
+from ._components import check_component, check_known, need_mapping
 from ._data import check_dataloader
+from ._environment import check_environment, check_launcher, check_randomness
 from ._optim import check_optim_wrapper
 from ._schedules import check_schedules
 from ._wrapper import check_model_wrapper
 
 __all__ = ["validate_run"]
+
+# What is True or False in the full configuration.
+_FLAGS = (
+    "channels_last",
+    "crash_bundle",
+    "device_prefetch",
+    "find_unused_parameters",
+    "resume_data",
+)
 
 # How alike a key must be to a known one to be taken for it, where others may be the user's own.
 _SLIP = 0.8
@@ -152,25 +162,6 @@ def _check_hook(hook: Any, where: str) -> None:
         check_component(plain, HOOKS, where)
 
 
-def _check_env(env: Any, where: str) -> None:
-    need_mapping(env, where)
-    benchmark = env.get("cudnn_benchmark", False)
-    if not isinstance(benchmark, bool):
-        raise ConfigError(f"{where}.cudnn_benchmark: True or False is needed, got {benchmark!r}.")
-    mp_cfg = env.get("mp_cfg")
-    mp_cfg = {} if mp_cfg is None else need_mapping(mp_cfg, f"{where}.mp_cfg")
-    threads = mp_cfg.get("opencv_num_threads")
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
-        raise ConfigError(
-            f"{where}.mp_cfg.opencv_num_threads: an integer is needed, got {threads!r}."
-        )
-    check_keys(env.get("dist_cfg"), f"{where}.dist_cfg", mm_dist.init_dist, name="init_dist")
-    if "npu_cfg" in env:
-        from mm_npu import set_npu_switches as switch  # noqa: PLC0415 - few have an NPU
-
-        check_keys(env["npu_cfg"], f"{where}.npu_cfg", switch, name="set_npu_switches")
-
-
 def _check_auto_scale(cfg: Any, where: str) -> None:
     check_known(cfg, where, ("base_batch_size", "enable"))
     enable, base = cfg.get("enable", False), cfg.get("base_batch_size")
@@ -182,13 +173,6 @@ def _check_auto_scale(cfg: Any, where: str) -> None:
             f"{where}.base_batch_size: a positive integer is needed, got {base!r}; it is the "
             "batch size that the learning rate was chosen for."
         )
-
-
-def _check_randomness(cfg: Any, where: str) -> None:
-    check_known(cfg, where, ("seed", "diff_rank_seed", "deterministic"))
-    for name in ("diff_rank_seed", "deterministic"):
-        if not isinstance(cfg.get(name, False), bool):
-            raise ConfigError(f"{where}.{name}: True or False is needed, got {cfg[name]!r}.")
 
 
 def _check_log_level(level: Any, where: str) -> None:
@@ -236,8 +220,9 @@ _SECTIONS: dict[str, Callable[[Any, str], None]] = {
     "default_hooks": _check_default_hooks,
     "custom_hooks": _check_custom_hooks,
     "auto_scale_lr": _check_auto_scale,
-    "randomness": _check_randomness,
-    "env_cfg": _check_env,
+    "launcher": check_launcher,
+    "randomness": check_randomness,
+    "env_cfg": check_environment,
     "log_level": _check_log_level,
     "log_processor": _check_log_processor,
     "visualizer": _check_visualizer,
@@ -249,10 +234,17 @@ def _check_cfg(cfg: Mapping[str, Any]) -> None:
     if cfg.get("model_wrapper_cfg") is not None:
         check_model_wrapper(cfg["model_wrapper_cfg"], "model_wrapper_cfg")
     _check_writers(None, cfg.get("log_writers"))
-    for name in ("channels_last", "crash_bundle", "device_prefetch", "find_unused_parameters"):
+    check_module_settings(cfg)
+    for name in _FLAGS:
         flag = cfg.get(name)
         if flag is not None and not isinstance(flag, bool):
             raise ConfigError(f"{name}: True or False is needed, got {flag!r}.")
+    if cfg.get("on_world_size_change") not in (None, "keep", "error"):
+        raise ConfigError(
+            "on_world_size_change: 'keep' or 'error' is needed, got "
+            f"{cfg['on_world_size_change']!r}; it is for a resumed run of another number of "
+            "processes."
+        )
     if cfg.get("sync_bn") not in (None, "torch"):
         raise ConfigError(
             f"sync_bn: 'torch' or None is needed, got {cfg['sync_bn']!r}; torch's own is the only "

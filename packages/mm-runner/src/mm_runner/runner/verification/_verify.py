@@ -160,6 +160,7 @@ def _short(cfg: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         "default_hooks": hooks,
         "log_level": "WARNING",
         "crash_bundle": False,
+        "resume_data": True,
     }
 
 

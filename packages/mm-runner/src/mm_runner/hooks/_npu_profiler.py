@@ -1,0 +1,128 @@
+"""Profiles an Ascend NPU, under MMEngine's name and with its arguments."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from typing_extensions import override
+
+from mm_runner.errors import ConfigError
+
+from ._profiler import ProfilerHook
+
+__all__ = ["NPUProfilerHook"]
+
+# CANN's variable: the graph engine tells of what it does on standard output.
+_TO_STD_OUT = "GE_PROFILING_TO_STD_OUT"
+
+
+class NPUProfilerHook(ProfilerHook):
+    """Profiles some training steps on an NPU, for Ascend's MindStudio Insight and TensorBoard.
+
+    It records with ``torch_npu``'s profiler, on the first process. :class:`ProfilerHook` does so
+    too where the run is on an NPU, and has more options.
+
+    Args:
+        begin: Training steps before the first that is profiled. Defaults to 0.
+        end: The last that is profiled, counted from 1. Defaults to 1.
+        result_path: Folder that is written; one that is not absolute lies in the current folder.
+            Defaults to ``"cann_profiling"``.
+        exit_after_profiling: End the program, on all processes, after the last of these steps,
+            without a checkpoint. Defaults to ``True``.
+        use_e2e_profiler: Record what the host does as well. Defaults to ``False``.
+        ge_profiling_to_std_out: Let CANN's graph engine tell of its work on standard output.
+            Defaults to ``False``.
+
+    Raises:
+        ConfigError: If ``begin`` and ``end`` are no steps in this order; when the training begins,
+            if it has fewer steps, or there is no NPU.
+
+    Example:
+        >>> hook = NPUProfilerHook(begin=10, end=15)  # or dict(type="NPUProfilerHook", ...)
+    """
+
+    def __init__(
+        self,
+        *,
+        begin: int = 0,
+        end: int = 1,
+        result_path: str = "cann_profiling",
+        exit_after_profiling: bool = True,
+        use_e2e_profiler: bool = False,
+        ge_profiling_to_std_out: bool = False,
+    ) -> None:
+        for name, value in (("begin", begin), ("end", end)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ConfigError(
+                    f"NPUProfilerHook.{name}: a number of steps is needed, got {value!r}."
+                )
+        if begin >= end:
+            raise ConfigError(
+                f"NPUProfilerHook: begin={begin} and end={end} were given, which leaves no step to "
+                "profile; end is the number of the last one."
+            )
+        super().__init__(
+            by_epoch=False,
+            profile_times=end,
+            activity_with_cpu=use_e2e_profiler,
+            activity_with_cuda=True,
+            # torch_npu's first step of all is dearer than those after it: it warms up in the one
+            # before, if there is one.
+            schedule={
+                "skip_first": max(begin - 1, 0),
+                "warmup": min(begin, 1),
+                "active": end - begin,
+                "repeat": 1,
+            },
+            on_trace_ready={"type": "tb_trace", "dir_name": result_path},
+        )
+        self.exit_after_profiling = exit_after_profiling
+        self.ge_profiling_to_std_out = ge_profiling_to_std_out
+        self._steps_left = end
+        self._variable: str | None = None
+
+    @override
+    def before_train(self, runner: Any) -> None:
+        import mm_npu  # noqa: PLC0415 - few have an NPU
+
+        reason = mm_npu.npu_unavailable_reason()
+        if reason is not None:
+            raise ConfigError(
+                f"NPUProfilerHook was asked for, but {reason} ProfilerHook profiles other devices."
+            )
+        if self.profile_times > runner.max_iters:
+            raise ConfigError(
+                f"NPUProfilerHook.end: {self.profile_times} was given, and the run has "
+                f"{runner.max_iters} steps."
+            )
+        if self.ge_profiling_to_std_out:
+            self._variable = os.environ.get(_TO_STD_OUT)
+            os.environ[_TO_STD_OUT] = "1"
+        self._steps_left = self.profile_times
+        super().before_train(runner)
+
+    @override
+    def clean_up(self, runner: Any) -> None:
+        super().clean_up(runner)
+        if self.ge_profiling_to_std_out:
+            os.environ.pop(_TO_STD_OUT, None)
+            if self._variable is not None:
+                os.environ[_TO_STD_OUT] = self._variable
+
+    @override
+    def _device_type(self, runner: Any) -> str:
+        return "npu"
+
+    @override
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        self._steps_left -= 1
+        if self._steps_left == 0 and self.exit_after_profiling:
+            runner.logger.info(
+                f"NPUProfilerHook: step {runner.iter + 1} was the last to profile; the program "
+                "ends. exit_after_profiling=False goes on."
+            )
+            raise SystemExit(0)

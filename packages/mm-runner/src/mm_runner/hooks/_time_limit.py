@@ -1,0 +1,88 @@
+"""Ends a run in time."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from typing import Any, Literal
+
+from typing_extensions import override
+
+from mm_runner.errors import ConfigError
+
+from ._hook import Hook
+
+__all__ = ["TimeLimitHook"]
+
+_CLOCK = re.compile(r"^(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)$")
+_MOST_S = 1e9  # beyond what the system can wait for, there is no limit to speak of
+
+
+class TimeLimitHook(Hook):
+    """Ends training once its time is up: between two steps, with a checkpoint of the last one.
+
+    The time counts from ``before_run`` of the training, on the main process's clock: when the
+    processes have met, the model and the data are built, and nothing is trained or resumed yet. All
+    processes stop after the same step, on which they agree without a collective in the steps. A
+    step, and gradients that are being accumulated, are brought to their end; a validation is cut
+    off. A run that is resumed goes on exactly, does that validation first, and has the whole time
+    anew.
+
+    Args:
+        max_time: ``"HH:MM:SS"``, ``"D-HH:MM:SS"``, seconds, or a ``timedelta``.
+        then: ``"end"``: training ends as if it were done, with ``after_train`` and ``after_run``,
+            but without the last validation; ``"requeue"``: the run leaves as after SIGTERM, by
+            :class:`~mm_runner.errors.RunStopped` with status 75. Defaults to ``"end"``.
+        margin: Stop so much earlier, for a step and for saving; as ``max_time``. Defaults to 0.
+
+    Raises:
+        ConfigError: If a time is none, or ``margin`` leaves nothing of ``max_time``.
+
+    Example:
+        >>> hook = TimeLimitHook("1-12:00:00", then="requeue", margin="00:05:00")
+    """
+
+    def __init__(
+        self,
+        max_time: str | float | timedelta,
+        then: Literal["end", "requeue"] = "end",
+        margin: str | float | timedelta = 0,
+    ) -> None:
+        if then not in ("end", "requeue"):
+            raise ConfigError(f"TimeLimitHook.then: 'end' or 'requeue' is needed, got {then!r}.")
+        self.max_time_s = _seconds(max_time, "max_time")
+        self.margin_s = _seconds(margin, "margin")
+        self.then: Literal["end", "requeue"] = then
+        if self.max_time_s <= self.margin_s:
+            raise ConfigError(
+                f"TimeLimitHook.max_time: {max_time!r} was given with a margin of {margin!r}, "
+                "which leaves no time to train. Give a longer one."
+            )
+
+    @override
+    def before_run(self, runner: Any) -> None:
+        if not runner.is_training:
+            return
+        seconds = self.max_time_s - self.margin_s
+        runner.interruption.end_after(seconds, self.then)
+        runner.logger.info(
+            f"TimeLimitHook: training ends in {timedelta(seconds=round(seconds, 3))} at the latest."
+        )
+
+
+def _seconds(value: Any, name: str) -> float:
+    seconds = math.nan
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str) and (match := _CLOCK.match(value.strip())):
+        days, hours, minutes, whole = (float(number or 0) for number in match.groups())
+        seconds = 86400 * days + 3600 * hours + 60 * minutes + whole
+    if not 0 <= seconds <= _MOST_S:
+        raise ConfigError(
+            f"TimeLimitHook.{name}: 'HH:MM:SS', 'D-HH:MM:SS' or a number of seconds is needed, got "
+            f"{value!r}."
+        )
+    return seconds

@@ -1,0 +1,132 @@
+"""A validation of a few batches before training, of which nothing remains."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mm_runner.checkpoint import rng_state, set_rng_state
+from mm_runner.evaluator import DumpResults
+from mm_runner.hooks import HookList
+
+from ._evaluation import ValLoop
+
+if TYPE_CHECKING:
+    from mm_runner.evaluator import Evaluator
+
+__all__ = ["rehearse_validation"]
+
+
+def rehearse_validation(runner: Any, num_batches: int) -> None:
+    """Validate the first batches, so that a mistake in what validates shows at once.
+
+    Hooks are not called, and metrics are computed by copies and dropped. Random numbers, the modes
+    and buffers of the model, and the loader are then as if it had not been.
+
+    Args:
+        runner: About to train. Without a validation loop a warning is all there is.
+        num_batches: Of each process.
+    """
+    loop = runner.val_loop
+    if not isinstance(loop, ValLoop):
+        runner.logger.warning(
+            f"train_cfg.sanity_val_batches: {num_batches} was given, and the run has "
+            f"{'no validation' if loop is None else 'a validation loop of its own'}: nothing is "
+            "validated before training."
+        )
+        return
+    try:
+        with ExitStack() as stack:
+            for untouched in (_numbers, _model, _loop, _hooks):
+                stack.enter_context(untouched(runner))
+            stack.enter_context(_running_eagerly(runner))
+            loop.limit = num_batches
+            metrics = loop.run()
+    except Exception:
+        runner.logger.error(  # noqa: TRY400 - the error is raised
+            "The validation before training (train_cfg.sanity_val_batches) failed."
+        )
+        raise
+    runner.logger.info(
+        f"The first {num_batches} batches could be validated (train_cfg.sanity_val_batches): "
+        f"{', '.join(metrics) or 'no metric'}."
+    )
+
+
+@contextmanager
+def _numbers(runner: Any) -> Iterator[None]:
+    """Put all generators back, also those that the user gave the loader."""
+    loader = runner.val_loop.dataloader
+    owners = (
+        loader,
+        *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")),
+    )
+    found = [runner.loader_generator, *(getattr(one, "generator", None) for one in owners)]
+    generators = [one for one in found if isinstance(one, torch.Generator)]
+    state, own = rng_state(runner.device), [one.get_state() for one in generators]
+    try:
+        yield
+    finally:
+        set_rng_state(state, runner.device)
+        for generator, before in zip(generators, own, strict=True):
+            generator.set_state(before)
+
+
+@contextmanager
+def _model(runner: Any) -> Iterator[None]:
+    """Put buffers back that a validation changes, such as counters; modes are the loop's matter."""
+    buffers = {name: one.detach().clone() for name, one in runner.model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in runner.model.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+
+
+@contextmanager
+def _loop(runner: Any) -> Iterator[None]:
+    loop = runner.val_loop
+    limit, evaluator = loop.limit, loop.evaluator
+    loop.evaluator = _copied(evaluator)
+    try:
+        yield
+    finally:
+        loop.limit, loop.evaluator = limit, evaluator
+        evaluator.reset()
+        loop.close()  # workers remember, too
+
+
+@contextmanager
+def _hooks(runner: Any) -> Iterator[None]:
+    """Let no hook act, and no stop be settled: that waits for the end of the first step."""
+    hooks, was_training = runner.hooks_list, runner.is_training
+    runner.hooks_list, runner.is_training = HookList(), False
+    try:
+        yield
+    finally:
+        runner.hooks_list, runner.is_training = hooks, was_training
+
+
+def _copied(evaluator: Evaluator) -> Evaluator:
+    """Return a copy that keeps no predictions in files, or the same one if it cannot be copied."""
+    try:
+        copied = copy.deepcopy(evaluator)
+    except Exception:  # noqa: BLE001 - a metric may hold anything, such as an open file
+        return evaluator
+    copied.metrics = [one for one in copied.metrics if not isinstance(one, DumpResults)]
+    return copied
+
+
+def _running_eagerly(runner: Any) -> AbstractContextManager[Any]:
+    """Keep what is compiled as it is: shapes seen before training would change how it is."""
+    set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
+    if set_stance is None or not runner.compile_handle.enabled:  # before torch 2.6 there is none
+        return nullcontext()
+    stance: AbstractContextManager[Any] = set_stance("force_eager")
+    return stance

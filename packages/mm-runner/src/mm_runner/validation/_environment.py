@@ -1,0 +1,126 @@
+"""What a configuration sets of its processes: how they join, their switches, random numbers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import multiprocessing
+
+import mm_dist
+from mm_runner.errors import ConfigError
+from mm_runner.registry import check_size
+
+from ._components import check_keys, check_known, need_mapping
+
+__all__ = ["check_environment", "check_launcher", "check_randomness"]
+
+_ENV_KEYS = ("cudnn_benchmark", "mp_cfg", "dist_cfg", "npu_cfg", "resource_limit")
+_RANDOMNESS_KEYS = ("seed", "diff_rank_seed", "deterministic")
+# The launcher is a key of the whole configuration.
+_DIST_KEYS = tuple(
+    name
+    for name in inspect.signature(mm_dist.check_dist_arguments).parameters
+    if name != "launcher"
+)
+
+
+def check_launcher(name: Any, where: str) -> None:
+    """Check that there is a launcher of that name.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    try:
+        mm_dist.check_dist_arguments(name)
+    except mm_dist.MMDistError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def check_environment(env: Any, where: str) -> None:
+    """Check ``env_cfg``; ``None`` is an empty one.
+
+    What depends on the machine, such as whether it has the device, is found when it is set up.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value cannot be used.
+    """
+    if env is None:
+        return
+    check_known(env, where, _ENV_KEYS)
+    _check_flag(env, "cudnn_benchmark", where)
+    _check_count(env, "resource_limit", where)
+    _check_mp_cfg(env.get("mp_cfg"), f"{where}.mp_cfg")
+    dist_cfg = env.get("dist_cfg")
+    if dist_cfg is not None:
+        check_known(dist_cfg, f"{where}.dist_cfg", _DIST_KEYS)
+        check = mm_dist.check_dist_arguments
+        check_keys(dist_cfg, f"{where}.dist_cfg", check, name="init_dist")
+        _ask(check, dist_cfg, f"{where}.dist_cfg", mm_dist.MMDistError)
+    if env.get("npu_cfg") is not None:
+        import mm_npu  # noqa: PLC0415 - few have an NPU
+
+        read = mm_npu.read_npu_switches
+        check_keys(env["npu_cfg"], f"{where}.npu_cfg", read, name="set_npu_switches")
+        _ask(read, env["npu_cfg"], f"{where}.npu_cfg", mm_npu.MMNpuError)
+
+
+def check_randomness(cfg: Any, where: str) -> None:
+    """Check ``randomness``; ``None`` is an empty one.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value cannot be used.
+    """
+    if cfg is None:
+        return
+    check_known(cfg, where, _RANDOMNESS_KEYS)
+    for name in ("diff_rank_seed", "deterministic"):
+        _check_flag(cfg, name, where)
+    seed = cfg.get("seed")
+    # torch's generators take 64 bits; the epoch and the process are added to it.
+    if seed is not None and not (_is_integer(seed) and 0 <= seed < 2**63):
+        raise ConfigError(
+            f"{where}.seed: an integer from 0 to 2**63 - 1 or None is needed, got {seed!r}."
+        )
+
+
+def _check_mp_cfg(cfg: Any, where: str) -> None:
+    if cfg is None:
+        return
+    check_known(need_mapping(cfg, where), where, ("mp_start_method", "opencv_num_threads"))
+    method, methods = cfg.get("mp_start_method"), multiprocessing.get_all_start_methods()
+    if method is not None and method not in methods:
+        raise ConfigError(
+            f"{where}.mp_start_method: {method!r} was given; there are {', '.join(methods)}."
+        )
+    _check_count(cfg, "opencv_num_threads", where)
+
+
+def _ask(
+    check: Callable[..., Any], arguments: Mapping[str, Any], where: str, kind: type[Exception]
+) -> None:
+    """Let the package that a dict is for look at its values, and put the path before its answer."""
+    try:
+        check(**arguments)
+    except kind as error:
+        # It begins with the argument's name.
+        name = next((f".{one}" for one in arguments if re.match(rf"{one}\b", str(error))), "")
+        raise ConfigError(f"{where}{name}: {error}") from error
+
+
+def _check_flag(cfg: Mapping[str, Any], name: str, where: str) -> None:
+    if not isinstance(cfg.get(name, False), bool):
+        raise ConfigError(f"{where}.{name}: True or False is needed, got {cfg[name]!r}.")
+
+
+def _check_count(cfg: Mapping[str, Any], name: str, where: str) -> None:
+    value = cfg.get(name)
+    if value is not None and not _is_integer(value):
+        raise ConfigError(f"{where}.{name}: an integer is needed, got {value!r}.")
+    check_size(value, f"{where}.{name}")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
