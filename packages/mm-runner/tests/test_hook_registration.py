@@ -1,0 +1,97 @@
+"""Hooks that are registered while a run is under way."""
+
+import pytest
+from toy import loader_cfg, runner_arguments
+
+from mm_runner.hooks import Hook
+from mm_runner.runner import Runner
+
+
+def hook_at(stage, act, **attributes):
+    """Return a hook that calls ``act(runner)`` at ``stage``."""
+    method = {stage: lambda _self, runner, *_, **__: act(runner)}
+    return type("Acting", (Hook,), {**method, **attributes})()
+
+
+@pytest.mark.parametrize(
+    ("stage", "times"),
+    [
+        ("before_run", 1),
+        ("before_train", 1),
+        ("before_train_epoch", 2),
+        ("before_train_iter", 4),
+        ("after_train_iter", 4),
+        ("after_train_epoch", 2),
+        ("before_val_epoch", 2),
+        ("before_val_iter", 4),
+        ("after_val_iter", 4),
+        ("after_train", 1),
+    ],
+)
+@pytest.mark.parametrize("priority", ["HIGHEST", "LOWEST"])
+def test_a_hook_registered_in_a_stage_acts_from_its_next_call_on(
+    make_runner, stage, times, priority
+):
+    log = []
+
+    def add(runner):
+        log.append("adding")
+        if log.count("adding") == 1:
+            late = hook_at(stage, lambda _: log.append("late"), priority=priority)
+            runner.register_hook(late)
+
+    hooks = [hook_at(stage, add), hook_at(stage, lambda _: log.append("behind"))]
+    loaders = {f"{phase}_dataloader": loader_cfg(size=8) for phase in ("train", "val")}
+    make_runner(custom_hooks=hooks, **loaders).train()
+    own = ["adding", "behind"]
+    both = ["late", *own] if priority == "HIGHEST" else [*own, "late"]
+    assert log == own + both * (times - 1)
+
+
+@pytest.mark.parametrize("calls_its_own_way", [False, True])
+def test_what_is_registered_before_a_step_acts_after_it(tmp_path, calls_its_own_way):
+    log = []
+
+    class Noting(Runner):
+        def call_hook(self, stage, **arguments):
+            super().call_hook(stage, **arguments)
+
+    def add(runner):
+        if runner.iter == 1:
+            runner.register_hook(
+                hook_at("after_train_iter", lambda run: log.append(run.iter)), "HIGHEST"
+            )
+
+    kind = Noting if calls_its_own_way else Runner
+    hooks = [hook_at("before_train_iter", add)]
+    kind(**runner_arguments(work_dir=tmp_path, custom_hooks=hooks)).train()
+    assert log == list(range(1, 12))
+
+
+def test_a_hook_registered_between_two_trainings_acts_in_the_second(make_runner):
+    log = []
+    runner = make_runner(train_cfg={"max_epochs": 1})
+    runner.train()
+    runner.register_hook(hook_at("before_train_iter", lambda run: log.append(run.iter)))
+    assert log == []
+    runner.train()
+    assert log == [0, 1, 2, 3, 4, 5]
+
+
+def test_hooks_are_listed_stage_by_stage(make_runner):
+    runner = make_runner(
+        default_hooks={"checkpoint": None, "logger": None, "param_scheduler": None},
+        custom_hooks=[hook_at("before_train", print, priority=45)],
+    )
+    stages = dict(part.split(":\n") for part in runner.get_hooks_info().split("\n\n"))
+    assert stages["before_train"].splitlines() == [
+        "(VERY_HIGH   ) RuntimeInfoHook",
+        "(45          ) Acting",
+        "(NORMAL      ) IterTimerHook",
+    ]
+    assert stages["before_train_epoch"].splitlines() == [
+        "(VERY_HIGH   ) RuntimeInfoHook",
+        "(NORMAL      ) IterTimerHook",
+        "(NORMAL      ) DistSamplerSeedHook",
+    ]
+    assert "after_load_checkpoint" not in stages

@@ -1,0 +1,225 @@
+"""Loading and resuming by the Runner's own methods, in scripts and in subclasses."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from toy import NO_VALIDATION, Classifier, Killed, RecordRates, StopBeforeEpoch, runner_arguments
+from typing_extensions import override
+
+from mm_runner import CheckpointError, ConfigError, Runner
+from mm_runner.checkpoint import load_checkpoint_file, save_checkpoint_file
+from mm_runner.hooks import Hook
+
+OPTIONS = {
+    "model": {"type": Classifier, "dropout": 0.5},
+    "optim_wrapper": {"optimizer": {"type": "SGD", "lr": 0.1, "momentum": 0.9}},
+    "param_scheduler": {"type": "MultiStepLR", "milestones": [1, 2], "gamma": 0.5},
+    "train_cfg": {"by_epoch": True, "max_epochs": 3},
+}
+
+
+def weights(runner):
+    return torch.cat([value.flatten() for value in runner.model.state_dict().values()])
+
+
+@pytest.fixture
+def whole(make_runner, tmp_path):
+    """A run of three epochs; its first checkpoint is ``epoch_1.pth``."""
+    runner = make_runner(work_dir=tmp_path / "whole", **OPTIONS)
+    runner.train()
+    return runner
+
+
+def first_of(runner):
+    return runner.work_dir / "epoch_1.pth"
+
+
+def test_a_script_resumes_from_any_file(make_runner, whole):
+    rates = RecordRates()
+    runner = make_runner(**OPTIONS, custom_hooks=[rates])
+    runner.resume(str(first_of(whole)))
+    saved = load_checkpoint_file(first_of(whole))["state_dict"]
+    assert torch.equal(runner.model.layers[0].weight, saved["layers.0.weight"])
+    assert runner.iter == 0
+    runner.train()
+    assert (runner.epoch, runner.iter) == (3, 18)
+    assert rates.rates == pytest.approx([0.05] * 6 + [0.025] * 6)
+    assert torch.equal(weights(runner), weights(whole))
+    runner.train()  # which is another training, from its own start
+    assert len(rates.rates) == 12 + 18
+
+
+def test_a_script_may_resume_from_another_file_than_the_runner_was_told(make_runner, whole):
+    options = {**OPTIONS, "load_from": str(whole.work_dir / "epoch_2.pth"), "resume": True}
+    runner = make_runner(**options, custom_hooks=[StopBeforeEpoch(1)])
+    assert runner.train_loop is not None
+    runner.resume(first_of(whole))
+    with pytest.raises(Killed):
+        runner.train()
+    assert runner.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("left_out", "second_rate"), [("resume_optimizer", 0.05), ("resume_param_scheduler", 0.1)]
+)
+def test_what_a_script_leaves_out_begins_anew(make_runner, left_out, second_rate):
+    rates, momenta = RecordRates(), []
+
+    class Momenta(Hook):
+        def before_train_iter(self, runner, *_, **__):
+            momenta.append(len(runner.optim_wrapper.optimizer.state))
+
+    options = {**OPTIONS, "param_scheduler": {"type": "MultiStepLR", "milestones": [2]}}
+    options["param_scheduler"]["gamma"] = 0.5
+    first = make_runner(**options)
+    first.train()
+    runner = make_runner(**options, custom_hooks=[rates, Momenta()])
+    runner.resume(first_of(first), **{left_out: False}, map_location="cpu")
+    runner.train()
+    assert (momenta[0] == 0) is (left_out == "resume_optimizer")
+    assert rates.rates == pytest.approx([0.1] * 6 + [second_rate] * 6)
+    assert not torch.equal(weights(runner), weights(first))
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "starts anew" not in log
+    assert "Going on after epoch 1, step 6" in log
+
+
+def test_a_training_under_way_cannot_be_sent_elsewhere(make_runner, whole):
+    class Back(Hook):
+        def after_train_epoch(self, runner):
+            runner.resume(first_of(whole))
+
+    with pytest.raises(ConfigError, match=r"^resume\('.*epoch_1\.pth'\) was called while training"):
+        make_runner(**OPTIONS, custom_hooks=[Back()]).train()
+
+
+def test_a_script_loads_what_the_runner_was_told_to_begin_with(make_runner, whole):
+    loaded = []
+
+    class Loaded(Hook):
+        def after_load_checkpoint(self, runner, checkpoint):
+            loaded.append((runner.is_resuming, checkpoint["meta"]["epoch"]))
+
+    options = {**OPTIONS, "load_from": str(first_of(whole))}
+    runner = make_runner(**options, custom_hooks=[Loaded()])
+    runner.load_or_resume()
+    runner.load_or_resume()
+    assert loaded == [(False, 1)]
+    saved = load_checkpoint_file(first_of(whole))["state_dict"]
+    assert torch.equal(runner.model.layers[0].weight, saved["layers.0.weight"])
+    runner.train()
+    assert (len(loaded), runner.iter) == (1, 18)
+
+    runner = make_runner(**options, resume=True, custom_hooks=[Loaded()])
+    runner.load_or_resume()
+    runner.train()
+    runner.val()
+    assert loaded == [(False, 1), (False, 1), (True, 1)]
+    assert torch.equal(weights(runner), weights(whole))
+    make_runner().load_or_resume()  # nothing
+
+
+class Telling(Runner):
+    """Notes what it is asked to load, and by which of its methods."""
+
+    calls: ClassVar = []
+
+    def load_or_resume(self):
+        self.calls.append("load_or_resume")
+        super().load_or_resume()
+
+    @override
+    def resume(
+        self, filename, resume_optimizer=True, resume_param_scheduler=True, map_location="default"
+    ):
+        self.calls.append(("resume", filename.name))
+        super().resume(filename, resume_optimizer, resume_param_scheduler, map_location)
+
+    @override
+    def load_checkpoint(self, filename, map_location="cpu", strict=False, revise_keys=()):
+        self.calls.append(("load_checkpoint", filename.name))
+        return super().load_checkpoint(filename, map_location, strict, revise_keys)
+
+
+def test_a_run_loads_by_the_methods_that_a_subclass_overrides(tmp_path, whole):
+    arguments = {**OPTIONS, "load_from": str(first_of(whole))}
+
+    def calls_of(call, **more):
+        Telling.calls = []
+        runner = Telling(**runner_arguments(work_dir=tmp_path / "run", **arguments, **more))
+        call(runner)
+        return Telling.calls, weights(runner)
+
+    load = ("load_checkpoint", "epoch_1.pth")
+    assert calls_of(Runner.train)[0] == ["load_or_resume", load]
+    assert calls_of(Runner.val)[0] == ["load_or_resume", load]
+    calls, got = calls_of(Runner.train, resume=True)
+    assert calls == ["load_or_resume", ("resume", "epoch_1.pth"), load]
+    assert torch.equal(got, weights(whole))
+
+
+def test_an_override_may_resume_without_the_optimizer_or_from_another_file(tmp_path, whole):
+    class Elsewhere(Runner):
+        def resume(self, filename, *_, **__):
+            super().resume(filename.with_name("epoch_2.pth"))
+
+    options = {**OPTIONS, "load_from": str(first_of(whole)), "resume": True}
+    runner = Elsewhere(**runner_arguments(work_dir=tmp_path / "run", **options))
+    runner.train()
+    assert torch.equal(weights(runner), weights(whole))
+
+    other = tmp_path / "whole" / "epoch_2.pth"
+    content = load_checkpoint_file(other)
+    content["meta"]["seed"] = 77
+    save_checkpoint_file(content, other)
+    runner = Elsewhere(**runner_arguments(work_dir=tmp_path / "run", **options))
+    runner.train()
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "epoch_2.pth is of a run with the seed 77, and the data of this one were built" in log
+
+
+def test_an_override_that_returns_nothing_is_told(tmp_path, whole):
+    class Forgetful(Runner):
+        def load_checkpoint(self, *args, **kwargs):
+            super().load_checkpoint(*args, **kwargs)
+
+    options = {**OPTIONS, "load_from": str(first_of(whole))}
+    Forgetful(**runner_arguments(work_dir=tmp_path / "run", **options)).train()
+    runner = Forgetful(**runner_arguments(work_dir=tmp_path / "run", **options, resume=True))
+    with pytest.raises(ConfigError, match=r"Forgetful\.load_checkpoint\(\) returned None; resume"):
+        runner.train()
+
+
+def test_weights_of_a_model_with_a_part_called_module_are_loaded_by_a_run(make_runner, tmp_path):
+    class Holder(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.module = torch.nn.Linear(2, 2)
+
+    saved = Holder().state_dict()
+    save_checkpoint_file({"state_dict": saved}, tmp_path / "w.pth")
+    runner = make_runner(model=Holder(), load_from=str(tmp_path / "w.pth"))
+    runner.load_or_resume()
+    assert torch.equal(runner.model.module.weight, saved["module.weight"])
+
+
+def test_a_script_that_resumes_what_does_not_fit_is_told(make_runner, whole):
+    class Other(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.more = torch.nn.Linear(2, 2)
+
+    runner = make_runner(model=Other(), **NO_VALIDATION)
+    with pytest.raises(CheckpointError, match="more"):
+        runner.resume(first_of(whole))
+    runner.train()
+    assert runner.iter == 12
+
+
+def test_a_stop_that_a_script_catches_goes_on_after_a_resume_of_its_own(make_runner, whole):
+    runner = make_runner(**OPTIONS, custom_hooks=[StopBeforeEpoch(2)])
+    runner.resume(first_of(whole))
+    with pytest.raises(Killed):
+        runner.train()
+    assert runner.epoch == 2

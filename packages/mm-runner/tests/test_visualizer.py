@@ -1,0 +1,267 @@
+"""What hooks and scripts give the writers of a run, and what they read of its scalars."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from toy import NO_VALIDATION, Scripted
+from typing_extensions import override
+
+from mm_runner import ConfigError
+from mm_runner.hooks import Hook
+from mm_runner.plotting import read_scalars
+from mm_runner.reporting import BackgroundScalars
+from mm_runner.reporting._background import _MOST_IMAGES
+from mm_runner.reporting._writers import named_scalars
+
+
+class Gallery:
+    """A writer that can do all there is."""
+
+    def __init__(self):
+        self.calls = []
+
+    def write(self, record):
+        self.calls.append(("write", record))
+
+    def add_image(self, name, image, step):
+        self.calls.append(("image", name, tuple(image.shape), float(image.sum()), step))
+
+    def add_config(self, config):
+        self.calls.append(("config", dict(config)))
+
+
+def records_of(runner):
+    lines = (runner.log_dir / "scalars.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_scalars_go_to_every_writer_under_their_names(make_runner):
+    gallery = Gallery()
+    runner = make_runner(cfg={"log_writers": [gallery]})
+    runner.visualizer.add_scalar("val/margin", torch.tensor(0.25), step=3)
+    runner.visualizer.add_scalars({"own": 1, "train/gap": 2.0, "group/own": 4.0}, step=5)
+    runner.visualizer.add_scalars({"step": 7, "last": torch.tensor([8.0])})
+    runner._logs.flush()
+    expected = [
+        {"mode": "val", "epoch": 0, "step": 3, "margin": 0.25},
+        {"mode": "other", "epoch": 0, "step": 5, "own": 1, "group/own": 4.0},
+        {"mode": "train", "epoch": 1, "step": 5, "gap": 2.0},
+        {"mode": "other", "epoch": 0, "step": 7, "last": 8.0},
+    ]
+    assert records_of(runner) == expected
+    assert [record for _, record in gallery.calls] == expected
+    names = [list(named_scalars(record)) for record in expected]
+    assert names == [["val/margin"], ["own", "group/own"], ["train/gap"], ["last"]]
+    assert read_scalars(runner.work_dir) == expected
+
+
+def test_numbers_of_numpy_are_written(make_runner):
+    numpy = pytest.importorskip("numpy")
+    runner = make_runner()
+    runner.visualizer.add_scalars({"a": numpy.float32(0.5), "b": numpy.array([3])})
+    (record,) = records_of(runner)
+    assert (record["a"], record["b"]) == (0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("loss", "high", r"'loss' needs a number, or a tensor of one element, got 'high'"),
+        ("loss", torch.zeros(2), r"'loss' needs a number"),
+        ("loss", None, r"'loss' needs a number"),
+        ("mode", 1.0, r"'mode' cannot be the name of a scalar"),
+    ],
+)
+def test_what_is_no_scalar_is_refused(make_runner, name, value, message):
+    with pytest.raises(ConfigError, match=rf"^visualizer\.add_scalars: {message}"):
+        make_runner().visualizer.add_scalar(name, value)
+
+
+def test_images_go_to_the_writers_that_keep_them(make_runner):
+    gallery = Gallery()
+    runner = make_runner(cfg={"log_writers": [gallery]})
+    image = torch.ones(4, 5, 3)
+    runner.visualizer.add_image("sample", image, step=2)
+    image.zero_()
+    runner.visualizer.add_image("grey", torch.ones(2, 2))
+    runner._logs.flush()
+    assert gallery.calls == [
+        ("image", "sample", (4, 5, 3), 60.0, 2),
+        ("image", "grey", (2, 2), 4, 0),
+    ]
+    with pytest.raises(
+        ConfigError, match=r"add_image\('x'\): an array or a tensor of .*\(3, 4, 5\)"
+    ):
+        runner.visualizer.add_image("x", torch.ones(3, 4, 5))
+    with pytest.raises(
+        ConfigError, match=r"'x'\): none of the writers .*TensorBoardWriter and Wan"
+    ):
+        make_runner().visualizer.add_image("x", torch.ones(2, 2))
+
+
+def test_images_that_a_writer_cannot_keep_up_with_are_dropped():
+    told, gallery = [], Gallery()
+    scalars = BackgroundScalars(gallery, "Gallery", told.append)
+    scalars._num_others = _MOST_IMAGES  # as if none were kept yet
+    scalars.give("add_image", "x", torch.ones(2, 2), 0)
+    scalars.give("no_such_method")
+    scalars._num_others = 0
+    scalars.give("add_image", "y", torch.ones(2, 2), 0)
+    scalars.close(10)
+    assert [call[1] for call in gallery.calls] == ["y"]
+    assert told == ["Gallery does not keep up with the run: records are dropped."]
+
+
+def test_keys_of_a_configuration_are_added(make_runner):
+    gallery = Gallery()
+    runner = make_runner(cfg={"log_writers": [gallery], "own": {"key": 1}})
+    path = runner.log_dir / "config.yaml"
+    before = path.read_text()
+    runner.dump_config()
+    assert path.read_text() == before == runner.config_text
+    runner.cfg.own.key = 2
+    runner.dump_config()
+    assert yaml.safe_load(path.read_text())["own"] == {"key": 2}
+    runner.visualizer.add_config({"note": "third", "kind": Gallery})
+    runner._logs.flush()
+    config = yaml.safe_load(path.read_text())
+    assert (config["note"], config["own"], config["launcher"]) == ("third", {"key": 2}, "auto")
+    assert gallery.calls == [("config", {"note": "third", "kind": f"{__name__}:Gallery"})]
+    path.unlink()
+    runner.dump_config()
+    assert yaml.safe_load(path.read_text()) == config
+    with pytest.raises(ConfigError, match=r"add_config: a dict is needed, got 'third'"):
+        runner.visualizer.add_config("third")
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="needs the extra tensorboard")
+@pytest.mark.filterwarnings("ignore")  # of tensorboard's own dependencies
+def test_tensorboard_shows_what_a_script_gave(make_runner):
+    from tensorboard.backend.event_processing.event_accumulator import (  # noqa: PLC0415
+        EventAccumulator,
+    )
+
+    runner = make_runner(cfg={"log_writers": ["TensorBoardWriter"]})
+    runner.visualizer.add_scalar("own/margin", 0.25, step=3)
+    runner.visualizer.add_image("colour", torch.rand(4, 5, 3), step=2)
+    runner.visualizer.add_image("grey", torch.rand(4, 5), step=2)
+    runner.visualizer.add_config({"note": "third"})
+    runner._logs.flush()
+    events = EventAccumulator(str(runner.log_dir)).Reload()
+    assert events.Tags()["scalars"] == ["own/margin"]
+    assert [event.step for event in events.Scalars("own/margin")] == [3]
+    assert sorted(events.Tags()["images"]) == ["colour", "grey"]
+    assert (events.Images("grey")[0].width, events.Images("grey")[0].height) == (5, 4)
+    texts = [str(event.tensor_proto) for event in events.Tensors("config/text_summary")]
+    assert "note: third" in texts[-1]
+
+
+@pytest.mark.skipif(
+    getattr(find_spec("wandb"), "origin", None) is None, reason="needs the extra wandb"
+)
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_keeps_what_a_script_gave(run_script, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    source = (
+        "import sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import torch\n"
+        "from toy import runner_arguments\n"
+        "from mm_runner import Runner\n"
+        "if __name__ == '__main__':\n"
+        "    cfg = {'log_writers': ['WandbWriter']}\n"
+        "    runner = Runner(**runner_arguments(sys.argv[1], cfg=cfg))\n"
+        "    runner.visualizer.add_scalar('own/margin', 0.25, step=3)\n"
+        "    runner.visualizer.add_image('colour', torch.ones(4, 5, 3), step=2)\n"
+        "    runner.visualizer.add_config({'note': 'third'})\n"
+        "    runner._logs.flush()\n"
+        "    assert 'could not' not in (runner.log_dir / f'{runner.timestamp}.log').read_text()\n"
+    )
+    result = run_script(source, tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    (data,) = (tmp_path / "run").rglob("run-*.wandb")
+    assert all(text in data.read_bytes() for text in (b"own/margin", b"colour", b"third"))
+    assert list((tmp_path / "run").rglob("colour*.png"))
+
+
+# The message hub, as MMEngine's hooks read it.
+
+
+def test_a_hook_reads_losses_rates_and_metrics(make_runner):
+    seen = []
+
+    class Reads(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            loss = runner.message_hub.get_scalar("train/loss")
+            assert loss.current() == outputs["loss"].item()
+            assert loss.min(2) <= loss.mean(2) <= loss.max(2)
+            seen.append(runner.message_hub.get_scalar("train/lr").current())
+
+        @override
+        def after_val_epoch(self, runner, metrics=None):
+            accuracy = runner.message_hub.get_scalar("val/accuracy")
+            seen.append(("val", accuracy.current(), accuracy.mean(), accuracy.max()))
+
+    runner = make_runner(
+        custom_hooks=[Reads()],
+        param_scheduler={"type": "StepLR", "step_size": 1, "gamma": 0.5},
+        val_evaluator=Scripted(values=[0.25, 0.75]),
+        test_dataloader=None,
+    )
+    runner.train()
+    assert seen[:7] == [0.1] * 6 + [("val", 0.25, 0.25, 0.25)]
+    assert seen[7:] == [0.05] * 6 + [("val", 0.75, 0.5, 0.75)]
+    hub = runner.message_hub
+    assert hub.get_scalar("train/lr").mean(10) == 0.05
+    assert "lr" not in hub.means("train")
+    assert hub.means("val") == {}
+    with pytest.raises(ConfigError, match=r"'val/acc' was asked for; there are .*'val/accuracy'"):
+        hub.get_scalar("val/acc")
+    with pytest.raises(ConfigError, match=r"'train/lrs' was asked for; .*mean.*'train/lr'"):
+        hub.get_scalar("train/lrs")
+
+
+def test_metrics_of_validations_before_are_in_a_checkpoint(make_runner):
+    options = {"train_cfg": {"max_epochs": 3}}
+    runner = make_runner(**options, val_evaluator=Scripted(values=[0.25, 0.75, 0.5]))
+    runner.train()
+    resumed = make_runner(
+        **options,
+        load_from=str(runner.work_dir / "epoch_2.pth"),
+        resume=True,
+        val_evaluator=Scripted(values=[0.75, 0.5]),
+    )
+    seen = []
+
+    class Reads(Hook):
+        def before_train(self, runner):
+            seen.append(runner.message_hub.get_scalar("val/accuracy").current())
+
+    resumed.register_hook(Reads())
+    resumed.train()
+    assert seen == [0.25]
+    assert resumed.message_hub.get_scalar("val/accuracy").current() == 0.5
+
+
+def test_a_window_comes_to_the_host_at_once(make_runner, monkeypatch):
+    from mm_runner.reporting import _scalar_window  # noqa: PLC0415 - watched here only
+
+    asked, read = [], _scalar_window.as_numbers
+    monkeypatch.setattr(
+        _scalar_window, "as_numbers", lambda values: asked.append(len(values)) or read(values)
+    )
+    runner = make_runner(**NO_VALIDATION)
+    runner.train()
+    loss = runner.message_hub.get_scalar("train/loss")
+    assert asked == []
+    assert loss.mean() == pytest.approx(sum(loss._numbers(0)) / 10)
+    loss.current()
+    loss.max(3)
+    assert asked == [10, 10, 1, 3]
