@@ -90,6 +90,27 @@ def test_a_replay_fails_just_so_and_touches_nothing_of_the_run(crashed, monkeypa
     assert str(seen[1]) == facts["error"]["message"]
 
 
+def test_a_replay_goes_on_with_the_data_that_the_run_had_begun_anew(crashed, monkeypatch):
+    seen = []
+    step = Crashing.train_step
+
+    def train_step(self, data, optim_wrapper):
+        seen.append(data["inputs"].sum().item())
+        return step(self, data, optim_wrapper)
+
+    monkeypatch.setattr(Crashing, "train_step", train_step)
+    # From the end of the first epoch, with another shuffle; it fails in the third.
+    anew = ["train", "c.yaml", "--resume", "--no-resume-data"]
+    assert main([*anew, "--cfg-options", "model.at_step=14"]) == 1
+    failing = seen[-1]
+    (bundle,) = (path for path in Path("work").glob("*/crash") if path != crashed)
+    seen.clear()
+    with pytest.raises(ArithmeticError):
+        replay_crash(bundle)
+    assert seen[-1] == failing
+    assert len(seen) == 3  # from the end of the second epoch on
+
+
 def test_two_processes_replay_what_each_of_them_had(tmp_path):
     text = _CONFIG.replace("crashing:Crashing", "toy:Classifier").replace(
         "at_step: 8", "dropout: 0.5"
@@ -112,6 +133,12 @@ def test_two_processes_replay_what_each_of_them_had(tmp_path):
     (bundle,) = (tmp_path / "work").glob("*/crash")
     facts = [json.loads((bundle / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert [one["iter"] for one in facts] == [7, 7]
+    assert all("Training Classifier" in "\n".join(one["log"]) for one in facts)
+    # Each was given its own part of one order, which is over in three steps.
+    assert [len(one["samples"]) for one in facts] == [4, 4]
+    assert not set(facts[0]["samples"]) & set(facts[1]["samples"])
+    if hasattr(torch._C._distributed_c10d, "_dump_fr_trace"):  # gloo's collectives are recorded
+        assert all((bundle / f"gloo_trace_rank_{rank}").stat().st_size for rank in range(2))
     messages = {one["error"]["message"] for one in facts}
     assert len(messages) == 2
     told = start("replay", bundle)

@@ -1,0 +1,189 @@
+"""Which hook takes how much of a step."""
+
+import time
+
+import pytest
+from toy import NO_VALIDATION
+from typing_extensions import override
+
+from mm_runner import ConfigError
+from mm_runner.hooks import STAGES, Hook, HookTimesHook
+from mm_runner.hooks._hook_calls import HookCalls
+
+_SLOW_S = 0.02
+
+
+class Slow(Hook):
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        time.sleep(_SLOW_S)
+
+
+class SlowBefore(Hook):
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        time.sleep(_SLOW_S / 2)
+
+
+class LetsOthersSave(Hook):
+    """Takes no time itself: what it lets another hook do is the other one's."""
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        runner.call_hook("before_save_checkpoint", checkpoint={})
+
+
+class SlowToSave(Hook):
+    @override
+    def before_save_checkpoint(self, runner, checkpoint):
+        time.sleep(_SLOW_S)
+
+
+def methods_put_on(hooks):
+    return [name for hook in hooks for name in vars(hook) if name in STAGES]
+
+
+def train_timed(make_runner, *hooks, **overrides):
+    timing = HookTimesHook(begin=2, iters=4)
+    overrides = {"default_hooks": {"checkpoint": None}, **NO_VALIDATION, **overrides}
+    runner = make_runner(custom_hooks=[*hooks, timing], **overrides)
+    runner.train()
+    assert methods_put_on(runner.hooks) == []
+    return timing, next(runner.log_dir.glob("*.log")).read_text()
+
+
+def test_the_dearest_hooks_are_told_and_one_that_slows_the_step_is_warned_of(make_runner):
+    timing, log = train_timed(make_runner, Slow(), SlowBefore())
+    assert timing.times["Slow"].keys() == {"after_train_iter"}
+    assert _SLOW_S <= timing.times["Slow"]["after_train_iter"] < 2 * _SLOW_S
+    assert _SLOW_S / 2 <= timing.times["SlowBefore"]["before_train_iter"] < _SLOW_S
+    assert 1.5 * _SLOW_S < timing.step_s < 5 * _SLOW_S
+    (line,) = [one for one in log.splitlines() if "HookTimesHook: of" in one]
+    assert "in steps 3 to 6" in line
+    told = line.partition("most of it: ")[2].split("; ")
+    assert [one.split()[0] for one in told][:2] == ["Slow", "SlowBefore"]
+    assert len(told) == 3
+    warnings = [one for one in log.splitlines() if " WARNING " in one]
+    assert ["Slow takes" in one or "SlowBefore takes" in one for one in warnings] == [True, True]
+    assert "mostly in after_train_iter" in warnings[0]
+
+
+def test_hooks_that_cost_little_are_not_warned_of(make_runner):
+    class Sleeps(Hook):
+        """Makes the step long."""
+
+        @override
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            time.sleep(_SLOW_S)
+
+    timing = HookTimesHook(begin=2, iters=4, warn_share=1.0)
+    runner = make_runner(custom_hooks=[Sleeps(), timing], **NO_VALIDATION)
+    runner.train()
+    assert " WARNING " not in next(runner.log_dir.glob("*.log")).read_text()
+
+
+def test_what_a_hook_lets_another_one_do_is_the_other_ones(make_runner):
+    timing, _ = train_timed(make_runner, LetsOthersSave(), SlowToSave())
+    assert timing.times["SlowToSave"]["before_save_checkpoint"] >= _SLOW_S
+    assert timing.times["LetsOthersSave"]["after_train_iter"] < _SLOW_S / 4
+
+
+def test_a_validation_in_the_window_is_no_part_of_its_steps(make_runner):
+    class SlowToValidate(Hook):
+        @override
+        def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            time.sleep(10 * _SLOW_S)
+
+    timing = HookTimesHook(begin=2, iters=4)
+    make_runner(
+        custom_hooks=[SlowToValidate(), timing],
+        train_cfg={"by_epoch": False, "max_iters": 10, "val_interval": 4},
+    ).train()
+    assert 0 < timing.step_s < 5 * _SLOW_S  # of 30 that the validation took, in four steps
+    assert "SlowToValidate" not in timing.times
+
+
+def test_a_training_that_ends_early_tells_what_was_timed(make_runner):
+    timing = HookTimesHook(begin=8, iters=100)
+    runner = make_runner(custom_hooks=[timing], **NO_VALIDATION)
+    runner.train()
+    assert "in steps 9 to 12" in next(runner.log_dir.glob("*.log")).read_text()
+    timing = HookTimesHook(begin=12)
+    make_runner(custom_hooks=[timing], **NO_VALIDATION).train()
+    assert timing.times == {}
+
+
+def test_a_step_that_fails_in_the_window_leaves_the_hooks_as_they_were(make_runner):
+    class Fails(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if runner.iter == 4:
+                raise ArithmeticError
+
+    timing = HookTimesHook(begin=2)
+    runner = make_runner(custom_hooks=[Fails(), timing], **NO_VALIDATION)
+    with pytest.raises(ArithmeticError):
+        runner.train()
+    assert methods_put_on(runner.hooks) == []
+
+
+def test_after_its_window_the_hook_is_not_called_in_steps(make_runner):
+    timing = HookTimesHook(begin=1, iters=2)
+    runner = make_runner(custom_hooks=[timing], **NO_VALIDATION)
+    runner.train()
+    assert timing._passed == 3
+
+
+def test_surroundings_of_hooks_end_in_any_order(make_runner):
+    class Own(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            calls.append("class")
+
+    calls = []
+
+    def note(name):
+        def surround(_hook, _stage, act, arguments, named):
+            calls.append(name)
+            return act(*arguments, **named)
+
+        return surround
+
+    runner = make_runner(default_hooks=dict.fromkeys(_DEFAULTS), custom_hooks=[Own()])
+    hook = runner.hooks[-1]
+
+    def called():
+        calls.clear()
+        runner.call_hook("after_train_iter", batch_idx=0)
+        return list(calls)
+
+    for first in (0, 1):
+        open_ones = [HookCalls(runner, note("a")), HookCalls(runner, note("b"))]
+        assert called() == ["b", "a", "class"]
+        open_ones[first].end()
+        assert called() == ["ba"[first], "class"]
+        open_ones[1 - first].end()
+        assert called() == ["class"]
+        assert methods_put_on([hook]) == []
+    hook.after_train_iter = lambda *_, **__: calls.append("own")
+    around = HookCalls(runner, note("a"))
+    assert called() == ["a", "own"]
+    around.end()
+    assert called() == ["own"]
+
+
+_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"begin": 0}, r"HookTimesHook\.begin: a positive number of steps is needed, got 0"),
+        ({"iters": 1.5}, r"HookTimesHook\.iters: .* got 1\.5"),
+        ({"warn_share": 0}, r"HookTimesHook\.warn_share: above 0, at most 1, .* got 0"),
+    ],
+    ids=["begin", "iters", "share"],
+)
+def test_wrong_arguments_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        HookTimesHook(**options)

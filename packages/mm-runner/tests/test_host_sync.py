@@ -1,0 +1,172 @@
+"""Which operations make the host wait for the device, and who calls them."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from toy import NO_VALIDATION, Classifier
+from typing_extensions import override
+
+from mm_runner import ConfigError
+from mm_runner.hooks import Hook, HostSyncHook
+
+
+class Reads(Classifier):
+    """Reads one value per step, and counts what is above zero."""
+
+    def forward(self, inputs, labels, mode="tensor"):
+        if mode == "loss":
+            float(inputs.sum())
+            inputs[inputs > 0].sum()
+        return super().forward(inputs, labels, mode)
+
+
+class ReadsToo(Hook):
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        assert data_batch["inputs"].nonzero().numel()
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        _read(outputs["loss"])
+
+
+def _read(loss):
+    return loss.item()
+
+
+def train_counting(make_runner, hook=None, **overrides):
+    hook = HostSyncHook(begin=2, iters=4) if hook is None else hook
+    overrides = {"default_hooks": {"logger": {"interval": 1000}}, **overrides}
+    hooks = [*overrides.pop("custom_hooks", ()), hook]
+    runner = make_runner(custom_hooks=hooks, **{**NO_VALIDATION, **overrides})
+    runner.train()
+    return hook, next(runner.log_dir.glob("*.log")).read_text()
+
+
+def by_origin(hook):
+    return {(sync.what, sync.origin): count for sync, count in hook.counts.items()}
+
+
+def test_a_step_of_ours_waits_for_nothing(make_runner):
+    adam = {"optimizer": {"type": "Adam", "lr": 0.1}}  # reads how many steps it has done
+    hook, log = train_counting(make_runner, optim_wrapper=adam)
+    assert hook.counts == {}
+    assert "in steps 3 to 6 the host would wait for a device 0 times each." in log
+    assert hook.steps == 4
+    assert hook._passed == 6  # it is not called in later steps
+
+
+def test_what_torch_does_itself_is_told_by_its_place(make_runner):
+    clipping = {
+        "optimizer": {"type": "SGD", "lr": 0.1},
+        "clip_grad": {"max_norm": 1.0, "error_if_nonfinite": True},
+    }
+    hook, _ = train_counting(make_runner, optim_wrapper=clipping)
+    places = {origin.partition(":")[0] for _, origin in by_origin(hook)}
+    assert places <= {"torch/nn/utils/clip_grad.py", "mm_amp/_norm_check.py"}
+    assert sum(hook.counts.values()) >= 4
+
+
+def test_each_wait_is_told_with_its_line_or_its_hook(make_runner):
+    hook, log = train_counting(make_runner, model={"type": Reads}, custom_hooks=[ReadsToo()])
+    here = "test_host_sync.py"
+    found = {
+        (what, origin.rpartition("/")[2].rpartition(":")[0], origin.rpartition(" in ")[2]): count
+        for (what, origin), count in by_origin(hook).items()
+        if not origin.startswith("ReadsToo")
+    }
+    assert found == {
+        ("item, float, int or bool", here, "forward"): 4,
+        ("an index that is a mask", here, "forward"): 4,
+    }
+    of_hook = {
+        (what, origin.partition(",")[0], origin.rpartition(" in ")[2]): count
+        for (what, origin), count in by_origin(hook).items()
+        if origin.startswith("ReadsToo")
+    }
+    assert of_hook == {
+        ("nonzero", "ReadsToo", "before_train_iter"): 4,
+        ("item, float, int or bool", "ReadsToo", "_read"): 4,
+    }
+    assert "the host would wait for a device 4 times each" in log
+    assert "per step  operation" in log
+    assert "test_host_sync.py:" in log
+
+
+def test_only_the_counted_steps_are_watched(make_runner):
+    seen = []
+
+    class Watched(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            seen.append(_get_current_dispatch_mode() is not None)
+
+        @override
+        def after_train_epoch(self, runner):
+            seen.append(_get_current_dispatch_mode() is not None)
+
+    train_counting(make_runner, custom_hooks=[Watched()])
+    assert seen == [False, False, True, True, True, True, False, *[False] * 7]
+
+
+def test_a_training_that_ends_early_tells_what_was_counted(make_runner):
+    hook, log = train_counting(make_runner, HostSyncHook(begin=9, iters=10))
+    assert hook.steps == 3
+    assert "in steps 10 to 12 the host" in log
+    hook, log = train_counting(make_runner, HostSyncHook(begin=12))
+    assert hook.steps == 0
+    assert "HostSyncHook: in" not in log
+
+
+def test_a_step_that_fails_leaves_nothing_behind(make_runner):
+    class Fails(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        train_counting(make_runner, HostSyncHook(begin=0), custom_hooks=[Fails()])
+    assert _get_current_dispatch_mode() is None
+
+
+def test_a_second_training_is_counted_anew(make_runner):
+    hook = HostSyncHook(begin=0, iters=1)
+    runner = make_runner(custom_hooks=[hook], **NO_VALIDATION)
+    for _ in range(2):
+        runner.train()
+        assert hook.steps == 1
+    assert sum(type(one).__name__ == "_EndOfStep" for one in runner.hooks) == 1
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 1.13 has no such stand-ins")
+def test_copies_between_host_and_device_wait_unless_they_need_not():
+    # Fake tensors stand in for those of a device: they say that they are there, and hold nothing.
+    from torch._subclasses import FakeTensorMode  # noqa: PLC0415 - see above
+
+    from mm_runner.hooks.host_sync._counter import _waiting_copy  # noqa: PLC0415
+
+    with FakeTensorMode():
+        there, here = torch.empty(2, device="cuda"), torch.empty(2)
+    to_copy, copy = "aten::_to_copy", "aten::copy_"
+    assert _waiting_copy(to_copy, (there,), {"device": torch.device("cpu")}) == "copy to the host"
+    assert _waiting_copy(to_copy, (here,), {"device": "cuda:0"}) == "copy to the device"
+    assert _waiting_copy(copy, (here, there), {}) == "copy to the host"
+    assert _waiting_copy(copy, (there, here, False), {}) == "copy to the device"
+    assert _waiting_copy(copy, (there, here, True), {}) is None
+    assert _waiting_copy(to_copy, (here,), {"device": "cuda", "non_blocking": True}) is None
+    assert _waiting_copy(to_copy, (there,), {"dtype": torch.float16}) is None
+    assert _waiting_copy(copy, (there, there), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"begin": -1}, r"HostSyncHook\.begin: an integer >= 0 is needed, in steps, got -1"),
+        ({"iters": 0}, r"HostSyncHook\.iters: an integer >= 1 is needed, in steps, got 0"),
+        ({"iters": True}, r"HostSyncHook\.iters: .* got True"),
+    ],
+    ids=["begin", "iters", "flag"],
+)
+def test_wrong_arguments_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        HostSyncHook(**options)
