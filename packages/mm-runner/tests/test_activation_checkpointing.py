@@ -1,0 +1,354 @@
+"""``cfg['activation_checkpointing']``: the same training, with less kept for the backward pass."""
+
+import copy
+import io
+import sys
+
+import pytest
+import torch
+from blocks import (
+    SHARDS,
+    Block,
+    Counting,
+    Dropless,
+    Net,
+    SavedNumbers,
+    batch,
+    through_pickle,
+    whole,
+)
+from torch import nn
+from toy import CPU_LOW_PRECISION, NO_VALIDATION, loader_cfg, needs_compile, runner_arguments
+
+import mm_compile
+from mm_runner import ConfigError, Runner
+from mm_runner.model import apply_module_settings, told_module_settings, unwrap_model
+from mm_runner.plan import make_plan, plan_as_text
+from mm_runner.runner import verify_resume
+
+KEY = "activation_checkpointing"
+pytestmark = [
+    # torch 2.4's own.
+    pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning"),
+    # Dynamo looks at the gradient of a tensor that has none, such as a loss.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+
+def checkpointed(model, names="auto"):
+    copied = copy.deepcopy(model)
+    apply_module_settings(copied, {"activation_checkpointing": names})
+    return copied
+
+
+def trained(model, steps=3, context=torch.enable_grad):
+    """Train, and return what came of it: losses, gradients, states, random numbers, saved."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses, saved = [], SavedNumbers()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with context(), saved:
+            loss = model(**batch(), mode="loss")["loss"]
+        loss.backward()
+        losses.append(loss.detach())
+        optimizer.step()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [*losses, *gradients, *model.state_dict().values(), torch.rand(1)], saved.count
+
+
+def expect_same_training(model, other, **options):
+    (expected, more), (got, fewer) = trained(model, **options), trained(other, **options)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert fewer < more
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("auto", ["blocks.0", "blocks.1", "blocks.2"]),
+        ("blocks.1", ["blocks.1"]),
+        (["blocks.[02]", "blocks.0"], ["blocks.0", "blocks.2"]),
+        ("blocks.*", ["blocks.0", "blocks.1", "blocks.2"]),
+        (("stem", "blocks.2.conv"), ["stem", "blocks.2.conv"]),
+        (None, []),
+        ([], []),
+    ],
+)
+def test_the_modules_named_are_checkpointed(names, expected):
+    told = told_module_settings(checkpointed(Net(), names))
+    assert told == ({KEY: ", ".join(expected)} if expected else {})
+
+
+@pytest.mark.parametrize("names", ["auto", ["blocks.0", "blocks.2"]])
+def test_training_is_the_same_to_the_last_bit_and_keeps_less(names):
+    model = Net()
+    other = checkpointed(model, names)
+    assert list(other.state_dict()) == list(model.state_dict())
+    expect_same_training(model, other)
+    assert other.blocks[0].norm.num_batches_tracked == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
+def test_copies_and_pickles_are_models_of_their_own_that_are_checkpointed(copied):
+    model = Net()
+    other = checkpointed(model)
+    again = copied(other)
+    assert told_module_settings(again) == told_module_settings(other)
+    expect_same_training(copy.deepcopy(model), again)
+    # The first one has not moved.
+    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()))
+
+
+def test_a_model_is_saved_whole_and_loaded():
+    file = io.BytesIO()
+    torch.save(checkpointed(Net()), file)
+    file.seek(0)
+    options = {"weights_only": False} if hasattr(torch.serialization, "add_safe_globals") else {}
+    assert KEY in told_module_settings(torch.load(file, **options))
+
+
+def test_buffers_that_a_forward_changes_are_changed_once_and_repeated_from_what_they_were():
+    model = Net(last=lambda: nn.Sequential(nn.Conv1d(4, 4, 1), Counting(), nn.InstanceNorm1d(
+        4, affine=True, track_running_stats=True
+    )))  # fmt: skip
+    other = checkpointed(model, ["blocks.*", "last"])
+    expect_same_training(model, other)
+    assert other.last[1].scale == pytest.approx(1.5**3)
+
+
+def test_a_spectral_norm_takes_one_step_of_its_iteration():
+    model = Net(last=lambda: nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Conv1d(4, 4, 1)), nn.ReLU()
+    ))  # fmt: skip
+    expect_same_training(model, checkpointed(model, "last"))
+
+
+def test_two_backward_passes_repeat_twice_and_change_nothing():
+    other = checkpointed(Net())
+    loss = other(**batch(), mode="loss")["loss"]
+    loss.backward(retain_graph=True)
+    first = [parameter.grad.clone() for parameter in other.parameters()]
+    loss.backward()
+    torch.testing.assert_close([one.grad for one in other.parameters()], [2 * one for one in first])
+    assert other.blocks[0].norm.num_batches_tracked == 1
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_current_graph_task_id"), reason="since torch 2.0")
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_in_what_a_model_checkpoints_itself_counts_once(use_reentrant):
+    from torch.utils.checkpoint import checkpoint  # noqa: PLC0415
+
+    block = Block()
+    holder = checkpointed(nn.Sequential(block, nn.Identity()), "0")
+    inputs = torch.randn(6, 4, 4, requires_grad=True)
+    torch.manual_seed(1)
+    block(inputs).sum().backward()
+    expected, inputs.grad = inputs.grad, None
+    torch.manual_seed(1)
+    checkpoint(holder, inputs, use_reentrant=use_reentrant).sum().backward()
+    torch.testing.assert_close(inputs.grad, expected, rtol=0, atol=0)
+    torch.testing.assert_close(dict(holder[0].state_dict()), dict(block.state_dict()))
+
+
+def test_without_gradients_nothing_is_done(monkeypatch):
+    other = checkpointed(Net())
+    monkeypatch.setattr("mm_runner.model._checkpointing.checkpoint", None)
+    with torch.no_grad():
+        other(**batch(), mode="loss")
+        other.eval()(**batch())
+    with pytest.raises(TypeError):
+        other(**batch())
+
+
+def test_hooks_of_a_module_are_called_once():
+    other, seen = checkpointed(Net()), []
+    other.blocks[0].register_forward_hook(lambda *_: seen.append(1))
+    other(**batch(), mode="loss")["loss"].backward()
+    assert seen == [1]
+
+
+def test_autocast_holds_in_the_repetition():
+    dtype = torch.bfloat16  # float16 on the CPU has no scaler here
+    model = Net()
+    expect_same_training(model, checkpointed(model), context=lambda: torch.autocast("cpu", dtype))
+
+
+def test_a_second_run_takes_back_what_the_first_did():
+    model = checkpointed(Net())
+    apply_module_settings(model, {"activation_checkpointing": "blocks.1"})
+    assert told_module_settings(model) == {KEY: "blocks.1"}
+    apply_module_settings(model, {"activation_checkpointing": "auto"})
+    assert told_module_settings(model) == {KEY: "blocks.0, blocks.1, blocks.2"}
+    apply_module_settings(model, {})
+    assert told_module_settings(model) == {}
+    assert type(model.blocks[0]) is Block
+
+
+@needs_compile
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.skipif(not hasattr(torch, "compiler"), reason="torch 2.0 cannot capture it")
+@pytest.mark.parametrize("regions", [None, "auto"])
+def test_it_comes_before_compiling(regions, make_runner):
+    # Of those that generate no code, the one that knows of checkpointing.
+    cfg = {"compile": {"backend": "aot_eager_decomp_partition", "regions": regions}}
+    if regions is None:
+        del cfg["compile"]["regions"]
+    found = []
+    for names in (None, "auto"):
+        torch.manual_seed(0)
+        runner = make_runner(
+            model=Dropless(), cfg={**cfg, "activation_checkpointing": names}, **NO_VALIDATION
+        )
+        runner.train()
+        assert len(runner.compile_handle.report().regions) == (1 if regions is None else 3)
+        found.append(runner.model.state_dict())
+    sys.modules["torch._dynamo"].reset()
+    torch.testing.assert_close(*map(dict, found))
+
+
+class Holder(nn.Module):
+    """Checkpointed as a whole, and compiled block by block."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = Dropless()
+
+    def forward(self, **inputs):
+        return self.body(**inputs)
+
+
+@needs_compile
+@pytest.mark.skipif(not SHARDS, reason="torch before 2.6 cannot compile within what is repeated")
+def test_statistics_of_compiled_blocks_in_what_is_checkpointed_change_once():
+    torch.manual_seed(0)
+    model = Holder()
+    other = checkpointed(model, "body")
+    handle = mm_compile.compile_model(other, {"backend": "aot_eager", "regions": "auto"})
+    (expected, _), (got, _) = trained(model), trained(other)
+    torch.testing.assert_close(got, expected)
+    report = handle.report()
+    assert [one.recompiles for one in report.regions] == [0, 0, 0]
+    sys.modules["torch._dynamo"].reset()
+
+
+def test_a_run_does_it_and_says_so_and_what_is_wrong(make_runner):
+    def run(**options):
+        torch.manual_seed(0)
+        wrapper = {
+            "type": "AmpOptimWrapper",
+            "dtype": CPU_LOW_PRECISION,
+            "optimizer": {"type": "SGD", "lr": 0.1},
+            "accumulative_counts": 2,
+        }
+        runner = make_runner(
+            model=Net(), optim_wrapper=wrapper, custom_hooks=[{"type": "EMAHook"}], cfg=options
+        )
+        runner.train()
+        return runner
+
+    plain, runner = run(), run(activation_checkpointing="blocks.*")
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(runner.model.state_dict()[name], value, rtol=0, atol=0)
+    text = (runner.log_dir / f"{runner.timestamp}.log").read_text(encoding="utf-8")
+    assert "\n  checkpointed blocks.0, blocks.1, blocks.2\n" in text
+    with pytest.raises(ConfigError, match=r"'bloks\.1' names no module of Net\. Did.*'blocks\.1'"):
+        run(activation_checkpointing=["blocks.0", "bloks.1"])
+
+
+def test_a_resumed_run_is_exact(tmp_path):
+    cfg = runner_arguments(tmp_path, model={"type": Net}, **NO_VALIDATION)
+    cfg["optim_wrapper"] = {"optimizer": {"type": "SGD", "lr": 0.1}, "accumulative_counts": 2}
+    report = verify_resume({**cfg, "activation_checkpointing": "auto"})
+    assert report.equal, str(report)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("block.1", r"^activation_checkpointing: 'block\.1' names no module of Net.*'blocks\.1'"),
+        ("zzz", r"'zzz' names no module of Net\. It consists of data_preprocessor, stem, blocks"),
+        ("blocks", r"'blocks' names a ModuleList, which has no forward.*'blocks\.\*'"),
+        (3, r"^activation_checkpointing: the name of a module.*'auto' for the blocks.*got 3"),
+        (True, r"^activation_checkpointing: the name of a module.*got True"),
+        (["stem", 1], r"got \['stem', 1\]"),
+        (["auto", "stem"], r"'auto' stands alone"),
+    ],
+)
+def test_what_cannot_be_checkpointed_is_told_before_training(tmp_path, value, message):
+    cfg = runner_arguments(tmp_path, model={"type": Net}, activation_checkpointing=value)
+    with pytest.raises(ConfigError, match=message):
+        make_plan(cfg)
+
+
+def test_auto_needs_blocks_that_repeat():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="'auto' was given, and Sequential has no blocks that"):
+        checkpointed(model)
+
+
+class Stage(nn.Module):
+    """Mostly blocks."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.blocks = nn.Sequential(*[Block(width) for _ in range(depth)])
+        self.down = nn.Conv1d(width, 2 * width, 1)
+
+
+class Layer(nn.Module):
+    """Holds two attentions, and more besides."""
+
+    def __init__(self):
+        super().__init__()
+        self.attentions = nn.ModuleList([Block(4), Block(4)])
+        self.ffn = nn.Linear(8, 64)
+
+
+def test_auto_takes_the_blocks_of_stages_and_not_the_parts_of_blocks():
+    stages = nn.Sequential(*[Stage(width, 3) for width in (8, 16)])
+    names = [f"{stage}.blocks.{block}" for stage in range(2) for block in range(3)]
+    told = told_module_settings(checkpointed(stages))[KEY]
+    assert told == f"6 modules: {names[0]}, {names[1]}, ..., {names[-1]}"
+    layers = nn.Sequential(Layer(), Layer())
+    assert told_module_settings(checkpointed(layers)) == {KEY: "0, 1"}
+
+
+def test_the_plan_names_it(tmp_path):
+    model = checkpointed(Net(), "stem")
+    cfg = runner_arguments(tmp_path, model=model, activation_checkpointing="blocks.1")
+    plan = make_plan(cfg)
+    assert told_module_settings(model) == {KEY: "stem"}  # it is another run's
+    assert plan["acceleration"][KEY] == "blocks.1"
+    assert "\ncheckpointed  blocks.1\n" in plan_as_text(plan)
+
+
+def _train_on_ranks(rank, work_dir, cfgs):
+    for cfg in cfgs:
+        found = []
+        for names in (None, "auto"):
+            torch.manual_seed(0)
+            runner = Runner(
+                **runner_arguments(
+                    f"{work_dir}/{names}",
+                    model=Dropless(),
+                    train_dataloader=loader_cfg(size=12, batch_size=3),
+                    optim_wrapper={
+                        "optimizer": {"type": "SGD", "lr": 0.1}, "accumulative_counts": 2
+                    },
+                    cfg={**cfg, "activation_checkpointing": names},
+                    **NO_VALIDATION,
+                )
+            )  # fmt: skip
+            runner.train()
+            assert (runner.rank, runner.world_size) == (rank, 2)
+            found.append([whole(one) for one in runner.model.state_dict().values()])
+        told = told_module_settings(unwrap_model(runner.model))
+        assert told == {KEY: "blocks.0, blocks.1, blocks.2"}
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_processes_train_the_same(run_ranks, tmp_path):
+    sharded = {"model_wrapper_cfg": {"type": "MMFullyShardedDataParallel"}}
+    cfgs = [{}, {"find_unused_parameters": True}, {"sync_bn": "torch"}]
+    run_ranks(_train_on_ranks, 2, tmp_path, [*cfgs, *([sharded] if SHARDS else [])])

@@ -1,0 +1,276 @@
+"""``mm-runner find-batch-size``: which batches fit, how fast they are, and what is left."""
+
+import json
+import time
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from blocks import Net
+from torch.utils.data import BatchSampler, IterableDataset
+from toy import Blobs, Classifier, loader_cfg, runner_arguments
+
+from mm_runner import ConfigError
+from mm_runner.cli import main
+from mm_runner.finders import BatchTrial, find_batch_size
+from mm_runner.finders._batch_size import _report
+from mm_runner.finders._memory import is_out_of_memory
+
+_FITS = 11
+_TORCHS = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+
+
+class TooSmallDevice(Classifier):
+    """A stand-in for a device whose memory holds ``_FITS`` samples; it raises what that raises."""
+
+    batches: list = []  # noqa: RUF012 - of the class: each trial has a model of its own
+    models: list = []  # noqa: RUF012
+    num_alive: list = []  # noqa: RUF012
+
+    def __init__(self):
+        type(self).num_alive.append(sum(one() is not None for one in self.models))
+        super().__init__()
+        type(self).models.append(weakref.ref(self))
+
+    def forward(self, inputs, labels, mode="tensor"):
+        type(self).batches.append(len(labels))
+        if len(labels) > _FITS:
+            raise _TORCHS("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return super().forward(inputs, labels, mode)
+
+
+def cfg_of(tmp_path, **changes):
+    arguments = {"model": {"type": TooSmallDevice}, "train_dataloader": loader_cfg(size=200)}
+    return runner_arguments(tmp_path / "unused", **{**arguments, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _new_device():
+    for noted in (TooSmallDevice.batches, TooSmallDevice.models, TooSmallDevice.num_alive):
+        del noted[:]
+
+
+def sizes(report):
+    return [(one.size, one.fits) for one in report.trials]
+
+
+def test_the_batch_is_doubled_and_then_bisected(tmp_path):
+    told = []
+    report = find_batch_size(cfg_of(tmp_path), steps=2, tell=told.append)
+    assert sizes(report) == [
+        (2, True), (4, True), (8, True), (16, False), (12, False), (10, True), (11, True)
+    ]  # fmt: skip
+    assert (report.largest, report.power_of_two, report.limit) == (_FITS, 8, "the memory")
+    assert tuple(told) == report.trials
+    assert TooSmallDevice.batches == [2, 2, 4, 4, 8, 8, 16, 12, 10, 10, 11, 11]
+    assert TooSmallDevice.num_alive == [0] * 7  # nothing of one trial is left in the next
+    for one in report.trials:
+        assert (one.samples_per_s is not None) == one.fits
+        assert one.samples_per_s is None or one.samples_per_s > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [(16, [16, 8, 12, 10, 11]), (11, [11, 22, 16, 13, 12]), (1, [1, 2, 4, 8, 16, 12, 10, 11])],
+)
+def test_it_may_start_anywhere(tmp_path, start, expected):
+    report = find_batch_size(cfg_of(tmp_path), start=start, steps=2)
+    assert [one.size for one in report.trials] == expected
+    assert report.largest == _FITS
+
+
+class Full(Classifier):
+    def forward(self, inputs, labels, mode="tensor"):  # noqa: ARG002
+        return torch.empty(1 << 60)  # more than any machine has: torch's own error for the host
+
+
+def test_a_device_that_holds_no_sample_is_told(tmp_path, monkeypatch, capsys):
+    report = find_batch_size(cfg_of(tmp_path, model={"type": Full}), start=2)
+    assert sizes(report) == [(2, False), (1, False)]
+    assert (report.largest, report.power_of_two, report.fastest) == (0, 0, 0)
+    monkeypatch.chdir(tmp_path)
+    text = _CONFIG.replace("toy:Classifier", "test_find_batch_size:Full")
+    (tmp_path / "run.yaml").write_text(text)
+    assert main(["find-batch-size", "run.yaml"]) == 1
+    assert "too large\nNo batch fits." in capsys.readouterr().out
+
+
+def test_on_this_machine_it_reaches_the_maximum(tmp_path):
+    cfg = cfg_of(tmp_path, model={"type": Net}, val_cfg=None, val_dataloader=None)
+    del cfg["val_evaluator"]
+    report = find_batch_size({**cfg, "val_evaluator": None}, maximum=50)
+    assert sizes(report) == [(size, True) for size in (2, 4, 8, 16, 32, 50)]
+    assert (report.largest, report.power_of_two, report.limit) == (50, 32, "--max 50")
+    assert report.fastest in {one.size for one in report.trials}
+    assert all(one.peak_bytes > 2**20 for one in report.trials if one.peak_bytes is not None)
+
+
+def test_a_dataset_limits_it_and_other_sampling_is_passed_over(tmp_path):
+    loader = {
+        "dataset": {"type": Blobs, "size": 5},
+        "batch_sampler": {
+            "type": BatchSampler,
+            "batch_size": 4,
+            "drop_last": True,
+        },
+        "collate_fn": "default_collate",
+        "num_workers": 1,
+    }
+    report = find_batch_size(cfg_of(tmp_path, train_dataloader=loader), steps=2)
+    assert (report.largest, report.limit) == (5, "the dataset, which has 5 samples")
+    assert [one.size for one in report.trials] == [2, 4, 5]
+
+
+class Stream(IterableDataset):
+    reads = 0
+
+    def __init__(self, size):
+        self.size = size
+
+    def __iter__(self):
+        blobs = Blobs(self.size)
+        for index in range(self.size):
+            type(self).reads += 1
+            yield blobs[index]
+
+
+@pytest.mark.parametrize(("size", "largest"), [(6, 6), (8, 8), (100, _FITS)])
+def test_samples_may_come_from_a_stream_which_is_read_as_far_as_needed(tmp_path, size, largest):
+    Stream.reads = 0
+    loader = {"dataset": Stream(size), "batch_size": 4, "collate_fn": "default_collate"}
+    report = find_batch_size(cfg_of(tmp_path, train_dataloader=loader), steps=2, maximum=32)
+    assert report.largest == largest
+    assert Stream.reads == min(size, 16)
+    assert report.limit.startswith("the memory" if size > _FITS else "the dataset, which has")
+
+
+class Counted(Blobs):
+    reads = 0
+
+    def __getitem__(self, index):
+        type(self).reads += 1
+        return super().__getitem__(index)
+
+
+def test_each_sample_is_read_once_and_each_trial_begins_anew(tmp_path):
+    wrapper = {"optimizer": {"type": "SGD", "lr": 0.1}, "accumulative_counts": 2}
+    model = TooSmallDevice()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    loader = {"dataset": Counted(60), "batch_size": 4, "collate_fn": "default_collate"}
+    cfg = cfg_of(tmp_path, model=model, optim_wrapper=wrapper, train_dataloader=loader)
+    report = find_batch_size(cfg, steps=3)
+    assert report.largest == _FITS
+    assert Counted.reads == 16
+    assert TooSmallDevice.batches[:6] == [2] * 6
+    torch.testing.assert_close(dict(model.state_dict()), before)
+
+
+def test_errors_that_are_none_of_memory_are_raised(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("the size of tensor a (3) must match")
+
+    monkeypatch.setattr(TooSmallDevice, "forward", fail)
+    with pytest.raises(RuntimeError, match="must match"):
+        find_batch_size(cfg_of(tmp_path))
+
+
+def caused(cause):
+    error = RuntimeError("backend='inductor' raised")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (_TORCHS("x"), True),
+        (torch.cuda.OutOfMemoryError("x"), True),
+        (type("OutOfMemoryError", (RuntimeError,), {})("NPU"), True),
+        (MemoryError(), True),
+        (RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (caused(_TORCHS("x")), True),
+        (caused(ValueError("out of memory")), False),
+        (ValueError("Expected more than 1 value per channel when training"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_errors_of_memory_are_known_by_what_devices_raise(error, expected):
+    assert is_out_of_memory(error) == expected
+
+
+class Slow(Classifier):
+    """A stand-in for a device that computes up to four samples in the time of one."""
+
+    def forward(self, inputs, labels, mode="tensor"):
+        time.sleep(0.1)
+        return super().forward(inputs, labels, mode)
+
+
+def test_the_smallest_batch_that_is_as_fast_as_any_is_named(tmp_path):
+    report = find_batch_size(cfg_of(tmp_path, model={"type": Slow}), start=1, maximum=4, steps=3)
+    speeds = {one.size: one.samples_per_s for one in report.trials}
+    assert speeds[1] < speeds[2] < speeds[4] <= 4 / 0.1
+    assert report.fastest == 4
+    # Whatever the machine is busy with besides:
+    report = _report(_trials({2: 20.0, 4: 39.0, 8: 96.0, 16: 100.0, 24: 99.0}), 64, [])
+    assert (report.largest, report.power_of_two, report.fastest) == (24, 16, 8)
+
+
+def _trials(speeds):
+    trials = [BatchTrial(size, fits=True, samples_per_s=speed) for size, speed in speeds.items()]
+    return SimpleNamespace(trials=trials, fits=max(speeds), num_samples=-1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "message"),
+    [
+        ({"start": 0}, {}, r"batches from 0 to 1024 were asked for"),
+        ({"start": 9, "maximum": 8}, {}, r"batches from 9 to 8"),
+        ({"steps": 1}, {}, r"steps=1 was given; 2 are needed"),
+        (
+            {},
+            {"train_dataloader": {"dataset": Stream(0), "batch_size": 4}},
+            r"^train_dataloader\.dataset: it has no sam",
+        ),
+        (
+            {},
+            {"train_dataloader": None},
+            r"^train_dataloader: this key is missing; find",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told(tmp_path, arguments, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        find_batch_size(cfg_of(tmp_path, **changes), **arguments)
+
+
+_CONFIG = """
+model: {type: "toy:Classifier"}
+train_dataloader:
+  dataset: {type: "toy:Blobs", size: 24}
+  batch_size: 4
+  collate_fn: default_collate
+train_cfg: {by_epoch: true, max_epochs: 2}
+optim_wrapper: {optimizer: {type: SGD, lr: 0.1}}
+model_wrapper_cfg: {type: MMDistributedDataParallel}
+"""
+
+
+def test_the_command_prints_a_row_for_each_batch_or_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(_CONFIG)
+    assert main(["find-batch-size", "run.yaml", "--max", "8", "--steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["batch", "samples/s", "memory"]
+    assert [line.split()[0] for line in lines[1:4]] == ["2", "4", "8"]
+    assert lines[4:6] == ["Largest that fits: 8, limited by --max 8.", "Largest power of two: 8."]
+    assert lines[6].startswith("Large enough: ")
+    assert lines[7].startswith("model_wrapper_cfg was off: ")
+    assert main(["find-batch-size", "run.yaml", "--max", "2", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["largest"], content["trials"][0]["fits"]) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]

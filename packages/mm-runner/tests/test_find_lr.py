@@ -1,0 +1,244 @@
+"""``mm-runner find-lr``: what it trains, when it ends, what it suggests, and what it leaves."""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+from toy import Blobs, Classifier, RecordRates, loader_cfg, runner_arguments
+from typing_extensions import override
+
+from mm_runner import ConfigError
+from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.cli import main
+from mm_runner.finders import find_learning_rate
+from mm_runner.finders._steepest_descent import smoothed_losses, steepest_rate
+from mm_runner.hooks import Hook
+from mm_runner.model import BaseModel
+
+_STEPS = 40
+
+
+class Bowl(BaseModel):
+    """Gradient descent on ``w^2``: rates below 1 make its loss fall, those above make it grow."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, inputs, labels, mode="tensor"):  # noqa: ARG002
+        return {"loss": self.weight.square()}
+
+
+def cfg_of(tmp_path, **changes):
+    return runner_arguments(tmp_path / "unused", **{"train_cfg": {"max_epochs": 1}, **changes})
+
+
+def rates_of(points):
+    return [point.lr for point in points]
+
+
+def test_the_rate_grows_exponentially_from_the_first_to_the_last(tmp_path):
+    report = find_learning_rate(cfg_of(tmp_path), min_lr=1e-6, max_lr=1e-2, steps=_STEPS)
+    rates = rates_of(report.points)
+    assert len(rates) == _STEPS
+    assert rates[0] == 1e-6
+    assert rates[-1] == pytest.approx(1e-2)
+    factors = [after / before for before, after in itertools.pairwise(rates)]
+    assert factors == pytest.approx([1e4 ** (1 / (_STEPS - 1))] * (_STEPS - 1))
+    assert not report.diverged
+    assert not report.notes
+
+
+class Listening(Hook):
+    """A user's hook, which runs along; it notes what the optimizer is given."""
+
+    seen: list = []  # noqa: RUF012 - of the class, as hooks are copied
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        rates = [float(group["lr"]) for group in runner.optim_wrapper.param_groups]
+        type(self).seen.append((runner.iter, *rates))
+
+
+def test_groups_keep_their_ratios_and_accumulated_batches_are_one_step(tmp_path):
+    del Listening.seen[:]
+    wrapper = {
+        "optimizer": {"type": "SGD", "lr": 0.5, "weight_decay": 0.1},
+        "accumulative_counts": 3,
+        "paramwise_cfg": {"bias_lr_mult": 2.0},
+    }
+    report = find_learning_rate(
+        cfg_of(tmp_path, optim_wrapper=wrapper, custom_hooks=[Listening()]), steps=_STEPS
+    )
+    assert report.notes == ("Parameter groups kept their ratios to the rate: 1, 2.",)
+    assert [index for index, *_ in Listening.seen] == list(range(3 * len(report.points)))
+    for index, *rates in Listening.seen:
+        lr = report.points[index // 3].lr
+        assert sorted(set(rates)) == pytest.approx([lr, 2 * lr])
+
+
+def test_a_rate_below_that_of_divergence_is_suggested(tmp_path):
+    report = find_learning_rate(
+        cfg_of(tmp_path, model={"type": Bowl}), min_lr=1e-4, max_lr=1e3, steps=_STEPS
+    )
+    assert report.diverged
+    assert 1e-2 < report.suggestion < 1
+
+
+class Growing(Bowl):
+    """Its loss is 1 for some steps, and grows by a fifth in each after that."""
+
+    num_steps = 0
+
+    def forward(self, inputs, labels, mode="tensor"):
+        self.num_steps += 1
+        growth = 1.2 ** max(self.num_steps - 10, 0)
+        return {"loss": 0 * super().forward(inputs, labels, mode)["loss"] + growth}
+
+
+def test_it_ends_when_the_smoothed_loss_is_four_times_its_best(tmp_path):
+    report = find_learning_rate(cfg_of(tmp_path, model={"type": Growing}), steps=_STEPS)
+    assert report.diverged
+    smoothed = [point.smoothed for point in report.points]
+    assert min(smoothed) == pytest.approx(1)
+    assert smoothed[-2] < 4 < smoothed[-1]
+    assert report.suggestion is None
+
+
+class Overflowing(Bowl):
+    def forward(self, inputs, labels, mode="tensor"):
+        losses = super().forward(inputs, labels, mode)
+        return {"loss": losses["loss"] / (0 if losses["loss"] < 0.5 else 1)}
+
+
+def test_it_ends_when_the_loss_is_no_number(tmp_path):
+    report = find_learning_rate(
+        cfg_of(tmp_path, model={"type": Overflowing}), min_lr=1e-3, max_lr=1, steps=_STEPS
+    )
+    assert report.diverged
+    assert all(math.isfinite(point.loss) for point in report.points)
+
+
+def test_the_suggestion_is_where_a_known_curve_is_steepest():
+    rates = [10 ** (-6 + index / 10) for index in range(100)]
+    centre = 60
+    falls = [2 / (1 + math.exp((index - centre) / 4)) for index in range(80)]
+    losses = [*falls, *[9.0] * 5, *[0.5] * 15]  # blows up, and falls back: not where it falls
+    assert steepest_rate(rates, losses) == pytest.approx(rates[centre], rel=0.3)
+    assert steepest_rate(rates, [1.0 + index for index in range(100)]) is None
+    assert steepest_rate([], []) is None
+    assert smoothed_losses([4.0, 0.0]) == pytest.approx([4.0, 4 * 0.09 / 0.19])
+
+
+def test_it_begins_with_the_weights_of_a_checkpoint_and_does_not_resume(tmp_path, make_runner):
+    del Listening.seen[:]
+    make_runner().train()
+    checkpoint = tmp_path / "run" / "epoch_2.pth"
+    weights = load_checkpoint_file(checkpoint)["state_dict"]
+    cfg = cfg_of(tmp_path, load_from=str(checkpoint), resume=True, custom_hooks=[Listening()])
+    report = find_learning_rate(cfg, min_lr=1e-9, max_lr=1e-8, steps=10)
+    assert [index for index, *_ in Listening.seen] == list(range(10))
+    model = Classifier()
+    model.load_state_dict(weights)
+    loss = model(**default_collate(list(Blobs())), mode="loss")["loss"].item()
+    assert report.points[-1].smoothed == pytest.approx(loss, rel=0.5)
+
+
+def test_what_a_run_would_do_besides_is_off(tmp_path):
+    recorded = RecordRates()
+    cfg = cfg_of(
+        tmp_path,
+        param_scheduler={"type": "StepLR", "step_size": 1, "gamma": 0.1},
+        custom_hooks=[recorded, {"type": "EMAHook"}, {"type": "EarlyStoppingHook", "monitor": "x"}],
+        default_hooks={"checkpoint": {"interval": 1, "by_epoch": False}},
+        visualizer={"vis_backends": [{"type": "TensorboardVisBackend"}]},
+        auto_scale_lr={"base_batch_size": 64, "enable": True},
+        resume=True,
+    )
+    before = repr(cfg)
+    state = torch.get_rng_state()
+    report = find_learning_rate(cfg, min_lr=1e-3, max_lr=1e-2, steps=10)
+    assert rates_of(report.points) == pytest.approx([1e-3 * 10 ** (i / 9) for i in range(10)])
+    (note,) = report.notes
+    assert note.startswith("auto_scale_lr was off: ")
+    assert note.endswith("base_batch_size=64.")
+    assert repr(cfg) == before
+    assert recorded.rates == []  # a copy of it ran
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "message"),
+    [
+        ({"min_lr": 1.0, "max_lr": 0.1}, {}, r"rates from 1 to 0\.1 were asked for; 0 < min_lr"),
+        ({"min_lr": 0.0}, {}, r"rates from 0 to 10"),
+        ({"steps": 3}, {}, r"steps=3 was given; 10 are needed"),
+        (
+            {},
+            {"optim_wrapper": {"optimizer": {"type": "SGD", "lr": 0.0}}},
+            r"lr: 0 was given; f",
+        ),
+        ({}, {"optim_wrapper": None}, r"^optim_wrapper: this key is missing; find-lr trains"),
+    ],
+)
+def test_what_does_not_fit_is_told(tmp_path, arguments, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        find_learning_rate(cfg_of(tmp_path, **changes), **arguments)
+
+
+_CONFIG = """
+model: {type: "toy:Classifier"}
+train_dataloader:
+  dataset: {type: "toy:Blobs", size: 24}
+  batch_size: 4
+  collate_fn: default_collate
+train_cfg: {by_epoch: true, max_epochs: 2}
+optim_wrapper: {optimizer: {type: SGD, lr: 0.1}}
+randomness: {seed: 0}
+"""
+
+
+def test_the_command_prints_a_table_and_writes_numbers_or_a_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(_CONFIG)
+    arguments = ["find-lr", "run.yaml", "--steps", "30", "--min-lr", "1e-4"]
+    assert main([*arguments, "--out", "found/lr.json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["lr", "loss", "smoothed"]
+    assert len(lines) < 20
+    content = json.loads((tmp_path / "found" / "lr.json").read_text())
+    assert f"Suggested: optim_wrapper.optimizer.lr={content['suggestion']:.2g}, " in "\n".join(
+        lines
+    )
+    assert content["points"][0].keys() == {"lr", "loss", "smoothed"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found", "run.yaml"]
+    assert main([*arguments, "--out", "lr.txt"]) == 1
+    assert "has to end in .png, .svg or .json" in capsys.readouterr().err
+    pytest.importorskip("matplotlib")
+    assert main([*arguments, "--out", "lr.svg"]) == 0
+    assert "<svg" in (tmp_path / "lr.svg").read_text()
+
+
+class Ranked(Classifier):
+    """Its loss differs from process to process."""
+
+    def forward(self, inputs, labels, mode="tensor"):
+        losses = super().forward(inputs, labels, mode)
+        return {"loss": losses["loss"] * 0 + torch.distributed.get_rank()}
+
+
+def _find_on_ranks(rank, work_dir):
+    cfg = runner_arguments(
+        f"{work_dir}/unused", model={"type": Ranked}, train_dataloader=loader_cfg(batch_size=2)
+    )
+    report = find_learning_rate(cfg, steps=12)
+    assert [point.loss for point in report.points] == [0.5] * 12, rank
+
+
+def test_losses_are_means_over_processes(run_ranks, tmp_path):
+    run_ranks(_find_on_ranks, 2, tmp_path)
