@@ -19,6 +19,7 @@ from mm_runner.checkpoint import (
     remove_orphaned_parts,
     save_checkpoint_file,
 )
+from mm_runner.hooks import Hook
 
 _VERSION = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 needs_sharding = pytest.mark.skipif(_VERSION < (2, 8), reason="sharding on the CPU needs torch 2.8")
@@ -134,6 +135,17 @@ def _make(work_dir, *hooks, checkpoint=None, wrapper=SHARDED, **more):
     return Runner(**arguments)
 
 
+class Loaded(Hook):
+    """Notes which entries of a checkpoint that is resumed this process was given values of."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def after_load_checkpoint(self, runner, checkpoint):  # noqa: ARG002
+        for name, value in checkpoint["state_dict"].items():
+            self.seen[name] = value.device.type
+
+
 def _names(work_dir):
     return sorted(re.sub("parts-.*", "parts", path.name) for path in work_dir.glob("epoch_*"))
 
@@ -143,7 +155,9 @@ def _two_ranks(rank, tmp_path):
     asynchronous = {"async_save": True, "max_keep_ckpts": 1, "save_best": "accuracy"}
     with pytest.raises(Killed):
         _make(tmp_path / "parts", StopBeforeEpoch(1), checkpoint=asynchronous).train()
-    _make(tmp_path / "parts", checkpoint=asynchronous, resume=True).train()
+    loaded = Loaded()
+    _make(tmp_path / "parts", loaded, checkpoint=asynchronous, resume=True).train()
+    assert set(loaded.seen.values()) == {"meta" if rank else "cpu"}
     copies = {**SHARDED, "device_mesh": (2, 1)}
     _make(tmp_path / "copies", checkpoint={"in_parts": True}, wrapper=copies).train()
     for in_background in (False, True):
@@ -186,3 +200,22 @@ def test_each_rank_writes_its_part_and_the_checkpoint_is_the_same(run_ranks, tmp
     runner = _make(work_dir, wrapper=None, resume=True, train_cfg={"max_epochs": 3})
     runner.train()
     assert (runner.epoch, _names(work_dir)[-1]) == (3, "epoch_3.pth")
+
+
+def test_an_outline_has_shapes_and_leaves_the_tensors_in_the_files(tmp_path):
+    path = tmp_path / "epoch_1.pth"
+    folder = in_parts(path, HALVES)
+    for rank in (0, 1):
+        (folder / part_name(rank)).unlink()  # nothing of them is read
+    weight = load_checkpoint_file(path, outline=True)["state_dict"]["w"]
+    assert (weight.device.type, weight.shape, weight.dtype) == ("meta", WHOLE.shape, WHOLE.dtype)
+
+    save_checkpoint_file({"meta": {}, "state_dict": {"w": WHOLE}}, path)
+    written = bytearray(path.read_bytes())
+    written[written.index(struct.pack("<d", 7.0))] ^= 1
+    path.write_bytes(written)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_checkpoint_file(path)
+    outlined = load_checkpoint_file(path, outline=True)["state_dict"]["w"]
+    assert torch.equal(outlined[:3], WHOLE[:3])
+    assert not torch.equal(outlined, WHOLE)

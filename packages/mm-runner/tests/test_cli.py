@@ -311,7 +311,17 @@ def test_the_console_script_is_the_command():
 
 
 def test_help_of_every_command_is_there(capsys):
-    for command in ("train", "test", "check", "plot", "verify-resume", "convert", "replay"):
+    for command in (
+        "train",
+        "test",
+        "check",
+        "plot",
+        "verify-resume",
+        "convert",
+        "replay",
+        "find-lr",
+        "find-batch-size",
+    ):
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
         assert stopped.value.code == 0

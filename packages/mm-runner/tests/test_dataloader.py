@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
-from toy import Blobs, loader_cfg
+from toy import Blobs, Scripted, loader_cfg
 
 from mm_runner import ComponentNotFoundError, ConfigError
 from mm_runner.data import DataSettings, DefaultSampler, build_dataloader, pseudo_collate
@@ -152,6 +152,21 @@ def test_num_batch_per_epoch_counts_the_batches_of_one_process():
 
 def test_collate_fn_none_is_torchs_own():
     assert build(loader_cfg(collate_fn=None)).collate_fn is default_collate
+
+
+def test_num_batch_per_epoch_limits_each_phase(make_runner):
+    metrics = [Scripted(values=[0.5] * 3) for _ in range(2)]
+    runner = make_runner(
+        train_dataloader=loader_cfg(num_batch_per_epoch=2),
+        val_dataloader=loader_cfg(num_batch_per_epoch=3),
+        val_evaluator=metrics[0],
+        test_dataloader=loader_cfg(num_batch_per_epoch=1),
+        test_cfg={},
+        test_evaluator=metrics[1],
+    )
+    runner.train()
+    runner.test()
+    assert (runner.iter, metrics[0].sizes, metrics[1].sizes) == (4, [12, 12], [4])
 
 
 def test_a_worker_init_fn_that_is_none_is_named_by_its_path():

@@ -1,10 +1,15 @@
 """What a run sets of its process, before anything is built."""
 
+import json
 import os
+import sys
 
 import pytest
 import torch
+from strict_task import strict_config
 
+import mm_dist
+from mm_runner.cli import main
 from mm_runner.runner._environment import fix_cublas_workspace
 
 NAME = "CUBLAS_WORKSPACE_CONFIG"
@@ -29,11 +34,11 @@ def test_determinism_fixes_the_workspaces_of_cublas_before_the_device_is_touched
     workspace(None)
     seen = []
 
-    def set_up(*_):
+    def set_up(*_, **__):
         seen.append(os.environ.get(NAME))
         raise InterruptedError
 
-    monkeypatch.setattr("mm_runner.runner._runner.set_up_process", set_up)
+    monkeypatch.setattr(mm_dist, "init_dist", set_up)
     with pytest.raises(InterruptedError):
         make_runner(randomness={"seed": 0, "deterministic": True})
     assert seen == [":4096:8"]
@@ -54,3 +59,28 @@ def test_cublas_is_left_alone_otherwise(workspace, randomness, cuda):
     workspace(None, cuda=cuda)
     fix_cublas_workspace(randomness)
     assert NAME not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "path"),
+    [
+        ("env_cfg", {"cudnn_bench": True}, "env_cfg.cudnn_bench: unknown key"),
+        ("env_cfg", {"mp_cfg": {"mp_start_method": "forc"}}, "env_cfg.mp_cfg.mp_start_method: "),
+        ("env_cfg", {"resource_limit": "many"}, "env_cfg.resource_limit: an integer"),
+        ("env_cfg", {"dist_cfg": {"port": 99999}}, "env_cfg.dist_cfg.port: "),
+        ("env_cfg", {"npu_cfg": {"jit_compile": "maybe"}}, "env_cfg.npu_cfg.jit_compile: "),
+        ("launcher", "slrum", "launcher: launcher='slrum' is not known"),
+        ("randomness", {"seed": -1}, "randomness.seed: an integer from 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and ":" not in value else "",
+)
+def test_check_and_train_refuse_alike(tmp_path, monkeypatch, capsys, key, value, path):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    config = {**strict_config(), key: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    messages = []
+    for command in ("check", "train"):
+        assert main([command, str(tmp_path / "config.json")]) == 1
+        messages.append(capsys.readouterr().err)
+    assert messages[0] == messages[1]
+    assert path in messages[0]

@@ -180,6 +180,7 @@ class Reading(torch.optim.SGD):
             super().step(closure)
 
 
+@_needs_meta
 def test_an_optimizer_that_reads_values_is_said_not_to_be_known(tmp_path):
     plan = plan_of(tmp_path, optim_wrapper={"optimizer": {"type": Reading, "lr": 0.1}})
     assert plan["memory"]["optimizer_state"] is None

@@ -1,10 +1,12 @@
 import json
 
 import pytest
+import torch
 from toy import NO_VALIDATION
+from typing_extensions import override
 
 from mm_runner import ConfigError
-from mm_runner.hooks import ProfilerHook
+from mm_runner.hooks import STAGES, Hook, ProfilerHook
 
 
 def profile(make_runner, **options):
@@ -31,6 +33,47 @@ def test_the_first_epoch_is_traced_into_the_log_directory(make_runner):
     path = runner.log_dir / "trace_rank0.json"
     assert "aten::addmm" in names_in(path)
     assert f"the trace is in {path}" in next(runner.log_dir.glob("*.log")).read_text()
+
+
+def test_the_trace_names_what_each_hook_does_and_hooks_are_as_before_then(make_runner):
+    runner = profile(make_runner, by_epoch=False, profile_times=3)
+    names = names_in(runner.log_dir / "trace_rank0.json")
+    assert "RuntimeInfoHook.after_train_iter" in names
+    assert "ParamSchedulerHook.after_train_iter" in names
+    assert [name for hook in runner.hooks for name in vars(hook) if name in STAGES] == []
+
+
+class RecordsHistory:
+    """Stands in for torch.cuda.memory: the calls are those of torch 2.3 and newer."""
+
+    def __init__(self):
+        self.calls = []
+
+    def _record_memory_history(self, enabled="all", *, max_entries=None):
+        self.calls.append((enabled, max_entries))
+
+
+@pytest.mark.skipif(not hasattr(torch, "get_default_device"), reason="torch records since 2.3")
+def test_the_history_of_memory_is_recorded_until_the_training_ends(make_runner, monkeypatch):
+    # A stand-in, since it is recorded on CUDA only: the CPU's module is given the names.
+    memory = RecordsHistory()
+    monkeypatch.setattr(torch.cpu, "memory", memory, raising=False)
+
+    class Sees(Hook):
+        @override
+        def after_train(self, runner):
+            assert [enabled for enabled, _ in memory.calls] == ["all"]
+
+    make_runner(
+        custom_hooks=[{"type": "ProfilerHook", "memory_history": True}, Sees()], **NO_VALIDATION
+    ).train()
+    assert [enabled for enabled, _ in memory.calls] == ["all", None]
+    assert memory.calls[0][1] > 0
+
+
+def test_a_device_without_a_history_of_memory_is_told(make_runner):
+    runner = profile(make_runner, memory_history=True)
+    assert "records none on cpu" in next(runner.log_dir.glob("*.log")).read_text()
 
 
 def test_steps_are_traced_by_a_schedule(make_runner, tmp_path):

@@ -122,12 +122,11 @@ def test_what_a_script_asks_of_a_runner_by_mmengines_names(make_runner):
     runner = make_runner(cfg=cfg, train_cfg=loop)
     assert runner.cfg.own.key == runner.cfg["own"].get("key") == 1
     assert (runner.val_begin, runner.val_interval) == (1, 1)
-    for name in ("train_dataloader", "test_dataloader", "test_evaluator"):
+    assert runner.test_loop is None
+    for name in ("test_dataloader", "test_evaluator"):
         assert not hasattr(runner, name)
     with pytest.raises(AttributeError, match=r"no test loop: it got no test_dataloader, .*three"):
         _ = runner.test_evaluator
-    with pytest.raises(AttributeError, match=r"The train loop, .* is built by train\(\)"):
-        _ = runner.train_dataloader
     runner.train()
     assert (runner.val_begin, runner.val_interval) == (2, 3)
     assert type(runner.val_evaluator) is Evaluator

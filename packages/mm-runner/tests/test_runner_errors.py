@@ -114,7 +114,7 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
         ({"cfg": {"sync_bn": "mmcv"}}, r"^sync_bn: 'torch' or None is needed, got 'mmcv'"),
         (
             {"cfg": {"efficient_conv_bn_eval": "[backbone]"}},
-            r"cfg\.efficient_conv_bn_eval: this version.*remove the key",
+            r"^efficient_conv_bn_eval: '\[backbone\]' names no module of Classifier",
         ),
         ({"cfg": 3}, r"cfg: a dict is needed, got 3"),
         ({"env_cfg": {"cudnn": True}}, r"env_cfg\.cudnn: unknown key; known are cudnn_benchmark"),
@@ -291,7 +291,7 @@ def test_a_wrong_compile_option_is_mm_compiles_error(make_runner, compile_cfg):
 def test_a_launcher_that_did_not_start_us_shows_the_command_that_would(make_runner):
     with pytest.raises(mm_dist.LaunchError, match=r"torchrun"):
         make_runner(launcher="pytorch")
-    with pytest.raises(mm_dist.MMDistError, match=r"pytroch.*pytorch"):
+    with pytest.raises(ConfigError, match=r"^launcher: launcher='pytroch' .*pytorch"):
         make_runner(launcher="pytroch")
 
 

@@ -62,6 +62,24 @@ def loader_with(**options):
         ({"cfg": {"model_wrapper_cfg": {"find_unused_parametres": True}}}, r"^model_wrapper_cfg\.find_unused_parametres: .*find_unused_parameters"),
         ({"cfg": {"find_unused_parameters": "yes"}}, r"^find_unused_parameters: True or False"),
         ({"env_cfg": {"dist_cfg": {"timeout": "long"}}}, r"^env_cfg\.dist_cfg\.timeout: "),
+        ({"env_cfg": {"dist_cfg": {"timeout": -1}}}, r"^env_cfg\.dist_cfg\.timeout: timeout=-1 must be more than 0"),
+        ({"env_cfg": {"dist_cfg": {"timeout": 5, "steady_timeout": 9}}}, r"^env_cfg\.dist_cfg\.steady_timeout: .* is longer than"),
+        ({"env_cfg": {"dist_cfg": {"port": 99999}}}, r"^env_cfg\.dist_cfg\.port: port=99999 is no port"),
+        ({"env_cfg": {"dist_cfg": {"backend": "glooo"}}}, r"^env_cfg\.dist_cfg\.backend: .*'gloo'"),
+        ({"env_cfg": {"dist_cfg": {"device_type": "cpuu"}}}, r"^env_cfg\.dist_cfg\.device_type: .*'cpu'"),
+        ({"env_cfg": {"dist_cfg": {"init_backend": "deepspeed"}}}, r"^env_cfg\.dist_cfg\.init_backend: .* only 'torch'"),
+        ({"env_cfg": {"dist_cfg": {"launcher": "slurm"}}}, r"^env_cfg\.dist_cfg\.launcher: unknown key"),
+        ({"env_cfg": {"cudnn_bench": True}}, r"^env_cfg\.cudnn_bench: unknown key.*'cudnn_benchmark'"),
+        ({"env_cfg": {"mp_cfg": {"mp_start_metod": "fork"}}}, r"^env_cfg\.mp_cfg\.mp_start_metod: unknown key.*'mp_start_method'"),
+        ({"env_cfg": {"mp_cfg": {"mp_start_method": "forc"}}}, r"^env_cfg\.mp_cfg\.mp_start_method: 'forc' was given; there are "),
+        ({"env_cfg": {"mp_cfg": {"opencv_num_threads": "2"}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: an integer"),
+        ({"env_cfg": {"mp_cfg": 3}}, r"^env_cfg\.mp_cfg: a dict is needed, got 3"),
+        ({"env_cfg": {"resource_limit": "many"}}, r"^env_cfg\.resource_limit: an integer is needed, got 'many'"),
+        ({"env_cfg": {"resource_limit": 2**64}}, r"^env_cfg\.resource_limit: an integer of at most"),
+        ({"env_cfg": {"npu_cfg": {"jit_compile": "maybe"}}}, r"^env_cfg\.npu_cfg\.jit_compile: jit_compile is 'maybe'; it takes"),
+        ({"launcher": "slrum"}, r"^launcher: launcher='slrum' is not known.*'slurm'"),
+        ({"randomness": {"seed": -1}}, r"^randomness\.seed: an integer from 0"),
+        ({"randomness": {"sead": 1}}, r"^randomness\.sead: unknown key.*'seed'"),
         ({"log_level": "LOUD"}, r"^log_level: 'LOUD' was given"),
         ({"experiment_name": 3}, r"^experiment_name: text is needed, got 3"),
         ({"resume": "auto"}, r"^resume: True or False is needed, got 'auto'"),
@@ -112,6 +130,16 @@ def test_a_fault_is_named_by_its_path(tmp_path, monkeypatch, overrides, message)
         {"param_scheduler": {"type": "LinearLR", "by_epoch": False, "begin": 10**6}},
         {"cfg": {"data_root": "x", "compile": {"cache": True}, "tta_model": {}}},
         {"load_from": None, "resume": True, "log_level": 10, "visualizer": {"type": "Any"}},
+        {
+            "env_cfg": {
+                "dist_cfg": {"backend": "cpu:gloo,cuda:nccl"},
+                "npu_cfg": {"jit_compile": "off"},
+            }
+        }
+        if hasattr(torch, "compile")
+        else {},
+        {"env_cfg": {"dist_cfg": None, "mp_cfg": None, "npu_cfg": None, "resource_limit": None}},
+        {"env_cfg": {"dist_cfg": {"backend": "hccl", "device_type": "npu"}}, "launcher": "mpi"},
     ],
     ids=lambda overrides: "-".join(overrides) or "nothing",
 )
