@@ -159,6 +159,65 @@ def test_a_loop_of_the_users_own_ends_soon_too(config, tmp_path, capsys):
     assert left_behind(tmp_path) == set()
 
 
+class Foreign:
+    """Shares nothing with the loops of the package, and looks at the flag when it likes."""
+
+    looks_at = "never"
+
+    def __init__(self, runner, dataloader, max_epochs):
+        self.runner, self.dataloader, self.max_epochs = runner, dataloader, max_epochs
+        self.max_iters = max_epochs * len(dataloader)
+        self.epoch = self.iter = 0
+        self.val_begin = self.val_interval = 1
+        self.stop_training = False
+
+    def run(self):
+        runner = self.runner
+        runner.call_hook("before_train")
+        while self.epoch < self.max_epochs:
+            for index, batch in enumerate(self.dataloader):
+                outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
+                named = {"batch_idx": index, "data_batch": batch, "outputs": outputs}
+                runner.call_hook("after_train_iter", **named)
+                self.iter += 1
+                if self.stop_training and self.looks_at == "steps":
+                    break
+            self.epoch += 1
+            if self.stop_training and self.looks_at == "steps":
+                break
+        runner.call_hook("after_train")
+
+
+class Looking(Foreign):
+    looks_at = "steps"
+
+
+class RunsItself(EpochBasedTrainLoop):
+    """A loop of the package with a run() of its own."""
+
+    run = Foreign.run
+    looks_at = "never"
+
+
+@pytest.mark.parametrize(
+    ("loop", "steps", "end"),
+    [("Foreign", 3, (0, 2)), ("Looking", 2, (1, 2)), ("RunsItself", 3, (0, 2))],
+)
+def test_a_loop_that_is_none_of_the_packages_ends_soon_too(
+    config, tmp_path, capsys, loop, steps, end
+):
+    kind = f"'test_fast_dev_run:{loop}'"
+    changes = [
+        f"train_cfg={{'_delete_': True, 'type': {kind}, 'max_epochs': 50}}",
+        "custom_hooks=[{'type': 'test_fast_dev_run:Steps'}]",
+    ]
+    assert main(["train", config, "--fast-dev-run", "2", "--cfg-options", *changes]) == 0
+    assert f"trained {steps}, validated 2, tested 2 batches" in last_line(capsys)
+    seen = sys.modules["test_fast_dev_run"].Steps.seen
+    assert seen == [*((n, 300, True) for n in range(steps)), end, "val"]
+    assert left_behind(tmp_path) == set()
+
+
 class Failing(Classifier):
     def forward(self, *args, **kwargs):
         raise RuntimeError(f"out of cheese for {len(args) + len(kwargs)}")

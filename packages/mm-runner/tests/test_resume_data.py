@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from mm_runner import ConfigError
 from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.errors import RunStopped
 from mm_runner.hooks import Hook
 from mm_runner.plan import make_plan
 from mm_runner.runner import verify_resume
@@ -194,3 +195,43 @@ def test_verifying_a_resume_goes_on_with_the_data(tmp_path):
 def test_the_plan_of_a_run_says_so(tmp_path):
     plan = make_plan({**runner_arguments(tmp_path / "unused"), "resume_data": False})
     assert "A run that is resumed begins its data anew (resume_data)." in plan["notes"]
+
+
+class StopOnce(Hook):
+    """Asks the run to leave after a step, the first time that it comes there."""
+
+    def __init__(self, step):
+        self.step = step
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == self.step:
+            self.step = None
+            runner.interruption.preempt()
+
+
+@pytest.mark.parametrize("train_cfg", [EPOCHS, ITERATIONS], ids=["epochs", "iterations"])
+def test_a_stop_that_the_process_itself_caught_goes_on_in_its_data(train, make_runner, train_cfg):
+    train(train_cfg, StopAfter(8))
+    whole, seen = Seen(), Seen()
+    expected = train(train_cfg, whole, **ANEW)
+    for path in expected.work_dir.glob("*.pth"):
+        if path.name != "iter_8.pth":
+            path.unlink()
+    (expected.work_dir / "last_checkpoint").write_text("iter_8.pth")
+    arguments = {
+        "model": DROPOUT,
+        "optim_wrapper": {"optimizer": MOMENTUM},
+        "param_scheduler": COSINE,
+        **NO_VALIDATION,
+        **ANEW,
+    }
+    runner = make_runner(
+        train_cfg=train_cfg, resume=True, custom_hooks=[seen, StopOnce(11)], **arguments
+    )
+    with pytest.raises(RunStopped):
+        runner.train()
+    assert runner.iter == 11
+    runner.train()
+    assert labels(seen) == labels(whole)
+    assert_alike(runner.model.state_dict(), expected.model.state_dict())

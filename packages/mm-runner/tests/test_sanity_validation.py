@@ -1,6 +1,8 @@
 """A validation of a few batches before training, of which nothing remains."""
 
 import random
+import threading
+import time
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.errors import RunStopped
+from mm_runner.evaluator import DumpResults, Evaluator
 from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
 
@@ -141,6 +144,97 @@ def test_a_metric_gets_the_first_batches_only(make_runner, tmp_path):
     assert (tmp_path / "out.pkl").exists()
 
 
+class Locked(Scripted):
+    """Cannot be copied."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.lock = threading.Lock()
+
+    def compute_metrics(self, results):
+        self.sizes.append(len(results))
+        return {"accuracy": 0.5}
+
+
+def test_metrics_that_cannot_be_copied_write_no_file_either(make_runner, tmp_path):
+    path, metric = tmp_path / "out.pkl", Locked()
+
+    class NoFile(Hook):
+        @override
+        def before_train(self, runner):
+            assert not path.exists()
+            assert [type(one) for one in evaluator.metrics] == [Locked, DumpResults]
+
+    evaluator = Evaluator([metric, {"type": "DumpResults", "out_file_path": str(path)}])
+    make_runner(
+        train_cfg={"max_epochs": 1, "sanity_val_batches": 2},
+        val_evaluator=evaluator,
+        custom_hooks=[NoFile()],
+    ).train()
+    assert metric.sizes == [8, 9]
+    assert path.exists()
+
+
+class Counts(Evaluator):
+    """Has no metrics, and counts samples."""
+
+    def __init__(self):
+        self.size, self.told = 0, []
+
+    @override
+    def reset(self):
+        self.size = 0
+
+    @override
+    def process(self, data_samples, data_batch=None):
+        self.size += len(data_batch["labels"])
+
+    @override
+    def evaluate(self, size):
+        self.told.append((self.size, size))
+        return {"samples": float(self.size)}
+
+
+def test_an_evaluator_without_metrics_is_rehearsed_too(make_runner):
+    class Told(Counts):
+        dataset_meta = None  # an attribute like any other
+
+    evaluator = Told()
+    runner = make_runner(
+        train_cfg={"max_epochs": 1, "sanity_val_batches": 2}, val_evaluator=evaluator
+    )
+    runner.train()
+    assert evaluator.told == [(9, 9)]
+    assert "could be validated (train_cfg.sanity_val_batches): samples." in _log(runner)
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["overridden", "replaced"])
+def test_a_run_that_calls_its_hooks_itself_calls_none(tmp_path, is_own):
+    stages = []
+
+    class Calls(Runner):
+        @override
+        def call_hook(self, stage, **arguments):
+            stages.append(stage)
+            super().call_hook(stage, **arguments)
+
+    def own(stage, **arguments):
+        stages.append(stage)
+        Runner.call_hook(runner, stage, **arguments)
+
+    arguments = runner_arguments(
+        tmp_path / "run", train_cfg={"max_epochs": 1, "sanity_val_batches": 1}
+    )
+    runner = Runner(**arguments) if is_own else Calls(**arguments)
+    if is_own:
+        runner.call_hook = own
+    runner.train()
+    assert stages[:3] == ["before_run", "before_train", "before_train_epoch"]
+    assert stages.count("before_val") == stages.count("after_val_epoch") == 1
+    assert vars(runner).get("call_hook") is (own if is_own else None)
+    assert stages.count("after_train_iter") == 6
+
+
 def test_a_resumed_run_leaves_it_out(make_runner):
     make_runner(train_cfg={"max_epochs": 1}).train()
     runner = make_runner(resume=True, train_cfg={"max_epochs": 2, "sanity_val_batches": 2})
@@ -176,15 +270,23 @@ class Asking(Dataset):
 
 
 def test_a_stop_waits_for_the_first_step(make_runner):
-    data = Asking()
+    data, metric = Asking(), Locked()
     runner = make_runner(
-        val_dataloader=loader_cfg(dataset=data),
-        train_cfg={"max_epochs": 2, "sanity_val_batches": 1},
+        val_dataloader=loader_cfg(dataset=data, batch_size=3),
+        val_evaluator=metric,
+        train_cfg={"max_epochs": 2, "sanity_val_batches": 2},
     )
     data.runner = runner
     with pytest.raises(RunStopped):
         runner.train()
     assert runner.iter == 1
+    # It was cut, and tells nothing.
+    assert metric.sizes == metric.results == []
+    assert "sanity_val_batches" not in _log(runner)
+    assert runner.val_loop.limit is None
+    data.runner = None
+    assert runner.val() == {"accuracy": 0.5}
+    assert metric.sizes == [9]
 
 
 @pytest.mark.skipif(
@@ -207,6 +309,39 @@ def test_what_is_compiled_sees_nothing_of_it(make_runner):
     runner.train()
     assert graphs == [0]
     assert runner.compile_handle.report().graphs >= 2
+
+
+class AskLate(Locked):
+    """Asks for a stop in one rank's last batch, which the other one has behind it."""
+
+    def process(self, data_batch, data_samples):
+        super().process(data_batch, data_samples)
+        if self.runner.iter == 0 and self.runner.rank == 1:
+            time.sleep(0.5)
+            self.runner.interruption.preempt()
+            while not self.runner.interruption.pending:
+                time.sleep(0.001)
+
+
+def _ranks_are_asked_to_stop(rank, work_dir):
+    metric = AskLate()
+    runner = metric.runner = Runner(
+        **runner_arguments(
+            work_dir,
+            val_evaluator=metric,
+            train_cfg={"max_epochs": 2, "sanity_val_batches": 1},
+            launcher="none",
+        )
+    )
+    with pytest.raises(RunStopped):
+        runner.train()
+    assert metric.sizes == []
+    assert rank or "sanity_val_batches" not in _log(runner)
+    dist.barrier()
+
+
+def test_ranks_give_it_up_together(run_ranks, tmp_path):
+    run_ranks(_ranks_are_asked_to_stop, 2, str(tmp_path))
 
 
 def _two_ranks(_, work_dir):

@@ -223,3 +223,79 @@ def test_a_stop_that_a_script_catches_goes_on_after_a_resume_of_its_own(make_run
     with pytest.raises(Killed):
         runner.train()
     assert runner.epoch == 2
+
+
+@pytest.mark.parametrize("asks_before", [False, True], ids=["chosen", "told-another"])
+def test_an_override_chooses_the_file_that_a_training_resumes(tmp_path, whole, asks_before):
+    chosen, seen = first_of(whole), []
+
+    class Choosing(Runner):
+        def load_or_resume(self):
+            self.resume(chosen)
+            super().load_or_resume()  # which finds it done
+
+    class Tell(Hook):
+        def after_load_checkpoint(self, runner, checkpoint):
+            seen.append((runner.is_resuming, checkpoint["meta"]["epoch"]))
+
+    told = {"load_from": str(whole.work_dir / "epoch_2.pth"), "resume": True} if asks_before else {}
+    arguments = runner_arguments(tmp_path / "run", **OPTIONS, **told, custom_hooks=[Tell()])
+    runner = Choosing(**arguments)
+    runner.train()
+    assert seen == [(True, 1)]
+    assert runner.is_resuming
+    assert (runner.epoch, runner.iter) == (3, 18)
+    assert torch.equal(weights(runner), weights(whole))
+
+
+def test_an_override_that_only_loads_resumes_nothing_and_keeps_nothing(tmp_path, whole):
+    class Loading(Runner):
+        def load_or_resume(self):
+            self.load_checkpoint(first_of(whole))
+
+    seen = []
+
+    class Tell(Hook):
+        def before_train(self, runner):
+            seen.append(runner.is_resuming)
+
+    options = {**OPTIONS, "load_from": str(first_of(whole)), "resume": True}
+    runner = Loading(**runner_arguments(tmp_path / "run", **options, custom_hooks=[Tell()]))
+    runner.train()
+    assert (runner.iter, seen) == (18, [False])
+    assert runner._start._kept is None
+
+
+@pytest.mark.parametrize("resume", [True, False], ids=["resume", "load"])
+def test_an_override_of_load_checkpoint_needs_no_argument_but_mmengines_first(
+    tmp_path, whole, resume
+):
+    class Plain(Runner):
+        def load_checkpoint(self, filename, map_location="cpu"):
+            return super().load_checkpoint(filename, map_location)
+
+    options = {**OPTIONS, "load_from": str(first_of(whole)), "resume": resume}
+    runner = Plain(**runner_arguments(tmp_path / "run", **options))
+    runner.train()
+    assert torch.equal(weights(runner), weights(whole)) is resume
+    script = Plain(**runner_arguments(tmp_path / "script", **OPTIONS))
+    script.resume(first_of(whole))
+    script.train()
+    assert torch.equal(weights(script), weights(whole))
+
+
+@pytest.mark.parametrize("script", [False, True], ids=["run", "script"])
+def test_such_an_override_is_strict_where_a_training_resumes(tmp_path, whole, script):
+    class Plain(Runner):
+        def load_checkpoint(self, filename, map_location="cpu"):
+            return super().load_checkpoint(filename, map_location)
+
+    class Other(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.more = torch.nn.Linear(2, 2)
+
+    told = {} if script else {"load_from": str(first_of(whole)), "resume": True}
+    runner = Plain(**runner_arguments(tmp_path / "run", model=Other(), **told))
+    with pytest.raises(CheckpointError, match="more"):
+        _ = runner.resume(first_of(whole)) if script else runner.train()

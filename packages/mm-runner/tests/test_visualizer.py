@@ -59,6 +59,23 @@ def test_scalars_go_to_every_writer_under_their_names(make_runner):
     assert read_scalars(runner.work_dir) == expected
 
 
+def test_calls_as_mmengine_has_them_are_taken(make_runner):
+    runner = make_runner()
+    runner.visualizer.add_scalar("a", 0.5)
+    runner.visualizer.add_scalar("b", 0.5, 2.0)
+    runner.visualizer.add_scalars({"c": 1.0}, 3, "scalars.json")
+    # The tags that LoggerHook gives.
+    tag = {"loss": 2.0, "val/x": 1, "epoch": 4, "iter": 8, "step": torch.tensor(9)}
+    runner.visualizer.add_scalars(tag, step=1, file_path=None)
+    assert records_of(runner) == [
+        {"mode": "other", "epoch": 0, "step": 0, "a": 0.5},
+        {"mode": "other", "epoch": 0, "step": 2, "b": 0.5},
+        {"mode": "other", "epoch": 0, "step": 3, "c": 1.0},
+        {"mode": "other", "epoch": 4, "step": 9, "loss": 2.0, "iter": 8},
+        {"mode": "val", "epoch": 4, "step": 9, "x": 1},
+    ]
+
+
 def test_numbers_of_numpy_are_written(make_runner):
     numpy = pytest.importorskip("numpy")
     runner = make_runner()
@@ -74,11 +91,53 @@ def test_numbers_of_numpy_are_written(make_runner):
         ("loss", torch.zeros(2), r"'loss' needs a number"),
         ("loss", None, r"'loss' needs a number"),
         ("mode", 1.0, r"'mode' cannot be the name of a scalar"),
+        ("step", 1.0, r"'step' cannot be"),
+        ("train/mode", 1.0, r"'train/mode' cannot be"),
+        ("val/epoch", 1.0, r"'val/epoch' cannot be"),
+        ("test/step", 1.0, r"'test/step' cannot be"),
+        ("train/axis", 1.0, r"'train/axis' cannot be"),
+        (3, 1.0, r"the name of a scalar is needed, got 3"),
     ],
 )
 def test_what_is_no_scalar_is_refused(make_runner, name, value, message):
     with pytest.raises(ConfigError, match=rf"^visualizer\.add_scalars: {message}"):
         make_runner().visualizer.add_scalar(name, value)
+
+
+@pytest.mark.parametrize("given", [[("a", 1)], None, 1.0], ids=["pairs", "none", "number"])
+def test_scalars_come_in_a_dict(make_runner, given):
+    with pytest.raises(ConfigError, match=r"^visualizer\.add_scalars: a dict of numbers by name"):
+        make_runner().visualizer.add_scalars(given)
+
+
+@pytest.mark.parametrize(
+    "step", [None, "3", float("nan"), torch.zeros(2), [1]], ids=lambda value: type(value).__name__
+)
+def test_a_step_is_a_number(make_runner, step):
+    gallery = Gallery()
+    runner = make_runner(cfg={"log_writers": [gallery]})
+    visualizer = runner.visualizer
+    for act in (
+        lambda: visualizer.add_scalar("a", 1.0, step),
+        lambda: visualizer.add_scalars({"a": 1.0, "step": step}),
+        lambda: visualizer.add_image("a", torch.ones(2, 2), step),
+    ):
+        with pytest.raises(ConfigError, match=r"^visualizer: step needs a number, got "):
+            act()
+    with pytest.raises(ConfigError, match=r"^visualizer: epoch needs a number, got "):
+        visualizer.add_scalars({"a": 1.0, "epoch": step})
+    assert not (runner.log_dir / "scalars.jsonl").exists()
+    runner._logs.flush()
+    assert gallery.calls == []
+
+
+def test_names_that_only_look_like_those_of_a_record_are_fine(make_runner):
+    runner = make_runner()
+    runner.visualizer.add_scalars({"own/step": 1, "train/sub/mode": 2, "mode/a": 3})
+    assert [set(record) - {"mode", "epoch", "step"} for record in records_of(runner)] == [
+        {"own/step", "mode/a"},
+        {"sub/mode"},
+    ]
 
 
 def test_images_go_to_the_writers_that_keep_them(make_runner):

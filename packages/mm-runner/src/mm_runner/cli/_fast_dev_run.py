@@ -146,9 +146,14 @@ class _FirstBatches(Hook):
         mode: str = "train",
     ) -> None:
         self.counts[mode] = self.counts.get(mode, 0) + 1
-        is_ours = isinstance(runner.built_loop("train"), AbstractTrainLoop)
-        if mode == "train" and is_ours and self.counts[mode] > self.num_batches:
-            raise EndOfTrainingError  # a subclass with steps of its own
+        if mode == "train" and self.counts[mode] >= self.num_batches:
+            self._end(runner.built_loop("train"))
+
+    def _end(self, loop: Any) -> None:
+        if not isinstance(loop, AbstractTrainLoop):  # which knows how many there are to be
+            loop.stop_training = True
+        if self.counts["train"] > self.num_batches:
+            raise EndOfTrainingError  # it has steps of its own, and does not look
 
 
 def _fewer(num_batches: int, loop: Any) -> int:

@@ -147,7 +147,12 @@ class CheckpointHook(Hook):
         self._accumulates = not all(map(_steps_always, wrappers))
         run_on_main(lambda: clean_directory(self._directory(runner), runner.logger))
         if self.minutes is not None:
-            runner.interruption.save_every(60 * self.minutes, self.save_now)
+            saves = runner.interruption.save_every(60 * self.minutes, self.save_now)
+            if not saves:
+                runner.logger.warning(
+                    f"CheckpointHook.minutes: {self.minutes} was given and has no effect, as the "
+                    "processes cannot agree on a step to save after."
+                )
 
     @override
     def after_train_epoch(self, runner: Any) -> None:

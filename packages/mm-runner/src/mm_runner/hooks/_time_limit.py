@@ -65,7 +65,12 @@ class TimeLimitHook(Hook):
         if not runner.is_training:
             return
         seconds = self.max_time_s - self.margin_s
-        runner.interruption.end_after(seconds, self.then)
+        if not runner.interruption.end_after(seconds, self.then):
+            runner.logger.warning(
+                "TimeLimitHook: the time limit cannot be kept, as the processes cannot agree on a "
+                "step to end after: training goes on to its end."
+            )
+            return
         runner.logger.info(
             f"TimeLimitHook: training ends in {timedelta(seconds=round(seconds, 3))} at the latest."
         )

@@ -82,8 +82,9 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         batches = iter(()) if start.is_complete else self.batches.begin(self.epoch, start)
         batches = batches if self._limit is None else islice(batches, self._limit)
         with naming_losses(runner.message_hub):
+            run_iter = self._stepping(EpochBasedTrainLoop.run_iter)
             for index, batch in enumerate(self._go_on(batches, resumption), start.batch):
-                self.run_iter(index, batch)
+                run_iter(index, batch)
         self._check_drawn(start, self._batches_done - start.batch)
         self._epochs_done, self._batches_done = self.epoch + 1, 0
         runner.call_hook("after_train_epoch")

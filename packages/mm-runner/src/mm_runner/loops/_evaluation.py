@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_amp
+import mm_dist
 from mm_runner.data import feed_of_run, num_batches, stop_persistent_workers, stop_workers
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
     from mm_runner.evaluator import Evaluator
 
-__all__ = ["TestLoop", "ValLoop"]
+__all__ = ["RehearsalStopped", "TestLoop", "ValLoop"]
+
+
+class RehearsalStopped(Exception):  # noqa: N818 - not an error
+    """Ends a rehearsal that was cut off, in all processes."""
 
 
 class ValLoop:
@@ -33,6 +38,7 @@ class ValLoop:
 
     Attributes:
         limit: Batches at most, of each process; ``None`` for all, which is the default.
+        is_rehearsal: Whether nothing is to be reported of a run that is asked to stop meanwhile.
 
     Raises:
         ConfigError: If the loader or its dataset has no length.
@@ -62,6 +68,7 @@ class ValLoop:
         self.evaluator = evaluator
         self.fp16 = fp16
         self.limit: int | None = None
+        self.is_rehearsal = False
         self._step: Any = None
 
     @torch.no_grad()
@@ -74,15 +81,19 @@ class ValLoop:
         runner.call_hook(f"before_{phase}_epoch")
         runner.model.eval()
         self.evaluator.reset()
-        drawn = iter(self.dataloader)
+        drawn, is_cut = iter(self.dataloader), False
         try:
             batches = feed_of_run(runner, self.dataloader).pairs(drawn)
             for index, (batch, placed) in enumerate(islice(batches, self.limit)):
                 self.run_iter(index, batch, placed)
                 if runner.interruption.pending and runner.interruption.cuts_validation(runner):
+                    is_cut = True
                     break
             if runner.is_training:
                 runner.interruption.mark(runner)
+            # One process may learn of it in a batch, and another one behind its last.
+            if self.is_rehearsal and any(mm_dist.all_gather_object(is_cut)):
+                raise RehearsalStopped
             metrics = self.evaluator.evaluate(self._num_samples())
         finally:
             if not getattr(self.dataloader, "persistent_workers", False):

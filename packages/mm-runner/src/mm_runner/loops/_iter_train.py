@@ -85,8 +85,9 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         if self.runner.val_loop is not None:
             until = self._schedule.next_after(self.iter)
         with naming_losses(self.runner.message_hub):
+            run_iter = self._stepping(IterBasedTrainLoop.run_iter)
             for batch in batches:
-                self.run_iter(batch)
+                run_iter(batch)
                 if self.iter >= until or self.stop_training:
                     return
 

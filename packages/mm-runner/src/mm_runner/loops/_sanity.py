@@ -11,9 +11,8 @@ import torch
 
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.evaluator import DumpResults
-from mm_runner.hooks import HookList
 
-from ._evaluation import ValLoop
+from ._evaluation import RehearsalStopped, ValLoop
 
 if TYPE_CHECKING:
     from mm_runner.evaluator import Evaluator
@@ -25,7 +24,8 @@ def rehearse_validation(runner: Any, num_batches: int) -> None:
     """Validate the first batches, so that a mistake in what validates shows at once.
 
     Hooks are not called, and metrics are computed by copies and dropped. Random numbers, the modes
-    and buffers of the model, and the loader are then as if it had not been.
+    and buffers of the model, and the loader are then as if it had not been. A run that is asked to
+    stop meanwhile passes over the rest.
 
     Args:
         runner: About to train. Without a validation loop a warning is all there is.
@@ -46,6 +46,8 @@ def rehearse_validation(runner: Any, num_batches: int) -> None:
             stack.enter_context(_running_eagerly(runner))
             loop.limit = num_batches
             metrics = loop.run()
+    except RehearsalStopped:
+        return
     except Exception:
         runner.logger.error(  # noqa: TRY400 - the error is raised
             "The validation before training (train_cfg.sanity_val_batches) failed."
@@ -93,11 +95,12 @@ def _model(runner: Any) -> Iterator[None]:
 def _loop(runner: Any) -> Iterator[None]:
     loop = runner.val_loop
     limit, evaluator = loop.limit, loop.evaluator
-    loop.evaluator = _copied(evaluator)
+    loop.evaluator, loop.is_rehearsal = _copied(evaluator), True
     try:
-        yield
+        with _keeping_no_predictions(loop.evaluator):
+            yield
     finally:
-        loop.limit, loop.evaluator = limit, evaluator
+        loop.limit, loop.evaluator, loop.is_rehearsal = limit, evaluator, False
         evaluator.reset()
         loop.close()  # workers remember, too
 
@@ -105,22 +108,37 @@ def _loop(runner: Any) -> Iterator[None]:
 @contextmanager
 def _hooks(runner: Any) -> Iterator[None]:
     """Let no hook act, and no stop be settled: that waits for the end of the first step."""
-    hooks, was_training = runner.hooks_list, runner.is_training
-    runner.hooks_list, runner.is_training = HookList(), False
+    own = vars(runner)
+    before = {name: own[name] for name in ("call_hook", "is_training") if name in own}
+    runner.call_hook = lambda *_, **__: None  # that of a subclass may do more than call them
+    runner.is_training = False
     try:
         yield
     finally:
-        runner.hooks_list, runner.is_training = hooks, was_training
+        del runner.call_hook
+        own.update(before)
 
 
 def _copied(evaluator: Evaluator) -> Evaluator:
-    """Return a copy that keeps no predictions in files, or the same one if it cannot be copied."""
     try:
-        copied = copy.deepcopy(evaluator)
+        return copy.deepcopy(evaluator)
     except Exception:  # noqa: BLE001 - a metric may hold anything, such as an open file
         return evaluator
-    copied.metrics = [one for one in copied.metrics if not isinstance(one, DumpResults)]
-    return copied
+
+
+@contextmanager
+def _keeping_no_predictions(evaluator: Any) -> Iterator[None]:
+    """Leave out the metrics of an evaluator that write files; one of the user's own has others."""
+    metrics = getattr(evaluator, "metrics", None)
+    if not isinstance(metrics, list):
+        yield
+        return
+    before = list(metrics)
+    metrics[:] = [one for one in before if not isinstance(one, DumpResults)]
+    try:
+        yield
+    finally:
+        metrics[:] = before
 
 
 def _running_eagerly(runner: Any) -> AbstractContextManager[Any]:

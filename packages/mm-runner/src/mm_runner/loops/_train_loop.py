@@ -16,11 +16,12 @@ from mm_runner.model import train_step_of
 from mm_runner.optim import named_schedulers
 
 from ._ending import EndOfTrainingError
+from ._mmengine_names import MMEngineNames
 from ._sanity import rehearse_validation
 from ._validation_schedule import check_count, check_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.utils.data import DataLoader
 
@@ -32,8 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["AbstractTrainLoop"]
 
 
-class AbstractTrainLoop(ABC):
+class AbstractTrainLoop(MMEngineNames, ABC):
     """Trains step by step.
+
+    A subclass may override ``run``, ``run_epoch`` and ``run_iter`` in MMEngine's way: what a
+    checkpoint needs to know of the data, and leaving between two steps, are seen to around a
+    ``run_iter`` of its own, which counts :attr:`iter` by itself.
 
     Args:
         runner: The run: model, optimizer wrapper, hooks.
@@ -124,8 +129,7 @@ class AbstractTrainLoop(ABC):
         if self._sanity_val_batches and self._resumption is None and self.iter == 0:
             rehearse_validation(runner, self._sanity_val_batches)
         runner.call_hook("before_train")
-        self._collect_hooks()
-        self._step = train_step_of(runner.model)
+        self._begin_steps()
         with suppress(EndOfTrainingError):
             if self._is_at_validation() and self._is_due() and self._must_validate_again():
                 self._validate()
@@ -197,6 +201,8 @@ class AbstractTrainLoop(ABC):
 
     def _go_on(self, batches: Iterator[Any], resumption: Resumption | None) -> Iterator[Any]:
         """Return ``batches`` ready to train on: the step before them ended just so."""
+        if self._step is None:  # run() is a subclass's own
+            self._begin_steps()
         if resumption is None:
             return batches
         return resumption.go_on(self.runner, batches, self._step)
@@ -206,6 +212,10 @@ class AbstractTrainLoop(ABC):
         if self._after_step is not None:
             self._collect_hooks()
 
+    def _begin_steps(self) -> None:
+        self._collect_hooks()
+        self._step = train_step_of(self.runner.model)
+
     def _collect_hooks(self) -> None:
         self._before_step = self.runner.step_hooks("before_train_iter")
         self._after_step = self.runner.step_hooks("after_train_iter")
@@ -213,8 +223,8 @@ class AbstractTrainLoop(ABC):
     def _run_step(self, index: int, batch: Any) -> None:
         """Train on one batch, with the hooks before and after."""
         runner = self.runner
-        if self._after_step is None:
-            self._collect_hooks()
+        if self._step is None:
+            self._begin_steps()
         mm_dist.mark_iteration(self.iter + 1)
         for act in self._before_step:
             act(runner, index, batch)
@@ -224,6 +234,29 @@ class AbstractTrainLoop(ABC):
             act(runner, index, batch, outputs)
         self.iter += 1
         if not self._is_steady:  # kernels are compiled: dist_cfg's steady_timeout may hold
+            mm_dist.enter_steady_state()
+            self._is_steady = True
+        if runner.interruption.pending:
+            runner.interruption.settle(runner)
+
+    def _stepping(self, run_iter: Callable[..., object]) -> Callable[..., object]:
+        """Return what trains on one batch: :meth:`run_iter`, also if a subclass overrides it.
+
+        Args:
+            run_iter: Of the class that calls it.
+        """
+        own = self.run_iter  # type: ignore[attr-defined]
+        return own if getattr(own, "__func__", None) is run_iter else self._run_own_step
+
+    def _run_own_step(self, *arguments: Any) -> None:
+        """Let a subclass train on one batch, and do what :meth:`_run_step` does besides."""
+        runner, before = self.runner, self.iter
+        mm_dist.mark_iteration(before + 1)
+        # Ahead of the hooks after the step, which may save.
+        self._iters_done, self._batches_done = before + 1, self._batches_done + 1
+        self.run_iter(*arguments)  # type: ignore[attr-defined]
+        self._iters_done = self.iter  # it may have left out a batch
+        if not self._is_steady:
             mm_dist.enter_steady_state()
             self._is_steady = True
         if runner.interruption.pending:

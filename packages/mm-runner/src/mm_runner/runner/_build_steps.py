@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.errors import ConfigError
 from mm_runner.evaluator import Evaluator, build_evaluator
 from mm_runner.optim import build_optim_wrapper, build_param_schedulers
 from mm_runner.reporting import LogProcessor, build_log_processor
@@ -16,6 +16,7 @@ from ._epoch_length import epoch_length
 from ._facts import RunFacts
 from ._making import part_of_run
 from ._optimizers import check_wrapper_of_run, scale_rates_of_run
+from ._overrides import built_by, step_of_order
 from ._wrapping import build_model, synchronize_batch_norm, wrap_model
 
 if TYPE_CHECKING:
@@ -291,27 +292,47 @@ class BuildSteps(RunFacts):
                     f"{', '.join(own)} is needed once."
                 )
         for name in self.build_order:
-            step = own.get(name) or getattr(self, name, None)
-            if not callable(step):
-                raise ConfigError(
-                    f"{type(self).__name__}.build_order: there is no method {name!r}."
-                    f"{did_you_mean(name, dir(self))}"
-                )
+            step = own.get(name) or step_of_order(self, name)
             step()
 
     def _take_train_loop(self) -> None:
         early, self._early = self._early, None
-        cfg = self._train["train_cfg"]
-        loop = self.build_train_loop(cfg) if early is None else early.begin(self)
-        self.train_loop = self._train_loop = loop
+        loop = self._assigned("train_loop")
+        if loop is None and early is not None:
+            loop = early.begin(self)
+        elif loop is None:
+            with self._constructing("train"):
+                loop = built_by(self, "build_train_loop", self._train["train_cfg"])
+        elif not hasattr(loop, "run"):
+            raise ConfigError(
+                f"train_loop: {loop!r} was assigned; a loop, which has run(), is needed. In a "
+                "script: runner.train_loop = runner.build_train_loop(cfg)."
+            )
+        self.train_loop = self._taken["train_loop"] = loop
 
     def _take_optim_wrapper(self) -> None:
-        self.param_schedulers = []  # those of a training before
-        self.optim_wrapper = self.build_optim_wrapper(self._train["optim_wrapper"])
-        check_wrapper_of_run(self.model, self.optim_wrapper)
+        if self._assigned("param_schedulers") is None:
+            self.param_schedulers = []  # those of a training before
+        wrapper = self._assigned("optim_wrapper")
+        if wrapper is None:
+            wrapper = built_by(self, "build_optim_wrapper", self._train["optim_wrapper"])
+        check_wrapper_of_run(self.model, wrapper)
+        self.optim_wrapper = self._taken["optim_wrapper"] = wrapper
 
     def _take_schedules(self) -> None:
-        self.param_schedulers = self.build_param_scheduler(self._param_scheduler_cfg)
+        schedules = self._assigned("param_schedulers")
+        if schedules is None:
+            schedules = built_by(self, "build_param_scheduler", self._param_scheduler_cfg)
+        self.param_schedulers = self._taken["param_schedulers"] = schedules
+
+    def _assigned(self, name: str) -> Any:
+        """Return what the user has assigned since the last training, or ``None``."""
+        value = vars(self).get(name)
+        return None if value is self._taken.get(name) or value == [] else value
+
+    def _note_taken(self) -> None:
+        """Let the next training have its own, also of what hooks have assigned."""
+        self._taken.update({name: vars(self).get(name) for name in self._taken})
 
     def _eval_loop(self, phase: str, loop: Any) -> Any:
         if hasattr(loop, "run"):

@@ -13,6 +13,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.registry import LOOPS, build_from_cfg
 
 from ._making import PartOfRun, making, part_of_run
+from ._overrides import built_by
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -66,7 +67,7 @@ def build_eval_loop(runner: Runner, phase: str, dataloader: Any, cfg: Any, evalu
     """
     loader = _build_loader(runner, dataloader, f"{phase}_dataloader", shuffle=False)
     with making(PartOfRun(f"{phase}_evaluator")):
-        built = runner.build_evaluator(evaluator)
+        built = built_by(runner, "build_evaluator", evaluator)
     return build_from_cfg(
         _loop_arguments(cfg, f"{phase}_cfg"),
         LOOPS,
@@ -107,8 +108,12 @@ def _build_loader(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> Dat
     )
     part = PartOfRun(where, settings, shuffle=shuffle)
     with making(part):
-        loader = runner.build_dataloader(
-            cfg, seed=runner.seed, diff_rank_seed=runner.diff_rank_seed
+        loader: DataLoader[Any] = built_by(
+            runner,
+            "build_dataloader",
+            cfg,
+            seed=runner.seed,
+            diff_rank_seed=runner.diff_rank_seed,
         )
     if any(loader is one for one in part.made):
         return loader

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from mm_runner._error_text import text_of
 from mm_runner.crash import last_batch
 from mm_runner.data import pseudo_collate
 from mm_runner.errors import ConfigError, MMRunnerError
@@ -45,13 +46,13 @@ def explaining_lists(runner: Runner) -> Iterator[None]:
     except Exception as error:
         phase = _phase_in_model(runner, error.__traceback__, num_steps)
         found = _first_list(last_batch(error.__traceback__), "")
-        if phase is None or found is None or not re.search(r"\blist\b", str(error)):
+        if phase is None or found is None or not re.search(r"\blist\b", text_of(error)):
             raise
         where, values = found
         if not _failed_on(values, error.__traceback__):
             raise
         model = type(unwrap_model(runner.model)).__name__
-        said = str(error).strip().splitlines()[0]
+        said = text_of(error).strip().splitlines()[0]
         raise ConfigError(
             f"{phase}_dataloader.collate_fn: {model} failed on a batch in which {where} is a list "
             f"of {len(values)} {type(values[0]).__name__}s, with {type(error).__name__}: {said}. "

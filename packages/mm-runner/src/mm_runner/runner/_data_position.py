@@ -20,7 +20,12 @@ _WAY_OUT = "resume_data=False (--no-resume-data) begins the data anew."
 
 
 def position_of_run(
-    runner: Runner, checkpoint: Mapping[str, Any], position: DataPosition, *, has_numbers: bool
+    runner: Runner,
+    checkpoint: Mapping[str, Any],
+    position: DataPosition,
+    *,
+    has_numbers: bool,
+    is_kept: bool,
 ) -> DataPosition:
     """Return where the data go on, and say in the log what is not as it was.
 
@@ -29,8 +34,8 @@ def position_of_run(
         checkpoint: What it goes on from.
         position: What the checkpoint says.
         has_numbers: Whether the checkpoint has random numbers of this very process.
+        is_kept: Whether the data go on from there, and do not begin anew.
     """
-    is_kept = runner.cfg.get("resume_data") is not False
     place = ""
     if not is_kept:
         position, place = _anew(runner, position, _steps_done(checkpoint))

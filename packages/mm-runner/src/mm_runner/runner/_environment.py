@@ -28,11 +28,12 @@ _DEFAULT_OPEN_FILES = 4096
 _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
-def set_up_process(launcher: str, env_cfg: Mapping[str, Any] | None) -> mm_dist.DistInfo:
+def set_up_process(launcher: str | None, env_cfg: Mapping[str, Any] | None) -> mm_dist.DistInfo:
     """Join the other processes, and set the switches of ``env_cfg``.
 
     Args:
-        launcher: ``"auto"``, ``"none"``, ``"pytorch"``, ``"slurm"``, ``"mpi"`` or an installed one.
+        launcher: ``"auto"``, ``"none"``, ``"pytorch"``, ``"slurm"``, ``"mpi"`` or an installed one;
+            ``None`` is ``"auto"``.
         env_cfg: ``cudnn_benchmark``, ``mp_cfg``, ``dist_cfg`` (arguments of
             :func:`mm_dist.init_dist`), ``npu_cfg`` (of :func:`mm_npu.set_npu_switches`; of no
             effect without an NPU), ``resource_limit``.
@@ -54,7 +55,8 @@ def set_up_process(launcher: str, env_cfg: Mapping[str, Any] | None) -> mm_dist.
         opencv.setNumThreads(num_threads)
     open_files = env.get("resource_limit")
     raise_open_file_limit(_DEFAULT_OPEN_FILES if open_files is None else open_files)
-    info = mm_dist.init_dist(launcher, **(env.get("dist_cfg") or {}))
+    chosen = "auto" if launcher is None else launcher
+    info = mm_dist.init_dist(chosen, **(env.get("dist_cfg") or {}))
     if npu_cfg or info.device.type == "npu":
         from mm_npu import set_npu_switches  # noqa: PLC0415 - few have an NPU
 

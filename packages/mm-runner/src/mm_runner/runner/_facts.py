@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of, unwrap_model
 from mm_runner.optim import named_wrappers
 
 from ._lazy_loops import EarlyTrainLoop, LoopWhenAskedFor, leaving_generators
+from ._overrides import built_by
 from ._run_hooks import RunHooks
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Iterator
     from pathlib import Path
 
     import torch
@@ -39,7 +43,8 @@ class RunFacts(RunHooks):
         train_loop: The training loop, built when it is first asked for, or by ``train``; ``None``
             if training is not configured. Of several processes every one must ask. A training
             takes the same steps, whether or not it was asked for before; each training of a
-            process has its own.
+            process has its own. One that is assigned before ``train`` is used in the next training,
+            like an assigned ``optim_wrapper``; one that a hook assigns in ``before_run``, in this.
         val_loop: The validation loop, likewise; any process may ask.
         test_loop: The test loop, likewise.
     """
@@ -56,6 +61,9 @@ class RunFacts(RunHooks):
     _seed: RunSeed
     _start: StartingPoint
     _early: EarlyTrainLoop | None = None
+    _in_construction: frozenset[str] = frozenset()
+    # What trainings before have had; what is there and not among it, the user has assigned.
+    _taken: dict[str, Any]
     _train: dict[str, Any]
     _val: dict[str, Any]
     _test: dict[str, Any]
@@ -147,27 +155,32 @@ class RunFacts(RunHooks):
         """Class name of the model inside its wrapper."""
         return type(unwrap_model(self.model)).__name__
 
-    # Where the run is. The numbers are 0 without a training loop, which they do not build.
+    # Where the run is. The numbers are 0 without a training loop, which they do not build; and of
+    # one that was assigned, they are its own. Hooks ask for them several times in a step.
 
     @property
     def epoch(self) -> int:
         """Number of epochs done."""
-        return self._train_loop.epoch if self._train_loop is not None else 0
+        loop = self.__dict__.get("train_loop")
+        return loop.epoch if loop is not None else 0
 
     @property
     def iter(self) -> int:
         """Number of training steps done."""
-        return self._train_loop.iter if self._train_loop is not None else 0
+        loop = self.__dict__.get("train_loop")
+        return loop.iter if loop is not None else 0
 
     @property
     def max_epochs(self) -> int:
         """Number of epochs to do."""
-        return self._train_loop.max_epochs if self._train_loop is not None else 0
+        loop = self.__dict__.get("train_loop")
+        return loop.max_epochs if loop is not None else 0
 
     @property
     def max_iters(self) -> int:
         """Number of training steps to do."""
-        return self._train_loop.max_iters if self._train_loop is not None else 0
+        loop = self.__dict__.get("train_loop")
+        return loop.max_iters if loop is not None else 0
 
     @property
     def holds_gradients(self) -> bool:
@@ -183,12 +196,14 @@ class RunFacts(RunHooks):
     @property
     def val_begin(self) -> int:
         """The first epoch, or step, that is followed by a validation; 1 without a training loop."""
-        return self._train_loop.val_begin if self._train_loop is not None else 1
+        loop = self.__dict__.get("train_loop")
+        return loop.val_begin if loop is not None else 1
 
     @property
     def val_interval(self) -> int:
         """Epochs, or steps, between two validations; 1 without a training loop."""
-        return self._train_loop.val_interval if self._train_loop is not None else 1
+        loop = self.__dict__.get("train_loop")
+        return loop.val_interval if loop is not None else 1
 
     # The parts of the loops, which are built when they are first asked for, so that a script can
     # change them before train(), val() or test().
@@ -225,27 +240,51 @@ class RunFacts(RunHooks):
     def build_loop(self, phase: str) -> Any:
         """Return the loop of a phase, built unless it is; ``None`` if it is not configured.
 
-        Random numbers that are drawn in it are not taken from those of the run.
+        While the loop is being built it is ``None``, too. Random numbers that are drawn in it are
+        not taken from those of the run.
+
+        Raises:
+            ConfigError: If a config does not fit.
         """
         name = f"{phase}_loop"
         if name in vars(self):
             return vars(self)[name]
+        if phase in self._in_construction:
+            return None
         run: Any = self
         configs = {"train": self._train, "val": self._val, "test": self._test}[phase]
         loop: Any = None
         if configs and phase == "train":
             self._start.settle_seed(run)
-            self._early = EarlyTrainLoop(run, configs["train_cfg"])
-            self._train_loop = loop = self._early.loop
+            with self._constructing(phase):
+                self._early = EarlyTrainLoop(run, configs["train_cfg"])
+            self._taken[name] = loop = self._early.loop
         elif configs:
             eval_step_of(run.model, f"{phase}_step")
-            with leaving_generators(self.device):
-                build = getattr(run, f"build_{phase}_loop")
-                loop = build(configs[f"{phase}_cfg"])
+            with self._constructing(phase), leaving_generators(self.device):
+                loop = built_by(run, f"build_{phase}_loop", configs[f"{phase}_cfg"])
         setattr(run, name, loop)
         return loop
 
+    @contextmanager
+    def _constructing(self, phase: str) -> Iterator[None]:
+        """Let what asks for the loop of ``phase`` in the block not build another one."""
+        before = self._in_construction
+        self._in_construction = before | {phase}
+        try:
+            yield
+        finally:
+            self._in_construction = before
+
     def _configured(self, phase: str) -> Any:
+        if phase in self._in_construction:
+            parts, arguments = f"{phase}_dataloader", "'dataloader'"
+            if phase != "train":
+                parts, arguments = f"{parts} or {phase}_evaluator", f"{arguments} or 'evaluator'"
+            raise ConfigError(
+                f"{parts} was asked for while the {phase} loop, whose it is, is being built. The "
+                f"loop gets it as its argument {arguments}: use that."
+            )
         loop = self.build_loop(phase)
         if loop is None:
             last = "optim_wrapper" if phase == "train" else f"{phase}_evaluator"

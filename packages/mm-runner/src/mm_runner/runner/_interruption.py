@@ -86,7 +86,8 @@ class Interruption:
             token = [uuid.uuid4().hex]
             mm_dist.broadcast_object_list(token)
             self._agreement = _open_agreement(runner, token[0], self._place, self._note)
-        self._signals = StopSignals(self._on_signal, runner.logger)
+        if self._can_agree:  # else a signal means what it meant before
+            self._signals = StopSignals(self._on_signal, runner.logger)
 
     def _stop(self, runner: Runner, error: BaseException | None) -> None:
         for clock in (self._clock, *self._limits):
@@ -110,31 +111,43 @@ class Interruption:
             signals.repeat()
 
     def preempt(self) -> None:
-        """Ask all processes to save and leave, as SIGTERM does; any thread may call this."""
+        """Ask all processes to save and leave, as SIGTERM does; any thread may call this.
+
+        Several processes that cannot agree on a step, as the log then says, go on.
+        """
         self._ask(_PREEMPTED)
 
-    def save_every(self, seconds: float, save: Callable[[Runner], object]) -> None:
+    def save_every(self, seconds: float, save: Callable[[Runner], object]) -> bool:
         """Call ``save`` between two steps whenever the main process's clock says so.
 
         Args:
             seconds: Time between the end of one save, or of another checkpoint, and the next.
             save: Called with the run, on every process after the same step.
+
+        Returns:
+            Whether it will be; several processes may be unable to agree on a step. The answer is
+            the same on all of them.
         """
         self._save = save
-        if mm_dist.is_main_process():
+        if self._can_agree and mm_dist.is_main_process():
             self._clock = Clock(seconds, lambda: self._ask(_SAVE))
+        return self._can_agree
 
-    def end_after(self, seconds: float, then: Literal["end", "requeue"]) -> None:
+    def end_after(self, seconds: float, then: Literal["end", "requeue"]) -> bool:
         """End training between two steps, once the main process's clock says so.
 
         Args:
             seconds: From now on.
             then: ``"end"`` as if it were done, ``"requeue"`` as after SIGTERM; a checkpoint is
                 saved in both cases.
+
+        Returns:
+            Whether it will; see :meth:`save_every`.
         """
         wish = _TIME_UP if then == "end" else _TIME_UP_REQUEUE
-        if mm_dist.is_main_process():
+        if self._can_agree and mm_dist.is_main_process():
             self._limits.append(Clock(seconds, lambda: self._ask(wish)))
+        return self._can_agree
 
     def note_saved(self) -> None:
         """Let the clock of :meth:`save_every` begin again."""
@@ -197,12 +210,16 @@ class Interruption:
     def _on_signal(self, number: int) -> None:
         self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED)
 
+    @property
+    def _can_agree(self) -> bool:
+        return self._agreement is not None or mm_dist.get_world_size() == 1
+
     def _ask(self, wish: int) -> None:
         if self._agreement is not None:
             self._agreement.wish(wish)
-            return
-        self._wishes.add(wish)
-        self.pending = True
+        elif self._can_agree:  # a save is common work: one process would wait in it for the others
+            self._wishes.add(wish)
+            self.pending = True
 
     def _close(self, settled: int) -> None:
         """Strike off what is settled; a signal that comes just now is kept for the next place."""

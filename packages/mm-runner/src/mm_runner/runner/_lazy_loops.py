@@ -10,6 +10,8 @@ import torch
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.errors import ConfigError
 
+from ._overrides import built_by
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -29,8 +31,7 @@ class LoopWhenAskedFor:
     def __get__(self, run: Any, owner: type | None = None) -> Any:
         if run is None:
             return self
-        run.build_loop(self._name.partition("_")[0])
-        return vars(run)[self._name]
+        return run.build_loop(self._name.partition("_")[0])
 
 
 @contextmanager
@@ -58,7 +59,7 @@ class EarlyTrainLoop:
         self._seed = run.seed
         self._before = rng_state(run.device)
         with leaving_generators(run.device):
-            self.loop = run.build_train_loop(cfg)
+            self.loop = built_by(run, "build_train_loop", cfg)
             self._behind = rng_state(run.device)
 
     def begin(self, run: Any) -> Any:

@@ -55,8 +55,14 @@ class StartingPoint:
         # Of a training that resumes: read before anything is built with the seed in it.
         self._kept: tuple[Path, dict[str, Any]] | None = None
         self._applied: tuple[Path, dict[str, Any]] | None = None
+        # While a training's load_or_resume runs; and whether it has resumed.
+        self._is_beginning = self._has_resumed = False
         # Whether the optimizers, and the schedules, go on as well.
         self.resumes_optimizer = self.resumes_schedules = True
+        # Whether the data go on, whatever resume_data says: of a stop that this process caught.
+        self.keeps_data = False
+        # Of load_checkpoint, while the run calls it.
+        self.is_own_call = self.is_strict = False
 
     @property
     def is_applied(self) -> bool:
@@ -118,15 +124,74 @@ class StartingPoint:
             self._tell_loading(runner, found)
         else:
             found, self._kept = self._kept, None
-        self._applied = found
-        try:
+        with self._taking_in(found):
             yield found and found[0]
-        finally:
-            self._applied = None
         # Not before: what failed meanwhile may be tried again. And after an evaluation the training
         # has still to be resumed.
         if found is not None:
             self._is_read = runner.is_training or not self._resume
+
+    @contextmanager
+    def beginning(self, runner: Runner) -> Iterator[None]:
+        """Let the block, a training's ``load_or_resume``, choose what the training begins with.
+
+        What it has not taken is dropped.
+        """
+        self._is_beginning, self._has_resumed = True, False
+        try:
+            yield
+        finally:
+            self._is_beginning, self._kept = False, None
+        self._is_read = True
+        runner.is_resuming = runner.is_resuming and self._has_resumed
+
+    @contextmanager
+    def applying_file(self, runner: Runner, path: str | os.PathLike[str]) -> Iterator[bool]:
+        """Let the block give a training the state of a file, if there is yet time for that.
+
+        Yields:
+            Whether there is: while a training's ``load_or_resume`` runs.
+
+        Raises:
+            CheckpointError: On all processes, if it cannot be read.
+            ConfigError: If another number of processes wrote it, and that is not allowed.
+        """
+        if self.is_applied or not self._is_beginning:
+            self._has_resumed = self._has_resumed or self.is_applied
+            yield self.is_applied
+            return
+        found = self._kept
+        if found is None or not self._resume or found[0] != Path(path):
+            found = self._find(runner, path)
+            assert found is not None
+            check_world_size(runner, found[1])
+            self.resumes_optimizer = self.resumes_schedules = True
+            self.keeps_data = False
+        runner.logger.info(f"Resuming from {path}.")
+        self._kept, self._is_read = None, True
+        runner.is_resuming = self._has_resumed = True
+        with self._taking_in(found):
+            yield True
+
+    @contextmanager
+    def calling_load_checkpoint(self, *, is_strict: bool) -> Iterator[None]:
+        """Let ``load_checkpoint`` in the block know that the run calls it, and not a script.
+
+        As arguments of that these would not reach it through an override without them.
+        """
+        self.is_own_call, self.is_strict = True, is_strict
+        try:
+            yield
+        finally:
+            self.is_own_call = self.is_strict = False
+
+    @contextmanager
+    def _taking_in(self, found: tuple[Path, dict[str, Any]] | None) -> Iterator[None]:
+        self._applied = found
+        try:
+            yield
+        finally:
+            self._applied = None
 
     def content(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Return what a checkpoint holds; every process must call this.
@@ -138,22 +203,33 @@ class StartingPoint:
             return self._applied[1]
         return read_checkpoint(path)
 
-    def go_on(self, path: Path | None, *, optimizer: bool = True, schedules: bool = True) -> None:
+    def go_on(
+        self,
+        path: Path | None,
+        *,
+        optimizer: bool = True,
+        schedules: bool = True,
+        keeps_data: bool = False,
+    ) -> None:
         """Let the next training of this process resume from ``path``; ``None`` changes nothing.
 
         Args:
             path: What this process has saved, or was told to resume from.
             optimizer: Whether the optimizers go on as well.
             schedules: Whether the schedules do.
+            keeps_data: Whether the data do, even if ``resume_data`` says that they begin anew.
         """
         if path is not None:
+            self.keeps_data = keeps_data
             self._load_from, self._resume, self._is_read = str(path), True, False
             self._kept = None
             self.resumes_optimizer, self.resumes_schedules = optimizer, schedules
 
-    def _find(self, runner: Runner) -> tuple[Path, dict[str, Any]] | None:
+    def _find(
+        self, runner: Runner, path: str | os.PathLike[str] | None = None
+    ) -> tuple[Path, dict[str, Any]] | None:
         return find_checkpoint(
-            self._load_from,
+            self._load_from if path is None else str(path),
             runner.work_dir,
             runner.logger,
             resume=self._resume,

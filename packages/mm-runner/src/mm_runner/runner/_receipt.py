@@ -31,6 +31,9 @@ class RunReceipt(Hook):
     """Times a training, says once if it waits for its data, and sums it up at the end.
 
     The Runner adds it to every training; it keeps a few numbers, however long that is.
+
+    Attributes:
+        has_ended: Whether the training has come to ``after_train``, and all hooks before this.
     """
 
     priority = "VERY_LOW"
@@ -38,8 +41,17 @@ class RunReceipt(Hook):
     def __init__(self) -> None:
         self._started_s = self._evaluated_s = self._left_s = 0.0
         self._first_iter = 0
+        self.has_ended = False
         self._newest: dict[str, float] = {}
         self._watch: _DataWatch | None = None
+
+    @override
+    def before_run(self, runner: Any) -> None:
+        self.has_ended = False
+
+    @override
+    def after_train(self, runner: Any) -> None:
+        self.has_ended = True
 
     @override
     def before_train(self, runner: Any) -> None:

@@ -58,6 +58,7 @@ def restore_training(
     *,
     optimizer: bool = True,
     schedules: bool = True,
+    keeps_data: bool = False,
 ) -> None:
     """Set everything but the model's weights to where ``checkpoint`` left it.
 
@@ -67,6 +68,7 @@ def restore_training(
         seed: Of the run; random numbers that the checkpoint has not start anew from it.
         optimizer: Whether the optimizers go on as well.
         schedules: Whether the schedules do.
+        keeps_data: Whether the data do, even if ``resume_data`` says that they begin anew.
     """
     if not optimizer:
         checkpoint = {key: value for key, value in checkpoint.items() if key != "optimizer"}
@@ -79,7 +81,7 @@ def restore_training(
     windows = _of_this_rank(runner, checkpoint.get("message_hub"))
     if windows:
         runner.message_hub.load_state_dict(windows)
-    _restore_position(runner, checkpoint, seed)
+    _restore_position(runner, checkpoint, seed, keeps_data=keeps_data)
     warn_of_comm_hooks(runner, checkpoint)
 
 
@@ -100,9 +102,11 @@ def _restore_tensors(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
             runner.optim_wrapper.load_state_dict(state)
 
 
-def _restore_position(runner: Runner, checkpoint: Mapping[str, Any], seed: RunSeed) -> None:
+def _restore_position(
+    runner: Runner, checkpoint: Mapping[str, Any], seed: RunSeed, *, keeps_data: bool
+) -> None:
     """Tell the loop where to go on, and with which random numbers."""
-    state = _loop_state(runner, checkpoint)
+    state = _loop_state(runner, checkpoint, keeps_data=keeps_data)
     if not state["rng"]:
         seed.start_anew(state["iter"])
     loop = runner.train_loop
@@ -119,7 +123,9 @@ def _restore_position(runner: Runner, checkpoint: Mapping[str, Any], seed: RunSe
     loop.resume(Resumption(state, restore))
 
 
-def _loop_state(runner: Runner, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def _loop_state(
+    runner: Runner, checkpoint: Mapping[str, Any], *, keeps_data: bool
+) -> dict[str, Any]:
     """Return what the loop's own ``state_dict`` was, as far as the checkpoint has it."""
     meta, data = checkpoint.get("meta", {}), dict(checkpoint.get("data", {}))
     own = _of_this_rank(runner, data.pop("ranks", None)) or {}
@@ -131,7 +137,8 @@ def _loop_state(runner: Runner, checkpoint: Mapping[str, Any]) -> dict[str, Any]
     else:
         known = {name: data[name] for name in DataPosition._fields if name in data}
         position = DataPosition(**{**known, "state": own.get("state")})
-    position = position_of_run(runner, checkpoint, position, has_numbers=bool(rng))
+    is_kept = keeps_data or runner.cfg.get("resume_data") is not False
+    position = position_of_run(runner, checkpoint, position, has_numbers=bool(rng), is_kept=is_kept)
     return {**counts, "data": position._asdict(), "rng": rng, "pass": own.get("pass", {})}
 
 

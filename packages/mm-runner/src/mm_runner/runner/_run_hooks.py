@@ -22,7 +22,6 @@ class RunHooks:
     """
 
     hooks_list: HookList
-    _train_loop: Any = None  # once there is one
 
     @property
     def hooks(self) -> list[Hook]:
@@ -81,6 +80,6 @@ class RunHooks:
         """
         self.hooks_list.add(hook, priority, where="register_hook")
         # A training under way holds what it calls in its steps.
-        renew = getattr(self._train_loop, "renew_hooks", None)
+        renew = getattr(self.__dict__.get("train_loop"), "renew_hooks", None)
         if renew is not None:
             renew()

@@ -18,11 +18,13 @@ from mm_runner.validation import validate_run
 from ._checks import check_there, checked_cfg, checked_mapping, checked_phases, unknown_keys
 from ._collate_hint import explaining_lists
 from ._compiling import RunCompiler
+from ._ending import cleaning_up, run_to_its_end
 from ._environment import fix_cublas_workspace
 from ._interruption import Interruption
 from ._loading import StartingPoint
 from ._logs import RunLogs, plain_config
 from ._memory_format import use_channels_last
+from ._overrides import built_by, check_environment, check_seeded
 from ._parts import PartsWriting
 from ._receipt import RunReceipt
 from ._savable import check_savable
@@ -160,14 +162,16 @@ class Runner(ScriptApi):
         self._auto_scale_lr = checked_mapping(
             auto_scale_lr, "auto_scale_lr", ("base_batch_size", "enable")
         )
-        self.log_processor = self.build_log_processor(log_processor)
+        self.log_processor = built_by(self, "build_log_processor", log_processor)
         self.message_hub = self.log_processor.message_hub()
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
 
         fix_cublas_workspace(randomness)
         self._launcher = launcher
         self.setup_env(env_cfg)
+        check_environment(self)
         self._seed = RunSeed(randomness, self.rank)
+        self._taken = {}
         self._start = StartingPoint(load_from, self._seed, resume=resume)
         config = {name: value for name, value in arguments.items() if value is not None}
         self._logs = RunLogs(
@@ -178,8 +182,9 @@ class Runner(ScriptApi):
             writer_configs(visualizer, self.cfg.get("log_writers")),
         )
         self.set_randomness(**self._seed.configured)
+        check_seeded(self)
 
-        built = self.build_model(with_preprocessor(model, data_preprocessor))
+        built = built_by(self, "build_model", with_preprocessor(model, data_preprocessor))
         init_weights: Any = getattr(built, "init_weights", None)
         if self._train and init_weights is not None:
             self.logger.info(f"Weights are what {type(built).__name__}.init_weights() makes them.")
@@ -191,7 +196,7 @@ class Runner(ScriptApi):
             built,
             self.cfg,
             self.dist_info,
-            lambda bare: self.wrap_model(self.cfg.get("model_wrapper_cfg"), bare),
+            lambda bare: built_by(self, "wrap_model", self.cfg.get("model_wrapper_cfg"), bare),
         )
 
         self.optim_wrapper: Any = None
@@ -239,37 +244,17 @@ class Runner(ScriptApi):
         self._build_training()
         if self._receipt not in self.hooks:
             self.register_hook(self._receipt)
-        self.is_training = True
-        try:
-            with self.interruption.listening(self):
-                self.call_hook("before_run")
-                self.load_or_resume()
-                check_savable(self)
-                self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
-                self._compiler.begin_training(self)
-                tell_start(self)
-                with explaining_lists(self):
-                    self.train_loop.run()
-                self._receipt.tell(self)
-                self.call_hook("after_run")
-        except RunStopped:
-            self._start.go_on(self.interruption.saved)
-            raise
-        except Exception as error:
-            if self.cfg.get("crash_bundle", True):
-                keep_crash(self, error)
-            raise
-        finally:
-            self.is_training = False
-            for hook in self.hooks:
-                hook.clean_up(self)
-            for loop in (self.train_loop, self.val_loop):
-                if hasattr(loop, "close"):  # a loop of the user's own need not have it
-                    loop.close()
-            self._parts.close()
-            # A traceback must not be drawn over by the bar.
-            self.console.stop_progress()
-            self._logs.flush()
+        # The last two: a traceback must not be drawn over by the bar.
+        with cleaning_up(self, self._parts.close, self.console.stop_progress, self._logs.flush):
+            try:
+                self._train_as_built()
+            except RunStopped:
+                self._start.go_on(self.interruption.saved, keeps_data=True)
+                raise
+            except Exception as error:
+                if self.cfg.get("crash_bundle", True):
+                    keep_crash(self, error)
+                raise
         return self.model
 
     def val(self) -> dict[str, float]:
@@ -339,6 +324,21 @@ class Runner(ScriptApi):
         )
 
     # How it comes about.
+
+    def _train_as_built(self) -> None:
+        self.is_training = True
+        with self.interruption.listening(self):
+            self.call_hook("before_run")
+            with self._start.beginning(self):
+                self.load_or_resume()
+            check_savable(self)
+            self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
+            self._compiler.begin_training(self)
+            tell_start(self)
+            with explaining_lists(self):
+                run_to_its_end(self, self._receipt)
+            self._receipt.tell(self)
+            self.call_hook("after_run")
 
     def _evaluate(self, phase: str, loop: Any) -> dict[str, float]:
         if loop is None:

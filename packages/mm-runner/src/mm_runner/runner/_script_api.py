@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ScriptApi"]
 
+_MODULE_LEFT_OUT: tuple[tuple[str, str], ...] = ((r"^module\.", ""),)
+
 
 class ScriptApi(BuildSteps):
     """Single parts of a run, for scripts and notebooks."""
@@ -45,7 +47,7 @@ class ScriptApi(BuildSteps):
             if self.is_resuming:
                 self.resume(path)
             else:
-                self.load_checkpoint(path, revise_keys=())
+                self._load(path)
 
     def resume(
         self,
@@ -57,7 +59,7 @@ class ScriptApi(BuildSteps):
         """Go on from a checkpoint. Every process must call this.
 
         In a script, before :meth:`train`: the model gets its weights now, and the training begins
-        where the checkpoint was left.
+        where the checkpoint was left. In an override of :meth:`load_or_resume`, it does there.
 
         Args:
             filename: The file.
@@ -71,25 +73,27 @@ class ScriptApi(BuildSteps):
         """
         run: Any = self
         start = self._start
-        if start.is_applied:
-            checkpoint = self.load_checkpoint(filename, map_location, revise_keys=())
-            self._check_loaded(checkpoint, filename)
-            restore_training(
-                run,
-                checkpoint,
-                self._seed,
-                optimizer=resume_optimizer and start.resumes_optimizer,
-                schedules=resume_param_scheduler and start.resumes_schedules,
-            )
-            self.logger.info(f"Going on after epoch {self.epoch}, step {self.iter}.")
-            return
+        with start.applying_file(run, filename) as is_applied:
+            if is_applied:
+                checkpoint = self._load(filename, map_location)
+                self._check_loaded(checkpoint, filename)
+                restore_training(
+                    run,
+                    checkpoint,
+                    self._seed,
+                    optimizer=resume_optimizer and start.resumes_optimizer,
+                    schedules=resume_param_scheduler and start.resumes_schedules,
+                    keeps_data=start.keeps_data,
+                )
+                self.logger.info(f"Going on after epoch {self.epoch}, step {self.iter}.")
+                return
         if self.is_training:
             raise ConfigError(
                 f"resume({str(filename)!r}) was called while training is under way, whose data and "
                 "random numbers cannot go elsewhere. Call it before train(), or take the weights "
                 "alone by load_checkpoint()."
             )
-        self.load_checkpoint(filename, map_location, strict=True, revise_keys=())
+        self._load(filename, map_location, is_strict=True)
         start.go_on(Path(filename), optimizer=resume_optimizer, schedules=resume_param_scheduler)
 
     def load_checkpoint(
@@ -97,7 +101,7 @@ class ScriptApi(BuildSteps):
         filename: str | os.PathLike[str],
         map_location: Any = "cpu",  # noqa: ARG002 - MMEngine's signature
         strict: bool = False,  # noqa: FBT001, FBT002
-        revise_keys: Sequence[tuple[str, str]] = ((r"^module\.", ""),),
+        revise_keys: Sequence[tuple[str, str]] = _MODULE_LEFT_OUT,
     ) -> dict[str, Any]:
         """Give the model the weights of a checkpoint now. Every process must call this.
 
@@ -106,7 +110,9 @@ class ScriptApi(BuildSteps):
             map_location: Accepted for MMEngine's signature; weights go where the model is.
             strict: Whether an entry that does not fit is an error; else the log tells. A run that
                 resumes is always strict.
-            revise_keys: Pairs of a regular expression and what takes its place in the names.
+            revise_keys: Pairs of a regular expression and what takes its place in the names. By
+                default ``module.`` in front is left out; where the run itself loads a checkpoint,
+                nothing is.
 
         Returns:
             The checkpoint.
@@ -116,6 +122,9 @@ class ScriptApi(BuildSteps):
             ConfigError: If ``revise_keys`` holds something that is no such pair.
         """
         run: Any = self
+        strict = strict or self._start.is_strict
+        if self._start.is_own_call and revise_keys is _MODULE_LEFT_OUT:
+            revise_keys = ()  # a part of the model may be called so
         checkpoint = self._start.content(filename)
         weights = checkpoint.get("state_dict", checkpoint)
         if revise_keys:
@@ -133,6 +142,10 @@ class ScriptApi(BuildSteps):
         if not self._start.is_applied:
             self.logger.info(f"Loaded {filename}.")
         return checkpoint
+
+    def _load(self, filename: Any, *map_location: Any, is_strict: bool = False) -> Any:
+        with self._start.calling_load_checkpoint(is_strict=is_strict):
+            return self.load_checkpoint(filename, *map_location)
 
     def _check_loaded(self, checkpoint: Any, filename: Any) -> None:
         if not isinstance(checkpoint, dict):

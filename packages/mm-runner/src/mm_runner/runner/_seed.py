@@ -86,6 +86,11 @@ class RunSeed:
         seed_everything(batch_seed(self.value, self._apart, 0, num_steps) % 2**32)
 
     @property
+    def is_chosen(self) -> bool:
+        """Whether there is a seed."""
+        return hasattr(self, "value")
+
+    @property
     def _apart(self) -> int:
         return self._rank if self.is_by_rank else 0
 

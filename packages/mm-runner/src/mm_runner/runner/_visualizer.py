@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["RunVisualizer"]
 
 _PHASES = ("train", "val", "test")
-# What a record has besides scalars, and a caller must not change.
-_RESERVED = ("mode", "axis")
+# What a record has besides scalars; of these, a caller may say where it stands.
+_RESERVED = ("mode", "epoch", "step", "axis")
+_PLACE = ("epoch", "step")
 
 
 class RunVisualizer:
@@ -44,24 +45,40 @@ class RunVisualizer:
 
     def add_scalar(self, name: str, value: float | Tensor, step: int = 0) -> None:
         """Write one scalar; see :meth:`add_scalars`."""
+        _check_scalar(name, value)
         self.add_scalars({name: value}, step)
 
-    def add_scalars(self, scalar_dict: Mapping[str, float | Tensor], step: int = 0) -> None:
+    def add_scalars(
+        self,
+        scalar_dict: Mapping[str, float | Tensor],
+        step: int = 0,
+        file_path: str | None = None,  # noqa: ARG002 - MMEngine's signature
+    ) -> None:
         """Write scalars to ``scalars.jsonl`` and all writers; this waits for the device of tensors.
 
         Args:
             scalar_dict: Numbers, or tensors of one element, by name. One that begins with
                 ``train/``, ``val/`` or ``test/`` is of that phase; the record of others has
                 ``"other"`` as its ``mode``.
-            step: Training steps done. Defaults to 0; ``scalar_dict["step"]`` wins.
+            step: Training steps done. Defaults to 0; ``scalar_dict["step"]`` wins, and
+                ``scalar_dict["epoch"]`` over the epoch of the run.
+            file_path: Accepted for MMEngine's signature; all scalars are in ``scalars.jsonl``.
 
         Raises:
-            ConfigError: If a value is no number, or a name is that of something else in a record.
+            ConfigError: If ``scalar_dict`` is no dict, ``step`` or a value no number, or a name is
+                that of something else in a record.
         """
-        scalars = dict(scalar_dict)
-        step = scalars.pop("step", step)  # type: ignore[assignment]
+        if not isinstance(scalar_dict, Mapping):
+            raise ConfigError(
+                "visualizer.add_scalars: a dict of numbers by name is needed, got "
+                f"{short_repr(scalar_dict)}."
+            )
+        scalars = {name: value for name, value in scalar_dict.items() if name not in _PLACE}
         for name, value in scalars.items():
             _check_scalar(name, value)
+        given = {"step": step, **scalar_dict}
+        place = {name: _as_count(name, given[name]) for name in _PLACE if name in given}
+        step = place.pop("step")
         if not mm_dist.is_main_process():
             return
         by_phase: dict[str, dict[str, Any]] = {}
@@ -71,7 +88,7 @@ class RunVisualizer:
             plain = number.item() if hasattr(number, "item") else number  # NumPy's
             by_phase.setdefault(phase if known else "other", {})[bare if known else name] = plain
         for phase, numbers in by_phase.items():
-            self._runner.write_scalars(phase, numbers, step=int(step))
+            self._runner.write_scalars(phase, {**place, **numbers}, step=step)
 
     def add_image(self, name: str, image: Any, step: int = 0) -> None:
         """Give an image to the writers that keep images.
@@ -83,8 +100,10 @@ class RunVisualizer:
             step: Training steps done. Defaults to 0.
 
         Raises:
-            ConfigError: If no writer of the run keeps images, or ``image`` is of another shape.
+            ConfigError: If no writer of the run keeps images, ``image`` is of another shape, or
+                ``step`` no number.
         """
+        step = _as_count("step", step)
         if "add_image" not in self._logs.abilities:
             raise ConfigError(
                 f"visualizer.add_image({name!r}): none of the writers of this run keeps images. "
@@ -100,7 +119,7 @@ class RunVisualizer:
         if mm_dist.is_main_process():
             # The caller may go on to draw into it.
             copied = image.detach().cpu().clone() if isinstance(image, Tensor) else image.copy()
-            self._logs.give("add_image", name, copied, int(step))
+            self._logs.give("add_image", name, copied, step)
 
     def add_config(self, config: Mapping[str, Any]) -> None:
         """Write keys of a configuration to ``config.yaml``, and to the writers that keep it.
@@ -117,8 +136,13 @@ class RunVisualizer:
         self._logs.give("add_config", plain)
 
 
-def _check_scalar(name: str, value: Any) -> None:
-    if name in _RESERVED:
+def _check_scalar(name: Any, value: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(
+            f"visualizer.add_scalars: the name of a scalar is needed, got {short_repr(name)}."
+        )
+    phase, _, bare = name.partition("/")
+    if name in _RESERVED or (phase in _PHASES and bare in _RESERVED):
         raise ConfigError(
             f"visualizer.add_scalars: {name!r} cannot be the name of a scalar; a record has it "
             "for something else."
@@ -130,3 +154,12 @@ def _check_scalar(name: str, value: Any) -> None:
             f"visualizer.add_scalars: {name!r} needs a number, or a tensor of one element, got "
             f"{short_repr(value)}."
         )
+
+
+def _as_count(name: str, value: Any) -> int:
+    try:
+        if not isinstance(value, (str, bytes)):
+            return int(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's own for many elements
+        pass
+    raise ConfigError(f"visualizer: {name} needs a number, got {short_repr(value)}.")
