@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from crashing import Raise
-from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg
+from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, runner_arguments
 from typing_extensions import override
 
 import mm_dist
+from mm_runner import Runner
 from mm_runner.crash._rng import rng_digests
 from mm_runner.hooks import Hook
 
@@ -205,8 +207,24 @@ def test_a_summary_that_fails_does_not_hide_the_error(make_runner, monkeypatch):
     assert facts["error"]["type"] == "OutOfMemoryError"
 
 
-def test_the_record_of_collectives_is_kept_where_torch_has_one(make_runner, monkeypatch):
+def _fail_with_a_record(rank, work_dir):
     # Stands in for NCCL's, which is recorded on CUDA only; mm-dist tests what it reads.
-    monkeypatch.setattr(mm_dist, "read_flight_records", lambda: {"nccl": b"as torch wrote it"})
+    mm_dist.read_flight_records = lambda: {"nccl": b"as torch wrote it"}
+    runner = Runner(
+        **runner_arguments(work_dir, launcher="none", custom_hooks=[Raise(1)], **NO_VALIDATION)
+    )
+    with pytest.raises(ArithmeticError):
+        runner.train()
+    record = runner.log_dir / "crash" / f"nccl_trace_rank_{rank}"
+    assert record.read_bytes() == b"as torch wrote it"
+    dist.barrier()
+
+
+def test_the_record_of_collectives_is_kept_where_torch_has_one(run_ranks, tmp_path):
+    run_ranks(_fail_with_a_record, 2, str(tmp_path))
+
+
+def test_a_process_alone_keeps_no_record_of_a_group_that_it_once_had(make_runner, monkeypatch):
+    monkeypatch.setattr(mm_dist, "read_flight_records", lambda: {"gloo": b"as torch wrote it"})
     _, _, folder = facts_of_crash(make_runner)
-    assert (folder / "nccl_trace_rank_0").read_bytes() == b"as torch wrote it"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "rank0.json"]

@@ -2,6 +2,8 @@
 
 import gc
 import sys
+import weakref
+from collections import deque
 
 import pytest
 import torch.distributed as dist
@@ -87,6 +89,72 @@ def test_it_is_as_before_after_an_error_too(make_runner, is_on):
     finally:
         gc.enable()
     assert gc.get_threshold() == thresholds
+
+
+class Ring:
+    """Is in reach of itself."""
+
+    def __init__(self):
+        self.own = self
+
+
+class Outlives(Hook):
+    """Makes rings that outlive a collection, and counts those that are there."""
+
+    def __init__(self):
+        self.latest, self.alive, self.most = deque(maxlen=4), weakref.WeakSet(), 0
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        ring = Ring()
+        self.latest.append(ring)
+        self.alive.add(ring)
+        self.most = max(self.most, len(self.alive))
+
+
+def test_memory_does_not_grow_with_the_steps_of_an_epoch(make_runner):
+    most = []
+    for num_steps in (60, 240):
+        outlives = Outlives()
+        make_runner(
+            train_cfg={"by_epoch": False, "max_iters": num_steps},
+            custom_hooks=[GarbageCollectionHook(2), outlives],
+            **NO_VALIDATION,
+        ).train()
+        most.append(outlives.most)
+    assert most[0] == most[1] <= 20 + 4
+
+
+class TrainsItself(Runner):
+    """Trains as a script does."""
+
+    def __init__(self, *args, last="after_run", **kwargs):
+        super().__init__(*args, **kwargs)
+        self.last = last
+
+    @override
+    def train(self):
+        self.train_loop = self.build_train_loop(self._train["train_cfg"])
+        self.optim_wrapper = self.build_optim_wrapper(self._train["optim_wrapper"])
+        self.call_hook("before_run")
+        if self.last == "after_train":
+            self.train_loop.run()
+        else:
+            self.call_hook("before_train")
+            assert not gc.isenabled()
+            self.call_hook("after_run")
+        return self.model
+
+
+@pytest.mark.parametrize("last", ["after_train", "after_run"])
+def test_it_is_as_before_after_a_training_of_the_users_own(tmp_path, last):
+    arguments = runner_arguments(tmp_path / "run", **NO_VALIDATION)
+    runner = TrainsItself(**arguments, custom_hooks=[GarbageCollectionHook()], last=last)
+    try:
+        runner.train()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
 
 
 class Enabled(Blobs):

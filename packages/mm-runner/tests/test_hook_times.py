@@ -3,10 +3,10 @@
 import time
 
 import pytest
-from toy import NO_VALIDATION
+from toy import NO_VALIDATION, runner_arguments
 from typing_extensions import override
 
-from mm_runner import ConfigError
+from mm_runner import ConfigError, Runner
 from mm_runner.hooks import STAGES, Hook, HookTimesHook
 from mm_runner.hooks._hook_calls import HookCalls
 
@@ -103,14 +103,71 @@ def test_a_validation_in_the_window_is_no_part_of_its_steps(make_runner):
     assert "SlowToValidate" not in timing.times
 
 
+class SlowAroundValidation(Hook):
+    """Takes its time at the begin and the end of a validation; of these, one stands last."""
+
+    def __init__(self, priority):
+        self.priority = priority
+
+    @override
+    def before_val(self, runner):
+        time.sleep(50 * _SLOW_S)
+
+    @override
+    def after_val(self, runner):
+        time.sleep(_SLOW_S)
+
+
+def test_hooks_are_not_blamed_for_what_they_do_for_a_validation(make_runner):
+    timing = HookTimesHook(begin=2, iters=4)
+    make_runner(
+        custom_hooks=[SlowAroundValidation("NORMAL"), timing],
+        train_cfg={"by_epoch": False, "max_iters": 7, "val_interval": 4},
+    ).train()
+    assert 0 < timing.step_s < 10 * _SLOW_S  # of 50 that the validation took, in four steps
+    assert "SlowAroundValidation" not in timing.times
+
+
+def test_a_hook_behind_this_one_is_not_blamed_for_a_validation_either(make_runner):
+    timing = HookTimesHook(begin=2, iters=4)
+    make_runner(
+        custom_hooks=[timing, SlowAroundValidation("LOWEST")],
+        train_cfg={"by_epoch": False, "max_iters": 7, "val_interval": 4},
+    ).train()
+    assert "SlowAroundValidation" not in timing.times
+
+
+class OwnCalls(Runner):
+    """Calls its hooks itself, as subclasses of MMEngine's Runner may."""
+
+    @override
+    def call_hook(self, stage, **arguments):
+        super().call_hook(stage, **arguments)
+
+
+def test_only_the_first_process_times_where_hooks_are_called_otherwise(tmp_path, monkeypatch):
+    for rank in (0, 1):
+        timing = HookTimesHook(begin=1, iters=3)
+        monkeypatch.setattr(OwnCalls, "rank", rank)
+        overrides = {**NO_VALIDATION, "custom_hooks": [timing]}
+        OwnCalls(**runner_arguments(tmp_path / str(rank), **overrides)).train()
+        assert bool(timing.times) == (rank == 0)
+        assert timing._passed == (4 if rank == 0 else 0)
+
+
 def test_a_training_that_ends_early_tells_what_was_timed(make_runner):
     timing = HookTimesHook(begin=8, iters=100)
     runner = make_runner(custom_hooks=[timing], **NO_VALIDATION)
     runner.train()
     assert "in steps 9 to 12" in next(runner.log_dir.glob("*.log")).read_text()
-    timing = HookTimesHook(begin=12)
-    make_runner(custom_hooks=[timing], **NO_VALIDATION).train()
-    assert timing.times == {}
+    for begin in (12, 100):
+        timing = HookTimesHook(begin=begin)
+        runner = make_runner(custom_hooks=[timing], **NO_VALIDATION)
+        runner.train()
+        assert timing.times == {}
+        log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+        told = f"HookTimesHook: nothing was timed: training ended after 12 steps, and begin={begin}"
+        assert log.count(told) == 1
 
 
 def test_a_step_that_fails_in_the_window_leaves_the_hooks_as_they_were(make_runner):

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from toy import NO_VALIDATION, Classifier
+from toy import NO_VALIDATION, Classifier, runner_arguments
 from typing_extensions import override
 
-from mm_runner import ConfigError
+from mm_runner import ConfigError, Runner
 from mm_runner.hooks import Hook, HostSyncHook
+from mm_runner.loops import EpochBasedTrainLoop
 
 
 class Reads(Classifier):
@@ -54,6 +55,44 @@ def test_a_step_of_ours_waits_for_nothing(make_runner):
     assert "in steps 3 to 6 the host would wait for a device 0 times each." in log
     assert hook.steps == 4
     assert hook._passed == 6  # it is not called in later steps
+
+
+class OwnStep(Classifier):
+    """Has a step of its own, so that a line of the user's leads to the optimizer."""
+
+    def train_step(self, data, optim_wrapper):
+        loss, logs = self.parse_losses(self(**data, mode="loss"))
+        optim_wrapper.update_params(loss)
+        return logs
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}], ids=["default", "foreach"])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+def test_counts_of_steps_in_optimizers_are_left_out_in_a_step_of_the_users_own(
+    make_runner, kind, options
+):
+    wrapper = {"optimizer": {"type": kind, "lr": 0.1, **options}}
+    hook, _ = train_counting(make_runner, model={"type": OwnStep}, optim_wrapper=wrapper)
+    assert hook.steps == 4
+    assert hook.counts == {}
+
+
+def test_what_waits_in_comparisons_and_in_ctc_loss_is_known(make_runner):
+    class Compares(Classifier):
+        def forward(self, inputs, labels, mode="tensor"):
+            torch.allclose(inputs, inputs)
+            chances = torch.zeros(5, 2, 4).log_softmax(-1)
+            targets, lengths = torch.ones(2, 2, dtype=torch.long), torch.tensor([5, 5])
+            torch.nn.functional.ctc_loss(chances, targets, lengths, torch.tensor([2, 2]))
+            torch.nn.functional.ctc_loss(chances, targets, (5, 5), (2, 2))
+            return super().forward(inputs, labels, mode)
+
+    hook, _ = train_counting(make_runner, model={"type": Compares})
+    assert sorted(sync.what for sync in hook.counts) == [
+        "allclose",
+        "ctc_loss with lengths as tensors",
+    ]
+    assert set(hook.counts.values()) == {4}
 
 
 def test_what_torch_does_itself_is_told_by_its_place(make_runner):
@@ -116,6 +155,8 @@ def test_a_training_that_ends_early_tells_what_was_counted(make_runner):
     hook, log = train_counting(make_runner, HostSyncHook(begin=12))
     assert hook.steps == 0
     assert "HostSyncHook: in" not in log
+    told = "HostSyncHook: nothing was counted: training ended after 12 steps, and begin=12"
+    assert log.count(told) == 1
 
 
 def test_a_step_that_fails_leaves_nothing_behind(make_runner):
@@ -127,6 +168,72 @@ def test_a_step_that_fails_leaves_nothing_behind(make_runner):
     with pytest.raises(ArithmeticError):
         train_counting(make_runner, HostSyncHook(begin=0), custom_hooks=[Fails()])
     assert _get_current_dispatch_mode() is None
+
+
+class GoesOn(EpochBasedTrainLoop):
+    """Passes over batches on which a step fails."""
+
+    @override
+    def run_iter(self, idx, data_batch):
+        try:
+            super().run_iter(idx, data_batch)
+        except ArithmeticError:
+            self.iter += 1
+
+
+class FailsIn(Hook):
+    def __init__(self, *steps):
+        self.steps = steps
+        self.modes = []
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 in self.steps:
+            raise ArithmeticError
+
+    @override
+    def after_train_epoch(self, runner):
+        self.modes.append(_get_current_dispatch_mode())
+
+
+@pytest.mark.parametrize("steps", [(4,), (6,), (3, 4, 5, 6)], ids=["one", "last", "all"])
+def test_a_loop_that_goes_on_after_failing_steps_is_counted_as_any(make_runner, steps):
+    fails = FailsIn(*steps)
+    loop = {"type": GoesOn, "max_epochs": 2}
+    model = {"type": Reads}
+    hook, log = train_counting(make_runner, custom_hooks=[fails], train_cfg=loop, model=model)
+    assert _get_current_dispatch_mode() is None
+    assert fails.modes == [None, None]  # nothing of the end of an epoch is counted
+    assert hook.steps == 4
+    assert sorted(hook.counts.values()) == [4, 4]
+    assert log.count("HostSyncHook: in steps 3 to 6") == 1
+
+
+def test_what_is_kept_of_a_crash_is_not_counted(make_runner):
+    hook = HostSyncHook(begin=2, iters=4)
+    with pytest.raises(ArithmeticError):
+        train_counting(make_runner, hook, custom_hooks=[FailsIn(4)])
+    assert hook.steps == 2
+    assert hook.counts == {}
+
+
+class OwnCalls(Runner):
+    """Calls its hooks itself, as subclasses of MMEngine's Runner may."""
+
+    @override
+    def call_hook(self, stage, **arguments):
+        super().call_hook(stage, **arguments)
+
+
+def test_only_the_first_process_counts_where_hooks_are_called_otherwise(tmp_path, monkeypatch):
+    for rank, steps in ((0, 4), (1, 0)):
+        hook = HostSyncHook(begin=2, iters=4)
+        monkeypatch.setattr(OwnCalls, "rank", rank)
+        overrides = {**NO_VALIDATION, "custom_hooks": [hook]}
+        runner = OwnCalls(**runner_arguments(tmp_path / str(rank), **overrides))
+        runner.train()
+        assert hook.steps == steps
+        assert hook._passed == (6 if steps else 0)
 
 
 def test_a_second_training_is_counted_anew(make_runner):

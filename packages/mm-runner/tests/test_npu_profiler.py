@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -139,6 +140,23 @@ def test_the_graph_engine_tells_of_its_work_while_training(train, tmp_path):
     train(ge_profiling_to_std_out=True)
     assert recorded(tmp_path / "cann_profiling")[2] == "1"
     assert "GE_PROFILING_TO_STD_OUT" not in os.environ
+
+
+@pytest.mark.usefixtures("torch_npu")
+@pytest.mark.parametrize("end", [2, 13], ids=["trained", "refused"])
+def test_what_the_user_set_of_the_graph_engine_stays(train, monkeypatch, end):
+    monkeypatch.setenv("GE_PROFILING_TO_STD_OUT", "0")
+    with pytest.raises(ConfigError) if end > 12 else nullcontext():
+        train(end=end, ge_profiling_to_std_out=True)
+    assert os.environ["GE_PROFILING_TO_STD_OUT"] == "0"
+
+
+def test_a_hook_that_was_refused_leaves_the_variable_of_the_user(train, monkeypatch):
+    monkeypatch.setenv("GE_PROFILING_TO_STD_OUT", "0")
+    _forget()
+    with pytest.raises(ConfigError):
+        train(ge_profiling_to_std_out=True)
+    assert os.environ["GE_PROFILING_TO_STD_OUT"] == "0"
 
 
 @pytest.mark.usefixtures("torch_npu")

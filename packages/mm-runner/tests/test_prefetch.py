@@ -16,7 +16,14 @@ from toy import NO_VALIDATION, Blobs, Classifier, Scripted, loader_cfg
 from typing_extensions import override
 
 from mm_runner import ConfigError
-from mm_runner.data import BatchFeed, DataSettings, build_dataloader, feed_of_run, map_tensors
+from mm_runner.data import (
+    BatchFeed,
+    DataPosition,
+    DataSettings,
+    build_dataloader,
+    feed_of_run,
+    map_tensors,
+)
 from mm_runner.data._train_batches import TrainBatches
 from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
@@ -168,7 +175,7 @@ def test_stand_in_positions_do_not_count_what_was_only_prefetched():
     passing = batches.begin(0)
     for number in (1, 2, 3):
         next(passing)
-        assert batches.position() == (0, number, 4 * number, 6, None)
+        assert batches.position() == DataPosition(0, number, samples=4 * number, num_batches=6)
     (rest,) = [list(passing)]
     assert (len(rest), batches.batch) == (3, 6)
 

@@ -105,6 +105,42 @@ def test_a_trace_for_tensorboard_lies_where_it_was_asked_for(make_runner, tmp_pa
     assert [path.name.endswith(".pt.trace.json") for path in (tmp_path / "tb").iterdir()] == [True]
 
 
+def test_a_training_that_fails_is_profiled_no_longer_and_writes_nothing(make_runner, tmp_path):
+    class Fails(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if runner.iter == 3:
+                raise ArithmeticError
+
+    got = []
+    for options in ({}, {"on_trace_ready": got.append}):
+        profiler = ProfilerHook(by_epoch=False, profile_times=8, **options)
+        runner = make_runner(custom_hooks=[Fails(), profiler], **NO_VALIDATION)
+        with pytest.raises(ArithmeticError):
+            runner.train()
+        assert not torch._C._autograd._profiler_enabled()
+        assert not list(tmp_path.rglob("trace*"))
+    assert got == []
+    assert "aten::addmm" in names_in(profile(make_runner).log_dir / "trace_rank0.json")
+
+
+def test_a_profiler_that_cannot_be_stopped_does_not_hide_the_error(make_runner, monkeypatch):
+    class Fails(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            raise ArithmeticError
+
+    stop = torch.profiler.profile.stop
+
+    def fails(self):
+        stop(self)
+        raise RuntimeError("it does not answer")
+
+    monkeypatch.setattr(torch.profiler.profile, "stop", fails)
+    with pytest.raises(ArithmeticError):
+        make_runner(custom_hooks=[Fails(), ProfilerHook()], **NO_VALIDATION).train()
+
+
 def test_other_ranks_are_left_out(make_runner):
     runner = profile(make_runner, ranks=[1])
     assert not list(runner.log_dir.glob("trace*"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import os
 from collections.abc import Mapping
-from types import TracebackType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +14,11 @@ from torch import Tensor
 __all__ = ["describe_batch", "last_batch"]
 
 _NAMES = ("batch", "data_batch")
+_DRAW = dis.opmap["FOR_ITER"]
+# Our functions are given the batch if there is one: their other variables may hold the one before.
+_HOME = Path(__file__).parents[1]
+_OURS = f"{_HOME}{os.sep}"
+_LOOPS, _RUNNER = (f"{_HOME / name}{os.sep}" for name in ("loops", "runner"))
 _MOST_ITEMS, _MOST_LEVELS = 20, 8
 
 
@@ -18,17 +26,38 @@ def last_batch(trace: TracebackType | None) -> Any:
     """Return the batch that the failing step was given, ``None`` if it was not in a step.
 
     It is looked for among the variables of the failed calls: keeping it aside would cost every
-    step. A loop of the user's own is found if it calls the batch as ours do.
+    step. A loop of the user's own is found if it calls the batch as ours do. What failed while the
+    next batch was drawn, or between the steps, was given none.
 
     Args:
         trace: Of the exception.
     """
     found = None
     while trace is not None:
-        values = trace.tb_frame.f_locals
-        found = next((values[name] for name in _NAMES if values.get(name) is not None), found)
+        frame, file = trace.tb_frame, _file(trace)
+        is_drawing = frame.f_code.co_code[trace.tb_lasti] == _DRAW
+        # What a loop asks the run for is done between steps, or is given the batch itself.
+        leaves_step = _file(trace.tb_next).startswith((_LOOPS, _RUNNER))
+        names = set(_NAMES)
+        if is_drawing or leaves_step or file.startswith(_OURS):
+            names &= _arguments(frame)
+        given = (frame.f_locals.get(name) for name in _NAMES if name in names)
+        found = next((one for one in given if one is not None), found)
+        if leaves_step and file.startswith(_LOOPS):
+            found = None
+        if is_drawing:
+            return found
         trace = trace.tb_next
     return found
+
+
+def _file(trace: TracebackType | None) -> str:
+    return "" if trace is None else trace.tb_frame.f_code.co_filename
+
+
+def _arguments(frame: FrameType) -> set[str]:
+    code = frame.f_code
+    return set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 def describe_batch(value: Any, level: int = 0) -> Any:

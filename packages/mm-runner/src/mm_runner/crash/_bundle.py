@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 import mm_dist
+from mm_runner._error_text import text_of
 from mm_runner._out_of_memory import is_out_of_memory
 from mm_runner.data import failing_sample
 from mm_runner.errors import MMRunnerError
+from mm_runner.hooks import HostSyncHook
 from mm_runner.reporting import recent_lines
 
 from ._batch import describe_batch, last_batch
@@ -40,16 +42,17 @@ _VARIABLES = (
     *("CUDA_", "CUBLAS_", "TORCH", "NCCL_", "GLOO_", "OMP_", "MKL_", "PYTORCH_", "ASCEND_"),
     *("HCCL_", "MM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_COMM_WORLD"),
 )
-_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+# Rather too much is left out than too little.
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "PW", "CREDENTIAL", "AUTH", "JWT")
 
 
 def keep_crash(runner: Runner, error: Exception) -> None:
     """Write what is known of a failed training into its log directory, and tell how to replay it.
 
-    Each process that fails writes ``crash/rank<N>.json``, its record of collectives where torch has
-    one, and after it ran out of memory what the device's allocator tells; the configuration stands
-    beside them. What the user can repair by reading the message is not kept. Failing to write never
-    hides ``error``.
+    Each process that fails writes ``crash/rank<N>.json``, where there are several its record of
+    collectives if torch has one, and after it ran out of memory what the device's allocator tells;
+    the configuration stands beside them. What the user can repair by reading the message is not
+    kept. Nothing that fails here hides ``error``: what cannot be found out is left out.
 
     Args:
         runner: The run.
@@ -57,60 +60,80 @@ def keep_crash(runner: Runner, error: Exception) -> None:
     """
     if isinstance(error, MMRunnerError):
         return
+    _unless_it_fails(lambda: _end_counting(runner), None)
     folder = runner.log_dir / CRASH_FOLDER
-    ran_out = is_out_of_memory(error)
     try:
-        folder.mkdir(exist_ok=True)
-        (folder / CONFIG_FILE).write_text(runner.config_text, encoding="utf-8")
-        text = json.dumps(_facts(runner, error), indent=2, default=str)
-        (folder / f"rank{runner.rank}.json").write_text(f"{text}\n", encoding="utf-8")
+        _write(runner, error, folder)
+        told = _unless_it_fails(lambda: _told(runner, error, folder), "Training failed.")
     except Exception as failure:  # noqa: BLE001 - the disk may be what failed first
-        _tell(runner, f"What was there could not be kept in {folder}: {failure}")
-        return
+        told = f"What was there could not be kept in {folder}: {text_of(failure)}"
+    _unless_it_fails(lambda: _tell(runner, told), None)
+
+
+def _end_counting(runner: Runner) -> None:
+    """Let what is done here not count as the step's."""
+    for hook in runner.hooks:
+        if isinstance(hook, HostSyncHook):
+            hook.leave()
+
+
+def _write(runner: Runner, error: Exception, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG_FILE).write_text(runner.config_text, encoding="utf-8")
+    text = json.dumps(_facts(runner, error), indent=2, default=_as_text)
+    (folder / f"rank{runner.rank}.json").write_text(f"{text}\n", encoding="utf-8")
     _unless_it_fails(lambda: _keep_records(runner, folder), None)
-    if ran_out:
+    if is_out_of_memory(error):
         _unless_it_fails(lambda: keep_memory(runner.device, folder, runner.rank), None)
-    sample = failing_sample(error)
+
+
+def _told(runner: Runner, error: Exception, folder: Path) -> str:
+    """Say what happened, what helps, and what to do."""
+    sample = _unless_it_fails(lambda: failing_sample(error), None)
     where = f" while it read {sample}" if sample else ""
-    advice = f"{_unless_it_fails(lambda: advise_on_memory(runner), '')} " if ran_out else ""
-    _tell(
-        runner,
+    advice = ""
+    if is_out_of_memory(error):
+        advice = f"{_unless_it_fails(lambda: advise_on_memory(runner), '')} "
+    return (
         f"Training failed in {_place(runner, error)} with {type(error).__name__}{where}. {advice}"
-        f"What was there is kept; to go back there: {_command(runner, folder)}",
+        f"What was there is kept; to go back there: {_command(runner, folder)}"
     )
 
 
 def _facts(runner: Runner, error: Exception) -> dict[str, Any]:
-    batch = last_batch(error.__traceback__)
+    """Return what is known, each for itself: what cannot be asked any more is ``None``."""
+    batch = _unless_it_fails(lambda: last_batch(error.__traceback__), None)
     is_of_step = batch is not None and not _is_validating(runner, error)
+    trace = error.__traceback__
+    ask: dict[str, Callable[[], Any]] = {
+        "traceback": lambda: "".join(traceback.format_exception(type(error), error, trace)),
+        "batch": lambda: describe_batch(batch),
+        "samples": lambda: samples_of_step(runner.train_loop) if is_of_step else None,
+        "sample": lambda: failing_sample(error),
+        "log": lambda: recent_lines(runner.logger),
+        "folder": lambda: str(Path.cwd()),
+        "environment": _environment,
+    }
     return {
-        "error": {"type": type(error).__name__, "message": str(error)},
-        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        "error": {"type": type(error).__name__, "message": text_of(error)},
         "place": _place(runner, error),
         "iter": runner.iter,
         "epoch": runner.epoch,
-        "batch": describe_batch(batch),
-        "samples": _unless_it_fails(lambda: samples_of_step(runner.train_loop), None)
-        if is_of_step
-        else None,
-        "sample": failing_sample(error),
         "seed": runner.seed,
         "experiment_name": runner.experiment_name,
         "generators": _unless_it_fails(lambda: rng_digests(runner.device), dict[str, str]()),
-        "log": recent_lines(runner.logger),
         "rank": runner.rank,
         "world_size": runner.world_size,
         "launcher": runner.launcher,
         "device": str(runner.device),
         "work_dir": str(runner.work_dir),
         "command": [sys.executable, *sys.orig_argv[1:]],
-        "folder": str(Path.cwd()),
         "python_path": [entry for entry in sys.path if entry],
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {"torch": torch.__version__, **{name: _version(name) for name in _PACKAGES}},
         "cuda": torch.version.cuda,
-        "environment": _environment(),
+        **{name: _unless_it_fails(one, None) for name, one in ask.items()},
     }
 
 
@@ -126,8 +149,14 @@ def _is_validating(runner: Runner, error: Exception) -> bool:
     return runner.val_loop is not None and any(one is runner.val_loop for one in callers)
 
 
+def _as_text(value: Any) -> str:
+    return str(_unless_it_fails(lambda: str(value), type(value).__name__))
+
+
 def _keep_records(runner: Runner, folder: Path) -> None:
     """Write what torch's flight recorders know of the collectives, as ``torchfrtrace`` reads it."""
+    if runner.world_size == 1:  # of a group that is gone, at most: torch keeps it for the process
+        return
     for backend, record in mm_dist.read_flight_records().items():
         (folder / f"{backend}_trace_rank_{runner.rank}").write_bytes(record)
 
@@ -144,7 +173,7 @@ def _environment() -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLES) and not any(part in name for part in _SECRETS)
+        if name.startswith(_VARIABLES) and not any(part in name.upper() for part in _SECRETS)
     }
 
 

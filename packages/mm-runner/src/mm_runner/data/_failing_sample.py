@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import _utils
 
+from mm_runner._error_text import text_of
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -23,7 +25,7 @@ def failing_sample(error: BaseException) -> str | None:
     In this process the frame of torch's fetcher knows it; of a worker's error, which is text by
     then, that text says it. ``None`` where it was no sample of a dataset with indices.
     """
-    said = _SAID.search(str(error))
+    said = _SAID.search(text_of(error))
     return said[1] if said else _sample_in(error.__traceback__)
 
 

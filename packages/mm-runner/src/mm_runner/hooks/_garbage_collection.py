@@ -15,7 +15,10 @@ from ._hook import Hook
 __all__ = ["GarbageCollectionHook"]
 
 # Cycles that were made lately: nearly all of them, and found in little time.
-_YOUNG = 1
+_YOUNG, _ALL = 1, 2
+# What has lived through one of these is looked at only when all is, and an epoch may be a whole run
+# long: so often in place of these.
+_TIMES_PER_ALL = 10
 
 
 class GarbageCollectionHook(Hook):
@@ -23,9 +26,10 @@ class GarbageCollectionHook(Hook):
 
     Left alone, each process collects when it has made enough objects, some other step each time,
     and the others wait for it in their next exchange. With this hook all of them collect after the
-    same steps: young objects every ``interval`` steps; all of them before training, after each
-    epoch, and after each validation, in which nothing is collected either. Once training has ended,
-    in whatever way, collection is as it was. Workers that load data collect as ever.
+    same steps: young objects every ``interval`` steps; all of them every tenth time, before
+    training, after each epoch, and after each validation, in which nothing is collected either.
+    Once training has ended, in whatever way, collection is as it was. Workers that load data
+    collect as ever.
 
     Args:
         interval: Steps from one collection to the next. Defaults to 1000.
@@ -56,8 +60,9 @@ class GarbageCollectionHook(Hook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        if (runner.iter + 1) % self.interval == 0:
-            gc.collect(_YOUNG)
+        step = runner.iter + 1
+        if step % self.interval == 0:
+            gc.collect(_YOUNG if step % (_TIMES_PER_ALL * self.interval) else _ALL)
 
     @override
     def after_train_epoch(self, runner: Any) -> None:
@@ -67,6 +72,14 @@ class GarbageCollectionHook(Hook):
     def after_val(self, runner: Any) -> None:
         if runner.is_training:
             gc.collect()
+
+    @override
+    def after_train(self, runner: Any) -> None:
+        self.clean_up(runner)  # a train() of the user's own may not come to it
+
+    @override
+    def after_run(self, runner: Any) -> None:
+        self.clean_up(runner)
 
     @override
     def clean_up(self, runner: Any) -> None:

@@ -74,6 +74,8 @@ class HookTimesHook(Hook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
+        if self._is_done:  # a Runner with a call_hook of its own asks nobody whether it is idle
+            return
         self._passed += 1
         if self._passed == self.begin:
             # During the hooks after a step, that one is not counted yet.
@@ -94,8 +96,15 @@ class HookTimesHook(Hook):
 
     @override
     def after_train(self, runner: Any) -> None:
-        if self._window is not None and self._passed > self.begin:  # it ended before its time
+        if self._is_done:
+            return
+        if self._passed > self.begin:  # it ended before its time
             self._finish(runner)
+        else:
+            runner.logger.info(
+                f"HookTimesHook: nothing was timed: training ended after {self._passed} steps, and "
+                f"begin={self.begin} leaves out the first ones."
+            )
 
     @override
     def clean_up(self, runner: Any) -> None:
@@ -160,16 +169,16 @@ class _Window:
         self._began = time.perf_counter()
 
     def pause(self) -> None:
-        self.elapsed_s += time.perf_counter() - self._began
-        self._is_paused = True
+        if not self._is_paused:
+            self.elapsed_s += time.perf_counter() - self._began
+            self._is_paused = True
 
     def go_on(self) -> None:
         self._began = time.perf_counter()
         self._is_paused = False
 
     def end(self) -> None:
-        if not self._is_paused:
-            self.pause()
+        self.pause()
         self._calls.end()
 
     def _time(
@@ -180,12 +189,14 @@ class _Window:
         arguments: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> Any:
+        if stage == "before_val":  # the owner, whose turn comes last, would be late
+            self.pause()
         around_s, self._within_s = self._within_s, 0.0
         began = time.perf_counter()
         try:
             return act(*arguments, **named)
         finally:
             spent = time.perf_counter() - began
-            if not self._is_paused:
+            if not self._is_paused and "_val" not in stage:
                 self.times[type(hook).__name__][stage] += spent - self._within_s
             self._within_s = around_s + spent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
@@ -80,7 +81,7 @@ class NPUProfilerHook(ProfilerHook):
         self.exit_after_profiling = exit_after_profiling
         self.ge_profiling_to_std_out = ge_profiling_to_std_out
         self._steps_left = end
-        self._variable: str | None = None
+        self._restore: Callable[[], object] | None = None
 
     @override
     def before_train(self, runner: Any) -> None:
@@ -97,18 +98,16 @@ class NPUProfilerHook(ProfilerHook):
                 f"{runner.max_iters} steps."
             )
         if self.ge_profiling_to_std_out:
-            self._variable = os.environ.get(_TO_STD_OUT)
-            os.environ[_TO_STD_OUT] = "1"
+            self._restore = _set_variable(_TO_STD_OUT, "1")
         self._steps_left = self.profile_times
         super().before_train(runner)
 
     @override
     def clean_up(self, runner: Any) -> None:
         super().clean_up(runner)
-        if self.ge_profiling_to_std_out:
-            os.environ.pop(_TO_STD_OUT, None)
-            if self._variable is not None:
-                os.environ[_TO_STD_OUT] = self._variable
+        restore, self._restore = self._restore, None
+        if restore is not None:
+            restore()
 
     @override
     def _device_type(self, runner: Any) -> str:
@@ -126,3 +125,12 @@ class NPUProfilerHook(ProfilerHook):
                 "ends. exit_after_profiling=False goes on."
             )
             raise SystemExit(0)
+
+
+def _set_variable(name: str, value: str) -> Callable[[], object]:
+    """Set a variable of the environment, and return what makes it what it was."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    if before is None:
+        return lambda: os.environ.pop(name, None)
+    return lambda: os.environ.update({name: before})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,7 @@ class ProfilerHook(Hook):
         self._calls: HookCalls | None = None
         self._end_history: Callable[[], None] | None = None
         self._write_for_tensorboard: Callable[[Any], None] | None = None
+        self._is_writing = False
         self._left = 0
         self._written = 0
 
@@ -138,7 +140,7 @@ class ProfilerHook(Hook):
             )
         device_type = self._device_type(runner)
         profiler = _profiler_of(device_type)
-        self._left, self._written = self.profile_times, 0
+        self._left, self._written, self._is_writing = self.profile_times, 0, True
         self._write_for_tensorboard = self._writer(runner, device_type)
         self._profiler = profiler.profile(
             activities=[
@@ -178,6 +180,9 @@ class ProfilerHook(Hook):
 
     @override
     def clean_up(self, runner: Any) -> None:
+        self._is_writing = False  # training failed, or was stopped: of no use, and torch may fail
+        with suppress(Exception):
+            self._stop()
         self._end_calls()
         end, self._end_history = self._end_history, None
         if end is not None:
@@ -204,6 +209,8 @@ class ProfilerHook(Hook):
 
     def _write(self, runner: Any, done: profile) -> None:
         ready = self.on_trace_ready
+        if not self._is_writing:
+            return
         if ready is None:
             path = self._path(runner)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,16 +25,17 @@ _DIST_KEYS = tuple(
     for name in inspect.signature(mm_dist.check_dist_arguments).parameters
     if name != "launcher"
 )
+_OF_GROUP = ("backend", "device_type")
 
 
 def check_launcher(name: Any, where: str) -> None:
-    """Check that there is a launcher of that name.
+    """Check that there is a launcher of that name; ``None`` stands for ``"auto"``.
 
     Raises:
         ConfigError: If there is none.
     """
     try:
-        mm_dist.check_dist_arguments(name)
+        mm_dist.check_dist_arguments("auto" if name is None else name)
     except mm_dist.MMDistError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -58,7 +59,10 @@ def check_environment(env: Any, where: str) -> None:
         check_known(dist_cfg, f"{where}.dist_cfg", _DIST_KEYS)
         check = mm_dist.check_dist_arguments
         check_keys(dist_cfg, f"{where}.dist_cfg", check, name="init_dist")
-        _ask(check, dist_cfg, f"{where}.dist_cfg", mm_dist.MMDistError)
+        # A process group that exists already has its own, which need not be among those known.
+        given = _OF_GROUP if mm_dist.is_distributed() else ()
+        asked = {name: value for name, value in dist_cfg.items() if name not in given}
+        _ask(check, asked, f"{where}.dist_cfg", mm_dist.MMDistError)
     if env.get("npu_cfg") is not None:
         import mm_npu  # noqa: PLC0415 - few have an NPU
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from ._origin import origin_of
+from ._origin import is_of_optimizer, origin_of
 
-__all__ = ["Sync", "SyncCounter"]
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["Sync", "SyncCounter", "leaves_compiled_code_alone"]
 
 # Their result depends on values that only the device knows.
 _WAITING = {
@@ -30,11 +32,22 @@ _WAITING = {
     "aten::bincount": "bincount",
     "aten::repeat_interleave": "repeat_interleave",
     "aten::equal": "equal",
+    "aten::allclose": "allclose",
     "aten::_linalg_check_errors": "a check of torch.linalg",
+    # Of one kind alone, that with lengths as tensors.
+    "aten._ctc_loss.Tensor": "ctc_loss with lengths as tensors",
 }
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 _MASKS = (torch.bool, torch.uint8)
-_OPTIMIZERS = os.path.join("torch", "optim", "")  # noqa: PTH118 - as text, with its end
+
+
+def leaves_compiled_code_alone() -> bool:
+    """Tell whether this torch runs compiled code while a :class:`SyncCounter` is entered.
+
+    An older one runs such code uncompiled then, some of it for good.
+    """
+    names = ("is_infra_mode", "ignore_compile_internals")
+    return all(hasattr(TorchDispatchMode, name) for name in names)
 
 
 class Sync(NamedTuple):
@@ -66,11 +79,21 @@ class SyncCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         what = self._what_waits(func, args, kwargs)
         if what is not None:
-            sync = Sync(what, self._origin())
+            frame = sys._getframe(1)  # noqa: SLF001 - the documented name has no other
             # torch's optimizers count steps on the host, wherever the parameters are.
-            if not (self._counts_host and sync.origin.startswith(_OPTIMIZERS)):
-                self._counts[sync] += 1
+            if not (self._counts_host and is_of_optimizer(frame)):
+                self._counts[Sync(what, self._origin(frame))] += 1
         return func(*args, **kwargs)
+
+    # What torch asks a mode: compiled code is not this one's business, and stays compiled.
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
     def _what_waits(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> str | None:
         name = getattr(getattr(func, "_schema", None), "name", "")
@@ -85,10 +108,9 @@ class SyncCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return "an index that is a mask"
         if name == "aten::lift_fresh" and _is_on_device(tensor):
             return "a tensor made from numbers"
-        return _WAITING.get(name)
+        return _WAITING.get(name) or _WAITING.get(str(func))
 
-    def _origin(self) -> str:
-        frame = sys._getframe(2)  # noqa: SLF001 - the documented name has no other
+    def _origin(self, frame: FrameType) -> str:
         if threading.get_ident() == self._thread:
             return origin_of(frame)
         # Backward runs in a thread of its own, for which the one that called it waits.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import torch
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.hooks._hook import Hook
 
-from ._counter import Sync, SyncCounter
+from ._counter import Sync, SyncCounter, leaves_compiled_code_alone
 
 __all__ = ["HostSyncHook"]
 
@@ -21,9 +22,16 @@ class HostSyncHook(Hook):
     Once they are over, the log has a table: how often per step, which operation (``item()`` and its
     like, copies to the host, ``nonzero``, masks as indices), and which line of code outside of
     torch and of mm-runner's packages, or which hook of the run. Loading of data and validations are
-    left out, and so is what a compiled graph does within. On the CPU, on which nobody waits, the
-    same calls are counted: they would wait on a device. The counted steps, of the first process
+    left out, and so is what a compiled graph does within. The counted steps, of the first process
     alone, take longer than others by some microseconds per operation.
+
+    On the CPU, on which nobody waits, the same operations are counted: they would wait on a device.
+    Copies to the host are not seen there, as nothing is copied: ``cpu()``, ``tolist()``,
+    ``numpy()``. How torch's own optimizers read their counts of steps is left out. That a tensor is
+    printed is seen nowhere: torch hides it.
+
+    A run with ``compile`` stays compiled. Where torch is too old for that, nothing is counted, and
+    a warning says so.
 
     On CUDA ``torch.cuda.set_sync_debug_mode("warn")`` is exact where this goes by a list of
     operations; it names no hooks.
@@ -64,7 +72,7 @@ class HostSyncHook(Hook):
     def before_train(self, runner: Any) -> None:
         self.counts, self.steps = Counter(), 0
         self._passed = self._first = 0
-        self._is_done = runner.rank != 0
+        self._is_done = runner.rank != 0 or not _can_count(runner)
         # The last of the hooks ends what this, the first of them, begins.
         if self._end not in runner.hooks:
             runner.register_hook(self._end)
@@ -75,6 +83,9 @@ class HostSyncHook(Hook):
 
     @override
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if self._is_done:  # a Runner with a call_hook of its own asks nobody whether it is idle
+            return
+        self.after_step(runner)  # of one that failed, in a loop that goes on all the same
         self._passed += 1
         if self.begin < self._passed <= self.begin + self.iters:
             self._first = self._first or runner.iter + 1
@@ -82,9 +93,24 @@ class HostSyncHook(Hook):
             self._mode.__enter__()
 
     @override
+    def after_train_epoch(self, runner: Any) -> None:
+        self.after_step(runner)
+
+    @override
+    def before_val(self, runner: Any) -> None:
+        self.after_step(runner)
+
+    @override
     def after_train(self, runner: Any) -> None:
-        if 0 < self.steps < self.iters:  # training ended before its time
+        if self._is_done:
+            return
+        if self.steps:  # training ended before its time
             self._tell(runner)
+        else:
+            runner.logger.info(
+                f"HostSyncHook: nothing was counted: training ended after {self._passed} steps, "
+                f"and begin={self.begin} leaves out the first ones."
+            )
 
     @override
     def clean_up(self, runner: Any) -> None:
@@ -130,6 +156,26 @@ class HostSyncHook(Hook):
         if runner.device.type == "cuda" and total:
             lines.append('  torch.cuda.set_sync_debug_mode("warn") warns at each, exactly.')
         return lines
+
+
+def _can_count(runner: Any) -> bool:
+    """Tell whether counting leaves the run as it is; where it does not, say so."""
+    if leaves_compiled_code_alone() or not _compiles(runner):
+        return True
+    runner.logger.warning(
+        f"HostSyncHook counts nothing: torch {torch.__version__} would run uncompiled what this "
+        "run compiles. Set compile=False for the steps that are to be counted, or update torch."
+    )
+    return False
+
+
+def _compiles(runner: Any) -> bool:
+    """Tell whether this run, or the user before it, compiles something of the model."""
+    return runner.compile_handle.enabled or any(
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in runner.model.modules()
+    )
 
 
 class _EndOfStep(Hook):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from functools import cache
@@ -13,9 +14,9 @@ import torch
 from mm_runner.hooks._hook import Hook
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
-__all__ = ["origin_of"]
+__all__ = ["is_of_optimizer", "origin_of"]
 
 _OURS = ("mm_runner", "mm_dist", "mm_amp", "mm_compile", "mm_npu")
 _SITES = ("site-packages", "dist-packages")
@@ -23,6 +24,11 @@ _SITES = ("site-packages", "dist-packages")
 _CELLS = "<ipython-input"
 # Parts of torch that stand around a call of torch's own, whatever it is.
 _AROUND = ("_dynamo", "_compile", "_tensor", "functional", "_jit_internal", "utils", "_ops")
+# Of torch.optim, what reads values of the device, as its other modules do not.
+_READERS = ("lbfgs.py", "swa_utils.py")
+# What mm-compile adds to the name of code that it copies, and torch to what goes on after a break.
+_COPIED = re.compile(r"(_\d+)+$")
+_RESUMED = re.compile(r"^(?:torch_dynamo_resume_in_)+(.+?)(?:_at_\d+)+$")
 
 
 def origin_of(frame: FrameType | None, *, behind: FrameType | None = None) -> str:
@@ -54,9 +60,35 @@ def origin_of(frame: FrameType | None, *, behind: FrameType | None = None) -> st
     return "unknown" if innermost is None else _place(innermost)
 
 
+def is_of_optimizer(frame: FrameType | None) -> bool:
+    """Tell whether one of torch's optimizers called, and no line of the user's in between.
+
+    Args:
+        frame: The innermost.
+    """
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_users(file) or _is_loop(file):
+            return False
+        if _is_optimizers(file):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _place(frame: FrameType) -> str:
     code = frame.f_code
-    return f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+    return f"{_short(code.co_filename)}:{frame.f_lineno} in {_name(code)}"
+
+
+def _name(code: CodeType) -> str:
+    """Return the name that a function has in its file, also where its code is a copy."""
+    qualified: str = getattr(code, "co_qualname", "")  # Python 3.11; a copy keeps it
+    name = qualified.rpartition(".")[2] or code.co_name
+    resumed = _RESUMED.match(name)
+    if qualified and resumed is None:
+        return name
+    return _COPIED.sub("", resumed[1] if resumed else name)
 
 
 @cache
@@ -82,6 +114,12 @@ def _is_users(file: str) -> bool:
         return False
     library = sysconfig.get_path("stdlib")
     return not file.startswith(library) or any(site in file for site in _SITES)
+
+
+@cache
+def _is_optimizers(file: str) -> bool:
+    home = os.path.join(os.path.dirname(torch.__file__), "optim", "")  # noqa: PTH118, PTH120
+    return file.startswith(home) and not file.endswith(_READERS)
 
 
 @cache
