@@ -1,5 +1,6 @@
 """``mm-runner find-batch-size``: which batches fit, how fast they are, and what is left."""
 
+import errno
 import json
 import time
 import weakref
@@ -16,6 +17,8 @@ from mm_runner.cli import main
 from mm_runner.finders import BatchTrial, find_batch_size
 from mm_runner.finders._batch_size import _report
 from mm_runner.finders._memory import is_out_of_memory
+from mm_runner.hooks import EMAHook, Hook
+from mm_runner.model import ExponentialMovingAverage
 
 _FITS = 11
 _TORCHS = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
@@ -182,6 +185,16 @@ def caused(cause):
     return error
 
 
+def raised_instead_of(first):
+    try:
+        try:
+            raise first
+        except MemoryError:
+            raise ValueError("another matter") from None
+    except ValueError as error:
+        return error
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -193,6 +206,16 @@ def caused(cause):
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
         (caused(_TORCHS("x")), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
+        (RuntimeError("Invalid buffer size: 20.00 GB"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        (RuntimeError("vocabulary: there is no token 'out of memory'"), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may"), False),
+        (RuntimeError("GET was unable to find an engine to execute this"), False),
+        (raised_instead_of(MemoryError()), False),
         (caused(ValueError("out of memory")), False),
         (ValueError("Expected more than 1 value per channel when training"), False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
@@ -200,6 +223,67 @@ def caused(cause):
 )
 def test_errors_of_memory_are_known_by_what_devices_raise(error, expected):
     assert is_out_of_memory(error) == expected
+
+
+class Normalised(TooSmallDevice):
+    """Batch normalisation cannot train on one sample; the memory holds ``fits``."""
+
+    fits = 1
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, inputs, labels, mode="tensor"):
+        if len(labels) > self.fits:
+            raise _TORCHS("x")
+        self.norm(torch.zeros(len(labels), 4))
+        return super().forward(inputs, labels, mode)
+
+
+@pytest.mark.parametrize(
+    ("fits", "start", "expected"),
+    [
+        (1, 2, [(2, False)]),
+        (1, 4, [(4, False), (2, False)]),
+        (3, 1, [(2, True), (4, False), (3, True)]),
+        (1, 1, [(2, False)]),
+    ],
+)
+def test_a_batch_that_is_too_small_is_told_and_costs_nothing(
+    tmp_path, monkeypatch, fits, start, expected
+):
+    monkeypatch.setattr(Normalised, "fits", fits)
+    report = find_batch_size(cfg_of(tmp_path, model={"type": Normalised}), start=start, steps=2)
+    assert sizes(report) == expected
+    assert report.largest == (fits if fits > 1 else 0)
+    (note,) = report.notes
+    assert note.startswith("A batch of 1 cannot be trained: Expected more than 1 value per")
+
+
+@pytest.mark.parametrize("hook", [{"type": "EMAHook", "begin_iter": 10**6}, EMAHook(begin_epoch=9)])
+def test_an_average_of_the_weights_takes_its_memory(tmp_path, monkeypatch, hook):
+    updated = []
+    update = ExponentialMovingAverage.update
+
+    def note(self, *args):
+        updated.append(self)
+        return update(self, *args)
+
+    monkeypatch.setattr(ExponentialMovingAverage, "update", note)
+    find_batch_size(cfg_of(tmp_path, custom_hooks=[hook]), maximum=4, steps=2)
+    assert len(updated) == 2 * 2  # in each step of both trials
+
+
+class Stopping(Hook):
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):  # noqa: ARG002
+        runner.train_loop.stop_training = True
+
+
+def test_a_hook_that_stops_the_training_is_told(tmp_path):
+    message = r"the training with a batch of 2 ended before 5 steps were done; a hook"
+    with pytest.raises(ConfigError, match=message):
+        find_batch_size(cfg_of(tmp_path, custom_hooks=[Stopping()]))
 
 
 class Slow(Classifier):
@@ -241,6 +325,7 @@ def _trials(speeds):
             {"train_dataloader": None},
             r"^train_dataloader: this key is missing; find",
         ),
+        ({}, {"train_cfg": None}, r"^train_cfg: this key is missing; find-batch-size"),
     ],
 )
 def test_what_does_not_fit_is_told(tmp_path, arguments, changes, message):

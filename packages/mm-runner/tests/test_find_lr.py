@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,6 +186,8 @@ def test_what_a_run_would_do_besides_is_off(tmp_path):
             r"lr: 0 was given; f",
         ),
         ({}, {"optim_wrapper": None}, r"^optim_wrapper: this key is missing; find-lr trains"),
+        ({}, {"train_cfg": None}, r"^train_cfg: this key is missing; find-lr trains"),
+        ({}, {"train_dataloader": None}, r"^train_dataloader: this key is missing; find-lr"),
     ],
 )
 def test_what_does_not_fit_is_told(tmp_path, arguments, changes, message):
@@ -224,6 +228,77 @@ def test_the_command_prints_a_table_and_writes_numbers_or_a_picture(tmp_path, mo
     assert "<svg" in (tmp_path / "lr.svg").read_text()
 
 
+class Divided(Bowl):
+    """Its loss is no number from the first step on."""
+
+    def forward(self, inputs, labels, mode="tensor"):
+        return {"loss": super().forward(inputs, labels, mode)["loss"] * math.nan}
+
+
+def test_a_loss_that_is_no_number_from_the_first_step_on_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(_CONFIG.replace("toy:Classifier", "test_find_lr:Divided"))
+    assert main(["find-lr", "run.yaml", "--out", "lr.json"]) == 0
+    assert "The loss diverged after 0 steps, at the first rate." in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    assert main(["find-lr", "run.yaml", "--out", "lr.svg"]) == 0
+    assert "<svg" in (tmp_path / "lr.svg").read_text()
+
+
+def test_a_loop_may_be_named_in_full(tmp_path):
+    train_cfg = {"type": "mm_runner.loops.EpochBasedTrainLoop", "max_epochs": 1}
+    assert find_learning_rate(cfg_of(tmp_path, train_cfg=train_cfg), steps=_STEPS).points
+
+
+class Leaving(Listening):
+    """Ends the training, and notes that it may clean up."""
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        runner.train_loop.stop_training = True
+
+    @override
+    def clean_up(self, runner):
+        type(self).seen.append("clean_up")
+
+
+def test_a_hook_that_ends_the_training_is_told_of_and_cleans_up(tmp_path):
+    del Leaving.seen[:]
+    report = find_learning_rate(cfg_of(tmp_path, custom_hooks=[Leaving()]))
+    assert report.notes == (
+        "The training ended with step 1: a hook or a loop of your own stopped it.",
+    )
+    assert Leaving.seen == ["clean_up"]
+
+
+def test_algorithms_may_be_others_again_afterwards(tmp_path):
+    cfg = cfg_of(tmp_path, randomness={"seed": 0, "deterministic": True})
+    before = (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic)
+    find_learning_rate(cfg, steps=10)
+    after = (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic)
+    assert before == after == (False, False)
+
+
+class Placing(Listening):
+    """Notes where a run writes."""
+
+    @override
+    def before_train(self, runner):
+        type(self).seen.append(runner.work_dir)
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None): ...
+
+
+def test_what_lies_beside_the_work_dir_is_temporary_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    del Placing.seen[:]
+    find_learning_rate(cfg_of(tmp_path, custom_hooks=[Placing()]), steps=10)
+    (work_dir,) = map(Path, Placing.seen)
+    assert work_dir.parent.parent == tmp_path
+    assert not work_dir.parent.exists()
+
+
 class Ranked(Classifier):
     """Its loss differs from process to process."""
 
@@ -238,6 +313,34 @@ def _find_on_ranks(rank, work_dir):
     )
     report = find_learning_rate(cfg, steps=12)
     assert [point.loss for point in report.points] == [0.5] * 12, rank
+
+
+class FailingOnOne(Classifier):
+    def forward(self, inputs, labels, mode="tensor"):
+        if torch.distributed.get_rank() == 1:
+            raise ValueError("on this one")
+        return super().forward(inputs, labels, mode)
+
+
+def _fail_on_ranks(rank, work_dir):
+    cfg = runner_arguments(
+        f"{work_dir}/unused",
+        model={"type": FailingOnOne},
+        train_dataloader=loader_cfg(batch_size=2),
+        model_wrapper_cfg=None,
+    )
+    if rank == 0:  # does not get there, but may wait for the other
+        with pytest.raises(RuntimeError):
+            find_learning_rate(cfg, steps=12)
+        return
+    begin_s = time.monotonic()
+    with pytest.raises(ValueError, match="on this one"):
+        find_learning_rate(cfg, steps=12)
+    assert time.monotonic() - begin_s < 30
+
+
+def test_a_process_that_fails_does_not_wait_for_the_others(run_ranks, tmp_path):
+    run_ranks(_fail_on_ranks, 2, tmp_path)
 
 
 def test_losses_are_means_over_processes(run_ranks, tmp_path):

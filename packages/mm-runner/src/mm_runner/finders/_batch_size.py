@@ -13,12 +13,12 @@ from typing_extensions import override
 
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
-from mm_runner.hooks import Hook
+from mm_runner.hooks import EMAHook, Hook
 from mm_runner.optim import named_wrappers
 
 from ._first_samples import KeptSamples
 from ._memory import free_memory, is_out_of_memory, peak_bytes, start_counting, wait_for
-from ._trial_run import EndOfTrialError, run_trial, trial_config, trial_directory
+from ._trial_run import EndOfTrialError, begin_trials, run_trial, trial_config, trial_directory
 
 __all__ = ["BatchSizeReport", "BatchTrial", "find_batch_size"]
 
@@ -27,6 +27,8 @@ _AS_FAST = 0.95
 _LEAST_STEPS = 2
 _PINNING = ("pin_memory", "pin_memory_device")
 _WHAT = "find-batch-size"
+# What batch normalisation says of a batch of one, if there is one value per channel.
+_TOO_SMALL = "more than 1 value per channel"
 
 
 class BatchTrial(NamedTuple):
@@ -70,7 +72,9 @@ def find_batch_size(
     """Train some steps with larger and larger batches, until the memory is full.
 
     The batch is doubled until it does not fit, and the range in between bisected. Each trial has a
-    new model and optimizer, and the device's memory to itself. The first samples of the dataset
+    new model and optimizer (and its average, with :class:`mm_runner.hooks.EMAHook`), and the
+    device's memory to itself. The user's own hooks run along, and clean up, but get no
+    ``after_train`` and ``after_run``. The first samples of the dataset
     are read once, and make all batches: where samples differ in size, leave room. All takes place
     in one process, whatever started it.
 
@@ -99,10 +103,12 @@ def find_batch_size(
             f"{_WHAT}: steps={steps} was given; {_LEAST_STEPS} are needed at least, of which the "
             "first does not count."
         )
-    with trial_directory(_WHAT) as directory:
-        bench = _Bench({**cfg, "launcher": "none"}, directory, steps, tell)
+    cfg = {**cfg, "launcher": "none"}
+    device = begin_trials(cfg, _WHAT)
+    with trial_directory(_WHAT, device) as directory:
+        bench = _Bench(cfg, directory, steps, tell)
         bench.search(start, maximum)
-    return _report(bench, maximum, _notes(cfg))
+    return _report(bench, maximum, [*bench.notes, *_notes(cfg)])
 
 
 class _Bench:
@@ -124,6 +130,8 @@ class _Bench:
         pinning = {name: options[name] for name in _PINNING if name in options}
         self._loading = {"collate_fn": loader.collate_fn, "num_workers": 0, **pinning}
         self.trials: list[BatchTrial] = []
+        self.notes: list[str] = []
+        self._too_small = 0
         self.fits, self.num_samples = 0, -1  # of the dataset, if it was gone through
 
     def search(self, size: int, maximum: int) -> None:
@@ -134,7 +142,7 @@ class _Bench:
                 raise ConfigError(f"train_dataloader.dataset: it has no samples for {_WHAT}.")
             if found < min(size, maximum):
                 maximum = self.num_samples = found
-            if found <= self.fits:
+            if found <= max(self.fits, self._too_small):
                 return
             if not self._try(found):
                 break
@@ -142,21 +150,30 @@ class _Bench:
         else:
             return
         too_large = found
-        while too_large - self.fits > 1:
+        while too_large - max(self.fits, self._too_small) > 1:
             size = (self.fits + too_large) // 2
             self._samples.grow_to(size)
             if not self._try(size):
                 too_large = size
 
     def _try(self, size: int) -> bool:
+        """Return whether ``size`` is not too large."""
         loader = {**self._loading, "dataset": self._samples, "batch_size": size, "shuffle": False}
         cfg = {
-            **trial_config(self._rest, self._directory, _WHAT),
+            # The average takes memory too.
+            **trial_config(self._rest, self._directory, _WHAT, keep=(EMAHook,)),
             "load_from": None,  # what the weights are does not matter
             "train_cfg": {"by_epoch": False, "max_iters": 2**31},
             "train_dataloader": loader,
         }
-        trial = _attempt(cfg, size, self._steps)
+        try:
+            trial = _attempt(cfg, size, self._steps)
+        except ValueError as error:
+            if size > 1 or _TOO_SMALL not in str(error):
+                raise
+            self._too_small = size
+            self.notes.append(f"A batch of 1 cannot be trained: {error}")
+            return True
         self.trials.append(trial)
         self._tell(trial)
         if trial.fits:
@@ -195,11 +212,6 @@ def _notes(cfg: Mapping[str, Any]) -> list[str]:
 
 
 def _loader(cfg: Mapping[str, Any]) -> DataLoader[Any]:
-    if cfg.get("train_dataloader") is None:
-        raise ConfigError(
-            f"train_dataloader: this key is missing; {_WHAT} trains some steps, and needs "
-            "train_dataloader, train_cfg and optim_wrapper."
-        )
     settings = DataSettings(0, torch.Generator(), 0, 1)
     return build_dataloader(
         cfg["train_dataloader"], settings, shuffle=False, where="train_dataloader"
@@ -210,6 +222,7 @@ def _attempt(cfg: Mapping[str, Any], size: int, steps: int) -> BatchTrial:
     watch = _Watch(steps)
     try:
         run_trial(cfg, watch)
+        watch.check(size)
         trial = BatchTrial(size, True, size * watch.num_batches / watch.elapsed_s, watch.peak)  # noqa: FBT003
     except Exception as error:
         if not is_out_of_memory(error):
@@ -232,7 +245,16 @@ class _Watch(Hook):
         self.device_type = "cpu"
         self.num_batches = 0
         self.elapsed_s = 0.0
+        self.has_ended = False
         self.peak: int | None = None
+
+    def check(self, size: int) -> None:
+        """Raise a :class:`ConfigError` if the training ended before the trial."""
+        if not self.has_ended:
+            raise ConfigError(
+                f"{_WHAT}: the training with a batch of {size} ended before {self._steps} steps "
+                "were done; a hook of your own stopped it. Leave that out."
+            )
 
     @override
     def before_train(self, runner: Any) -> None:
@@ -255,5 +277,5 @@ class _Watch(Hook):
             self.elapsed_s += time.perf_counter() - self._begin_s
             self.num_batches += 1
         if runner.iter + 1 >= self._steps * self._window:
-            self.peak = peak_bytes(runner.device)
+            self.peak, self.has_ended = peak_bytes(runner.device), True
             raise EndOfTrialError

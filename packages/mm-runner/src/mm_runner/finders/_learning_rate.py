@@ -15,10 +15,10 @@ from mm_runner.hooks import Hook
 from mm_runner.hooks._rank_means import mean_over_ranks
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 from mm_runner.optim import named_wrappers
-from mm_runner.runner._environment import fix_cublas_workspace, set_up_process
+from mm_runner.registry import LOOPS
 
 from ._steepest_descent import smoothed_losses, steepest_rate
-from ._trial_run import EndOfTrialError, run_trial, trial_config, trial_directory
+from ._trial_run import EndOfTrialError, begin_trials, run_trial, trial_config, trial_directory
 
 __all__ = ["LearningRateReport", "RatePoint", "find_learning_rate"]
 
@@ -26,13 +26,7 @@ __all__ = ["LearningRateReport", "RatePoint", "find_learning_rate"]
 # https://sgugger.github.io/how-do-you-find-a-good-learning-rate.html).
 _DIVERGED = 4.0
 _LEAST_STEPS = 10
-_OUR_LOOPS = (
-    None,
-    "EpochBasedTrainLoop",
-    "IterBasedTrainLoop",
-    EpochBasedTrainLoop,
-    IterBasedTrainLoop,
-)
+_OUR_LOOPS = (None, EpochBasedTrainLoop, IterBasedTrainLoop)
 
 
 class RatePoint(NamedTuple):
@@ -67,6 +61,7 @@ def find_learning_rate(
     the smoothed loss is at its best. The test ends when the smoothed loss is four times its best.
 
     Schedules, checkpoints, validation, ``auto_scale_lr`` and the hooks of mm-runner are left out.
+    The user's own hooks run along, and clean up, but get no ``after_train`` and ``after_run``.
     The model begins as configured, ``load_from`` included. With several processes, all of which
     must call this, a loss is their mean.
 
@@ -96,12 +91,16 @@ def find_learning_rate(
         raise ConfigError(
             f"find-lr: steps={steps} was given; {_LEAST_STEPS} are needed at least to see a slope."
         )
-    fix_cublas_workspace(cfg.get("randomness"))
-    set_up_process(cfg.get("launcher") or "auto", cfg.get("env_cfg"))
-    with trial_directory("find-lr") as directory:
+    device = begin_trials(cfg, "find-lr")
+    with trial_directory("find-lr", device) as directory:
         trial = trial_config(cfg, directory, "find-lr")
         test = _RangeTest(min_lr, max_lr, steps)
         run_trial({**trial, "train_cfg": _endless(trial["train_cfg"])}, test)
+    if not test.has_ended:
+        test.notes.append(
+            f"The training ended with step {len(test.found)}: a hook or a loop of your own "
+            "stopped it."
+        )
     losses = [loss for _, loss in test.found]
     points = tuple(
         RatePoint(lr, loss, smoothed)
@@ -113,7 +112,10 @@ def find_learning_rate(
 
 def _endless(train_cfg: Any) -> Any:
     """Return ``train_cfg`` so that the training does not end before the test."""
-    if train_cfg.get("type") not in _OUR_LOOPS:
+    if not isinstance(train_cfg, Mapping):
+        return train_cfg  # no loop; the run says so
+    kind = train_cfg.get("type")
+    if (LOOPS.get(kind) if isinstance(kind, str) else kind) not in _OUR_LOOPS:
         return train_cfg  # a loop of the user's own
     return {"by_epoch": False, "max_iters": 2**31}
 
@@ -141,7 +143,7 @@ class _RangeTest(Hook):
         self._window = 1
         self._sum = 0.0
         self.found: list[tuple[float, float]] = []
-        self.diverged = False
+        self.diverged = self.has_ended = False
         self.notes: list[str] = []
 
     @override
@@ -187,13 +189,14 @@ class _RangeTest(Hook):
         loss = mean_over_ranks({"loss": self._sum / self._window})["loss"]
         self._sum = 0.0
         if not math.isfinite(loss):
-            self.diverged = True
+            self.diverged = self.has_ended = True
             raise EndOfTrialError
         self.found.append((self._rate(), loss))
         smoothed = smoothed_losses([loss for _, loss in self.found])
         best = min(smoothed)
         self.diverged = smoothed[-1] > best + (_DIVERGED - 1) * abs(best)
-        if self.diverged or len(self.found) >= self._steps:
+        self.has_ended = self.diverged or len(self.found) >= self._steps
+        if self.has_ended:
             raise EndOfTrialError
 
     def _rate(self) -> float:

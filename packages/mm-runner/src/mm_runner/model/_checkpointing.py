@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from ._kept_buffers import BufferCopy, changed_buffers, copy_buffers, repeating
-from ._variants import Variant, make_variant
+from mm_runner.errors import ConfigError
 
-__all__ = ["checkpoint_module", "checkpointed_names"]
+from ._compiled_buffers import expect_constant_buffers, note_buffers
+from ._kept_buffers import ForwardState, KnownChanges, version_of
+from ._variants import Variant, make_variant, own_class
+
+__all__ = ["check_can_checkpoint", "checkpoint_module", "checkpointed_names"]
 
 _is_compiling: Callable[[], bool] = getattr(
     getattr(torch, "compiler", None), "is_compiling", lambda: False
@@ -22,18 +25,43 @@ _is_compiling: Callable[[], bool] = getattr(
 _backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # noqa: SLF001
 
 
-def checkpoint_module(module: nn.Module) -> None:
+def check_can_checkpoint(module: nn.Module, name: str, where: str) -> None:
+    """Check that what ``module`` computes is in the forward of its class.
+
+    Args:
+        module: To be checkpointed.
+        name: Of the module in its model.
+        where: The key that names it, for messages.
+
+    Raises:
+        ConfigError: If the module is called in a way of its own, which leads past a changed class.
+    """
+    own_call = own_class(module).__call__ is not nn.Module.__call__
+    # The one of torch.fx only writes better messages.
+    if own_call and not isinstance(module, torch.fx.GraphModule):
+        found = f"its class {own_class(module).__name__} has a __call__ of its own"
+        remedy = "Let it have a forward instead, or name modules within it."
+    elif "forward" in vars(module):
+        found = "its forward was replaced on the object, as torch.compile and some libraries do"
+        remedy = "Give the model without that (cfg['compile'] compiles it later), or name others."
+    else:
+        return
+    raise ConfigError(f"{where}: {name!r} cannot be checkpointed, for {found}. {remedy}")
+
+
+def checkpoint_module(module: nn.Module, name: str = "") -> None:
     """Let ``module`` keep only its inputs for the backward pass, in place.
 
     Where gradients are recorded, what it computes between its inputs and its outputs is dropped,
-    and computed again in the backward pass: with the same random numbers and autocast, and with its
-    buffers as they were, of which the repetition changes none.
+    and computed again in the backward pass: with the same random numbers, autocast and modes, and
+    with its buffers as they were, of which the repetition changes none.
 
     Args:
         module: Has a forward of its own. Its hooks are called once, around the forward.
+        name: Of the module in its model, for messages.
     """
-    if not isinstance(module, _Checkpointed):
-        make_variant(module, _Checkpointed)
+    make_variant(module, _Checkpointed)
+    module.__dict__["_known_changes"] = KnownChanges(name)
 
 
 def checkpointed_names(model: nn.Module) -> list[str]:
@@ -42,29 +70,22 @@ def checkpointed_names(model: nn.Module) -> list[str]:
 
 
 class _Checkpointed(Variant):
-    # Names of the buffers that a forward changes and may depend on; None before the first one.
-    _changing_buffers: frozenset[str] | None = None
+    variant_state = ("_known_changes",)
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return super().forward(*args, **kwargs)
+        run = _Run(self, tuple(kwargs))
         if _is_compiling():  # the compiler knows by itself what of a repetition counts
-            return checkpoint(self._compute, *args, use_reentrant=False, **kwargs)
-        before = copy_buffers(self, self._changing_buffers)
-        run = _Run(self, tuple(kwargs), before)
+            note_buffers(self)
+            outputs = checkpoint(run.compute, None, *args, *kwargs.values(), use_reentrant=False)
+            expect_constant_buffers(self)
+            return outputs
         # torch looks for the device, whose random numbers it keeps, among these arguments only.
-        any_parameter = next(self.parameters(), None)
-        outputs = checkpoint(run, any_parameter, *args, *kwargs.values(), use_reentrant=False)
-        if self._changing_buffers is None and self.training:
-            self._changing_buffers = changed_buffers(self, before)
-        return outputs
-
-    def _compute(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or _backward_id() == -1:
-            return super().forward(*args, **kwargs)
-        with repeating(self, {}):  # where the compiler gave up
-            return super().forward(*args, **kwargs)
+        parameter = next(self.parameters(), None)
+        on_device = None if parameter is None else torch.empty(0, device=parameter.device)
+        return checkpoint(run.compute, on_device, *args, *kwargs.values(), use_reentrant=False)
 
 
 class _Run:
@@ -73,24 +94,48 @@ class _Run:
     Args:
         module: Checkpointed.
         names: Of the last arguments that it is called with.
-        before: Buffers as they were before.
     """
 
-    def __init__(
-        self, module: _Checkpointed, names: tuple[str, ...], before: dict[str, BufferCopy]
-    ) -> None:
-        self._module, self._names, self._before = module, names, before
-        self._is_repetition = False
+    def __init__(self, module: _Checkpointed, names: tuple[str, ...]) -> None:
+        self._module, self._names = module, names
+        self._state: ForwardState | None = None
 
-    def __call__(self, _: Any, *values: Any) -> Any:
+    def compute(self, _: Any, *values: Any) -> Any:
+        """Call the module's own forward.
+
+        Raises:
+            ConfigError: If that did what cannot be repeated.
+        """
         num_positional = len(values) - len(self._names)
         args = values[:num_positional]
-        kwargs = dict(zip(self._names, values[num_positional:], strict=True))
-        # A forward that begins in a backward pass is part of the repetition of another one.
-        is_repetition = self._is_repetition or _backward_id() != -1
-        self._is_repetition = True
+        kwargs = dict(zip(self._names, values[num_positional:]))  # noqa: B905 - compiled, too
         forward = super(_Checkpointed, self._module).forward
-        if not is_repetition:
+        if _is_compiling():
             return forward(*args, **kwargs)
-        with repeating(self._module, self._before):
-            return forward(*args, **kwargs)
+        is_repetition = self._state is not None
+        if self._state is None:
+            known = self._module.__dict__.setdefault("_known_changes", KnownChanges(""))
+            self._state = ForwardState(self._module, known)
+        # A forward that begins in a backward pass is part of the repetition of another one.
+        if is_repetition or _backward_id() != -1:
+            with self._state.restored():
+                return forward(*args, **kwargs)
+        inputs = [(tensor, version_of(tensor)) for tensor in _tensors(values)]
+        outputs = forward(*args, **kwargs)
+        self._state.note_changes()
+        if any(version_of(tensor) != version for tensor, version in inputs):
+            self._state.refuse(
+                "changes one of its inputs in place, which it would be repeated with. Let its "
+                "first operation be one with inplace=False"
+            )
+        return outputs
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))

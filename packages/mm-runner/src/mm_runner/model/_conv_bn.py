@@ -10,37 +10,73 @@ https://arxiv.org/abs/2305.11624).
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.modules import module as torch_module
 from typing_extensions import override
 
+from mm_runner.errors import ConfigError
+
+from ._folded_kernel import convolve_folded
 from ._variants import Variant, make_variant
 
-__all__ = ["CONVOLUTIONS", "fold_into", "folded_names"]
+__all__ = ["Pair", "fold_into", "folded_names"]
 
-_TRANSPOSED = {
-    nn.ConvTranspose1d: functional.conv_transpose1d,
-    nn.ConvTranspose2d: functional.conv_transpose2d,
-    nn.ConvTranspose3d: functional.conv_transpose3d,
-}
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_is_compiling: Callable[[], bool] = getattr(
+    getattr(torch, "compiler", None), "is_compiling", lambda: False
+)
+# Since torch 2.0.
+_backward_id: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001
+# Hooks that see, or change, what is between the two.
+_AFTER_CONVOLUTION = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_AROUND_NORM = ("_forward_pre_hooks", *_AFTER_CONVOLUTION)
+_GLOBAL = tuple(
+    hooks
+    for kind in _AROUND_NORM
+    if (hooks := getattr(torch_module, f"_global{kind}", None)) is not None
+)
 
 
-def fold_into(convolution: nn.Module, norm: nn.Module) -> None:
-    """Let ``convolution`` compute what ``norm`` would, while that is in eval mode, in place.
+class Pair(NamedTuple):
+    """Names of a convolution and its normalisation, and of the module whose forward calls both."""
+
+    caller: str
+    convolution: str
+    norm: str
+
+
+def fold_into(model: nn.Module, pair: Pair) -> None:
+    """Let a convolution compute what its normalisation would, while that is in eval mode, in place.
+
+    It does so in the forward of the module that calls both. Anywhere else both compute what they
+    always do.
 
     Args:
-        convolution: One of :data:`CONVOLUTIONS`, whose outputs go to ``norm`` only.
-        norm: A batch normalisation, which gets nothing else.
+        model: What the names are of.
+        pair: In the forward of the caller, each is called once, and the convolution's output goes
+            to the normalisation only.
+
+    Raises:
+        ConfigError: At the end of a forward in which it went elsewhere.
     """
-    make_variant(convolution, _FoldingConvolution)
-    make_variant(norm, _FoldedNorm)
-    convolution.__dict__["_norm"] = _Partner(norm)
-    norm.__dict__["_convolution"] = _Partner(convolution)
+    found: list[Any] = [model.get_submodule(name) for name in pair]
+    caller, convolution, norm = found
+    for module, mixin in (
+        (caller, _Caller),
+        (convolution, _FoldingConvolution),
+        (norm, _FoldedNorm),
+    ):
+        if not isinstance(module, mixin):
+            make_variant(module, mixin)
+            module._conv_bn_pairs, module._conv_bn_link = (), None  # noqa: SLF001
+    if convolution._conv_bn_link is None:  # noqa: SLF001
+        convolution._conv_bn_link = norm._conv_bn_link = _Link()  # noqa: SLF001
+    start = len(pair.caller) + 1 if pair.caller else 0
+    caller._conv_bn_pairs += ((pair.convolution[start:], pair.norm[start:]),)  # noqa: SLF001
 
 
 def folded_names(model: nn.Module) -> list[str]:
@@ -50,93 +86,140 @@ def folded_names(model: nn.Module) -> list[str]:
     ]
 
 
-class _Partner:
-    """The other module of a pair, while that is there.
+class _Link:
+    """What a convolution and its normalisation know of one another; copies of it know nothing."""
 
-    One that was replaced in the model is gone, and the pair with it. Copies lead to copies.
-    """
+    def __init__(self) -> None:
+        self.norm: Any = None
+        self.is_open = False  # the forward that calls both is running
+        self.is_folded = False  # in the last such forward
+        self.given: Tensor | None = None  # on its way from one to the other
 
-    def __init__(self, module: nn.Module | None) -> None:
-        self.find: Any = _nothing if module is None else weakref.ref(module)
+    def __deepcopy__(self, memo: Any) -> _Link:
+        return _Link()
 
+    @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Partner, (self.find(),)
+        return type(None), ()
 
 
-def _nothing() -> None:
-    return None
+class _Caller(Variant):
+    _conv_bn_pairs: tuple[tuple[str, str], ...] = ()
+
+    @override
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        links = _open_links(self)
+        try:
+            outputs = super().forward(*args, **kwargs)
+            for link, names in links:
+                if link.given is not None:
+                    raise ConfigError(_misled(self, names))
+            return outputs
+        finally:
+            for link, _ in links:
+                link.is_open, link.given = False, None
 
 
 class _FoldingConvolution(Variant):
-    _norm: _Partner
+    _conv_bn_link: _Link | None = None
 
     @override
-    def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        norm = self._norm.find()
-        if norm is None or args or kwargs or not _is_one(self, norm):
-            outputs: Tensor = super().forward(inputs, *args, **kwargs)
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        link = self._conv_bn_link
+        if link is None or link.given is not None or args or kwargs:
+            outputs: Tensor = super().forward(input, *args, **kwargs)
             return outputs
-        return _convolve(self, norm, inputs)
+        if link.is_open:
+            link.is_folded = _are_one(self, link.norm)
+            if link.is_folded:
+                link.given = convolve_folded(self, link.norm, input)
+                return link.given
+        elif link.is_folded and _in_backward():
+            return convolve_folded(self, link.norm, input)
+        plain: Tensor = super().forward(input)
+        return plain
 
 
 class _FoldedNorm(Variant):
-    _convolution: _Partner
+    _conv_bn_link: _Link | None = None
 
     @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        convolution = self._convolution.find()
-        if convolution is not None and _is_one(convolution, self):
-            return inputs
-        outputs: Tensor = super().forward(inputs)
+    def forward(self, input: Tensor) -> Tensor:
+        link = self._conv_bn_link
+        if link is not None:
+            if link.given is input:
+                link.given = None
+                return input
+            if link.is_folded and not link.is_open and _in_backward():
+                return input
+        outputs: Tensor = super().forward(input)
         return outputs
 
 
-def _is_one(convolution: Any, norm: Any) -> bool:
-    # Hooks between the two are to see what is between them.
-    is_hooked = convolution._forward_hooks or norm._forward_pre_hooks  # noqa: SLF001
-    return not norm.training and norm.running_mean is not None and not is_hooked
+def _open_links(caller: _Caller) -> list[tuple[_Link, tuple[str, str]]]:
+    opened: list[tuple[_Link, tuple[str, str]]] = []
+    if getattr(caller, "_is_replica", False):  # of nn.DataParallel; they share their links
+        return opened
+    for names in caller._conv_bn_pairs:  # noqa: SLF001
+        convolution, norm = _find(caller, names[0]), _find(caller, names[1])
+        # One that was replaced is of no pair.
+        if not isinstance(convolution, _FoldingConvolution) or not isinstance(norm, _FoldedNorm):
+            continue
+        link = convolution._conv_bn_link  # noqa: SLF001
+        if link is None and norm._conv_bn_link is None:  # noqa: SLF001
+            link = convolution._conv_bn_link = norm._conv_bn_link = _Link()  # noqa: SLF001 - unpickled
+        if link is None or link is not norm._conv_bn_link or link.is_open:  # noqa: SLF001
+            continue
+        link.norm, link.is_open = norm, True
+        opened.append((link, names))
+    return opened
 
 
-def _convolve(convolution: Any, norm: Any, inputs: Tensor) -> Tensor:
-    weight = convolution.weight
-    # Half precision is not enough for what is only multiplied into the weights.
-    precise = torch.promote_types(weight.dtype, torch.float32)
-    factor = torch.rsqrt(norm.running_var.to(precise) + norm.eps)
-    if norm.weight is not None:
-        factor = factor * norm.weight
-    bias = -norm.running_mean if convolution.bias is None else convolution.bias - norm.running_mean
-    bias = bias * factor if norm.bias is None else bias * factor + norm.bias
-    is_transposed = convolution.transposed
-    weight = _scaled(weight, factor, convolution.groups if is_transposed else None)
-    weight, bias = weight.to(convolution.weight.dtype), bias.to(convolution.weight.dtype)
-    if not is_transposed:
-        return convolution._conv_forward(inputs, weight, bias)  # type: ignore[no-any-return]  # noqa: SLF001
-    transpose: Any = next(
-        function for kind, function in _TRANSPOSED.items() if isinstance(convolution, kind)
+def _find(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+def _are_one(convolution: Any, norm: Any) -> bool:
+    if norm.training or norm.running_mean is None or _is_watched(convolution, norm):
+        return False
+    # What is sharded by itself is there only while it computes.
+    tensors = (convolution.weight, convolution.bias, norm.weight, norm.bias)
+    if any(hasattr(tensor, "device_mesh") for tensor in tensors):
+        return False
+    return norm.weight is None or norm.weight.shape == norm.running_mean.shape
+
+
+def _is_watched(convolution: Any, norm: Any) -> bool:
+    return bool(
+        any(map(len, _GLOBAL))
+        or any(getattr(convolution, kind, None) for kind in _AFTER_CONVOLUTION)
+        or any(getattr(norm, kind, None) for kind in _AROUND_NORM)
+        or "forward" in convolution.__dict__
+        or "forward" in norm.__dict__
     )
-    return transpose(  # type: ignore[no-any-return]
-        inputs,
-        weight,
-        bias,
-        convolution.stride,
-        convolution.padding,
-        convolution.output_padding,
-        convolution.groups,
-        convolution.dilation,
+
+
+def _in_backward() -> bool:
+    """Return whether what is computed now was computed before, by the forward."""
+    if _is_compiling():
+        return False
+    return _backward_id() != -1 if _backward_id is not None else any(_repetitions())
+
+
+def _repetitions() -> Iterator[bool]:
+    frame: Any = sys._getframe()  # noqa: SLF001
+    while frame is not None:
+        code = frame.f_code
+        is_torchs = code.co_filename.endswith("checkpoint.py") and "torch" in code.co_filename
+        yield is_torchs and code.co_name in ("unpack", "backward")
+        frame = frame.f_back
+
+
+def _misled(caller: nn.Module, names: tuple[str, str]) -> str:
+    return (
+        f"efficient_conv_bn_eval: in {type(caller).__name__}, what {names[0]!r} gave did not go to "
+        f"{names[1]!r} in this forward, as it did when the forward was traced. Remove the module "
+        "from the list, or name parts of it in which each convolution feeds its norm every time."
     )
-
-
-def _scaled(weight: Tensor, factor: Tensor, groups: int | None) -> Tensor:
-    """Multiply what makes each output channel by its factor.
-
-    Args:
-        weight: Shape ``(channels out, channels in / groups, ...)``; of a transposed convolution
-            ``(channels in, channels out / groups, ...)``.
-        factor: Shape ``(channels out,)``.
-        groups: Of a transposed convolution.
-    """
-    if groups is None:
-        return weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
-    by_group = weight.reshape(groups, -1, *weight.shape[1:])
-    factors = factor.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
-    return (by_group * factors).reshape(weight.shape)

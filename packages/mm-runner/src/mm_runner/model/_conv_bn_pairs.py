@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
+from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.errors import ConfigError
 
 from ._batch_norms import is_batch_norm
-from ._conv_bn import CONVOLUTIONS
+from ._conv_bn import Pair
+from ._folded_kernel import CONVOLUTIONS
 from ._named_modules import has_forward
 from ._variants import unmake_variants
 
-__all__ = ["find_pairs"]
+__all__ = ["check_pairs", "find_pairs"]
 
-Pairs = list[tuple[str, str]]
 _LONGEST_REASON = 300
 
 
-def find_pairs(module: nn.Module, name: str, where: str) -> Pairs:
+def find_pairs(module: nn.Module, name: str, where: str) -> list[Pair]:
     """Find convolutions in ``module`` that are followed by a batch normalisation of their own.
 
     The forward is traced by ``torch.fx`` on a copy, once for training and once for evaluation; what
@@ -35,7 +38,7 @@ def find_pairs(module: nn.Module, name: str, where: str) -> Pairs:
         where: The key that names it, for messages.
 
     Returns:
-        The names of both in the model.
+        Their names in the model.
 
     Raises:
         ConfigError: If it cannot be traced, or there is no such pair.
@@ -53,29 +56,104 @@ def find_pairs(module: nn.Module, name: str, where: str) -> Pairs:
             f"{where}: {name!r} ({type(module).__name__}) was given; no convolution in it gives "
             "its output to a batch normalisation alone. Remove it from the list."
         )
-    return [(f"{name}.{one}", f"{name}.{other}") for one, other in pairs]
+    return [Pair(*(f"{name}.{part}".rstrip(".") for part in pair)) for pair in pairs]
+
+
+def check_pairs(model: nn.Module, pairs: Iterable[Pair], where: str) -> list[Pair]:
+    """Return each pair of each caller once, however many names lead to it.
+
+    Args:
+        model: What the names are of.
+        pairs: Of all modules that were named.
+        where: The key that names them, for messages.
+
+    Raises:
+        ConfigError: If a convolution or a normalisation is part of several.
+    """
+    checked: dict[tuple[nn.Module, ...], Pair] = {}
+    partners: dict[nn.Module, tuple[nn.Module, str]] = {}
+    for pair in pairs:
+        caller, convolution, norm = map(model.get_submodule, pair)
+        for one, other, name in (
+            (convolution, norm, pair.convolution),
+            (norm, convolution, pair.norm),
+        ):
+            partner, known_as = partners.setdefault(one, (other, name))
+            if partner is not other:
+                raise ConfigError(
+                    f"{where}: {known_as!r} and {name!r} are one {type(one).__name__}, which "
+                    f"belongs to several pairs. Name only one of the modules that share it."
+                )
+        checked.setdefault((caller, convolution, norm), pair)
+    return list(checked.values())
 
 
 class _Tracer(torch.fx.Tracer):
+    """Notes in which forwards modules are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._callers: dict[str, tuple[str, ...]] = {}
+        self._running = [""]
+
+    def caller_of(self, *names: str) -> str:
+        """Return the innermost of the modules in whose forward all of ``names`` are called."""
+        found = ""
+        for callers in zip(*(self._callers[name] for name in names)):  # noqa: B905 - the common part
+            if len(set(callers)) > 1:
+                break
+            # One that does not hold them cannot look for them.
+            if all(name.startswith(f"{callers[0]}.") for name in names):
+                found = callers[0]
+        return found
+
+    @override
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        name = self.path_of_module(m)
+        self._callers[name] = tuple(self._running)
+        self._running.append(name)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self._running.pop()
+
     @override
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # That over processes is of another package.
         return is_batch_norm(m) or super().is_leaf_module(m, module_qualified_name)
 
 
-def _pairs_of(module: nn.Module) -> Pairs:
+def _pairs_of(module: nn.Module) -> list[Pair]:
     # What a forward does to its module while it is traced, it does to the copy.
     shared: dict[int, Any] = {id(one): one for one in module.parameters()}
+    # Of what was computed (by torch.nn.utils.weight_norm, say) torch makes no copies.
+    shared.update(
+        (id(value), value)
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    )
     copied = copy.deepcopy(module, shared)
     unmake_variants(copied)
-    with torch.random.fork_rng(devices=[]):
+    with _kept_random_numbers():
         training, evaluation = (_traced(copied, is_training) for is_training in (True, False))
     return [pair for pair in training if pair in evaluation]
 
 
-def _traced(module: nn.Module, is_training: bool) -> Pairs:  # noqa: FBT001 - private
+@contextmanager
+def _kept_random_numbers() -> Iterator[None]:
+    device = torch.device("cpu")  # what is traced computes nothing on another
+    before = rng_state(device)
+    try:
+        yield
+    finally:
+        set_rng_state(before, device)
+
+
+def _traced(module: nn.Module, is_training: bool) -> list[Pair]:  # noqa: FBT001 - private
     module.train(is_training)
-    nodes = list(_Tracer().trace(module).nodes)
+    tracer = _Tracer()
+    nodes = list(tracer.trace(module).nodes)
     calls: dict[Any, nn.Module] = {
         node: module.get_submodule(node.target) for node in nodes if node.op == "call_module"
     }
@@ -89,9 +167,11 @@ def _traced(module: nn.Module, is_training: bool) -> Pairs:  # noqa: FBT001 - pr
             and type(convolution) in CONVOLUTIONS
             and len(source.users) == 1
             and (len(source.args), len(source.kwargs)) == (1, 0)
+            and "forward" not in {**vars(norm), **vars(convolution)}
             and num_calls[id(norm)] == num_calls[id(convolution)] == 1
         ):
-            pairs.append((source.target, node.target))
+            caller = tracer.caller_of(source.target, node.target)
+            pairs.append(Pair(caller, source.target, node.target))
     return pairs
 
 

@@ -94,7 +94,9 @@ def in_words(names: Sequence[str]) -> str:
 
 
 def _matches(model: nn.Module, pattern: str, where: str) -> list[nn.Module]:
-    modules = {name: module for name, module in model.named_modules() if name}
+    # One that has several names can be called by each of them.
+    named = model.named_modules(remove_duplicate=False)
+    modules = {name: module for name, module in named if name}
     found = [name for name in modules if name == pattern or fnmatchcase(name, pattern)]
     if not found:
         children = ", ".join(name for name, _ in model.named_children()) or "nothing"

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from ._checkpointing import checkpoint_module, checkpointed_names
-from ._conv_bn import fold_into, folded_names
-from ._conv_bn_pairs import find_pairs
+from ._checkpointing import check_can_checkpoint, checkpoint_module, checkpointed_names
+from ._conv_bn import Pair, fold_into, folded_names
+from ._conv_bn_pairs import check_pairs, find_pairs
 from ._named_modules import check_module_names, find_modules, in_words
 from ._variants import unmake_variants
 
@@ -50,10 +50,14 @@ def apply_module_settings(model: nn.Module, cfg: Mapping[str, Any]) -> None:
     """
     checkpointed, pairs = _find(model, cfg)
     unmake_variants(model)
-    for convolution, norm in pairs:
-        fold_into(model.get_submodule(convolution), model.get_submodule(norm))
-    for name in checkpointed:
-        checkpoint_module(model.get_submodule(name))
+    try:
+        for pair in pairs:
+            fold_into(model, pair)
+        for name in checkpointed:
+            checkpoint_module(model.get_submodule(name), name)
+    except Exception:
+        unmake_variants(model)  # all or nothing
+        raise
 
 
 def planned_module_settings(model: nn.Module, cfg: Mapping[str, Any]) -> dict[str, str]:
@@ -63,7 +67,7 @@ def planned_module_settings(model: nn.Module, cfg: Mapping[str, Any]) -> dict[st
         ConfigError: As that does.
     """
     checkpointed, pairs = _find(model, cfg)
-    return _told(checkpointed, [convolution for convolution, _ in pairs])
+    return _told(checkpointed, [pair.convolution for pair in pairs])
 
 
 def told_module_settings(model: nn.Module) -> dict[str, str]:
@@ -75,13 +79,15 @@ def told_module_settings(model: nn.Module) -> dict[str, str]:
     return _told(checkpointed_names(model), folded_names(model))
 
 
-def _find(model: nn.Module, cfg: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, str]]]:
+def _find(model: nn.Module, cfg: Mapping[str, Any]) -> tuple[list[str], list[Pair]]:
     names = check_module_names(cfg.get(_CHECKPOINTING), _CHECKPOINTING, auto=True)
-    checkpointed = list(find_modules(model, names, _CHECKPOINTING))
+    blocks = find_modules(model, names, _CHECKPOINTING)
+    for name, module in blocks.items():
+        check_can_checkpoint(module, name, _CHECKPOINTING)
     names = check_module_names(cfg.get(_CONV_BN), _CONV_BN)
     traced = find_modules(model, names, _CONV_BN)
     pairs = [pair for name, module in traced.items() for pair in find_pairs(module, name, _CONV_BN)]
-    return checkpointed, pairs
+    return list(blocks), check_pairs(model, pairs, _CONV_BN)
 
 
 def _told(checkpointed: list[str], folded: list[str]) -> dict[str, str]:

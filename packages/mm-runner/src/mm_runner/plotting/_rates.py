@@ -15,7 +15,7 @@ def plot_rates(points: Sequence[Any], suggestion: float | None, picture: str | P
     """Draw losses over learning rates.
 
     Args:
-        points: With ``lr``, ``loss`` and ``smoothed``.
+        points: With ``lr``, ``loss`` and ``smoothed``; of none the picture says so.
         suggestion: A rate to be marked.
         picture: File to write; its ending says the format (``.png``, ``.svg``).
 
@@ -30,6 +30,9 @@ def plot_rates(points: Sequence[Any], suggestion: float | None, picture: str | P
     axes = figure.subplots()
     rates = [point.lr for point in points]
     smoothed = [point.smoothed for point in points]
+    if not rates:
+        axes.text(0.5, 0.5, "no step had a finite loss", ha="center", transform=axes.transAxes)
+        return save_figure(figure, picture)
     room = 0.2 * (max(smoothed) - min(smoothed)) or 1.0
     bounds = (min(point.loss for point in points) - room, max(smoothed) + room)
     axes.plot(rates, [point.loss for point in points], alpha=0.4, label="loss")

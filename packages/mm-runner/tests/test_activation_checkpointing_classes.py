@@ -1,0 +1,140 @@
+"""Checkpointed modules are of classes of ours, which nobody else has to notice."""
+
+import abc
+import copy
+import pickle
+import types
+
+import pytest
+import torch
+from blocks import Block, Net, SavedNumbers
+from torch import nn
+
+from mm_runner import ConfigError
+from mm_runner.model import apply_module_settings, told_module_settings
+from mm_runner.model._variants import make_variant, own_class
+
+KEY = "activation_checkpointing"
+REGISTERED = {}
+
+
+class Registering(nn.Module):
+    def __init_subclass__(cls, *, name, **kwargs):
+        super().__init_subclass__(**kwargs)
+        assert name not in REGISTERED
+        REGISTERED[name] = cls
+
+
+class Registered(Registering, name="registered"):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        return torch.tanh(self.layer(inputs))
+
+
+class Metaclass(abc.ABCMeta):
+    def __new__(cls, name, bases, namespace, **kwargs):
+        made = super().__new__(cls, name, bases, namespace, **kwargs)
+        assert name not in REGISTERED
+        REGISTERED[name] = made
+        return made
+
+
+class ByMetaclass(Block, metaclass=Metaclass):
+    pass
+
+
+class Reduces(Registered, name="reduces"):
+    def __reduce__(self):
+        return type(self), (), {"training": self.training}
+
+
+class Calls(Registered, name="calls"):
+    def __call__(self, inputs):
+        return self.layer(inputs)
+
+
+def checkpointed(*blocks):
+    model = nn.Sequential(*blocks)
+    apply_module_settings(model, {KEY: "*"})
+    return model
+
+
+@pytest.mark.parametrize("kind", [Registered, ByMetaclass])
+def test_registries_of_classes_do_not_see_them(kind):
+    before = dict(REGISTERED)
+    model = checkpointed(kind())
+    assert told_module_settings(model) == {KEY: "0"}
+    assert isinstance(model[0], kind)
+    assert before == REGISTERED
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("kind", [Registered, Reduces, ByMetaclass])
+def test_they_are_pickled_as_the_class_would_be(kind, protocol):
+    model = checkpointed(kind()).eval()
+    again = pickle.loads(pickle.dumps(model, protocol=protocol))  # noqa: S301 - our own
+    assert told_module_settings(again) == {KEY: "0"}
+    assert not again[0].training
+    assert told_module_settings(model) == {KEY: "0"}
+    apply_module_settings(again, {})
+    assert type(again[0]) is kind
+
+
+def test_a_parametrization_that_comes_later_stays():
+    model = checkpointed(nn.Linear(4, 4))
+    nn.utils.parametrizations.orthogonal(model[0])
+    weight = model[0].weight.detach()
+    assert own_class(model[0]).__bases__ == (nn.Linear,)
+    apply_module_settings(model, {})
+    assert told_module_settings(model) == {}
+    assert type(model[0]).__bases__ == (nn.Linear,)
+    torch.testing.assert_close(model[0].weight.detach(), weight)
+    model(torch.randn(2, 4)).sum().backward()
+
+
+def test_what_is_done_twice_is_done_once():
+    model = checkpointed(Block())
+    kind = type(model[0])
+    apply_module_settings(model, {KEY: ["0", "0"]})
+    assert type(model[0]) is kind
+    make_variant(model[0], kind.variant_mixin)
+    assert type(model[0]) is kind
+
+
+def test_an_error_leaves_nothing_half_done():
+    class Rigid(Block):
+        def __setattr__(self, name, value):
+            if name == "__class__" and value is not Rigid:
+                raise TypeError("rigid")
+            super().__setattr__(name, value)
+
+    model = nn.Sequential(Block(), Rigid())
+    with pytest.raises(TypeError, match="rigid"):
+        apply_module_settings(model, {KEY: "*"})
+    assert told_module_settings(model) == {}
+    assert [type(block) for block in model] == [Block, Rigid]
+
+
+def test_a_forward_or_call_of_its_own_is_told():
+    block = Block()
+    block.forward = types.MethodType(Block.forward, block)
+    with pytest.raises(ConfigError, match=r"'0' cannot be checkpointed, for its forward was repl"):
+        checkpointed(block)
+    with pytest.raises(ConfigError, match=r"'0' cannot be.*its class Calls has a __call__ of its"):
+        checkpointed(Calls())
+    traced = torch.fx.symbolic_trace(Registered())
+    assert told_module_settings(checkpointed(traced)) == {KEY: "0"}
+    with SavedNumbers() as saved:
+        checkpointed(traced)(torch.randn(2, 4))
+    assert saved.count <= 8  # the input
+
+
+def test_each_name_of_a_module_names_it():
+    model = Net()
+    model.same = model.blocks[1]
+    model = copy.deepcopy(model)
+    apply_module_settings(model, {KEY: "same"})
+    assert told_module_settings(model) == {KEY: "blocks.1"}
