@@ -95,3 +95,15 @@ def test_hooks_are_listed_stage_by_stage(make_runner):
         "(NORMAL      ) DistSamplerSeedHook",
     ]
     assert "after_load_checkpoint" not in stages
+
+
+def test_hooks_that_have_it_act_at_a_stage_of_the_users_own(make_runner):
+    class AtSwap(Hook):
+        def after_swap(self, runner, part):
+            log.append((runner.iter, part))
+
+    log = []
+    runner = make_runner(custom_hooks=[AtSwap()])
+    runner.call_hook("after_swap", part="head")
+    assert log == [(0, "head")]
+    runner.call_hook("after_what_no_hook_has")

@@ -29,8 +29,17 @@ class RunHooks:
         return self.hooks_list.hooks
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
-        """Let every hook act at ``stage``."""
-        for act in self.hooks_list.methods[stage]:
+        """Let every hook act at ``stage``.
+
+        Args:
+            stage: One of :data:`mm_runner.hooks.STAGES`, or a method's name of your own, which the
+                hooks that have it act at.
+            **arguments: What they get besides the run.
+        """
+        methods = self.hooks_list.methods.get(stage)
+        if methods is None:
+            methods = [getattr(hook, stage) for hook in self.hooks if hasattr(hook, stage)]
+        for act in methods:
             act(self, **arguments)
 
     def get_hooks_info(self) -> str:
