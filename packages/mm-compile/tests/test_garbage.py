@@ -1,6 +1,8 @@
 """Python's garbage collector while torch's compiler works."""
 
 import gc
+import subprocess
+import sys
 from threading import Barrier, Thread
 
 import pytest
@@ -30,7 +32,7 @@ def test_the_collector_runs_rarely_while_a_model_compiles_and_as_before_afterwar
     compile_model(model, {"backend": backend})
     assert gc.get_threshold() == (701, 11, 12)
     model(torch.ones(1, 2))
-    assert seen == [100_000]
+    assert seen == [300_000]
     assert gc.get_threshold() == (701, 11, 12)
 
 
@@ -77,4 +79,28 @@ def test_the_last_of_several_threads_puts_it_back():
     during = gc.get_threshold()[0]
     ended.wait()
     thread.join(60)
-    assert (during, gc.get_threshold()) == (100_000, (701, 11, 12))
+    assert (during, gc.get_threshold()) == (300_000, (701, 11, 12))
+
+
+_IMPORTS = """
+import gc, torch
+from mm_compile import compile_model
+
+gc.collect()
+if {freezes}:
+    gc.freeze()
+compile_model(torch.nn.Linear(2, 1), {{"backend": "eager"}})
+young = sum(len(gc.get_objects(generation=each)) for each in (0, 1))
+print(young, len(gc.get_objects()), gc.get_freeze_count())
+"""
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+def test_what_was_imported_is_taken_for_old_unless_others_have_set_objects_aside(freezes):
+    script = _IMPORTS.format(freezes=freezes)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120
+    )
+    young, tracked, frozen = map(int, done.stdout.split())
+    assert (frozen > 0) == freezes
+    assert freezes or young < tracked / 10

@@ -1,13 +1,15 @@
 """Fewer passes of Python's garbage collector while torch's compiler works."""
 
 import gc
-from contextlib import ContextDecorator
+from collections.abc import Iterator
+from contextlib import ContextDecorator, contextmanager
 from threading import Lock
 
 # Allocations between two passes over the young objects. Capturing and generating code makes
 # hundreds of thousands of objects that stay, which each pass of the older generations walks through
-# again: at the default of 700 (2,000 in newer Pythons) that is a fifth of a warm start.
-_THRESHOLD = 100_000
+# again: at the default of 700 (2,000 in newer Pythons) that is a fifth of a warm start. What piles
+# up meanwhile is some ten MiB.
+_THRESHOLD = 300_000
 
 
 class _RareCollections(ContextDecorator):
@@ -37,3 +39,17 @@ class _RareCollections(ContextDecorator):
 
 
 rare_collections = _RareCollections()
+
+
+@contextmanager
+def imports_taken_for_old() -> Iterator[None]:
+    """Move what is imported within it where the collector hardly looks.
+
+    Importing torch's compiler makes some 300,000 objects, nearly all of which stay. dynamo runs the
+    collector over the young ones after it has compiled a graph, whose share of them is small.
+    """
+    yield
+    # Else what somebody has set aside for good would come back.
+    if hasattr(gc, "freeze") and gc.get_freeze_count() == 0:
+        gc.freeze()
+        gc.unfreeze()  # to the oldest generation, and none of it was looked at

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from threading import Lock
 from typing import Any
 
+from ._garbage import imports_taken_for_old
+
 _lock = Lock()
 
 
@@ -23,7 +25,8 @@ def import_inductor() -> None:
         parse = owner._template_from_string  # noqa: SLF001
         owner._template_from_string = staticmethod(lambda text: _Template(text, parse))  # noqa: SLF001
         try:
-            import torch._inductor.compile_fx  # noqa: F401, PLC0415 - loaded only to compile
+            with imports_taken_for_old():
+                import torch._inductor.compile_fx  # noqa: F401, PLC0415 - loaded only to compile
         finally:
             owner._template_from_string = staticmethod(parse)  # noqa: SLF001
 

@@ -5,13 +5,16 @@ working pair of them, and elsewhere they cost about a second.
 """
 
 import inspect
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from platform import python_version
 from typing import Any
 
 import torch
 
 from ._errors import TorchVersionError
+from ._garbage import imports_taken_for_old
 
 # The keywords and modes of torch 2.0, for a torch that cannot be asked (1.13; 2.0 for the modes).
 _KEYWORDS_OF_TORCH_2_0 = ("fullgraph", "dynamic", "backend", "mode", "options", "disable")
@@ -114,8 +117,10 @@ def compile_refusal() -> str | None:
             f"compile needs PyTorch >= 2.0.0; this is PyTorch {torch.__version__}, "
             "which has no torch.compile."
         )
+    is_imported = "torch._dynamo" in sys.modules
     try:
-        torch.compile(_nothing, backend="eager")
+        with nullcontext() if is_imported else imports_taken_for_old():
+            torch.compile(_nothing, backend="eager")
     except RuntimeError as error:
         return (
             f"compile needs a Python that PyTorch {torch.__version__} can compile on; "
