@@ -70,7 +70,8 @@ def verify_resume(
         What was found; ``print`` it.
 
     Raises:
-        ConfigError: If the configuration does not fit, or cannot be copied.
+        ConfigError: If the configuration does not fit, cannot be copied, or ends its training
+            before the last step to compare.
 
     Example:
         >>> print(verify_resume(cfg))  # doctest: +SKIP
@@ -135,6 +136,11 @@ def _record(cfg: Mapping[str, Any], recorder: Recorder, **changes: Any) -> None:
     runner.register_hook(recorder)
     try:
         runner.train()
+        raise ConfigError(
+            f"verify_resume: training ended after step {runner.iter} by itself, before step "
+            f"{recorder.steps}, the last one to compare: a hook (TimeLimitHook, EarlyStoppingHook) "
+            "or the loop ends it. Leave that hook out, or give steps= a smaller number."
+        )
     except EndOfRecordError:
         pass
     finally:
