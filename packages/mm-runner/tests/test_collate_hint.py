@@ -135,6 +135,30 @@ def _in_lists(samples):
     return [[one["inputs"] for one in samples], [one["labels"] for one in samples]]
 
 
+class Mute:
+    """Does not say which shape it has."""
+
+    @property
+    def shape(self):
+        raise KeyError("shape")
+
+
+class FailsOnMutes(Classifier):
+    """Makes such objects of a list, and fails on them."""
+
+    def forward(self, inputs, labels, mode="tensor"):
+        return super().forward(_refuse([Mute() for _ in inputs]), labels, mode)
+
+
+def _refuse(values):
+    raise TypeError(f"a list of {len(values)} was given")
+
+
+def test_what_cannot_be_found_out_leaves_the_error_as_it_is(make_runner):
+    with pytest.raises(TypeError, match="a list of 4 was given"):
+        make_runner(model=FailsOnMutes(), train_dataloader=UNSTACKED, **NO_VALIDATION).train()
+
+
 def test_a_list_of_the_models_own_keeps_its_error(make_runner):
     with pytest.raises(TypeError, match="list"):
         make_runner(

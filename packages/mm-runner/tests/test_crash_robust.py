@@ -126,15 +126,18 @@ class Broken(Blobs):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("by_epoch", [True, False], ids=["epochs", "steps"])
+_LENGTHS = [{"by_epoch": True, "max_epochs": 2}, {"by_epoch": False, "max_iters": 12}]
+by_either = pytest.mark.parametrize("train_cfg", _LENGTHS, ids=["epochs", "steps"])
+
+
+@by_either
 @pytest.mark.parametrize("workers", [0, 1])
-def test_data_that_fails_between_steps_has_no_batch(make_runner, workers, by_epoch):
+def test_data_that_fails_between_steps_has_no_batch(make_runner, workers, train_cfg):
     loader = {**loader_cfg(), "dataset": Broken(), "num_workers": workers}
-    cfg = {"by_epoch": True, "max_epochs": 2} if by_epoch else {"by_epoch": False, "max_iters": 12}
     facts = facts_of_crash(
         make_runner,
         train_dataloader=loader,
-        train_cfg=cfg,
+        train_cfg=train_cfg,
         randomness={"seed": 1},
     )
     assert facts["iter"] > 0  # there was a batch before
@@ -142,16 +145,19 @@ def test_data_that_fails_between_steps_has_no_batch(make_runner, workers, by_epo
     assert facts["sample"] == "sample 5 of Broken"
 
 
-def test_a_collate_function_that_fails_has_no_samples_of_the_batch_before(make_runner):
+@by_either
+def test_a_collate_function_that_fails_has_no_samples_of_the_batch_before(make_runner, train_cfg):
     def collate(batch):
         if any(torch.equal(one["inputs"], Blobs().inputs[5]) for one in batch):
             raise ArithmeticError
         return torch.utils.data.default_collate(batch)
 
     loader = {**loader_cfg(), "collate_fn": collate}
-    facts = facts_of_crash(make_runner, train_dataloader=loader, randomness={"seed": 1})
+    facts = facts_of_crash(
+        make_runner, train_dataloader=loader, train_cfg=train_cfg, randomness={"seed": 1}
+    )
     assert facts["iter"] > 0
-    assert facts["samples"] is None
+    assert (facts["batch"], facts["samples"]) == ("NoneType", None)
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,8 @@ class Normalised(TooSmallDevice):
 
     def __init__(self):
         super().__init__()
+        if len(self.models) > 9:
+            pytest.fail("the search does not end")
         self.norm = torch.nn.BatchNorm1d(4)
 
     def forward(self, inputs, labels, mode="tensor"):
@@ -248,6 +250,8 @@ class Normalised(TooSmallDevice):
         (1, 4, [(4, False), (2, False)]),
         (3, 1, [(2, True), (4, False), (3, True)]),
         (1, 1, [(2, False)]),
+        (1, 3, [(3, False), (2, False)]),
+        (1, 7, [(7, False), (3, False), (2, False)]),
     ],
 )
 def test_a_batch_that_is_too_small_is_told_and_costs_nothing(
@@ -256,8 +260,26 @@ def test_a_batch_that_is_too_small_is_told_and_costs_nothing(
     monkeypatch.setattr(Normalised, "fits", fits)
     report = find_batch_size(cfg_of(tmp_path, model={"type": Normalised}), start=start, steps=2)
     assert sizes(report) == expected
-    assert report.largest == (fits if fits > 1 else 0)
+    assert (report.largest, report.limit) == (fits if fits > 1 else 0, "the memory")
     (note,) = report.notes
+    assert note.startswith("A batch of 1 cannot be trained: Expected more than 1 value per")
+    assert not any(Normalised.num_alive)  # it leaves nothing in the next either
+
+
+@pytest.mark.parametrize(
+    ("size", "maximum", "limit"),
+    [(200, 1, "--max 1"), (1, 8, "the dataset, which has 1 sample")],
+    ids=["maximum", "dataset"],
+)
+def test_the_memory_is_no_limit_where_only_a_batch_of_one_was_tried(
+    tmp_path, monkeypatch, capsys, size, maximum, limit
+):
+    monkeypatch.chdir(tmp_path)
+    text = _CONFIG.replace("toy:Classifier", "test_find_batch_size:Normalised")
+    (tmp_path / "run.yaml").write_text(text.replace("size: 24", f"size: {size}"))
+    assert main(["find-batch-size", "run.yaml", "--start", "1", "--max", str(maximum)]) == 1
+    _, advice, note, _ = capsys.readouterr().out.splitlines()
+    assert advice == f"No batch can be trained; a larger one was not tried, limited by {limit}."
     assert note.startswith("A batch of 1 cannot be trained: Expected more than 1 value per")
 
 

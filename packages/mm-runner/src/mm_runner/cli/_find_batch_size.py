@@ -52,7 +52,9 @@ def _tell(trial: BatchTrial) -> None:
 
 
 def _lines(report: BatchSizeReport) -> Iterator[str]:
-    if not report.largest:
+    if not report.trials:
+        yield f"No batch can be trained; a larger one was not tried, limited by {report.limit}."
+    elif not report.largest:
         yield "No batch fits. Less memory is needed with --amp, or activation_checkpointing."
     else:
         yield f"Largest that fits: {report.largest}, limited by {report.limit}."

@@ -14,11 +14,11 @@ from torch import Tensor
 __all__ = ["describe_batch", "last_batch"]
 
 _NAMES = ("batch", "data_batch")
-_DRAW = dis.opmap["FOR_ITER"]
 # Our functions are given the batch if there is one: their other variables may hold the one before.
 _HOME = Path(__file__).parents[1]
 _OURS = f"{_HOME}{os.sep}"
 _LOOPS, _RUNNER = (f"{_HOME / name}{os.sep}" for name in ("loops", "runner"))
+_CODE_UNIT = 2  # bytes
 _MOST_ITEMS, _MOST_LEVELS = 20, 8
 
 
@@ -35,7 +35,7 @@ def last_batch(trace: TracebackType | None) -> Any:
     found = None
     while trace is not None:
         frame, file = trace.tb_frame, _file(trace)
-        is_drawing = frame.f_code.co_code[trace.tb_lasti] == _DRAW
+        is_drawing = _instruction(trace) == "FOR_ITER"
         # What a loop asks the run for is done between steps, or is given the batch itself.
         leaves_step = _file(trace.tb_next).startswith((_LOOPS, _RUNNER))
         names = set(_NAMES)
@@ -53,6 +53,25 @@ def last_batch(trace: TracebackType | None) -> Any:
 
 def _file(trace: TracebackType | None) -> str:
     return "" if trace is None else trace.tb_frame.f_code.co_filename
+
+
+def _instruction(trace: TracebackType) -> str:
+    """Return the name of the instruction that failed, empty where there is none.
+
+    Python 3.12 points behind it where a generator fails under a ``for``, into the room of its
+    cache, and 3.10 at the first part of a long one. The frames that C code adds to a trace have no
+    instructions in 3.10.
+    """
+    code, place = trace.tb_frame.f_code.co_code, trace.tb_lasti
+    while _name(code, place) == "CACHE":
+        place -= _CODE_UNIT
+    while _name(code, place) == "EXTENDED_ARG":
+        place += _CODE_UNIT
+    return _name(code, place)
+
+
+def _name(code: bytes, place: int) -> str:
+    return dis.opname[code[place]] if 0 <= place < len(code) else ""
 
 
 def _arguments(frame: FrameType) -> set[str]:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from mm_runner._error_text import text_of
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import EMAHook, Hook
@@ -49,8 +50,8 @@ class BatchSizeReport(NamedTuple):
     """What was found.
 
     ``largest`` is the largest batch that fits, 0 if none does; ``limit`` says what it is limited
-    by. ``power_of_two`` is the largest power of two that is not larger. ``fastest`` is the smallest
-    batch within 5 % of the best throughput.
+    by: the memory only if a batch was too large for it. ``power_of_two`` is the largest power of
+    two that is not larger. ``fastest`` is the smallest batch within 5 % of the best throughput.
     """
 
     largest: int
@@ -142,7 +143,7 @@ class _Bench:
                 raise ConfigError(f"train_dataloader.dataset: it has no samples for {_WHAT}.")
             if found < min(size, maximum):
                 maximum = self.num_samples = found
-            if found <= max(self.fits, self._too_small):
+            if found <= self._not_too_large:
                 return
             if not self._try(found):
                 break
@@ -150,11 +151,16 @@ class _Bench:
         else:
             return
         too_large = found
-        while too_large - max(self.fits, self._too_small) > 1:
-            size = (self.fits + too_large) // 2
+        while too_large - self._not_too_large > 1:
+            size = (self._not_too_large + too_large) // 2
             self._samples.grow_to(size)
             if not self._try(size):
                 too_large = size
+
+    @property
+    def _not_too_large(self) -> int:
+        """The largest batch so far that is not too large."""
+        return max(self.fits, self._too_small)
 
     def _try(self, size: int) -> bool:
         """Return whether ``size`` is not too large."""
@@ -166,13 +172,10 @@ class _Bench:
             "train_cfg": {"by_epoch": False, "max_iters": 2**31},
             "train_dataloader": loader,
         }
-        try:
-            trial = _attempt(cfg, size, self._steps)
-        except ValueError as error:
-            if size > 1 or _TOO_SMALL not in str(error):
-                raise
+        trial = _attempt(cfg, size, self._steps)
+        if isinstance(trial, str):
             self._too_small = size
-            self.notes.append(f"A batch of 1 cannot be trained: {error}")
+            self.notes.append(f"A batch of 1 cannot be trained: {trial}")
             return True
         self.trials.append(trial)
         self._tell(trial)
@@ -184,11 +187,12 @@ class _Bench:
 def _report(bench: _Bench, maximum: int, notes: list[str]) -> BatchSizeReport:
     speeds = {one.size: one.samples_per_s for one in bench.trials if one.samples_per_s is not None}
     best = max(speeds.values(), default=0.0)
-    limit = "the memory"
-    if bench.fits == bench.num_samples:
-        limit = f"the dataset, which has {bench.fits} samples"
-    elif bench.fits == maximum:
-        limit = f"--max {maximum}"
+    limit = f"--max {maximum}"
+    if any(not one.fits for one in bench.trials):
+        limit = "the memory"
+    elif bench.num_samples >= 0:
+        plural = "" if bench.num_samples == 1 else "s"
+        limit = f"the dataset, which has {bench.num_samples} sample{plural}"
     return BatchSizeReport(
         largest=bench.fits,
         power_of_two=1 << (bench.fits.bit_length() - 1) if bench.fits else 0,
@@ -218,16 +222,21 @@ def _loader(cfg: Mapping[str, Any]) -> DataLoader[Any]:
     )
 
 
-def _attempt(cfg: Mapping[str, Any], size: int, steps: int) -> BatchTrial:
+def _attempt(cfg: Mapping[str, Any], size: int, steps: int) -> BatchTrial | str:
+    """Return the trial, or why a batch of one is too small."""
     watch = _Watch(steps)
+    trial: BatchTrial | str
     try:
         run_trial(cfg, watch)
         watch.check(size)
         trial = BatchTrial(size, True, size * watch.num_batches / watch.elapsed_s, watch.peak)  # noqa: FBT003
     except Exception as error:
-        if not is_out_of_memory(error):
+        if is_out_of_memory(error):
+            trial = BatchTrial(size, False)  # noqa: FBT003
+        elif size == 1 and isinstance(error, ValueError) and _TOO_SMALL in text_of(error):
+            trial = text_of(error)
+        else:
             raise
-        trial = BatchTrial(size, False)  # noqa: FBT003
     # Only now is the error gone, and with it the frames that hold what was computed.
     free_memory(watch.device_type)
     return trial

@@ -44,22 +44,33 @@ def explaining_lists(runner: Runner) -> Iterator[None]:
     except (MMRunnerError, IndexError):
         raise
     except Exception as error:
-        phase = _phase_in_model(runner, error.__traceback__, num_steps)
-        found = _first_list(last_batch(error.__traceback__), "")
-        if phase is None or found is None or not re.search(r"\blist\b", text_of(error)):
+        try:
+            explanation = _explain(runner, error, num_steps)
+        except Exception:  # noqa: BLE001 - objects of the user's are looked at: what failed counts
+            explanation = None
+        if explanation is None:
             raise
-        where, values = found
-        if not _failed_on(values, error.__traceback__):
-            raise
-        model = type(unwrap_model(runner.model)).__name__
-        said = text_of(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"{phase}_dataloader.collate_fn: {model} failed on a batch in which {where} is a list "
-            f"of {len(values)} {type(values[0]).__name__}s, with {type(error).__name__}: {said}. "
-            "The batch was made by pseudo_collate, the default, which stacks nothing. Set "
-            "collate_fn='default_collate' for tensors with a row per sample; or let the model, or "
-            "its data_preprocessor, take lists."
-        ) from error
+        raise ConfigError(explanation) from error
+
+
+def _explain(runner: Runner, error: Exception, num_steps: int) -> str | None:
+    """Return what to set, ``None`` if ``error`` is not that of a model that cannot take lists."""
+    phase = _phase_in_model(runner, error.__traceback__, num_steps)
+    found = _first_list(last_batch(error.__traceback__), "")
+    if phase is None or found is None or not re.search(r"\blist\b", text_of(error)):
+        return None
+    where, values = found
+    if not _failed_on(values, error.__traceback__):
+        return None
+    model = type(unwrap_model(runner.model)).__name__
+    said = text_of(error).strip().splitlines()[0]
+    return (
+        f"{phase}_dataloader.collate_fn: {model} failed on a batch in which {where} is a list "
+        f"of {len(values)} {type(values[0]).__name__}s, with {type(error).__name__}: {said}. "
+        "The batch was made by pseudo_collate, the default, which stacks nothing. Set "
+        "collate_fn='default_collate' for tensors with a row per sample; or let the model, or "
+        "its data_preprocessor, take lists."
+    )
 
 
 def _phase_in_model(runner: Runner, trace: TracebackType | None, num_steps: int) -> str | None:
