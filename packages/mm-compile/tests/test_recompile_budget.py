@@ -7,7 +7,8 @@ from torch import nn
 from toy import needs_compile
 
 from mm_compile import ConfigError, RecompileLimitError, compile_model
-from mm_compile._torch import shares_code, torch_version
+from mm_compile._inputs import describe_change, describe_inputs
+from mm_compile._torch import shares_code, takes_version_limit, torch_version
 
 pytestmark = needs_compile
 
@@ -117,9 +118,34 @@ def test_inputs_are_named_wherever_they_lie(backend, change, message):
 
 
 def test_a_limit_that_dynamo_would_cut_short_is_refused(model):
-    most = torch._dynamo.config.cache_size_limit
-    with pytest.raises(ConfigError, match=r"Raise torch\._dynamo\.config\.cache_size_limit too"):
-        compile_model(model, {"backend": "eager", "recompile_limit": most})
+    most, name = torch._dynamo.config.cache_size_limit, "cache_size_limit"
+    if takes_version_limit():
+        most, name = torch._dynamo.config.accumulated_cache_size_limit, "accumulated_recompile"
+    with pytest.raises(ConfigError, match=rf"Raise torch\._dynamo\.config\.{name}.* too"):
+        compile_model(model, {"backend": "eager", "recompile_limit": most - 3})
+
+
+@pytest.mark.skipif(not takes_version_limit(), reason="this torch has one limit for all")
+def test_a_limit_beyond_that_of_dynamo_is_one_of_its_own(backend, caplog):
+    num_sizes = torch._dynamo.config.recompile_limit + 4
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    cfg = {"backend": backend, "dynamic": False, "recompile_limit": num_sizes - 1}
+    handle = compile_model(model, cfg)
+    run(model, range(1, num_sizes + 1))
+    assert warnings_of(caplog) == []
+    assert backend.graphs == num_sizes
+    assert handle.regions[0].recompiles == num_sizes - 1
+    run(model, [num_sizes + 1])
+    (line,) = warnings_of(caplog)
+    assert f"recompile_limit is {num_sizes - 1}" in line
+
+
+def test_a_view_is_told_from_what_is_none(model):
+    whole = torch.zeros(2, 4)
+    of_view, of_whole = (
+        describe_inputs(model.forward, (inputs,), {}) for inputs in (whole.view(2, 4), whole)
+    )
+    assert "is a view was True, is False" in str(describe_change(of_view, of_whole))
 
 
 def test_a_change_outside_of_the_inputs_is_said_to_be_one(backend):

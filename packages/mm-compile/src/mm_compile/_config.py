@@ -26,15 +26,16 @@ from ._torch import (
     compiles_optimizers,
     inductor_modes,
     inductor_options,
+    largest_version_limit,
     require_compile,
-    version_limit,
+    takes_version_limit,
 )
 from ._verify._config import VerifyConfig, parse_verify
 
 # What the shortest form of "as much as pays" means: nothing that can go wrong ends the run.
 AUTO: Mapping[str, Any] = {"disable": "auto", "regions": "auto", "on_error": "eager"}
-# Dynamo keeps 8 versions of one function; besides recompilations it keeps the first version and
-# those of modules that look alike and are not.
+# Dynamo keeps 8 versions of one function if it is not told otherwise; besides recompilations it
+# keeps the first version and those of modules that look alike and are not.
 _DEFAULT_RECOMPILE_LIMIT = 4
 _VERSIONS_RESERVED = 4
 
@@ -73,6 +74,11 @@ class CompileConfig:
     measure: int = 0
     verify: VerifyConfig | None = None
     keywords: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_versions(self) -> int:
+        """How many versions of one function dynamo has to keep for this."""
+        return self.recompile_limit + _VERSIONS_RESERVED
 
 
 def parse_config(cfg: bool | str | Mapping[str, Any] | None) -> CompileConfig:  # noqa: FBT001 - a config value
@@ -142,11 +148,13 @@ def check_against_torch(config: CompileConfig) -> None:
 
 
 def _check_recompile_limit(limit: int) -> None:
-    most = version_limit() - _VERSIONS_RESERVED
-    if limit > most:
+    versions = largest_version_limit()
+    if limit > versions - _VERSIONS_RESERVED:
+        setting = "accumulated_recompile_limit" if takes_version_limit() else "cache_size_limit"
         raise ConfigError(
-            f"compile.recompile_limit is {limit}; dynamo, which keeps {version_limit()} versions "
-            f"of a function, allows {most}. Raise torch._dynamo.config.cache_size_limit too."
+            f"compile.recompile_limit is {limit}; dynamo, which keeps {versions} versions of a "
+            f"function, allows {versions - _VERSIONS_RESERVED}. Raise torch._dynamo.config."
+            f"{setting} too."
         )
 
 

@@ -10,6 +10,8 @@ from threading import Lock
 # again: at the default of 700 (2,000 in newer Pythons) that is a fifth of a warm start. What piles
 # up meanwhile is some ten MiB.
 _THRESHOLD = 300_000
+# Python 3.12 has some hundred objects set aside when it starts.
+_FROZEN_BY_PYTHON = 1_000
 
 
 class _RareCollections(ContextDecorator):
@@ -50,6 +52,6 @@ def imports_taken_for_old() -> Iterator[None]:
     """
     yield
     # Else what somebody has set aside for good would come back.
-    if hasattr(gc, "freeze") and gc.get_freeze_count() == 0:
+    if hasattr(gc, "freeze") and gc.get_freeze_count() < _FROZEN_BY_PYTHON:
         gc.freeze()
         gc.unfreeze()  # to the oldest generation, and none of it was looked at

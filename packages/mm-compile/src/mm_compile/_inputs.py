@@ -48,6 +48,8 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
                 "dtype": value.dtype,
                 "device": value.device,
                 "requires_grad": value.requires_grad,
+                # dynamo compiles a view of another tensor apart.
+                "is a view": value._is_view(),  # noqa: SLF001 - there is no public way to ask
             },
         )
     elif isinstance(value, Mapping):

@@ -46,6 +46,20 @@ def version_limit() -> int:
     return int(config.cache_size_limit)
 
 
+def takes_version_limit() -> bool:
+    """Whether ``torch.compile`` takes that limit for what it compiles, as ``recompile_limit``."""
+    return "recompile_limit" in compile_keywords()
+
+
+def largest_version_limit() -> int:
+    """Return how many versions of one function dynamo can be made to keep."""
+    if not takes_version_limit():
+        return version_limit()
+    from torch._dynamo import config  # noqa: PLC0415 - imports dynamo
+
+    return max(version_limit(), int(config.accumulated_recompile_limit))
+
+
 def dynamo_errors() -> tuple[type[Exception], ...]:
     """Name what dynamo raises where it cannot compile."""
     from torch._dynamo import exc  # noqa: PLC0415 - imports dynamo

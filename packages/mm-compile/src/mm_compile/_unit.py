@@ -13,6 +13,7 @@ from ._failure import Failure
 from ._inputs import Traits, describe_nearest_change
 from ._receipt._breaks import GraphBreak, graph_break_of
 from ._surroundings import HookGuards, active_ddp
+from ._torch import takes_version_limit, version_limit
 
 # Whether the module trains, whether gradients are recorded, and whether those of a data-parallel
 # wrapper are: its graphs end where the gradient buckets do, code compiled before wrapping does not.
@@ -59,6 +60,8 @@ class Unit:
             hook_guards=self.hook_guards,
         )
         rest = {name: keywords[name] for name in keywords.keys() - {"backend", "mode", "options"}}
+        if takes_version_limit() and config.num_versions > version_limit():
+            rest["recompile_limit"] = config.num_versions
         self.run = torch.compile(function, backend=self.backend, **rest)
         self.num_recompiles = 0
         self.callers: set[str] = set()
