@@ -79,6 +79,7 @@ def test_they_are_pickled_as_the_class_would_be(kind, protocol):
     assert told_module_settings(again) == {KEY: "0"}
     assert not again[0].training
     assert told_module_settings(model) == {KEY: "0"}
+    again(torch.randn(2, 4, 4)).sum().backward()
     apply_module_settings(again, {})
     assert type(again[0]) is kind
 

@@ -1,35 +1,13 @@
 """Checkpointed modules in compiled code, and arguments that are named as torch's own."""
 
-import copy
-
 import pytest
 import torch
+from blocks import SHARDS
+from layers import Layers, within
 from torch import nn
 from toy import needs_compile
 
-from mm_runner.model import apply_module_settings
-
-
-class Layers(nn.Module):
-    """Two layers, with ``between`` applied to what lies between them."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, inputs):
-        return self.last(torch.tanh(self.between(self.first(inputs))))
-
-    def between(self, hidden):
-        return hidden
-
-
-def within(block, names="0"):
-    torch.manual_seed(0)
-    model = nn.Sequential(block, nn.Linear(4, 4))
-    other = copy.deepcopy(model)
-    apply_module_settings(other, {"activation_checkpointing": names})
-    return model, other
+from mm_runner.model._compiled_buffers import _own_forward
 
 
 class Options(Layers):
@@ -124,3 +102,91 @@ def test_what_cannot_be_compiled_is_repeated_from_what_it_was():
     gradients = [[one.grad for one in net.parameters()] for net in (model, other)]
     torch.testing.assert_close(*gradients)
     torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()))
+
+
+in_graphs = pytest.mark.skipif(not SHARDS, reason="graphs show it since torch 2.6")
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """Normalises by what it changes first."""
+
+    def forward(self, inputs):
+        if self.training:
+            with torch.no_grad():
+                self.running_var.lerp_(inputs.var(0), 0.5)
+        return inputs * torch.rsqrt(self.running_var + self.eps)
+
+
+class WarmsUp(nn.BatchNorm1d):
+    def forward(self, inputs):
+        return super().forward(inputs) / self.num_batches_tracked
+
+
+class InFullPrecision(nn.BatchNorm1d):
+    def forward(self, inputs):
+        return super().forward(inputs.float()).to(inputs.dtype)
+
+
+class Normalised(Layers):
+    def __init__(self, kind, *, reads=False):
+        super().__init__()
+        self.norm, self.reads = kind(4), reads
+
+    def between(self, hidden):
+        normalised = self.norm(hidden)
+        return normalised * torch.sqrt(self.norm.running_var) if self.reads else normalised
+
+
+@needs_compile
+@pytest.mark.skipif(not hasattr(torch, "compiler"), reason="torch 2.0 cannot capture it")
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (lambda: Normalised(OwnNorm), "changes a buffer in the forward of its OwnNorm"),
+        pytest.param(
+            lambda: Normalised(nn.BatchNorm1d, reads=True),
+            "computes with statistics that a normalisation",
+            marks=in_graphs,
+        ),
+        pytest.param(
+            lambda: Normalised(WarmsUp),
+            "computes with a count that the forward of its WarmsUp",
+            marks=in_graphs,
+        ),
+    ],
+)
+def test_compiled_statistics_that_are_computed_with_are_refused(block, message):
+    _, other = within(block())
+    with pytest.raises(Exception, match=f"checkpointing: a module that it names {message}"):
+        compiled(other)(torch.randn(8, 4))
+    torch._dynamo.reset()
+
+
+@needs_compile
+@pytest.mark.skipif(not hasattr(torch, "compiler"), reason="torch 2.0 cannot capture it")
+@pytest.mark.parametrize(
+    ("block", "training"),
+    [
+        (lambda: Normalised(nn.BatchNorm1d), True),
+        (lambda: Normalised(InFullPrecision), True),
+        (lambda: Normalised(nn.BatchNorm1d, reads=True), False),
+        (lambda: Normalised(OwnNorm), False),
+    ],
+)
+def test_compiled_statistics_that_only_change_or_are_only_read_are_none_of_its_business(
+    block, training
+):
+    model, other = within(block())
+    inputs = torch.randn(8, 4)
+    for one in (model.train(training), compiled(other.train(training))):
+        one(inputs).square().sum().backward()
+    torch._dynamo.reset()
+    gradients = [[one.grad for one in net.parameters()] for net in (model, other)]
+    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()))
+
+
+def test_what_a_checkpointed_class_computes_is_what_its_own_says():
+    _, other = within(nn.Sequential(nn.BatchNorm1d(4), OwnNorm(4)), ["0.0", "0.1"])
+    found = [_own_forward(type(one)) for one in other[0]]
+    assert found == [nn.BatchNorm1d.forward, OwnNorm.forward]

@@ -109,14 +109,14 @@ def test_a_copy_is_a_pair_of_its_own(copied):
     assert not torch.allclose(again(inputs), folded.eval()(inputs))
 
 
-def test_a_convolution_may_be_checkpointed_too():
+def test_a_pair_may_be_checkpointed_too():
     model = Pair(nn.Conv1d, nn.BatchNorm1d).eval()
     both = copy.deepcopy(model)
-    names = {"efficient_conv_bn_eval": "body", "activation_checkpointing": "body.0"}
+    names = {"efficient_conv_bn_eval": "body", "activation_checkpointing": "body"}
     apply_module_settings(both, names)
     inputs = model.inputs()
     for one in (both, copy.deepcopy(both), through_pickle(both)):
-        assert told_module_settings(one) == {"activation_checkpointing": "body.0", KEY: "body.0"}
+        assert told_module_settings(one) == {"activation_checkpointing": "body", KEY: "body.0"}
         torch.testing.assert_close(computed(one, inputs)[0], computed(model, inputs)[0])
     apply_module_settings(both, {})
     assert [type(part) for part in both.body] == [nn.Conv1d, nn.BatchNorm1d]
@@ -241,7 +241,9 @@ def test_it_is_compiled(trained, regions):
     plain = trained()
     compiled = {"backend": "aot_eager", **regions}
     runner = trained(efficient_conv_bn_eval="blocks.*", compile=compiled)
-    assert not runner.compile_handle.report().graph_breaks
+    # That of torch 2.0 cannot be told from running as usual, and is interrupted by a look around.
+    if hasattr(torch, "compiler"):
+        assert not runner.compile_handle.report().graph_breaks
     sys.modules["torch._dynamo"].reset()
     torch.testing.assert_close(dict(runner.model.state_dict()), dict(plain.model.state_dict()))
 

@@ -13,8 +13,13 @@ __all__ = ["is_out_of_memory"]
 _TEXTS = (
     "defaultcpuallocator: can't allocate memory",
     "defaultcpuallocator: not enough memory",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
+    "_status_alloc_failed",  # of cuBLAS, cuDNN, cuSOLVER, cuSPARSE and their like
+    "fft_alloc_failed",
+    "_device_allocation_failed",  # cuDNN's since version 9, as the next
+    "_host_allocation_failed",
+    "_error_out_of_device_memory",  # of Level Zero and Unified Runtime, as the next
+    "_error_out_of_host_memory",
+    "cannot allocate memory (12)",  # the system's, in torch's words
     "out of memory. tried to allocate",
     "std::bad_alloc",
     "invalid buffer size:",  # Metal's; of more than it could ever hold

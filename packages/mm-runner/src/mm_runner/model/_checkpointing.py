@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
 from ._compiled_buffers import expect_constant_buffers, note_buffers
-from ._kept_buffers import ForwardState, KnownChanges, version_of
+from ._kept_buffers import ForwardState, KnownChanges
+from ._kept_inputs import InputVersions, with_copied_containers
 from ._variants import Variant, make_variant, own_class
 
 __all__ = ["check_can_checkpoint", "checkpoint_module", "checkpointed_names"]
@@ -76,16 +77,19 @@ class _Checkpointed(Variant):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return super().forward(*args, **kwargs)
-        run = _Run(self, tuple(kwargs))
+        values = (*args, *kwargs.values())
+        run = _Run(self, tuple(kwargs), values)
         if _is_compiling():  # the compiler knows by itself what of a repetition counts
             note_buffers(self)
-            outputs = checkpoint(run.compute, None, *args, *kwargs.values(), use_reentrant=False)
+            outputs = checkpoint(run.compute, None, *values, use_reentrant=False)
             expect_constant_buffers(self)
             return outputs
         # torch looks for the device, whose random numbers it keeps, among these arguments only.
         parameter = next(self.parameters(), None)
         on_device = None if parameter is None else torch.empty(0, device=parameter.device)
-        return checkpoint(run.compute, on_device, *args, *kwargs.values(), use_reentrant=False)
+        # It keeps these, too, and the forward may change its own.
+        kept = with_copied_containers(values)
+        return checkpoint(run.compute, on_device, *kept, use_reentrant=False)
 
 
 class _Run:
@@ -94,11 +98,14 @@ class _Run:
     Args:
         module: Checkpointed.
         names: Of the last arguments that it is called with.
+        values: What it is called with.
     """
 
-    def __init__(self, module: _Checkpointed, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, module: _Checkpointed, names: tuple[str, ...], values: tuple[Any, ...]
+    ) -> None:
         self._module, self._names = module, names
-        self._state: ForwardState | None = None
+        self._values: tuple[Any, ...] | None = values
 
     def compute(self, _: Any, *values: Any) -> Any:
         """Call the module's own forward.
@@ -106,36 +113,32 @@ class _Run:
         Raises:
             ConfigError: If that did what cannot be repeated.
         """
-        num_positional = len(values) - len(self._names)
-        args = values[:num_positional]
-        kwargs = dict(zip(self._names, values[num_positional:]))  # noqa: B905 - compiled, too
-        forward = super(_Checkpointed, self._module).forward
         if _is_compiling():
-            return forward(*args, **kwargs)
-        is_repetition = self._state is not None
-        if self._state is None:
+            return self._call(values)
+        given, self._values = self._values, None
+        if given is not None:
             known = self._module.__dict__.setdefault("_known_changes", KnownChanges(""))
+            self._known, self._inputs = known, InputVersions(values)
             self._state = ForwardState(self._module, known)
         # A forward that begins in a backward pass is part of the repetition of another one.
-        if is_repetition or _backward_id() != -1:
+        if given is None or _backward_id() != -1:
+            if self._inputs.differ(values):
+                self._known.refuse(
+                    "has an input that was changed in place between the forward and the backward "
+                    "pass. Change it after the backward pass, or a copy of it"
+                )
             with self._state.restored():
-                return forward(*args, **kwargs)
-        inputs = [(tensor, version_of(tensor)) for tensor in _tensors(values)]
-        outputs = forward(*args, **kwargs)
+                return self._call(with_copied_containers(values) if given is None else given)
+        outputs = self._call(given)
         self._state.note_changes()
-        if any(version_of(tensor) != version for tensor, version in inputs):
-            self._state.refuse(
+        if self._inputs.differ(values):
+            self._known.refuse(
                 "changes one of its inputs in place, which it would be repeated with. Let its "
                 "first operation be one with inplace=False"
             )
         return outputs
 
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)
-    elif isinstance(values, dict):
-        yield from _tensors(list(values.values()))
+    def _call(self, values: Sequence[Any]) -> Any:
+        num_positional = len(values) - len(self._names)
+        kwargs = dict(zip(self._names, values[num_positional:]))  # noqa: B905 - compiled, too
+        return super(_Checkpointed, self._module).forward(*values[:num_positional], **kwargs)

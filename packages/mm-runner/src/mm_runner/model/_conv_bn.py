@@ -10,27 +10,22 @@ https://arxiv.org/abs/2305.11624).
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
+from ._conv_bn_links import Link, current_frame
 from ._folded_kernel import convolve_folded
+from ._traced_calls import CallForm, TracedForms
 from ._variants import Variant, make_variant
 
-__all__ = ["Pair", "fold_into", "folded_names"]
+__all__ = ["Pair", "fold_pairs", "folded_names"]
 
-_is_compiling: Callable[[], bool] = getattr(
-    getattr(torch, "compiler", None), "is_compiling", lambda: False
-)
-# Since torch 2.0.
-_backward_id: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001
 # Hooks that see, or change, what is between the two.
 _AFTER_CONVOLUTION = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _AROUND_NORM = ("_forward_pre_hooks", *_AFTER_CONVOLUTION)
@@ -42,41 +37,56 @@ _GLOBAL = tuple(
 
 
 class Pair(NamedTuple):
-    """Names of a convolution and its normalisation, and of the module whose forward calls both."""
+    """Names of a convolution and its normalisation, and of the modules around them.
+
+    Attributes:
+        caller: In its forward each of the two is called once, and the convolution's output goes to
+            the normalisation only.
+        convolution: The first of the two.
+        norm: The second.
+        traced: The module whose calls that was found out for; it is or holds the caller.
+        forms: In which forms of its calls that holds.
+    """
 
     caller: str
     convolution: str
     norm: str
+    traced: str
+    forms: TracedForms
 
 
-def fold_into(model: nn.Module, pair: Pair) -> None:
-    """Let a convolution compute what its normalisation would, while that is in eval mode, in place.
+def fold_pairs(model: nn.Module, pairs: Sequence[Pair]) -> None:
+    """Let convolutions compute what their normalisations would in eval mode, in place.
 
-    It does so in the forward of the module that calls both. Anywhere else both compute what they
-    always do.
+    They do so in the forward of the module that calls both, outside of checkpointing that begins
+    there. Anywhere else both compute what they always do.
 
     Args:
         model: What the names are of.
-        pair: In the forward of the caller, each is called once, and the convolution's output goes
-            to the normalisation only.
+        pairs: Of modules in it.
 
     Raises:
-        ConfigError: At the end of a forward in which it went elsewhere.
+        ConfigError: In a forward in which a convolution's output did not go to its normalisation,
+            went there twice, or to one that is checkpointed without the convolution.
     """
-    found: list[Any] = [model.get_submodule(name) for name in pair]
-    caller, convolution, norm = found
-    for module, mixin in (
-        (caller, _Caller),
-        (convolution, _FoldingConvolution),
-        (norm, _FoldedNorm),
-    ):
-        if not isinstance(module, mixin):
-            make_variant(module, mixin)
-            module._conv_bn_pairs, module._conv_bn_link = (), None  # noqa: SLF001
-    if convolution._conv_bn_link is None:  # noqa: SLF001
-        convolution._conv_bn_link = norm._conv_bn_link = _Link()  # noqa: SLF001
-    start = len(pair.caller) + 1 if pair.caller else 0
-    caller._conv_bn_pairs += ((pair.convolution[start:], pair.norm[start:]),)  # noqa: SLF001
+    for pair in pairs:
+        caller, convolution, norm = _modules(model, pair.caller, pair.convolution, pair.norm)
+        make_variant(caller, _Caller)
+        make_variant(convolution, _FoldingConvolution)
+        make_variant(norm, _FoldedNorm)
+        if convolution._conv_bn_link is None:  # noqa: SLF001
+            convolution._conv_bn_link = norm._conv_bn_link = Link()  # noqa: SLF001
+        names = (_within(pair.caller, pair.convolution), _within(pair.caller, pair.norm))
+        caller._conv_bn_pairs += (names,)  # noqa: SLF001
+    # Over those that are callers, too: whether to fold is said before it is asked.
+    for pair in pairs:
+        (traced,) = _modules(model, pair.traced)
+        form = CallForm(traced)
+        if form.optional:
+            make_variant(traced, _Traced)
+            traced._conv_bn_form = form  # noqa: SLF001
+            name = _within(pair.traced, pair.convolution)
+            traced._conv_bn_parts += ((name, pair.forms),)  # noqa: SLF001
 
 
 def folded_names(model: nn.Module) -> list[str]:
@@ -86,93 +96,119 @@ def folded_names(model: nn.Module) -> list[str]:
     ]
 
 
-class _Link:
-    """What a convolution and its normalisation know of one another; copies of it know nothing."""
+def _modules(model: nn.Module, *names: str) -> list[Any]:
+    return [model.get_submodule(name) for name in names]
 
-    def __init__(self) -> None:
-        self.norm: Any = None
-        self.is_open = False  # the forward that calls both is running
-        self.is_folded = False  # in the last such forward
-        self.given: Tensor | None = None  # on its way from one to the other
 
-    def __deepcopy__(self, memo: Any) -> _Link:
-        return _Link()
+def _within(outer: str, name: str) -> str:
+    return name[len(outer) + 1 :] if outer else name
+
+
+class _Traced(Variant):
+    variant_state = ("_conv_bn_form", "_conv_bn_parts")
+    _conv_bn_form: CallForm | None = None
+    _conv_bn_parts: tuple[tuple[str, TracedForms], ...] = ()
 
     @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._conv_bn_form is None:  # unpickled
+            self._conv_bn_form = CallForm(self)
+        is_one_of = self._conv_bn_form.is_one_of
+        barred = [name for name, forms in self._conv_bn_parts if not is_one_of(forms, args, kwargs)]
+        found = [_link_of(_find(self, name)) for name in barred]
+        links = [link for link in found if link is not None and not link.is_barred]
+        for link in links:
+            link.bar(current_frame())
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            for link in links:
+                link.unbar()
 
 
 class _Caller(Variant):
+    variant_state = ("_conv_bn_pairs",)
     _conv_bn_pairs: tuple[tuple[str, str], ...] = ()
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        links = _open_links(self)
+        links: list[Link] = []
         try:
+            for norm, names in _pairs_of(self):
+                link = norm._conv_bn_link  # noqa: SLF001
+                if link.is_repeated_unbarred():
+                    raise ConfigError(_unknown(self))
+                if not link.is_barred:
+                    link.open(norm, type(self).__name__, names, current_frame())
+                    links.append(link)
             outputs = super().forward(*args, **kwargs)
-            for link, names in links:
+            for link in links:
                 if link.given is not None:
-                    raise ConfigError(_misled(self, names))
+                    raise ConfigError(_misled(link, "did not go to"))
             return outputs
         finally:
-            for link, _ in links:
-                link.is_open, link.given = False, None
+            for link in links:
+                link.close()
 
 
 class _FoldingConvolution(Variant):
-    _conv_bn_link: _Link | None = None
+    variant_state = ("_conv_bn_link",)
+    _conv_bn_link: Link | None = None
 
     @override
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         link = self._conv_bn_link
-        if link is None or link.given is not None or args or kwargs:
+        if (
+            link is None
+            or not link.is_open
+            or link.given is not None
+            or args
+            or kwargs
+            or not link.has_gradients_of_caller()
+            or not _are_one(self, link.norm)
+            or link.is_repeated_alone()
+        ):
             outputs: Tensor = super().forward(input, *args, **kwargs)
             return outputs
-        if link.is_open:
-            link.is_folded = _are_one(self, link.norm)
-            if link.is_folded:
-                link.given = convolve_folded(self, link.norm, input)
-                return link.given
-        elif link.is_folded and _in_backward():
-            return convolve_folded(self, link.norm, input)
-        plain: Tensor = super().forward(input)
-        return plain
+        link.given = convolve_folded(self, link.norm, input)
+        return link.given
 
 
 class _FoldedNorm(Variant):
-    _conv_bn_link: _Link | None = None
+    variant_state = ("_conv_bn_link",)
+    _conv_bn_link: Link | None = None
 
     @override
     def forward(self, input: Tensor) -> Tensor:
         link = self._conv_bn_link
-        if link is not None:
+        if link is not None and link.is_open:
             if link.given is input:
-                link.given = None
+                if link.is_repeated_alone():
+                    raise ConfigError(_parted(link))
+                link.take()
                 return input
-            if link.is_folded and not link.is_open and _in_backward():
-                return input
+            if link.was_taken(input):
+                raise ConfigError(_misled(link, "went twice to"))
         outputs: Tensor = super().forward(input)
         return outputs
 
 
-def _open_links(caller: _Caller) -> list[tuple[_Link, tuple[str, str]]]:
-    opened: list[tuple[_Link, tuple[str, str]]] = []
+def _pairs_of(caller: _Caller) -> list[tuple[Any, tuple[str, str]]]:
+    """Return each normalisation whose pair is not open already, and the names of that pair."""
     if getattr(caller, "_is_replica", False):  # of nn.DataParallel; they share their links
-        return opened
+        return []
+    pairs = []
     for names in caller._conv_bn_pairs:  # noqa: SLF001
         convolution, norm = _find(caller, names[0]), _find(caller, names[1])
+        link = _link_of(convolution)
         # One that was replaced is of no pair.
-        if not isinstance(convolution, _FoldingConvolution) or not isinstance(norm, _FoldedNorm):
-            continue
-        link = convolution._conv_bn_link  # noqa: SLF001
-        if link is None and norm._conv_bn_link is None:  # noqa: SLF001
-            link = convolution._conv_bn_link = norm._conv_bn_link = _Link()  # noqa: SLF001 - unpickled
-        if link is None or link is not norm._conv_bn_link or link.is_open:  # noqa: SLF001
-            continue
-        link.norm, link.is_open = norm, True
-        opened.append((link, names))
-    return opened
+        if link is not None and link is _link_of(norm) and not link.is_open:
+            pairs.append((norm, names))
+    return pairs
+
+
+def _link_of(module: Any) -> Link | None:
+    return getattr(module, "_conv_bn_link", None)
 
 
 def _find(module: Any, name: str) -> Any:
@@ -201,25 +237,27 @@ def _is_watched(convolution: Any, norm: Any) -> bool:
     )
 
 
-def _in_backward() -> bool:
-    """Return whether what is computed now was computed before, by the forward."""
-    if _is_compiling():
-        return False
-    return _backward_id() != -1 if _backward_id is not None else any(_repetitions())
-
-
-def _repetitions() -> Iterator[bool]:
-    frame: Any = sys._getframe()  # noqa: SLF001
-    while frame is not None:
-        code = frame.f_code
-        is_torchs = code.co_filename.endswith("checkpoint.py") and "torch" in code.co_filename
-        yield is_torchs and code.co_name in ("unpack", "backward")
-        frame = frame.f_back
-
-
-def _misled(caller: nn.Module, names: tuple[str, str]) -> str:
+def _misled(link: Link, what: str) -> str:
+    convolution, norm = link.names
     return (
-        f"efficient_conv_bn_eval: in {type(caller).__name__}, what {names[0]!r} gave did not go to "
-        f"{names[1]!r} in this forward, as it did when the forward was traced. Remove the module "
-        "from the list, or name parts of it in which each convolution feeds its norm every time."
+        f"efficient_conv_bn_eval: in {link.kind}, what {convolution!r} gave {what} {norm!r} in "
+        "this forward, unlike when the forward was traced. Remove the module from the list, or "
+        "name parts of it in which each convolution feeds its norm every time, once."
+    )
+
+
+def _parted(link: Link) -> str:
+    convolution, norm = link.names
+    return (
+        f"efficient_conv_bn_eval: in {link.kind}, {norm!r} is called within torch.utils.checkpoint "
+        f"and {convolution!r} is not, though both are computed as one. Checkpoint both together, "
+        "or remove the module from the list."
+    )
+
+
+def _unknown(caller: nn.Module) -> str:
+    return (
+        f"efficient_conv_bn_eval: {type(caller).__name__} is checkpointed within a module that is "
+        "called with some of its optional arguments and without others, of which it is not known "
+        "whether pairs stay pairs then. Name modules within it, or checkpoint all of it."
     )

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from typing_extensions import override
+from torch import nn
 
-from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.errors import ConfigError
 
-from ._batch_norms import is_batch_norm
 from ._conv_bn import Pair
-from ._folded_kernel import CONVOLUTIONS
+from ._conv_bn_tracing import copy_to_trace, traced_pairs
 from ._named_modules import has_forward
-from ._variants import unmake_variants
 
-__all__ = ["check_pairs", "find_pairs"]
+__all__ = ["check_pairs", "find_pairs", "without_parted"]
 
 _LONGEST_REASON = 300
 
@@ -29,8 +21,9 @@ _LONGEST_REASON = 300
 def find_pairs(module: nn.Module, name: str, where: str) -> list[Pair]:
     """Find convolutions in ``module`` that are followed by a batch normalisation of their own.
 
-    The forward is traced by ``torch.fx`` on a copy, once for training and once for evaluation; what
-    holds in both counts.
+    The forward is traced by ``torch.fx`` on a copy: for training and for evaluation, with gradients
+    and without; what holds each time counts. That is done with its optional arguments and without
+    them, for some may be pairs in calls of one form only.
 
     Args:
         module: Is not changed.
@@ -44,23 +37,34 @@ def find_pairs(module: nn.Module, name: str, where: str) -> list[Pair]:
         ConfigError: If it cannot be traced, or there is no such pair.
     """
     try:
-        pairs = _pairs_of(module)
+        copied = copy_to_trace(module)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
+        raise ConfigError(
+            f"{where}: {name!r} ({type(module).__name__}) was given, and its forward is traced on "
+            f"a copy, which cannot be made: {_in_short(error)}. Let that attribute of it be copied "
+            "(by __deepcopy__) or made in the forward, or name modules that do not hold it."
+        ) from error
+    try:
+        pairs = traced_pairs(copied)
+    except Exception as error:
         raise ConfigError(
             f"{where}: {name!r} ({type(module).__name__}) was given, and torch.fx cannot trace its "
-            f"forward: {reason}. {_remedy(module, name)}"
+            f"forward: {_in_short(error)}. {_remedy(module, name)}"
         ) from error
     if not pairs:
         raise ConfigError(
             f"{where}: {name!r} ({type(module).__name__}) was given; no convolution in it gives "
             "its output to a batch normalisation alone. Remove it from the list."
         )
-    return [Pair(*(f"{name}.{part}".rstrip(".") for part in pair)) for pair in pairs]
+    found = []
+    for parts, forms in pairs.items():
+        caller, convolution, norm = (f"{name}.{part}".rstrip(".") for part in parts)
+        found.append(Pair(caller, convolution, norm, name, forms))
+    return found
 
 
 def check_pairs(model: nn.Module, pairs: Iterable[Pair], where: str) -> list[Pair]:
-    """Return each pair of each caller once, however many names lead to it.
+    """Return each pair of each module that was named once, however many names lead to it.
 
     Args:
         model: What the names are of.
@@ -70,10 +74,10 @@ def check_pairs(model: nn.Module, pairs: Iterable[Pair], where: str) -> list[Pai
     Raises:
         ConfigError: If a convolution or a normalisation is part of several.
     """
-    checked: dict[tuple[nn.Module, ...], Pair] = {}
+    checked: dict[tuple[Any, ...], Pair] = {}
     partners: dict[nn.Module, tuple[nn.Module, str]] = {}
     for pair in pairs:
-        caller, convolution, norm = map(model.get_submodule, pair)
+        caller, convolution, norm = map(model.get_submodule, pair[:3])
         for one, other, name in (
             (convolution, norm, pair.convolution),
             (norm, convolution, pair.norm),
@@ -84,95 +88,47 @@ def check_pairs(model: nn.Module, pairs: Iterable[Pair], where: str) -> list[Pai
                     f"{where}: {known_as!r} and {name!r} are one {type(one).__name__}, which "
                     f"belongs to several pairs. Name only one of the modules that share it."
                 )
-        checked.setdefault((caller, convolution, norm), pair)
+        checked.setdefault((caller, convolution, norm, model.get_submodule(pair.traced)), pair)
     return list(checked.values())
 
 
-class _Tracer(torch.fx.Tracer):
-    """Notes in which forwards modules are called."""
+def without_parted(
+    model: nn.Module, pairs: list[Pair], checkpointed: Iterable[nn.Module], where: str
+) -> list[Pair]:
+    """Return those pairs of which both are computed again together, or neither.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._callers: dict[str, tuple[str, ...]] = {}
-        self._running = [""]
+    Args:
+        model: What the names are of.
+        pairs: Of modules in it.
+        checkpointed: What is computed again in backward, each by itself.
+        where: The key that names the modules of the pairs, for messages.
 
-    def caller_of(self, *names: str) -> str:
-        """Return the innermost of the modules in whose forward all of ``names`` are called."""
-        found = ""
-        for callers in zip(*(self._callers[name] for name in names)):  # noqa: B905 - the common part
-            if len(set(callers)) > 1:
-                break
-            # One that does not hold them cannot look for them.
-            if all(name.startswith(f"{callers[0]}.") for name in names):
-                found = callers[0]
-        return found
-
-    @override
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        name = self.path_of_module(m)
-        self._callers[name] = tuple(self._running)
-        self._running.append(name)
-        try:
-            return super().call_module(m, forward, args, kwargs)
-        finally:
-            self._running.pop()
-
-    @override
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        # That over processes is of another package.
-        return is_batch_norm(m) or super().is_leaf_module(m, module_qualified_name)
+    Raises:
+        ConfigError: If none is left.
+    """
+    again = set(map(id, checkpointed))
+    left = [pair for pair in pairs if not _is_parted(model, pair, again)]
+    if pairs and not left:
+        raise ConfigError(
+            f"{where}: {pairs[0].convolution!r} and {pairs[0].norm!r} cannot be computed as one, "
+            "for activation_checkpointing names one of them, or a part that holds it. Checkpoint "
+            f"{pairs[0].caller!r}, whose forward calls both, or remove one of the keys."
+        )
+    return left
 
 
-def _pairs_of(module: nn.Module) -> list[Pair]:
-    # What a forward does to its module while it is traced, it does to the copy.
-    shared: dict[int, Any] = {id(one): one for one in module.parameters()}
-    # Of what was computed (by torch.nn.utils.weight_norm, say) torch makes no copies.
-    shared.update(
-        (id(value), value)
-        for part in module.modules()
-        for value in vars(part).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    )
-    copied = copy.deepcopy(module, shared)
-    unmake_variants(copied)
-    with _kept_random_numbers():
-        training, evaluation = (_traced(copied, is_training) for is_training in (True, False))
-    return [pair for pair in training if pair in evaluation]
+def _is_parted(model: nn.Module, pair: Pair, again: set[int]) -> bool:
+    start = pair.caller.count(".") + 1 if pair.caller else 0
+    for name in (pair.convolution, pair.norm):
+        parts = name.split(".")
+        around = (".".join(parts[:end]) for end in range(start + 1, len(parts) + 1))
+        if any(id(model.get_submodule(one)) in again for one in around):
+            return True
+    return False
 
 
-@contextmanager
-def _kept_random_numbers() -> Iterator[None]:
-    device = torch.device("cpu")  # what is traced computes nothing on another
-    before = rng_state(device)
-    try:
-        yield
-    finally:
-        set_rng_state(before, device)
-
-
-def _traced(module: nn.Module, is_training: bool) -> list[Pair]:  # noqa: FBT001 - private
-    module.train(is_training)
-    tracer = _Tracer()
-    nodes = list(tracer.trace(module).nodes)
-    calls: dict[Any, nn.Module] = {
-        node: module.get_submodule(node.target) for node in nodes if node.op == "call_module"
-    }
-    num_calls = Counter(map(id, calls.values()))
-    pairs = []
-    for node, norm in calls.items():
-        source: Any = node.args[0] if len(node.args) == 1 and not node.kwargs else None
-        convolution = calls.get(source) if isinstance(source, torch.fx.Node) else None
-        if (
-            is_batch_norm(norm)
-            and type(convolution) in CONVOLUTIONS
-            and len(source.users) == 1
-            and (len(source.args), len(source.kwargs)) == (1, 0)
-            and "forward" not in {**vars(norm), **vars(convolution)}
-            and num_calls[id(norm)] == num_calls[id(convolution)] == 1
-        ):
-            caller = tracer.caller_of(source.target, node.target)
-            pairs.append(Pair(caller, source.target, node.target))
-    return pairs
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
 
 
 def _remedy(module: nn.Module, name: str) -> str:
@@ -191,6 +147,6 @@ def _remedy(module: nn.Module, name: str) -> str:
 
 def _has_pairs(module: nn.Module) -> bool:
     try:
-        return bool(_pairs_of(module))
+        return bool(traced_pairs(copy_to_trace(module)))
     except Exception:  # noqa: BLE001 - whatever a forward does with what is no tensor
         return False

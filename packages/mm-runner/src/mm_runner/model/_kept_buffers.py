@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
-import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from mm_runner.errors import ConfigError
 
-__all__ = ["ForwardState", "KnownChanges", "version_of"]
+from ._kept_parameters import KeptParameters
+from ._noted_tensors import Noted, overlaps
+
+__all__ = ["ForwardState", "KnownChanges"]
 
 # Of that many numbers, a copy costs next to nothing.
 _SMALL = 1 << 16
@@ -28,30 +32,23 @@ class KnownChanges:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # The modes, of all modules in it, that it ran in; and names of buffers that it changes.
+        # The modes, of all modules in it, that it ran in; and names of large buffers that change.
         self.modes: set[tuple[bool, ...]] = set()
         self.buffers: set[str] = set()
+        self.shares_memory = False
 
-
-def version_of(tensor: Tensor) -> int:
-    """Return torch's count of changes to a tensor; those of inference mode have none."""
-    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001
+    def refuse(self, what: str) -> NoReturn:
+        """Raise the error that the module does what cannot be repeated."""
+        raise ConfigError(
+            f"activation_checkpointing: {self.name!r} {what}, or leave the "
+            "module out of activation_checkpointing."
+        )
 
 
 class _Part(NamedTuple):
-    name: str
     module: nn.Module
     training: bool
-    buffers: dict[str, Tensor | None]
-    parameters: dict[str, nn.Parameter | None]
-
-
-class _Noted(NamedTuple):
-    """A tensor before a forward, and a copy of its values, where one was made."""
-
-    tensor: Tensor
-    version: int
-    values: Tensor | None
+    buffers: dict[str, Noted | None]
 
 
 class ForwardState:
@@ -64,22 +61,26 @@ class ForwardState:
 
     def __init__(self, module: nn.Module, known: KnownChanges) -> None:
         self._known = known
+        modules = list(module.named_modules())
+        self._modes = tuple([part.training for _, part in modules])
+        self._is_new = self._modes not in known.modes
+        if self._is_new and any(_is_lazy(part) for _, part in modules):
+            known.refuse(
+                "has lazy modules, which begin in a forward, and cannot begin again. Call the "
+                "model once without gradients before it is trained"
+            )
+        self._is_sharing = self._is_new or known.shares_memory
+        # Those whose changes count, by name.
+        self._watched: list[tuple[str, Noted]] = []
+        noted: dict[int, Noted] = {}  # one may be in several modules
         self._parts = [
-            _Part(name, part, part.training, dict(part._buffers), dict(part._parameters))  # noqa: SLF001
-            for name, part in module.named_modules()
+            _Part(part, part.training, self._note_buffers(name, part, noted))
+            for name, part in modules
         ]
-        self._modes = tuple(part.training for part in self._parts)
+        self._parameters = KeptParameters(modules, known.refuse, is_copied=self._is_new)
         self._random = _random_state()
-        self._buffers: dict[int, _Noted] = {}
-        for name, buffer in self._named_buffers():
-            if id(buffer) not in self._buffers:  # one may be in several modules
-                values = _copy(buffer) if self._is_copied(name, buffer) else None
-                self._buffers[id(buffer)] = _Noted(buffer, version_of(buffer), values)
-        # Counts of changes, none for those that the forward changes itself; requires_grad.
-        self._parameters: dict[int, tuple[int | None, bool]] = {
-            id(parameter): (version_of(parameter), parameter.requires_grad)
-            for _, parameter in self._named_parameters()
-        }
+        # What was computed before the forward is no part of it.
+        self._computed = _computed_before(module) if module._forward_pre_hooks else {}  # noqa: SLF001
 
     def note_changes(self) -> None:
         """Learn from what the forward did.
@@ -87,31 +88,27 @@ class ForwardState:
         Raises:
             ConfigError: If it changed what it cannot be repeated without.
         """
-        for name, buffer in self._named_buffers():
-            _, version, values = self._buffers[id(buffer)]
-            is_counted = version != version_of(buffer)
-            if values is None:
-                if is_counted:
-                    self.refuse(
+        if self._is_sharing:
+            self._expect_no_shared_changes()
+        watched = []
+        for name, noted in self._watched:
+            if noted.values is None:
+                if noted.is_changed():
+                    self._known.refuse(
                         f"changed its buffer {name!r}, which it had not changed before and which "
                         "is too large to be copied in each step. Let it change that from its "
                         "first step on"
                     )
-                continue
-            is_told = buffer.numel() <= _SMALL or name in self._known.buffers
-            # What some kernels and ``buffer.data`` change is not counted.
-            if not is_told and (is_counted or not torch.equal(values, buffer)):
+                watched.append((name, noted))
+            elif noted.values.numel() <= _SMALL or name in self._known.buffers:
+                noted.tensor = None
+            elif noted.is_changed():
                 self._known.buffers.add(name)
-        for name, parameter in self._named_parameters():
-            before, requires_grad = self._parameters[id(parameter)]
-            if before == version_of(parameter):
-                continue
-            if not requires_grad:
-                self.refuse(
-                    f"changes {name!r}, a parameter without gradients, in its forward. Let that be "
-                    "a buffer (register_buffer), which is repeated from what it was"
-                )
-            self._parameters[id(parameter)] = (None, requires_grad)
+                noted.tensor = None
+            else:
+                watched.append((name, noted))
+        self._watched = watched
+        self._parameters.note_changes()
         self._known.modes.add(self._modes)
 
     @contextmanager
@@ -119,80 +116,83 @@ class ForwardState:
         """Let the module be as it was, with stand-ins for its buffers.
 
         Raises:
-            ConfigError: If it cannot be, because its parameters are others or were changed.
+            ConfigError: If it cannot be, because its parameters or large buffers are others or
+                were changed.
         """
-        self._expect_parameters()
-        stand_ins = {number: _stand_in(noted) for number, noted in self._buffers.items()}
-        now = [(part, part.module.training, dict(part.module._buffers)) for part in self._parts]  # noqa: SLF001
-        switched = [
-            (parameter, parameter.requires_grad)
-            for _, parameter in self._named_parameters()
-            if parameter.requires_grad != self._parameters[id(parameter)][1]
-        ]
+        self._parameters.expect_unchanged()
+        self._expect_buffers()
+        stand_ins: dict[int, Tensor] = {}
+        now = [(part, part.module.training, part.module._buffers.copy()) for part in self._parts]  # noqa: SLF001
+        root = vars(self._parts[0].module)
+        computed = {name: root[name] for name in self._computed if name in root}
         random_state = _random_state()
+        undo = self._parameters.restore()
         try:
             _set_random_state(self._random)
-            for parameter, requires_grad in switched:
-                parameter.requires_grad_(not requires_grad)
-            for part in self._parts:
+            root.update(self._computed)
+            for kept in self._parts:
                 # Replaced, not changed in place: autograd may hold them.
-                buffers = {
-                    name: None if buffer is None else stand_ins[id(buffer)]
-                    for name, buffer in part.buffers.items()
-                }
-                _set(part.module, part.training, buffers)
+                _set(kept.module, kept.training, _stand_ins(kept.buffers, stand_ins))
             yield
         finally:  # torch ends a repetition by an exception, once it has what it needs
-            for part, training, before in now:
-                _set(part.module, training, before)
-            for parameter, requires_grad in switched:
-                parameter.requires_grad_(requires_grad)
+            for kept, training, before in now:
+                _set(kept.module, training, before)
+            root.update(computed)
+            undo()
             _set_random_state(random_state)
 
-    def refuse(self, what: str) -> NoReturn:
-        """Raise the error that the module does what cannot be repeated."""
-        raise ConfigError(
-            f"activation_checkpointing: {self._known.name!r} {what}, or leave the "
-            "module out of activation_checkpointing."
-        )
+    def _note_buffers(
+        self, prefix: str, part: nn.Module, found: dict[int, Noted]
+    ) -> dict[str, Noted | None]:
+        buffers: dict[str, Noted | None] = {}
+        for name, buffer in part._buffers.items():  # noqa: SLF001
+            noted = None if buffer is None else found.get(id(buffer))
+            if noted is None and buffer is not None:
+                is_large = buffer.numel() > _SMALL
+                is_watched = is_large or self._is_sharing
+                full = _joined(prefix, name) if is_watched else ""
+                is_copied = self._is_new or not is_large or full in self._known.buffers
+                noted = Noted(buffer, is_copied=is_copied, is_watched=is_watched)
+                found[id(buffer)] = noted
+                if is_watched:
+                    self._watched.append((full, noted))
+            buffers[name] = noted
+        return buffers
 
-    def _is_copied(self, name: str, buffer: Tensor) -> bool:
-        is_new = self._modes not in self._known.modes
-        return is_new or buffer.numel() <= _SMALL or name in self._known.buffers
+    def _expect_no_shared_changes(self) -> None:
+        for name, noted, other, another in overlaps(self._watched):
+            self._known.shares_memory = True
+            if noted.is_changed() or another.is_changed():
+                self._known.refuse(
+                    f"changes its buffers {name!r} and {other!r}, which share memory. Register one "
+                    "of them, and let the forward take the other from it"
+                )
 
-    def _expect_parameters(self) -> None:
-        for part in self._parts:
-            for name, parameter in part.parameters.items():
-                if parameter is None:
-                    continue
-                now = part.module._parameters.get(name)  # noqa: SLF001
-                if now is not parameter and not _is_same_sharded(now, parameter):
-                    self.refuse(
-                        f"has another {_joined(part.name, name)!r} in the backward pass than in "
-                        "the forward, as after torch.func.functional_call. Call the model itself"
+    def _expect_buffers(self) -> None:
+        for name, noted in self._watched:
+            if noted.is_changed():
+                if noted.values is None:
+                    self._known.refuse(
+                        f"has a buffer, {name!r}, of more than {_SMALL:,} numbers that was changed "
+                        "between the forward and the backward pass, as it had not been in the "
+                        "first step. Change it after the backward pass"
                     )
-                version, _ = self._parameters[id(parameter)]
-                if now is parameter and version not in (None, version_of(parameter)):
-                    self.refuse(
-                        f"has a parameter, {_joined(part.name, name)!r}, that was changed between "
-                        "the forward and the backward pass. Change it after the backward pass"
-                    )
-
-    def _named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for part in self._parts:
-            for name, buffer in part.buffers.items():
-                if buffer is not None:
-                    yield _joined(part.name, name), buffer
-
-    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for part in self._parts:
-            for name, parameter in part.parameters.items():
-                if parameter is not None:
-                    yield _joined(part.name, name), parameter
+                self._known.buffers.add(name)
 
 
 def _joined(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
+
+
+def _computed_before(module: nn.Module) -> dict[str, Tensor]:
+    # By ``nn.utils.spectral_norm``, from buffers that it changes first.
+    hooks = module._forward_pre_hooks.values()  # noqa: SLF001
+    names = [hook.name for hook in hooks if isinstance(hook, SpectralNorm)]
+    return {name: vars(module)[name] for name in names if name in vars(module)}
 
 
 def _set(module: nn.Module, training: bool, buffers: dict[str, Tensor | None]) -> None:  # noqa: FBT001
@@ -203,23 +203,15 @@ def _set(module: nn.Module, training: bool, buffers: dict[str, Tensor | None]) -
         module._buffers.update(buffers)  # noqa: SLF001
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
-def _stand_in(noted: _Noted) -> Tensor:
-    if noted.values is None:  # the forward does not change it
-        return noted.tensor
-    if not noted.tensor.requires_grad:
-        return noted.values.clone()
-    # As what was computed: a leaf of autograd's could not be changed in place.
-    with torch.enable_grad():
-        return noted.values.detach().requires_grad_().clone()
-
-
-def _is_same_sharded(one: Tensor | None, other: Tensor) -> bool:
-    # Sharded parameters are gathered, and that is another object, for the time they are needed.
-    return one is not None and hasattr(one, "full_tensor") != hasattr(other, "full_tensor")
+def _stand_ins(
+    buffers: dict[str, Noted | None], made: dict[int, Tensor]
+) -> dict[str, Tensor | None]:
+    found: dict[str, Tensor | None] = {}
+    for name, noted in buffers.items():
+        if noted is not None and id(noted) not in made:
+            made[id(noted)] = noted.stand_in()
+        found[name] = None if noted is None else made[id(noted)]
+    return found
 
 
 def _random_state() -> tuple[Any, Any]:

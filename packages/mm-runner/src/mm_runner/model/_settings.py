@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from ._checkpointing import check_can_checkpoint, checkpoint_module, checkpointed_names
-from ._conv_bn import Pair, fold_into, folded_names
-from ._conv_bn_pairs import check_pairs, find_pairs
+from ._conv_bn import Pair, fold_pairs, folded_names
+from ._conv_bn_pairs import check_pairs, find_pairs, without_parted
 from ._named_modules import check_module_names, find_modules, in_words
 from ._variants import unmake_variants
 
@@ -51,8 +51,7 @@ def apply_module_settings(model: nn.Module, cfg: Mapping[str, Any]) -> None:
     checkpointed, pairs = _find(model, cfg)
     unmake_variants(model)
     try:
-        for pair in pairs:
-            fold_into(model, pair)
+        fold_pairs(model, pairs)
         for name in checkpointed:
             checkpoint_module(model.get_submodule(name), name)
     except Exception:
@@ -67,7 +66,8 @@ def planned_module_settings(model: nn.Module, cfg: Mapping[str, Any]) -> dict[st
         ConfigError: As that does.
     """
     checkpointed, pairs = _find(model, cfg)
-    return _told(checkpointed, [pair.convolution for pair in pairs])
+    convolutions = {id(model.get_submodule(pair.convolution)): pair.convolution for pair in pairs}
+    return _told(checkpointed, list(convolutions.values()))
 
 
 def told_module_settings(model: nn.Module) -> dict[str, str]:
@@ -87,7 +87,8 @@ def _find(model: nn.Module, cfg: Mapping[str, Any]) -> tuple[list[str], list[Pai
     names = check_module_names(cfg.get(_CONV_BN), _CONV_BN)
     traced = find_modules(model, names, _CONV_BN)
     pairs = [pair for name, module in traced.items() for pair in find_pairs(module, name, _CONV_BN)]
-    return list(blocks), check_pairs(model, pairs, _CONV_BN)
+    pairs = check_pairs(model, pairs, _CONV_BN)
+    return list(blocks), without_parted(model, pairs, blocks.values(), _CONV_BN)
 
 
 def _told(checkpointed: list[str], folded: list[str]) -> dict[str, str]:

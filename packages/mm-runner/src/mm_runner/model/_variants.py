@@ -7,18 +7,22 @@ how repeated blocks are recognised. Copies and pickles of it are variants too.
 
 from __future__ import annotations
 
+import copy
 from abc import ABCMeta
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch.fx
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from typing_extensions import override
 
 __all__ = ["Variant", "make_variant", "own_class", "unmake_variants"]
 
 
-# One for all modules of a class.
-_classes: dict[tuple[type[nn.Module], type[Variant]], type[Variant]] = {}
+# How torch.nn.utils.parametrize names its classes.
+_OVER = "Parametrized"
 
 
 class Variant(nn.Module):
@@ -40,21 +44,24 @@ class Variant(nn.Module):
     @override
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class of a variant has no name that it could be found by.
-        kind: Any = type(self)
-        self.__class__ = own_class(self)  # type: ignore[assignment]
-        try:
+        with _as_own_class(self):
             reduced: Any = self.__reduce_ex__(protocol)
-        finally:
-            self.__class__ = kind
         if not isinstance(reduced, tuple):
             return reduced
-        return (_new_variant, (_mixins(kind), *reduced[:2]), *reduced[2:])
+        return (_new_variant, (_mixins(type(self)), *reduced[:2]), *reduced[2:])
 
 
 def make_variant(module: nn.Module, mixin: type[Variant]) -> None:
     """Let ``module`` do what ``mixin`` says, in place; nothing, if it does already."""
-    if not isinstance(module, mixin):
-        module.__class__ = _variant_class(type(module), mixin)
+    kind = type(module)
+    if isinstance(module, mixin):
+        return
+    # What torch's parametrizations put over a class takes the only base of its own for that class.
+    if is_parametrized(module) and len(kind.__bases__) == 1 and kind.__name__.startswith(_OVER):
+        under = _variant_class(kind.__bases__[0], mixin)
+        module.__class__ = _new_class(type(kind), kind.__name__, (under,), _namespace(kind))
+    else:
+        module.__class__ = _variant_class(kind, mixin)
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:
@@ -83,16 +90,31 @@ def _without_variants(kind: Any) -> Any:
     if "variant_of" in vars(kind):
         return _without_variants(kind.variant_of)
     # Made of a variant, as torch's parametrizations do: the same of what the variant was made of.
-    namespace = {
+    bases = tuple(map(_without_variants, kind.__bases__))
+    return _new_class(type(kind), kind.__name__, bases, _namespace(kind))
+
+
+def _namespace(kind: Any) -> dict[str, Any]:
+    return {
         name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")
     }
-    bases = tuple(map(_without_variants, kind.__bases__))
-    return _new_class(type(kind), kind.__name__, bases, namespace)
 
 
-def _variant_class(original: type[nn.Module], mixin: type[Variant]) -> type[Variant]:
-    if (original, mixin) in _classes:
-        return _classes[original, mixin]
+@contextmanager
+def _as_own_class(module: nn.Module) -> Iterator[None]:
+    kind: Any = type(module)
+    module.__class__ = own_class(module)
+    try:
+        yield
+    finally:
+        module.__class__ = kind
+
+
+def _variant_class(original: Any, mixin: type[Variant]) -> Any:
+    # One for all modules of a class. Python knows it for as long as there are any.
+    for made in type.__subclasses__(original):
+        if vars(made).get("variant_of") is original and made.variant_mixin is mixin:
+            return made
     namespace = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -100,8 +122,25 @@ def _variant_class(original: type[nn.Module], mixin: type[Variant]) -> type[Vari
         "variant_of": original,
         "variant_mixin": mixin,
     }
-    made = _new_class(type(original), original.__name__, (mixin, original), namespace)
-    return _classes.setdefault((original, mixin), made)
+    # Methods that read or write the class of the object are to find its own.
+    if hasattr(original, "__deepcopy__"):
+        namespace["__deepcopy__"] = _deepcopy
+    if issubclass(original, torch.fx.GraphModule):
+        namespace["recompile"] = _recompile
+    return _new_class(type(original), original.__name__, (mixin, original), namespace)
+
+
+def _deepcopy(self: Variant, memo: dict[int, Any]) -> nn.Module:
+    with _as_own_class(self):
+        copied = copy.deepcopy(self, memo)
+    for mixin in _mixins(type(self)):
+        make_variant(copied, mixin)
+    return copied
+
+
+def _recompile(self: Any) -> Any:
+    with _as_own_class(self):
+        return self.recompile()
 
 
 def _new_class(metaclass: Any, name: str, bases: tuple[Any, ...], namespace: dict[str, Any]) -> Any:

@@ -66,6 +66,8 @@ class RunCompiler:
             ConfigError: If the model cannot be wrapped as ``cfg`` says.
             MMCompileError: If it cannot be compiled so.
         """
+        if cfg.get("sync_bn") is not None:  # of norms that an earlier run has not made others
+            apply_module_settings(unwrap_model(model), {})
         synchronize_batch_norm(model, cfg, dist_info)
         # Now that its modules are those that stay, and before anything is put around them.
         apply_module_settings(unwrap_model(model), cfg)

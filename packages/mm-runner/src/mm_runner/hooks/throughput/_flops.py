@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from mm_runner._checkpoint_frames import is_repetition
 
 from ._batch_size import count_samples
 
@@ -10,14 +13,16 @@ __all__ = ["FlopCount"]
 
 # The first step of a run may do what later ones do not, such as building buckets.
 _COUNTED_STEP = 2
+# Where the counter has the formula of each operation, in one torch or another.
+_FORMULAS = ("flop_registry", "flop_mapping")
 
 
 class FlopCount:
     """Counts the floating-point operations of one early step with torch's counter.
 
-    A multiplication and an addition are two operations. Work done again, as with activation
-    checkpointing, counts again. It needs torch 2.1, and a model that is not compiled: what is
-    inside a compiled graph is not seen.
+    A multiplication and an addition are two operations. They are the model's: what
+    torch.utils.checkpoint computes again in backward does not count. It needs torch 2.1, and a
+    model that is not compiled: what is inside a compiled graph is not seen.
 
     Args:
         given: Operations per sample, forward and backward, which are then not counted; or
@@ -46,6 +51,10 @@ class FlopCount:
             self.reason = "torch counts from 2.1 on; give flops_per_sample"
             return
         self._mode = FlopCounterMode(display=False)
+        for name in _FORMULAS:
+            formulas = getattr(self._mode, name, {})
+            counted = {operation: _unless_repeated(count) for operation, count in formulas.items()}
+            setattr(self._mode, name, counted)
         self._mode.__enter__()
 
     def after_step(self, batch: Any) -> None:
@@ -65,3 +74,10 @@ class FlopCount:
         if mode is not None:
             mode.__exit__(None, None, None)
         return mode
+
+
+def _unless_repeated(count: Callable[..., int]) -> Callable[..., int]:
+    def counted(*args: Any, **kwargs: Any) -> int:
+        return 0 if is_repetition() else count(*args, **kwargs)
+
+    return counted

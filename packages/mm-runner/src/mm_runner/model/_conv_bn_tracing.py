@@ -1,0 +1,156 @@
+"""The forward of a module, traced: which convolution feeds which batch normalisation alone."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from mm_runner.checkpoint import rng_state, set_rng_state
+
+from ._batch_norms import is_batch_norm
+from ._folded_kernel import CONVOLUTIONS
+from ._traced_calls import CallForm, TracedForms
+from ._variants import unmake_variants
+
+__all__ = ["copy_to_trace", "traced_pairs"]
+
+# Of the module that calls both, of the convolution and of the normalisation.
+_Names = tuple[str, str, str]
+
+
+def copy_to_trace(module: nn.Module) -> nn.Module:
+    """Return a copy of ``module``: what a forward does to its module, it does while it is traced.
+
+    Raises:
+        Exception: Of any kind, if an attribute cannot be copied.
+    """
+    shared: dict[int, Any] = {id(one): one for one in module.parameters()}
+    # Of what was computed (by torch.nn.utils.weight_norm, say) torch makes no copies.
+    shared.update(
+        (id(value), value)
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    )
+    copied = copy.deepcopy(module, shared)
+    unmake_variants(copied)
+    return copied
+
+
+def traced_pairs(copied: nn.Module) -> dict[_Names, TracedForms]:
+    """Return which pairs a module holds, by the forms of its calls in which they are pairs.
+
+    Args:
+        copied: May be changed by its forward.
+
+    Raises:
+        Exception: Of any kind, if its forward cannot be traced.
+    """
+    optional = CallForm(copied).optional
+    if not optional:
+        return dict.fromkeys(_pairs_always(copied, {}), TracedForms(left_out=True))
+    left_out, error = _pairs_or_error(copied, optional)
+    given, other_error = _pairs_or_error(copied, {})
+    if error is not None and other_error is not None:
+        raise error
+    return {pair: TracedForms(pair in left_out, pair in given) for pair in (*left_out, *given)}
+
+
+def _pairs_or_error(
+    copied: nn.Module, values: dict[str, Any]
+) -> tuple[list[_Names], Exception | None]:
+    try:
+        return _pairs_always(copied, values), None
+    except Exception as error:  # noqa: BLE001 - whatever a forward does with what is no tensor
+        return [], error
+
+
+def _pairs_always(copied: nn.Module, values: dict[str, Any]) -> list[_Names]:
+    found = []
+    with _kept_random_numbers():
+        for is_training, has_grad in itertools.product((True, False), repeat=2):
+            copied.train(is_training)
+            with torch.set_grad_enabled(has_grad):
+                found.append(_traced(copied, values))
+    return [pair for pair in found[0] if all(pair in others for others in found[1:])]
+
+
+@contextmanager
+def _kept_random_numbers() -> Iterator[None]:
+    device = torch.device("cpu")  # what is traced computes nothing on another
+    before = rng_state(device)
+    try:
+        yield
+    finally:
+        set_rng_state(before, device)
+
+
+def _traced(module: nn.Module, values: dict[str, Any]) -> list[_Names]:
+    tracer = _Tracer()
+    with warnings.catch_warnings():
+        # Of values that torch.fx does not compare with those of a call.
+        warnings.simplefilter("ignore", UserWarning)
+        nodes = list(tracer.trace(module, concrete_args=values or None).nodes)
+    calls: dict[Any, nn.Module] = {
+        node: module.get_submodule(node.target) for node in nodes if node.op == "call_module"
+    }
+    num_calls = Counter(map(id, calls.values()))
+    pairs = []
+    for node, norm in calls.items():
+        source: Any = node.args[0] if len(node.args) == 1 and not node.kwargs else None
+        convolution = calls.get(source) if isinstance(source, torch.fx.Node) else None
+        if (
+            is_batch_norm(norm)
+            and type(convolution) in CONVOLUTIONS
+            and len(source.users) == 1
+            and (len(source.args), len(source.kwargs)) == (1, 0)
+            and "forward" not in {**vars(norm), **vars(convolution)}
+            and num_calls[id(norm)] == num_calls[id(convolution)] == 1
+        ):
+            caller = tracer.caller_of(source.target, node.target)
+            pairs.append((caller, source.target, node.target))
+    return pairs
+
+
+class _Tracer(torch.fx.Tracer):
+    """Notes in which forwards modules are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._callers: dict[str, tuple[str, ...]] = {}
+        self._running = [""]
+
+    def caller_of(self, *names: str) -> str:
+        """Return the innermost of the modules in whose forward all of ``names`` are called."""
+        found = ""
+        for callers in zip(*(self._callers[name] for name in names)):  # noqa: B905 - the common part
+            if len(set(callers)) > 1:
+                break
+            # One that does not hold them cannot look for them.
+            if all(name.startswith(f"{callers[0]}.") for name in names):
+                found = callers[0]
+        return found
+
+    @override
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        name = self.path_of_module(m)
+        self._callers[name] = tuple(self._running)
+        self._running.append(name)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self._running.pop()
+
+    @override
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        # That over processes is of another package.
+        return is_batch_norm(m) or super().is_leaf_module(m, module_qualified_name)

@@ -1,0 +1,62 @@
+"""What a forward is called with, and its repetition too."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ._noted_tensors import version_of
+
+__all__ = ["InputVersions", "with_copied_containers"]
+
+# Of a subclass, nobody knows how it is copied.
+_MAPPINGS = (dict, OrderedDict, defaultdict)
+
+
+def with_copied_containers(values: Sequence[Any]) -> list[Any]:
+    """Return ``values`` with copies of the containers among them and in those, not of tensors."""
+    return [_copied(one) if isinstance(one, (list, tuple, dict)) else one for one in values]
+
+
+class InputVersions:
+    """Counts of changes to the tensors among arguments, and in containers among those.
+
+    Args:
+        values: The arguments. None is kept alive: torch may move them away until they are needed.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._versions = [(weakref.ref(one), version_of(one)) for one in _tensors(values)]
+
+    def differ(self, values: Sequence[Any]) -> bool:
+        """Return whether a tensor was changed, of those that are the same in ``values``."""
+        return any(
+            reference() is tensor and version_of(tensor) != version
+            for (reference, version), tensor in zip(self._versions, _tensors(values))  # noqa: B905
+        )
+
+
+def _copied(values: Any) -> Any:
+    kind = type(values)
+    if kind is list or kind is tuple:
+        return kind(map(_copied, values))
+    if kind in _MAPPINGS:
+        copied = values.copy()
+        for key, value in values.items():
+            copied[key] = _copied(value)
+        return copied
+    return values
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))

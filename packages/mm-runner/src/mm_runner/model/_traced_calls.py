@@ -1,0 +1,68 @@
+"""Calls of a module in a form in which its forward was traced.
+
+While a forward is traced, its arguments stand for any value. It may ask of an optional one whether
+it is there at all, and do something else then.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ._variants import own_class
+
+__all__ = ["CallForm", "TracedForms"]
+
+
+class TracedForms(NamedTuple):
+    """Forms of the calls in which something holds.
+
+    Attributes:
+        left_out: Without its optional arguments.
+        given: With all of them, tensors.
+    """
+
+    left_out: bool = False
+    given: bool = False
+
+
+class CallForm:
+    """Which of the optional arguments of a module's forward a call gives.
+
+    Attributes:
+        optional: Their names and defaults.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = list(inspect.signature(own_class(module).forward).parameters.values())[1:]
+        self._positional = [
+            one.name
+            for one in parameters
+            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        ]
+        self.optional = {
+            one.name: one.default for one in parameters if one.default is not one.empty
+        }
+
+    def is_one_of(self, forms: TracedForms, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a call is of one of ``forms``.
+
+        An argument that is its default counts as left out. Only a tensor counts as given: what a
+        forward asks of others, such as what they are equal to, cannot be traced.
+        """
+        values = {**dict(zip(self._positional, args)), **kwargs}  # noqa: B905 - compiled, too
+        left_out = given = True
+        for name, default in self.optional.items():
+            value = values.get(name, default)
+            left_out = left_out and value is default
+            given = given and isinstance(value, Tensor)
+        return (left_out and forms.left_out) or (given and forms.given)
+
+    def __deepcopy__(self, memo: Any) -> CallForm:
+        # A default is known by its identity.
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
