@@ -8,7 +8,7 @@ import torch.distributed as dist
 from toy import NO_VALIDATION, RecordRates, loader_cfg, runner_arguments
 from typing_extensions import override
 
-from mm_runner import ConfigError, Runner
+from mm_runner import Runner
 from mm_runner.errors import RunStopped
 from mm_runner.hooks import Hook
 from mm_runner.loops import IterBasedTrainLoop, ValLoop
@@ -140,11 +140,70 @@ def test_an_assigned_evaluation_loop_is_used(make_runner):
     assert runner.test() == runner.val()
 
 
-def test_what_is_no_loop_is_refused(make_runner):
+def test_a_config_that_is_assigned_is_built(make_runner):
+    rates = RecordRates()
+    runner = make_runner(custom_hooks=[rates])
+    runner.train_loop = {"by_epoch": False, "max_iters": 4}
+    runner.optim_wrapper = {"optimizer": {"type": "SGD", "lr": 0.5}}
+    runner.param_schedulers = {"type": "ConstantLR", "factor": 0.5, "by_epoch": False, "end": 2}
+    runner.val_loop = {"type": ValLoop}
+    runner.train()
+    assert type(runner.train_loop) is IterBasedTrainLoop
+    assert rates.rates == pytest.approx([0.25] + [0.5] * 3)
+    runner.train()
+    assert rates.rates[4:] == [0.1] * 12
+
+
+def test_a_loop_whose_config_was_assigned_may_be_asked_for(make_runner):
+    runner = make_runner(**NO_VALIDATION)
+    before = runner.train_loop
+    runner.train_loop = {"by_epoch": False, "max_iters": 4}
+    assert runner.iter == 0
+    asked = runner.train_loop
+    assert asked is not before
+    asked.max_iters = 3
+    runner.train()
+    assert runner.train_loop is asked
+    assert runner.iter == 3
+
+
+def test_none_takes_an_assignment_back(make_runner):
+    runner = make_runner(
+        **NO_VALIDATION, param_scheduler={"type": "ConstantLR", "factor": 0.5, "end": 9}
+    )
+    runner.train_loop = {"by_epoch": False, "max_iters": 4}
+    runner.optim_wrapper = {"optimizer": {"type": "Adam"}}
+    runner.train_loop = runner.optim_wrapper = None
+    runner.param_schedulers = None  # of schedules there may be none
+    runner.train()
+    assert runner.iter == 12
+    assert runner.optim_wrapper.get_lr()["lr"] == [0.1]
+    assert type(runner.optim_wrapper.optimizer).__name__ == "SGD"
+
+
+def test_scripts_may_use_the_names_that_mmengine_keeps_loops_under(make_runner):
     runner = make_runner()
-    runner.train_loop = {"max_epochs": 3}
-    with pytest.raises(ConfigError, match=r"^train_loop: \{'max_epochs': 3\} was assigned; a loop"):
+    loop = IterBasedTrainLoop(runner, runner.train_dataloader, max_iters=3)
+    runner._train_loop = loop
+    runner._val_loop = None
+    assert runner._train_loop is loop
+    runner.train()
+    assert (runner.iter, runner.val_loop) == (3, None)
+
+
+def test_what_a_hook_assigns_as_a_training_ends_is_for_the_next(make_runner):
+    lengths = []
+
+    class Next(Hook):
+        @override
+        def after_run(self, runner):
+            runner.train_loop = {"by_epoch": False, "max_iters": runner.iter - 1}
+            lengths.append(runner.iter)
+
+    runner = make_runner(**NO_VALIDATION, custom_hooks=[Next()])
+    for _ in range(3):
         runner.train()
+    assert lengths == [12, 11, 10]
 
 
 class Term(Hook):

@@ -141,21 +141,35 @@ def test_a_work_directory_keeps_its_logs_and_its_checkpoints(config, tmp_path, c
     assert (Path("kept") / "last_checkpoint").read_text() == "epoch_2.pth\n"
 
 
-class Stubborn(EpochBasedTrainLoop):
+class OwnWay(EpochBasedTrainLoop):
     """Goes through an epoch in its own way."""
+
+    @property
+    def batches_of_epoch(self):
+        return self.dataloader
 
     @override
     def run_epoch(self):
         self.runner.call_hook("before_train_epoch")
-        for index, batch in enumerate(self.dataloader):
+        for index, batch in enumerate(self.batches_of_epoch):
             self.run_iter(index, batch)
         self.epoch += 1
 
 
-def test_a_loop_of_the_users_own_ends_soon_too(config, tmp_path, capsys):
-    loop = "train_cfg={'_delete_': True, 'type': 'test_fast_dev_run:Stubborn', 'max_epochs': 50}"
+class Stubborn(OwnWay):
+    """Does not go by the loop's data."""
+
+    @property
+    @override
+    def batches_of_epoch(self):
+        return self.runner.train_dataloader
+
+
+@pytest.mark.parametrize(("kind", "trained"), [("OwnWay", 2), ("Stubborn", 3)])
+def test_a_loop_of_the_users_own_ends_soon_too(config, tmp_path, capsys, kind, trained):
+    loop = f"train_cfg={{'_delete_': True, 'type': 'test_fast_dev_run:{kind}', 'max_epochs': 50}}"
     assert main(["train", config, "--fast-dev-run", "2", "--cfg-options", loop]) == 0
-    assert "trained 3, validated 2, tested 2 batches" in last_line(capsys)
+    assert f"trained {trained}, validated 2, tested 2 batches" in last_line(capsys)
     assert left_behind(tmp_path) == set()
 
 

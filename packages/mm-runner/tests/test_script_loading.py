@@ -177,6 +177,7 @@ def test_an_override_may_resume_without_the_optimizer_or_from_another_file(tmp_p
     runner.train()
     log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
     assert "epoch_2.pth is of a run with the seed 77, and the data of this one were built" in log
+    assert "some samples of that come twice and others not at all; randomness=dict(seed=77)" in log
 
 
 def test_an_override_that_returns_nothing_is_told(tmp_path, whole):

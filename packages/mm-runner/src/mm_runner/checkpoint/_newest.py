@@ -39,19 +39,43 @@ def mark_latest(path: Path, work_dir: Path) -> None:
     write_atomically(work_dir / LAST_CHECKPOINT, lambda file: file.write(f"{name}\n".encode()))
 
 
-def mark_validated(work_dir: Path, epoch: int, seed: int) -> None:
-    """Note that the validation after ``epoch`` of the run with ``seed`` is done."""
-    text = f"epoch {epoch} seed {seed}\n".encode()
-    write_atomically(work_dir / _LAST_VALIDATION, lambda file: file.write(text))
+def mark_validated(
+    work_dir: Path, count: int, seed: int, *, of: str = "epoch", is_done: bool = True
+) -> None:
+    """Note a validation of the run with ``seed``.
+
+    Args:
+        work_dir: Where.
+        count: After which epoch, or ``of`` what else.
+        seed: Of the run.
+        of: What is counted.
+        is_done: Whether it is done; else it has only begun.
+    """
+    text = _note(count, seed, of, is_done=is_done)
+    write_atomically(work_dir / _LAST_VALIDATION, lambda file: file.write(f"{text}\n".encode()))
 
 
-def is_validated(work_dir: Path, epoch: int, seed: int) -> bool:
-    """Tell whether the newest validation in ``work_dir`` was that one."""
+def is_validated(
+    work_dir: Path, count: int, seed: int, *, of: str = "epoch", is_done: bool = True
+) -> bool:
+    """Tell whether the newest validation in ``work_dir`` was that one.
+
+    Args:
+        work_dir: Where.
+        count: After which epoch, or ``of`` what else.
+        seed: Of the run.
+        of: What is counted.
+        is_done: Whether it has to be done; else it may also have only begun.
+    """
     marker = work_dir / _LAST_VALIDATION
-    return marker.is_file() and marker.read_text(errors="replace").split() == [
-        *("epoch", str(epoch)),
-        *("seed", str(seed)),
-    ]
+    if not marker.is_file():
+        return False
+    wanted = [_note(count, seed, of, is_done=one) for one in {True, is_done}]
+    return marker.read_text(errors="replace").strip() in wanted
+
+
+def _note(count: int, seed: int, of: str, *, is_done: bool) -> str:
+    return f"{of} {count} seed {seed}{'' if is_done else ' begun'}"
 
 
 def find_latest_checkpoint(work_dir: Path) -> list[Path]:

@@ -42,6 +42,7 @@ class TrainBatches:
         feed: Brings the batches to the device; by default they stay where they are.
 
     Attributes:
+        seed: Of the run, when this was made.
         epoch: Number of the pass under way, counted from 0.
         order: Which order the samples come in, see :meth:`use_order`.
     """
@@ -56,11 +57,13 @@ class TrainBatches:
     ) -> None:
         self.loader = loader
         self.feed = feed or BatchFeed()
-        self._seed, self._generator, self._tell = seed, generator, tell
+        self.seed = self._seed = seed
+        self._generator, self._tell = generator, tell
         self._sampler: Any = getattr(loader, "batch_sampler", None)
         self.is_seekable = isinstance(self._sampler, SeekableBatchSampler)
         self._stateful = _stateful_part(loader)
         self.epoch = self.order = 0
+        self._seeds: list[tuple[Any, int]] = []  # of samplers, as they came
         self._origin = DataPosition(samples=0)
         # Of a pass that has begun ahead: its number, its batches, and the generator behind it.
         self._ahead: tuple[int, Iterator[Any], torch.Tensor] | None = None
@@ -96,25 +99,36 @@ class TrainBatches:
             deque(islice(batches, start.batch), maxlen=0)
         return self._counted(batches)
 
+    def rewind(self) -> None:
+        """Forget what was drawn: the data are to begin anew, in the order of the seed."""
+        self.use_order(0)
+        self.epoch, self._origin = 0, DataPosition(samples=0)
+        self.feed.num_given = 0
+
     def use_order(self, order: int) -> None:
         """Let the samples come in another order than that of the seed, and workers draw otherwise.
 
         It is for samplers of ours; others go by the epoch, or by their own random numbers.
 
         Args:
-            order: Which one; 0 is that of the seed. To be called once, before the data begin.
+            order: Which one; 0 is that of the seed. To be called before the data begin.
         """
-        self.order = order
-        if not order:
+        if order == self.order:
             return
-        self._seed = _other_seed(self._seed, order)
+        if self.order == 0:
+            self._seeds = [(one, one.seed) for one in self._seeded_samplers()]
+        self.order = order
+        self._seed = _other_seed(self.seed, order)
         if self.is_seekable:
             self._sampler.use_seed(self._seed)
+        for sampler, seed in self._seeds:
+            sampler.seed = _other_seed(seed, order)
+
+    def _seeded_samplers(self) -> list[Any]:
         sampler = getattr(self.loader, "sampler", None)
         inner = getattr(self._sampler, "sampler", None)
-        for one in (sampler, inner if inner is not sampler else None):
-            if isinstance(one, (DefaultSampler, InfiniteSampler)):
-                one.seed = _other_seed(one.seed, order)
+        candidates = (sampler, inner if inner is not sampler else None)
+        return [one for one in candidates if isinstance(one, (DefaultSampler, InfiniteSampler))]
 
     def begin_ahead(self, epoch: int) -> None:
         """Let workers load the first batches of pass ``epoch``, while a validation goes on.
@@ -274,7 +288,7 @@ class TrainBatches:
 
 def _other_seed(seed: int, order: int) -> int:
     # Of no batch: those count from 0.
-    return batch_seed(seed, 0, -2, order) % 2**63
+    return seed if order == 0 else batch_seed(seed, 0, -2, order) % 2**63
 
 
 def _stateful_part(loader: Any) -> Any:

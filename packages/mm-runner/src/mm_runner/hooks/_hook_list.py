@@ -78,6 +78,15 @@ class HookList:
         level = priority_of(hook.priority if priority is None else priority)
         hook.priority = level
         self._hooks.append((level, hook))
+        self._put_in_order()
+
+    def add_first(self, hook: Hook) -> None:
+        """Add a hook that acts before all those that are there, whatever their priority."""
+        hook.priority = 0
+        self._hooks.insert(0, (0, hook))
+        self._put_in_order()
+
+    def _put_in_order(self) -> None:
         self._hooks.sort(key=lambda pair: pair[0])
         # New lists: a hook that adds another one is called from the old one just now, and whoever
         # stands behind it would be called twice, or not at all.

@@ -1,5 +1,6 @@
 """Loops: how the batches of a phase are gone through."""
 
+from ._counted_loader import uncounted
 from ._ending import EndOfTrainingError
 from ._epoch_train import EpochBasedTrainLoop
 from ._evaluation import TestLoop, ValLoop
@@ -17,4 +18,5 @@ __all__ = [
     "TestLoop",
     "ValLoop",
     "needs_rehearsal",
+    "uncounted",
 ]

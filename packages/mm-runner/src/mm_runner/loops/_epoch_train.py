@@ -16,7 +16,7 @@ from ._train_loop import AbstractTrainLoop
 from ._validation_schedule import ValidationSchedule, check_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch.utils.data import DataLoader
 
@@ -41,6 +41,8 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     Raises:
         ConfigError: If a number is out of range, or the loader has no batch or no end.
     """
+
+    _by_epoch = True
 
     def __init__(
         self,
@@ -73,22 +75,28 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
 
     def run_epoch(self) -> None:
         """Go through the training set once, or through what is left of it."""
+        self.is_drawing = True
+        try:
+            self._go_through()
+        finally:
+            self.is_drawing = False
+        self.epoch += 1
+
+    def _go_through(self) -> None:
         runner = self.runner
         resumption = self._begin_pass()
         runner.call_hook("before_train_epoch")
         runner.model.train()
         start = resumption.position if resumption else DataPosition(self.epoch, samples=0)
         self._batches_done = start.batch
-        batches = iter(()) if start.is_complete else self.batches.begin(self.epoch, start)
-        batches = batches if self._limit is None else islice(batches, self._limit)
+        batches = self._go_on(self._open_pass(start, endless=False), resumption)
         with naming_losses(runner.message_hub):
             run_iter = self._stepping(EpochBasedTrainLoop.run_iter)
-            for index, batch in enumerate(self._go_on(batches, resumption), start.batch):
+            for index, batch in enumerate(batches, start.batch):
                 run_iter(index, batch)
         self._check_drawn(start, self._batches_done - start.batch)
         self._epochs_done, self._batches_done = self.epoch + 1, 0
         runner.call_hook("after_train_epoch")
-        self.epoch += 1
 
     def run_iter(self, idx: int, data_batch: Any) -> None:
         """Train on one batch.
@@ -120,14 +128,27 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         start = resumption.position
         self.epoch = self._epochs_done = start.epoch  # a loop over steps counted passes only
         left = self.batches.num_left(start)
-        if left is not None:
+        if left is not None and not self._has_own_steps(resumption):
             # Another number of processes, or another batch size, takes another number of steps.
             whole_epochs = self.max_epochs - self.epoch - 1
             self.max_iters = self.iter + left + max(whole_epochs, 0) * len(self.dataloader)
 
+    def _has_own_steps(self, resumption: Resumption) -> bool:
+        """Tell whether a body of a subclass's own may take another number of steps than batches.
+
+        As long as the batches are those of the run before, there are to be as many steps.
+        """
+        is_alike = resumption.position.num_batches in (None, len(self.dataloader))
+        return self._own is not None and is_alike and bool(resumption.state["rng"])
+
     @override
     def position_after(self, epoch: int, iteration: int) -> DataPosition:
         return DataPosition(epoch, samples=0)
+
+    @override
+    def _open_pass(self, start: DataPosition, *, endless: bool) -> Iterator[Any]:
+        batches = iter(()) if start.is_complete else self.batches.begin(self.epoch, start)
+        return batches if self._limit is None else islice(batches, self._limit)
 
     @override
     def _train(self) -> None:

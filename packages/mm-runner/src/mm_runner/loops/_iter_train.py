@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mm_runner.data import DataPosition
+from mm_runner.data import DataPosition, announce_epoch
 
+from ._counted_loader import DrawnBatches
 from ._loss_names import naming_losses
 from ._train_loop import AbstractTrainLoop
 from ._validation_schedule import ValidationSchedule, check_positive
@@ -38,9 +39,16 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         sanity_val_batches: Before training, so many batches are validated to see that it works;
             training goes as it would without, and a resumed run leaves it out. Defaults to 0.
 
+    Attributes:
+        dataloader_iterator: The batches of training, pass after pass, for a ``run`` of a subclass's
+            own; a ``run_iter`` may take further batches from it. A resumed run goes on with the
+            next one, also where its ``run`` first draws a batch for each step that was done.
+
     Raises:
         ConfigError: If a number is out of range.
     """
+
+    _by_epoch = False
 
     def __init__(
         self,
@@ -62,6 +70,13 @@ class IterBasedTrainLoop(AbstractTrainLoop):
             max_iters=max_iters,
             sanity_val_batches=sanity_val_batches,
         )
+        self._under_way: Iterator[Any] | None = None
+        self.dataloader_iterator: Iterator[Any] = DrawnBatches(dataloader, self._drawn)
+
+    @override
+    def begin_at(self, epoch: int, iteration: int) -> None:
+        super().begin_at(epoch, iteration)
+        self.dataloader_iterator = DrawnBatches(self.batches.loader, self._drawn)
 
     def run_iter(self, data_batch: Any) -> None:
         """Train on one batch, as the loader gave it."""
@@ -69,10 +84,19 @@ class IterBasedTrainLoop(AbstractTrainLoop):
 
     @override
     def _train(self) -> None:
+        self.is_drawing = True
+        try:
+            self._go_through()
+        finally:
+            self.is_drawing, self._under_way = False, None
+
+    def _go_through(self) -> None:
         runner = self.runner
         resumption = self._begin_pass()
         runner.call_hook("before_train_epoch")
-        batches = self._draw(resumption)
+        start = resumption.position if resumption else DataPosition(samples=0)
+        batches = self._go_on(self._open_pass(start, endless=True), resumption)
+        self._under_way = batches
         while self.iter < self._last_count and not self.stop_training:
             runner.model.train()
             self._train_to_validation(batches)
@@ -91,11 +115,18 @@ class IterBasedTrainLoop(AbstractTrainLoop):
                 if self.iter >= until or self.stop_training:
                     return
 
-    def _draw(self, resumption: Resumption | None) -> Iterator[Any]:
-        start = None if resumption is None else resumption.position
-        first_pass = 0 if start is None else start.epoch
-        batches = self.batches.endless(first_pass, start, self._note_begin)
-        return self._go_on(batches, resumption)
+    @override
+    def _open_pass(self, start: DataPosition, *, endless: bool) -> Iterator[Any]:
+        if endless:
+            return self.batches.endless(start.epoch, start, self._note_begin)
+        announce_epoch(self.batches.loader, start.epoch)
+        return self.batches.begin(start.epoch, start)
+
+    def _drawn(self) -> Iterator[Any]:
+        """Return what :attr:`dataloader_iterator` draws, once it is asked for a batch."""
+        if self._under_way is not None:
+            return self._under_way
+        return iter(self.dataloader) if self._own is None else self._own.open(endless=True)
 
     @override
     def resume(self, resumption: Resumption) -> None:
@@ -120,4 +151,6 @@ class IterBasedTrainLoop(AbstractTrainLoop):
 
     @override
     def _data_position(self) -> DataPosition:
+        if self._own is not None and not self._own.knows_place:
+            return DataPosition(samples=0)
         return self.batches.position()

@@ -23,8 +23,8 @@ class Resumption:
     """What a resumed run restores while its first pass over the data begins, and in which order.
 
     The generators go back to the beginning of the pass first: what drew random numbers then, a hook
-    or a sampler, draws the same ones. Then the batches before are left out. Then the generators
-    become those of the checkpoint, and the next batch is drawn.
+    or a sampler, draws the same ones. Then the batches before are left out. Then, if there were
+    any, the generators become those of the checkpoint, and the next batch is drawn.
 
     Args:
         state: What the other run's ``state_dict`` of the loop returned on this process. Without
@@ -49,7 +49,8 @@ class Resumption:
         self, runner: Any, batches: Iterator[Any], step: Callable[[Any, Any], Any]
     ) -> Iterator[Any]:
         """Return ``batches`` with everything ready for a step on the first of them."""
-        if self.state["rng"]:
+        # Of a pass that is yet to begin they are there, and what its hooks drew since counts.
+        if self.state["rng"] and self.position.is_begun:
             set_rng_state(self.state["rng"], runner.device)
         if self.state["iter"] == 0 or not needs_rehearsal(runner.model, runner.world_size):
             return batches

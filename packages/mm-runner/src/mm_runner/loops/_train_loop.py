@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import mm_dist
 from mm_runner._main_process import run_on_main
@@ -15,8 +15,10 @@ from mm_runner.hooks import Hook
 from mm_runner.model import train_step_of
 from mm_runner.optim import named_schedulers
 
+from ._counted_loader import CountedLoader
 from ._ending import EndOfTrainingError
 from ._mmengine_names import MMEngineNames
+from ._own_bodies import OwnBody, overridden
 from ._sanity import rehearse_validation
 from ._validation_schedule import check_count, check_positive
 
@@ -36,9 +38,11 @@ __all__ = ["AbstractTrainLoop"]
 class AbstractTrainLoop(MMEngineNames, ABC):
     """Trains step by step.
 
-    A subclass may override ``run``, ``run_epoch`` and ``run_iter`` in MMEngine's way: what a
-    checkpoint needs to know of the data, and leaving between two steps, are seen to around a
-    ``run_iter`` of its own, which counts :attr:`iter` by itself.
+    A subclass may override ``run``, ``run_epoch`` and ``run_iter`` in MMEngine's way. What is its
+    own lets hooks act at the usual stages, draws batches from :attr:`dataloader`, and counts
+    :attr:`epoch` and :attr:`iter`; what a checkpoint says of the data, and leaving between two
+    steps, are seen to around it. Batches that were drawn by the end of a step count as trained on.
+    Of batches from elsewhere a warning is logged: no checkpoint knows their position.
 
     Args:
         runner: The run: model, optimizer wrapper, hooks.
@@ -49,10 +53,16 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         sanity_val_batches: Batches that are validated before training begins, to see that it works.
 
     Attributes:
+        dataloader: Training batches. Within an epoch, a body of a subclass's own that goes through
+            it is given those of the epoch, of a resumed run the ones that are left.
+        is_drawing: Whether a body of ours goes through them.
         epoch: Number of epochs done.
         iter: Number of steps done; during the hooks after a step, without that step.
         stop_training: Set by a hook to end training after the present epoch or step.
     """
+
+    # Whether each epoch is a pass over the data; else all of training is one epoch.
+    _by_epoch: ClassVar[bool]
 
     def __init__(
         self,
@@ -66,7 +76,14 @@ class AbstractTrainLoop(MMEngineNames, ABC):
     ) -> None:
         check_count("sanity_val_batches", sanity_val_batches)
         self.runner = runner
-        self.dataloader = dataloader
+        own = overridden(self)
+        self._own = OwnBody(self, by_epoch=self._by_epoch) if own else None
+        if "run" in own:
+            vars(self)["run"] = self._run_own
+        self.dataloader: Any = dataloader
+        if self._own is not None and own & {"run", "run_epoch"}:
+            self.dataloader = CountedLoader(dataloader, self._open_own)
+        self.is_drawing = False
         self.max_epochs, self.max_iters = max_epochs, max_iters
         self.epoch = self.iter = 0
         self.stop_training = False
@@ -79,6 +96,7 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         )
         self._schedule = schedule
         self._sanity_val_batches = sanity_val_batches
+        self._has_rehearsed = False  # a run() of a subclass's own may call ours
         self._limit: int | None = None
         self._step: Any = None
         self._before_step: Any = None
@@ -126,15 +144,30 @@ class AbstractTrainLoop(MMEngineNames, ABC):
     def run(self) -> None:
         """Train from :attr:`epoch` and :attr:`iter` to the end."""
         runner = self.runner
-        if self._sanity_val_batches and self._resumption is None and self.iter == 0:
-            rehearse_validation(runner, self._sanity_val_batches)
-        runner.call_hook("before_train")
-        self._begin_steps()
-        with suppress(EndOfTrainingError):
-            if self._is_at_validation() and self._is_due() and self._must_validate_again():
-                self._validate()
-            self._train()
-        runner.call_hook("after_train")
+        with self._watching():
+            self._rehearse_validation()
+            runner.call_hook("before_train")
+            self._begin_steps()
+            with suppress(EndOfTrainingError):
+                if self._is_at_validation() and self._is_due() and self._must_validate_again():
+                    self._validate()
+                self._train()
+            runner.call_hook("after_train")
+
+    def _run_own(self) -> Any:
+        """Do what a subclass's ``run`` does, and around it what it does not know of."""
+        with self._watching():
+            self._rehearse_validation()
+            return type(self).run(self)
+
+    def _watching(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._own is None else self._own.watching()
+
+    def _rehearse_validation(self) -> None:
+        has_rehearsed, self._has_rehearsed = self._has_rehearsed, True
+        is_at_begin = self._resumption is None and self.iter == 0
+        if self._sanity_val_batches and is_at_begin and not has_rehearsed:
+            rehearse_validation(self.runner, self._sanity_val_batches)
 
     def shorten(self, num_batches: int) -> None:
         """Let training end after so many batches, and a validation, to see that all of it works.
@@ -179,7 +212,31 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         self.epoch = self._epochs_done = resumption.state["epoch"]
         self.iter = self._iters_done = resumption.state["iter"]
 
+    def begin_at(self, epoch: int, iteration: int) -> None:
+        """Let :meth:`run` begin after so many, and forget what a training before it has left."""
+        self.batches.rewind()
+        if self._own is not None:
+            self._own = OwnBody(self, by_epoch=self._by_epoch)
+        self.epoch = self._epochs_done = epoch
+        self.iter = self._iters_done = iteration
+        self._batches_done = 0
+        self.stop_training = self.is_drawing = self._has_rehearsed = False
+        self._resumption = self._step = self._before_validation = None
+
     # The parts of a loop.
+
+    def _open_own(self) -> Iterator[Any]:
+        assert self._own is not None
+        return self._own.open()
+
+    @abstractmethod
+    def _open_pass(self, start: DataPosition, *, endless: bool) -> Iterator[Any]:
+        """Begin the pass that ``start`` is in, there, and if ``endless`` those that follow."""
+
+    def _drawn_by_own(self) -> Iterator[Any]:
+        """Return what a body of a subclass's own draws from :attr:`dataloader`."""
+        assert self._own is not None
+        return self._own.open()
 
     def _begin_pass(self) -> Resumption | None:
         """Prepare the random numbers of a pass; before anything of it draws some.
@@ -187,6 +244,9 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         Returns:
             Where in the pass to begin, if this run goes on from another one.
         """
+        self._end_validation()
+        if self._own is not None and self._resumption is not None:
+            self._own.validate_again()
         resumption, self._resumption = self._resumption, None
         if resumption is not None:
             resumption.restore_begin(self.batches, self.runner.device)
@@ -250,17 +310,19 @@ class AbstractTrainLoop(MMEngineNames, ABC):
 
     def _run_own_step(self, *arguments: Any) -> None:
         """Let a subclass train on one batch, and do what :meth:`_run_step` does besides."""
-        runner, before = self.runner, self.iter
-        mm_dist.mark_iteration(before + 1)
-        # Ahead of the hooks after the step, which may save.
-        self._iters_done, self._batches_done = before + 1, self._batches_done + 1
+        mm_dist.mark_iteration(self.iter + 1)
         self.run_iter(*arguments)  # type: ignore[attr-defined]
-        self._iters_done = self.iter  # it may have left out a batch
+        # It may have left out the batch, or its hooks.
+        self._iters_done, self._batches_done = self.iter, self.batches.batch
+        self._end_step()
+
+    def _end_step(self) -> None:
+        """Do what follows a step; :meth:`_run_step` does the same, and spares the call."""
         if not self._is_steady:
             mm_dist.enter_steady_state()
             self._is_steady = True
-        if runner.interruption.pending:
-            runner.interruption.settle(runner)
+        if self.runner.interruption.pending:
+            self.runner.interruption.settle(self.runner)
 
     def _is_at_validation(self) -> bool:
         """Tell whether the run goes on right after what is followed by a validation."""
@@ -272,32 +334,49 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         Checkpoints are written before it: the stop may have cut it off, or what a hook or a
         schedule learned from it is not in them.
         """
+        return self._learns_from_validations() or not self._is_validated(self._count)
+
+    def _learns_from_validations(self) -> bool:
         runner = self.runner
         schedules = (
             one for group in named_schedulers(runner.param_schedulers).values() for one in group
         )
-        learns = any(map(_learns_from_metrics, runner.hooks)) or any(
+        return any(map(_learns_from_metrics, runner.hooks)) or any(
             getattr(schedule, "need_val_args", False) for schedule in schedules
         )
-        return learns or not run_on_main(
-            lambda: is_validated(runner.work_dir, self._count, runner.seed)
-        )
+
+    def _is_validated(self, count: int, **words: Any) -> bool:
+        runner = self.runner
+        return run_on_main(lambda: is_validated(runner.work_dir, count, runner.seed, **words))
+
+    def _mark_validated(self, count: int, **words: Any) -> None:
+        runner = self.runner
+        try:
+            run_on_main(lambda: mark_validated(runner.work_dir, count, runner.seed, **words))
+        except CheckpointWriteError as error:
+            runner.logger.warning(f"{error} A run that resumes here validates once more.")
 
     def _is_due(self) -> bool:
         return self.runner.val_loop is not None and self._schedule.is_due(self._count)
 
     def _validate(self) -> None:
         runner, count = self.runner, self._count
-        # Training draws the same random numbers with and without a validation in between.
-        self._before_validation = rng_state(runner.device)
+        self._begin_validation()
         runner.interruption.mark(runner)
         runner.val_loop.run()
-        set_rng_state(self._before_validation, runner.device)
-        self._before_validation = None
-        try:
-            run_on_main(lambda: mark_validated(runner.work_dir, count, runner.seed))
-        except CheckpointWriteError as error:
-            runner.logger.warning(f"{error} A run that resumes here validates once more.")
+        self._end_validation()
+        self._mark_validated(count)
+
+    # Training draws the same random numbers with and without a validation in between.
+
+    def _begin_validation(self) -> None:
+        if self._before_validation is None:
+            self._before_validation = rng_state(self.runner.device)
+
+    def _end_validation(self) -> None:
+        if self._before_validation is not None:
+            set_rng_state(self._before_validation, self.runner.device)
+            self._before_validation = None
 
 
 def _learns_from_metrics(hook: Hook) -> bool:

@@ -15,12 +15,11 @@ from ._environment import fix_cublas_workspace, set_up_process
 from ._epoch_length import epoch_length
 from ._facts import RunFacts
 from ._making import part_of_run
-from ._optimizers import check_wrapper_of_run, scale_rates_of_run
-from ._overrides import built_by, step_of_order
+from ._optimizers import scale_rates_of_run
 from ._wrapping import build_model, synchronize_batch_norm, wrap_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import nn
     from torch.utils.data import DataLoader
@@ -157,6 +156,7 @@ class BuildSteps(RunFacts):
             return loop
         self._check_configured("train", "build_train_loop")
         run: Any = self
+        self._start.settle_seed(run)  # a script may ask for it before train()
         return build_train_loop(run, self._train["train_dataloader"], loop)
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
@@ -273,66 +273,6 @@ class BuildSteps(RunFacts):
         """
         part = part_of_run()
         return build_evaluator(evaluator, where="evaluator" if part is None else part.where)
-
-    # How train() goes through them.
-
-    def _build_training(self) -> None:
-        own: dict[str, Callable[[], Any]] = {
-            "build_train_loop": self._take_train_loop,
-            "build_optim_wrapper": self._take_optim_wrapper,
-            "scale_lr": lambda: self.scale_lr(self.optim_wrapper, self._auto_scale_lr),
-            "build_param_scheduler": self._take_schedules,
-            "build_val_loop": lambda: self.build_loop("val"),
-        }
-        for name in own:
-            times = self.build_order.count(name)
-            if times != 1:
-                raise ConfigError(
-                    f"{type(self).__name__}.build_order: {name!r} is there {times} times; each of "
-                    f"{', '.join(own)} is needed once."
-                )
-        for name in self.build_order:
-            step = own.get(name) or step_of_order(self, name)
-            step()
-
-    def _take_train_loop(self) -> None:
-        early, self._early = self._early, None
-        loop = self._assigned("train_loop")
-        if loop is None and early is not None:
-            loop = early.begin(self)
-        elif loop is None:
-            with self._constructing("train"):
-                loop = built_by(self, "build_train_loop", self._train["train_cfg"])
-        elif not hasattr(loop, "run"):
-            raise ConfigError(
-                f"train_loop: {loop!r} was assigned; a loop, which has run(), is needed. In a "
-                "script: runner.train_loop = runner.build_train_loop(cfg)."
-            )
-        self.train_loop = self._taken["train_loop"] = loop
-
-    def _take_optim_wrapper(self) -> None:
-        if self._assigned("param_schedulers") is None:
-            self.param_schedulers = []  # those of a training before
-        wrapper = self._assigned("optim_wrapper")
-        if wrapper is None:
-            wrapper = built_by(self, "build_optim_wrapper", self._train["optim_wrapper"])
-        check_wrapper_of_run(self.model, wrapper)
-        self.optim_wrapper = self._taken["optim_wrapper"] = wrapper
-
-    def _take_schedules(self) -> None:
-        schedules = self._assigned("param_schedulers")
-        if schedules is None:
-            schedules = built_by(self, "build_param_scheduler", self._param_scheduler_cfg)
-        self.param_schedulers = self._taken["param_schedulers"] = schedules
-
-    def _assigned(self, name: str) -> Any:
-        """Return what the user has assigned since the last training, or ``None``."""
-        value = vars(self).get(name)
-        return None if value is self._taken.get(name) or value == [] else value
-
-    def _note_taken(self) -> None:
-        """Let the next training have its own, also of what hooks have assigned."""
-        self._taken.update({name: vars(self).get(name) for name in self._taken})
 
     def _eval_loop(self, phase: str, loop: Any) -> Any:
         if hasattr(loop, "run"):

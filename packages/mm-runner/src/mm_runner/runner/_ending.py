@@ -57,7 +57,6 @@ def cleaning_up(runner: Runner, *more: Callable[[], object]) -> Iterator[None]:
 
 def _clean_up(runner: Runner, more: tuple[Callable[[], object], ...]) -> list[Exception]:
     runner.is_training = False
-    runner._note_taken()  # noqa: SLF001 - the Runner's own
     failures = []
     for what, act in _acts(runner, more):
         try:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ConfigError
+from mm_runner.loops import uncounted
 from mm_runner.model import eval_step_of, unwrap_model
 from mm_runner.optim import named_wrappers
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mm_runner.evaluator import Evaluator
     from mm_runner.reporting import RunConsole
 
+    from ._assigned import AssignedParts
     from ._loading import StartingPoint
     from ._logs import RunLogs
     from ._seed import RunSeed
@@ -43,8 +45,9 @@ class RunFacts(RunHooks):
         train_loop: The training loop, built when it is first asked for, or by ``train``; ``None``
             if training is not configured. Of several processes every one must ask. A training
             takes the same steps, whether or not it was asked for before; each training of a
-            process has its own. One that is assigned before ``train`` is used in the next training,
-            like an assigned ``optim_wrapper``; one that a hook assigns in ``before_run``, in this.
+            process has its own. One that is assigned, or its config, is used by the trainings that
+            follow until one has ended well, like an assigned ``optim_wrapper``; one that a hook
+            assigns in ``before_run``, by that which begins.
         val_loop: The validation loop, likewise; any process may ask.
         test_loop: The test loop, likewise.
     """
@@ -62,8 +65,7 @@ class RunFacts(RunHooks):
     _start: StartingPoint
     _early: EarlyTrainLoop | None = None
     _in_construction: frozenset[str] = frozenset()
-    # What trainings before have had; what is there and not among it, the user has assigned.
-    _taken: dict[str, Any]
+    _assigned: AssignedParts
     _train: dict[str, Any]
     _val: dict[str, Any]
     _test: dict[str, Any]
@@ -211,7 +213,7 @@ class RunFacts(RunHooks):
     @property
     def train_dataloader(self) -> DataLoader[Any]:
         """The training batches, built when they are first asked for, by every process."""
-        return self._configured("train").dataloader  # type: ignore[no-any-return]
+        return uncounted(self._configured("train").dataloader)  # type: ignore[no-any-return]
 
     @property
     def val_dataloader(self) -> DataLoader[Any]:
@@ -256,15 +258,21 @@ class RunFacts(RunHooks):
         loop: Any = None
         if configs and phase == "train":
             self._start.settle_seed(run)
+            assigned = self._assigned.get(name)
             with self._constructing(phase):
-                self._early = EarlyTrainLoop(run, configs["train_cfg"])
-            self._taken[name] = loop = self._early.loop
+                cfg = configs["train_cfg"] if assigned is None else assigned
+                self._early = EarlyTrainLoop(run, cfg)
+            loop = self._early.loop
         elif configs:
             eval_step_of(run.model, f"{phase}_step")
             with self._constructing(phase), leaving_generators(self.device):
                 loop = built_by(run, f"build_{phase}_loop", configs[f"{phase}_cfg"])
-        setattr(run, name, loop)
+        self._keep_part(name, loop)
         return loop
+
+    def _keep_part(self, name: str, part: Any) -> None:
+        """Store what the run has built; assigned, it would count as the user's."""
+        object.__setattr__(self, name, part)
 
     @contextmanager
     def _constructing(self, phase: str) -> Iterator[None]:

@@ -44,7 +44,8 @@ class Interruption:
     former. What one process is asked, all do, after the same step.
 
     Attributes:
-        pending: Whether there is something to settle. A loop reads it once a step::
+        pending: Whether there is something to settle, never outside of a training. A loop reads it
+            once a step::
 
             if runner.interruption.pending:
                 runner.interruption.settle(runner)
@@ -53,7 +54,7 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.pending = self.ran_out_of_time = False
+        self.pending = self.ran_out_of_time = self._is_listening = False
         self.saved: Path | None = None
         self._marks = 0
         self._wishes: set[int] = set()
@@ -82,6 +83,7 @@ class Interruption:
         self.ran_out_of_time = False
         # Places are passed by all processes alike: steps, and both ends of validations.
         self._place = lambda: runner.iter + self._marks
+        self._is_listening = True
         if runner.world_size > 1:
             token = [uuid.uuid4().hex]
             mm_dist.broadcast_object_list(token)
@@ -90,13 +92,10 @@ class Interruption:
             self._signals = StopSignals(self._on_signal, runner.logger)
 
     def _stop(self, runner: Runner, error: BaseException | None) -> None:
-        for clock in (self._clock, *self._limits):
-            if clock is not None:
-                clock.stop()
-        self._limits = []
-        if self._agreement is not None:
-            self._agreement.stop()
-        self._clock = self._agreement = self._save = None
+        # What came too late, also from a thread that is still to end, must not cut what follows.
+        self._is_listening = False
+        self._stop_threads()
+        self.pending, self._wishes = False, set()
         for hook in runner.hooks:
             if isinstance(hook, CheckpointHook):
                 hook.finish_writing()
@@ -110,10 +109,20 @@ class Interruption:
         if error is None:
             signals.repeat()
 
+    def _stop_threads(self) -> None:
+        for clock in (self._clock, *self._limits):
+            if clock is not None:
+                clock.stop()
+        self._limits = []
+        if self._agreement is not None:
+            self._agreement.stop()
+        self._clock = self._agreement = self._save = None
+
     def preempt(self) -> None:
         """Ask all processes to save and leave, as SIGTERM does; any thread may call this.
 
-        Several processes that cannot agree on a step, as the log then says, go on.
+        Several processes that cannot agree on a step, as the log then says, go on. Outside of a
+        training, and after its last step, it does nothing.
         """
         self._ask(_PREEMPTED)
 
@@ -215,6 +224,8 @@ class Interruption:
         return self._agreement is not None or mm_dist.get_world_size() == 1
 
     def _ask(self, wish: int) -> None:
+        if not self._is_listening:
+            return
         if self._agreement is not None:
             self._agreement.wish(wish)
         elif self._can_agree:  # a save is common work: one process would wait in it for the others
@@ -230,7 +241,7 @@ class Interruption:
             self.pending = True
 
     def _note(self) -> None:
-        self.pending = True
+        self.pending = self._is_listening
 
     def _leave(self, runner: Runner, wish: int) -> None:
         saved = self._saved(runner)

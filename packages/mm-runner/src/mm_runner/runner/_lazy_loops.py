@@ -71,15 +71,23 @@ class EarlyTrainLoop:
         Raises:
             ConfigError: If the seed is another one by now.
         """
+        self.check_seed(run)
+        if _is_same(self._before, rng_state(run.device)):
+            set_rng_state(self._behind, run.device)
+        return self.loop
+
+    def check_seed(self, run: Any) -> None:
+        """Check that the data come in the order that they would come in now.
+
+        Raises:
+            ConfigError: If the seed is another one by now.
+        """
         if run.seed != self._seed:
             raise ConfigError(
                 f"train_loop was asked for when the seed of the run was {self._seed}, and now it "
                 f"is {run.seed}: its data would come in another order. Ask for it after what "
                 "changes the seed, such as resume() and set_randomness()."
             )
-        if _is_same(self._before, rng_state(run.device)):
-            set_rng_state(self._behind, run.device)
-        return self.loop
 
 
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:

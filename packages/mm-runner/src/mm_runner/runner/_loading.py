@@ -94,6 +94,7 @@ class StartingPoint:
             CheckpointError: On all processes, if none can be read.
         """
         if self._is_read:
+            runner.is_resuming = False  # a training before did
             return
         if self._resume:
             self.settle_seed(runner)

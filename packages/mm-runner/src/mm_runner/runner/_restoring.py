@@ -11,6 +11,7 @@ from mm_runner.loops import Resumption, needs_rehearsal
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
+from ._assigned_checks import set_place
 from ._comm_hook_state import restore_comm_hooks, warn_of_comm_hooks
 from ._data_position import position_of_run
 from ._hook_states import restore_hooks
@@ -111,7 +112,7 @@ def _restore_position(
         seed.start_anew(state["iter"])
     loop = runner.train_loop
     if not hasattr(loop, "resume"):  # a loop of the user's own
-        loop.epoch, loop.iter = state["epoch"], state["iter"]
+        set_place(loop, state["epoch"], state["iter"])
         return
 
     def restore() -> None:

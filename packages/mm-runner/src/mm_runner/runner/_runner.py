@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from mm_runner.config import ConfigDict
 from mm_runner.crash import keep_crash
@@ -15,6 +16,7 @@ from mm_runner.model import train_step_of
 from mm_runner.reporting import writer_configs
 from mm_runner.validation import validate_run
 
+from ._assigned import AssignedParts
 from ._checks import check_there, checked_cfg, checked_mapping, checked_phases, unknown_keys
 from ._collate_hint import explaining_lists
 from ._compiling import RunCompiler
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from mm_runner.checkpoint import BackgroundWriter
-    from mm_runner.optim import ParamScheduler
     from mm_runner.reporting import LogProcessor
 
 __all__ = ["Runner"]
@@ -150,6 +151,7 @@ class Runner(ScriptApi):
         cfg: Mapping[str, Any] | None = None,
     ) -> None:
         arguments = {key: value for key, value in locals().items() if key not in ("self", "cfg")}
+        self._assigned, self._scaled = AssignedParts(), WeakValueDictionary()
         self.cfg = ConfigDict(checked_cfg(cfg, runner_arguments()))
         others = unknown_keys(self.cfg, runner_arguments())
         self._train, self._val, self._test = checked_phases(arguments, others)
@@ -171,7 +173,6 @@ class Runner(ScriptApi):
         self.setup_env(env_cfg)
         check_environment(self)
         self._seed = RunSeed(randomness, self.rank)
-        self._taken = {}
         self._start = StartingPoint(load_from, self._seed, resume=resume)
         config = {name: value for name, value in arguments.items() if value is not None}
         self._logs = RunLogs(
@@ -199,8 +200,8 @@ class Runner(ScriptApi):
             lambda bare: built_by(self, "wrap_model", self.cfg.get("model_wrapper_cfg"), bare),
         )
 
-        self.optim_wrapper: Any = None
-        self.param_schedulers: list[ParamScheduler] | dict[str, list[ParamScheduler]] = []
+        self._keep_part("optim_wrapper", None)
+        self._keep_schedules([])
         self.interruption = Interruption()
         self._parts = PartsWriting()
         self._receipt = RunReceipt()
@@ -327,16 +328,18 @@ class Runner(ScriptApi):
 
     def _train_as_built(self) -> None:
         self.is_training = True
-        with self.interruption.listening(self):
+        with self._with_parts(), self.interruption.listening(self):
             self.call_hook("before_run")
-            with self._start.beginning(self):
-                self.load_or_resume()
-            check_savable(self)
-            self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
-            self._compiler.begin_training(self)
-            tell_start(self)
-            with explaining_lists(self):
-                run_to_its_end(self, self._receipt)
+            self._take_from_hooks()
+            with self._assigned.settled():
+                with self._start.beginning(self):
+                    self.load_or_resume()
+                check_savable(self)
+                self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
+                self._compiler.begin_training(self)
+                tell_start(self)
+                with explaining_lists(self):
+                    run_to_its_end(self, self._receipt)
             self._receipt.tell(self)
             self.call_hook("after_run")
 

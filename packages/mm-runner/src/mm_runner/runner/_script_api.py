@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ConfigError
 
-from ._build_steps import BuildSteps
 from ._logs import plain_config
 from ._restoring import restore_training, restore_weights
+from ._training_parts import TrainingParts
 from ._visualizer import RunVisualizer
 
 if TYPE_CHECKING:
@@ -22,10 +22,8 @@ __all__ = ["ScriptApi"]
 _MODULE_LEFT_OUT: tuple[tuple[str, str], ...] = ((r"^module\.", ""),)
 
 
-class ScriptApi(BuildSteps):
+class ScriptApi(TrainingParts):
     """Single parts of a run, for scripts and notebooks."""
-
-    is_resuming: bool
 
     # What a run begins with.
 
@@ -157,7 +155,9 @@ class ScriptApi(BuildSteps):
         if seed not in (None, self.seed):
             self.logger.warning(
                 f"{filename} is of a run with the seed {seed}, and the data of this one were built "
-                f"with {self.seed}: they come in another order."
+                f"with {self.seed}: they come in another order. If it was saved within an epoch, "
+                "some samples of that come twice and others not at all; randomness="
+                f"dict(seed={seed}) avoids that."
             )
 
     # What a run tells.

@@ -48,6 +48,7 @@ class ParamScheduler:
         where: Path of ``cfg`` in the configuration, for messages.
 
     Attributes:
+        optimizer: See above.
         by_epoch: Whether :meth:`step` is to be called after each epoch, else after each iteration.
         begin: See above.
         end: See above.
@@ -76,6 +77,7 @@ class ParamScheduler:
         epoch_length: int | None = None,
         where: str = "param_scheduler",
     ) -> None:
+        self.optimizer = optimizer
         arguments = dict(cfg)
         window = take_window(arguments, RunLength(num_epochs, num_iters, epoch_length), where)
         self.by_epoch, self.begin, self.end = window.by_epoch, window.begin, window.end

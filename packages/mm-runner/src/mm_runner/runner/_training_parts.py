@@ -1,0 +1,279 @@
+"""How a training comes by its parts: as configured, or as a script or a hook has assigned them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from mm_runner.errors import ConfigError
+from mm_runner.optim import named_wrappers
+
+from ._assigned_checks import (
+    are_schedules,
+    as_listed,
+    check_loop,
+    check_schedules,
+    check_seed_of_loop,
+    check_steps_left,
+    drives_another,
+    listed,
+    set_place,
+)
+from ._build_steps import BuildSteps
+from ._built_schedules import BuiltSchedules
+from ._optimizers import check_wrapper_of_run
+from ._overrides import built_by, step_of_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["TrainingParts"]
+
+_EVAL_LOOPS = ("val_loop", "test_loop")
+_PARTS = frozenset((*_EVAL_LOOPS, "train_loop", "optim_wrapper", "param_schedulers"))
+
+
+def _other_name(name: str) -> Any:
+    return property(lambda run: getattr(run, name), lambda run, value: setattr(run, name, value))
+
+
+class TrainingParts(BuildSteps):
+    """Goes through ``build_order``, and takes what was assigned instead of what is configured.
+
+    A part may be assigned itself, or as its config. It is used by the next training, and by those
+    that follow until one has ended well; one that a hook assigns in ``before_run``, by that which
+    begins. An evaluation loop stays.
+    """
+
+    # MMEngine's own attributes, which scripts assign there.
+    _train_loop: Any = _other_name("train_loop")
+    _val_loop: Any = _other_name("val_loop")
+    _test_loop: Any = _other_name("test_loop")
+
+    # Wrappers whose rates train() has scaled: one that was given may be there a second time.
+    _scaled: WeakValueDictionary[int, Any]
+    # What lies in param_schedulers; others may put more into it.
+    _known_schedules: list[Any]
+    # Those that train() has built itself, until it has ended well.
+    _built_schedules: BuiltSchedules | None = None
+    is_resuming: bool
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Instead of properties: what steps read stays a plain attribute, which costs them nothing.
+        if name in _PARTS:
+            self._assign(name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _assign(self, name: str, value: Any) -> None:
+        parts = self._assigned
+        if parts.is_ending and name not in _EVAL_LOOPS:
+            parts.defer(name, value)  # hooks still tell of what has trained
+            return
+        if value is None and name in ("train_loop", "optim_wrapper") and parts.is_training:
+            raise ConfigError(f"{name}: None was assigned in a training, which needs one.")
+        if name == "optim_wrapper":
+            self._assign_wrapper(value)
+        elif name == "param_schedulers":
+            value = as_listed(value)
+            parts.note(name, value)
+            self._keep_schedules(value if are_schedules(value) else [])
+            if parts.are_settled:
+                self._take_schedules()
+        elif name == "train_loop":
+            self._check_loop_or_cfg(name, value)
+            if parts.are_settled:
+                raise ConfigError(
+                    "train_loop was assigned while one is training. Assign it before train(), or "
+                    "in before_run of a hook."
+                )
+            if value is None:
+                parts.forget(name)
+            else:
+                if not isinstance(value, Mapping):
+                    check_loop(value)
+                parts.note(name, value)
+            self._keep_loop(name, value)
+        else:
+            self._assign_eval_loop(name, value)
+
+    def _assign_wrapper(self, wrapper: Any) -> None:
+        parts, name = self._assigned, "optim_wrapper"
+        if wrapper is None:
+            parts.forget(name)
+            self._keep_part(name, None)
+            return
+        is_built = hasattr(wrapper, "update_params")
+        if parts.is_training and not is_built:  # hooks may ask for it at once
+            wrapper, is_built = built_by(self, "build_optim_wrapper", wrapper), True
+        parts.note(name, wrapper)
+        if parts.are_settled:
+            check_wrapper_of_run(self.model, wrapper)
+            if _leave_alone(wrapper, self.param_schedulers):
+                self.logger.warning(
+                    "optim_wrapper was assigned while training: the schedules go on changing the "
+                    "one before it, until param_schedulers is assigned as well."
+                )
+        self._keep_part(name, wrapper if is_built else None)
+
+    def _assign_eval_loop(self, name: str, loop: Any) -> None:
+        self._check_loop_or_cfg(name, loop)
+        phase = name.partition("_")[0]
+        if isinstance(loop, Mapping):
+            self._check_configured(phase, f"build_{name}")
+            {"val": self._val, "test": self._test}[phase][f"{phase}_cfg"] = loop
+        self._keep_loop(name, loop)
+
+    def _keep_loop(self, name: str, loop: Any) -> None:
+        vars(self).pop(name, None)
+        is_asked_for = isinstance(loop, Mapping) or (loop is None and name == "train_loop")
+        if not is_asked_for:  # else it is built when it is
+            self._keep_part(name, loop)
+
+    def _check_loop_or_cfg(self, name: str, loop: Any) -> None:
+        if not (loop is None or isinstance(loop, Mapping) or hasattr(loop, "run")):
+            raise ConfigError(
+                f"{name}: {loop!r} was assigned; a loop, which has run(), or the config of one is "
+                f"needed. In a script: runner.{name} = runner.build_{name}(cfg)."
+            )
+
+    def _keep_schedules(self, schedules: Any) -> None:
+        self._keep_part("param_schedulers", schedules)
+        self._known_schedules = listed(schedules)
+
+    # How train() goes through them.
+
+    @contextmanager
+    def _with_parts(self) -> Iterator[None]:
+        """Train in the block; what was assigned for it counts until it ends well."""
+        try:
+            with self._assigned.training(self):
+                yield
+            self._built_schedules = None
+        finally:
+            for name, value in self._assigned.take_deferred().items():
+                self._assign(name, value)
+
+    def _build_training(self) -> None:
+        own: dict[str, Callable[[], Any]] = {
+            "build_train_loop": self._take_train_loop,
+            "build_optim_wrapper": self._take_optim_wrapper,
+            "scale_lr": self._scale_rates,
+            "build_param_scheduler": self._take_schedules,
+            "build_val_loop": lambda: self.build_loop("val"),
+        }
+        for name in own:
+            times = self.build_order.count(name)
+            if times != 1:
+                raise ConfigError(
+                    f"{type(self).__name__}.build_order: {name!r} is there {times} times; each of "
+                    f"{', '.join(own)} is needed once."
+                )
+        self._note_more_schedules()
+        for name in self.build_order:
+            step = own.get(name) or step_of_order(self, name)
+            step()
+
+    def _take_from_hooks(self) -> None:
+        """Use what hooks have assigned in ``before_run``, and let what goes by it follow."""
+        self._note_more_schedules()
+        names = self._assigned.from_hooks()
+        if "train_loop" in names:
+            self._take_train_loop()
+        if "optim_wrapper" in names:
+            self._take_optim_wrapper()
+            self._scale_rates()
+        if names:
+            self._take_schedules()
+
+    def _take_train_loop(self) -> None:
+        run: Any = self
+        parts, early = self._assigned, self._early
+        self._early = None
+        assigned = parts.get("train_loop")
+        if early is not None and vars(self).get("train_loop") is early.loop:
+            loop = early.begin(run)
+            check_loop(loop)
+            parts.note("train_loop", loop)  # what a script has changed of it counts likewise
+        elif hasattr(assigned, "run"):
+            loop = assigned
+            check_seed_of_loop(run, loop, early)
+            set_place(loop, *parts.place("train_loop"))
+            if not self.is_resuming:
+                check_steps_left(loop)
+        else:
+            with self._constructing("train"):
+                cfg = self._train["train_cfg"] if assigned is None else assigned
+                loop = built_by(run, "build_train_loop", cfg)
+            check_loop(loop)
+        self._keep_part("train_loop", loop)
+
+    def _take_optim_wrapper(self) -> None:
+        assigned = self._assigned.get("optim_wrapper")
+        self._undo_schedules()  # the wrapper may be the one of a training that failed
+        if "param_schedulers" not in self._assigned:
+            self._keep_schedules([])  # those of a training before
+        if not hasattr(assigned, "update_params"):
+            cfg = self._train["optim_wrapper"] if assigned is None else assigned
+            assigned = built_by(self, "build_optim_wrapper", cfg)
+        elif self._assigned.is_used("optim_wrapper") and not self.is_resuming:
+            self.logger.warning(
+                "optim_wrapper, which was assigned, goes on as the training that failed left it. "
+                "Its config, if that is assigned, is built anew each time."
+            )
+        check_wrapper_of_run(self.model, assigned)
+        self._keep_part("optim_wrapper", assigned)
+
+    def _scale_rates(self) -> None:
+        wrapper = self.optim_wrapper
+        if self._scaled.get(id(wrapper)) is not wrapper:
+            self.scale_lr(wrapper, self._auto_scale_lr)
+            self._scaled[id(wrapper)] = wrapper
+
+    def _take_schedules(self) -> None:
+        are_assigned = "param_schedulers" in self._assigned
+        cfg = self._param_scheduler_cfg
+        schedules = self._assigned.get("param_schedulers") if are_assigned else cfg
+        if are_assigned and schedules and are_schedules(schedules):
+            self._check_beginning(schedules)
+        else:
+            if not self._assigned.are_settled:
+                self._undo_schedules()
+            self._built_schedules = BuiltSchedules(
+                self.optim_wrapper, partial(built_by, self, "build_param_scheduler", schedules)
+            )
+            schedules = self._built_schedules.schedules
+        check_schedules(self.optim_wrapper, schedules, are_assigned=are_assigned)
+        self._keep_schedules(schedules)
+
+    def _check_beginning(self, schedules: Any) -> None:
+        """Raise if they were built over what those that they replace had set already."""
+        built = self._built_schedules
+        if self._assigned.are_settled or built is None or not built.has_set_anything:
+            return
+        if {*map(id, listed(schedules))}.isdisjoint(map(id, listed(built.schedules))):
+            raise ConfigError(
+                "param_schedulers: the schedules assigned were built when those of the "
+                "configuration had already begun to change the settings, and go on from these. "
+                "Assign their config, param_schedulers = [dict(type=...)], or give the Runner no "
+                "param_scheduler."
+            )
+
+    def _undo_schedules(self) -> None:
+        if self._built_schedules is not None:
+            self._built_schedules.undo()
+            self._built_schedules = None
+
+    def _note_more_schedules(self) -> None:
+        """Let schedules count that others have put into the list that was there."""
+        there = listed(self.param_schedulers)
+        if [*map(id, there)] != [*map(id, self._known_schedules)]:
+            self._assigned.note("param_schedulers", self.param_schedulers)
+
+
+def _leave_alone(optim_wrapper: Any, schedules: Any) -> bool:
+    wrappers = named_wrappers(optim_wrapper).values()
+    return any(all(drives_another(one, each) for one in wrappers) for each in listed(schedules))
