@@ -7,6 +7,10 @@ import sys
 
 import pytest
 
+from mm_compile._cache._bundle import list_bundles, read_bundle
+from mm_compile._cache._key import CacheKey
+from mm_compile._cache._shelf import Shelf
+
 cpu_vec_isa = pytest.importorskip("torch._inductor.cpu_vec_isa", reason="before torch 2.5 or so")
 
 # A probe compiles C++. Here it notes the set, and works unless that is said to be broken.
@@ -72,3 +76,25 @@ def test_a_set_that_does_not_work_is_passed_over():
 @pytest.mark.parametrize("wish", [{"simdlen": 256}, {"capability": "avx2"}])
 def test_a_certain_set_is_found_where_the_user_wants_it(wish):
     assert pick(**wish)[0] == ["avx2", "avx2"]
+
+
+def test_only_what_worked_is_kept(tmp_path, monkeypatch):
+    asked = []
+
+    def check_build(_self, code):
+        asked.append(code)
+        return code == "works"
+
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", check_build)
+    instruction_set = cpu_vec_isa.VecAVX2()
+    key = CacheKey({"torch": "2.13.0+cpu"}, {})
+    for mark in ("first", "second"):  # two processes
+        shelf = Shelf(tmp_path, key)
+        with shelf.entered():
+            for code in ("works", "fails", "fails"):
+                assert instruction_set.check_build(code) == (code == "works")
+        shelf.publish(mark)
+        shelf.close()
+    assert asked == ["works", "fails", "fails"]
+    verdicts = [read_bundle(path).verdicts for path in list_bundles(tmp_path / key.name)]
+    assert [list(each.values()) for each in verdicts] == [[True], [True]]

@@ -1,3 +1,4 @@
+import errno
 import logging
 import os
 import subprocess
@@ -6,9 +7,10 @@ import tempfile
 
 import pytest
 
+from mm_compile._cache import _turn
 from mm_compile._cache._turn import turn
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there every process compiles")
+fcntl = pytest.importorskip("fcntl", reason="there every process compiles")
 
 HOLDER = """
 import sys
@@ -111,3 +113,69 @@ def test_a_lock_file_of_somebody_else_is_not_used(tmp_path):
     with turn("graph"):
         pass
     assert not target.exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EIO])
+def test_a_disk_without_locks_is_not_waited_for(monkeypatch, caplog, code):
+    caplog.set_level(logging.DEBUG, "mm_compile")
+    refuse(monkeypatch, code)
+    clock = Clock()
+    with turn("graph", limit_s=9.0, clock=clock):
+        assert clock.looks == 1
+    (record,) = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert os.strerror(code) in record.getMessage()
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EACCES])
+def test_both_ways_to_say_that_it_is_held_count(monkeypatch, caplog, code):
+    refuse(monkeypatch, code)
+    with turn("graph", limit_s=9.0, clock=Clock()):
+        assert "does not wait longer" in caplog.text
+
+
+def refuse(monkeypatch, code):
+    def lockf(*_args):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+
+
+ASKER = """
+import sys
+from mm_compile._cache._turn import turn
+looks = []
+def clock():
+    looks.append(1)
+    return 2.0 * len(looks)
+with turn(sys.argv[1], limit_s=1.0, clock=clock):
+    print(len(looks) > 1)
+"""
+
+
+def others_wait_for(subject):
+    command = [sys.executable, "-c", ASKER, subject]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout == "True\n"
+
+
+def test_the_end_of_one_turn_of_a_process_ends_no_other_one():
+    with turn("graph"):
+        with turn("other graph"):  # of another thread
+            assert others_wait_for("other graph")
+        assert others_wait_for("graph")
+        assert not others_wait_for("other graph")
+    assert not others_wait_for("graph")
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_lock_file_that_is_gone_is_made_anew(tmp_path, is_closed):
+    path = tmp_path / f"mm_compile_{os.getuid()}.lock"
+    with turn("graph"):
+        pass
+    if is_closed:  # as a process does that goes to the background
+        os.close(_turn._descriptors[path])
+    else:
+        path.unlink()
+    with turn("graph"):
+        assert others_wait_for("graph")

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from mm_compile import ConfigError, can_compile, compile_model, pack_cache, unpack_cache
-from mm_compile._cache._bundle import list_bundles, read_bundle, write_bundle
+from mm_compile._cache._bundle import Bundle, list_bundles, read_bundle, write_bundle
+from mm_compile._cache._key import CacheKey
+from mm_compile._cache._shelf import Shelf
 
 SUPPORT = can_compile()
 IS_NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
@@ -79,18 +81,6 @@ def bundles_in(directory):
     return [path for folder in directory.iterdir() for path in list_bundles(folder)]
 
 
-def test_the_next_process_need_not_hash_torchs_sources(tmp_path, monkeypatch):
-    from torch._inductor import codecache  # noqa: PLC0415 - imports inductor
-
-    run_once(tmp_path / "cache")
-
-    def hash_again():
-        raise AssertionError("the sources are hashed again")
-
-    monkeypatch.setattr(codecache, "torch_key", hash_again)
-    run_once(tmp_path / "cache")
-
-
 SCRIPT = """
 import json, logging, sys
 import torch
@@ -101,9 +91,13 @@ from mm_compile import compile_model
 torch.set_num_threads(1)
 model = torch.nn.Sequential(Product(), torch.nn.ReLU())
 compile_model(model, {"cache": sys.argv[1]})
+from torch._inductor import codecache
+hash_sources, hashed = codecache.build_code_hash, []
+codecache.build_code_hash = lambda *args: [hashed.append(1), hash_sources(*args)]
 loss = model(torch.linspace(-1, 1, 20).view(5, 4)).sum()
 loss.backward()
 from torch._dynamo.utils import counters
+print(json.dumps(bool(hashed)))
 print(json.dumps([counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")]))
 print(json.dumps([loss.item(), model[0].weight.grad.tolist()]))
 """
@@ -115,16 +109,17 @@ def run_process(directory, temporary):
     environment = {**os.environ, "TMPDIR": str(temporary)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    counts, numbers = map(json.loads, done.stdout.splitlines()[-2:])
-    return counts, numbers, done.stderr
+    has_hashed, counts, numbers = map(json.loads, done.stdout.splitlines()[-3:])
+    return counts, numbers, done.stderr, has_hashed
 
 
 def test_training_starts_warm_in_a_new_process_at_another_path_of_another_machine(
     tmp_path,
 ):
     first, second, machine = tmp_path / "first", tmp_path / "second", tmp_path / "machine"
-    counts, cold, log = run_process(first, REAL_TEMPORARY_FOLDER)
+    counts, cold, log, has_hashed = run_process(first, REAL_TEMPORARY_FOLDER)
     assert counts == [0, 2]
+    assert has_hashed
     assert "has code of 0 graphs for this run" in log
     pack_cache(first, tmp_path / "cache.zip")
     shutil.rmtree(first)
@@ -132,8 +127,9 @@ def test_training_starts_warm_in_a_new_process_at_another_path_of_another_machin
     before = bundles_in(second)
     # Another machine: nothing that torch keeps in temporary folders is there.
     machine.mkdir()
-    counts, warm, log = run_process(second, machine)
+    counts, warm, log, has_hashed = run_process(second, machine)
     assert counts == [2, 0]
+    assert not has_hashed, "torch's own sources have not changed"
     assert warm == cold
     assert "has code of 0 graphs" not in log
     # Nothing was compiled: neither a library that inductor missed, nor the headers for one.
@@ -181,7 +177,7 @@ def test_another_config_does_not_use_it(tmp_path, counted):
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-def test_what_is_damaged_or_foreign_is_ignored_said_and_compiled_again(tmp_path, caplog, counted):
+def test_what_is_damaged_or_foreign_is_ignored_and_said(tmp_path, caplog, counted):
     caplog.set_level(logging.WARNING, "mm_compile")
     directory = tmp_path / "cache"
     expected = run_once(directory)
@@ -189,13 +185,29 @@ def test_what_is_damaged_or_foreign_is_ignored_said_and_compiled_again(tmp_path,
     bundle = read_bundle(path)
     path.write_bytes(path.read_bytes()[:-7])
     other = dataclasses.replace(bundle.key, facts={**bundle.key.facts, "cpu": "another"})
-    write_bundle(path.parent, dataclasses.replace(bundle, key=other))
+    foreign = path.with_name(write_bundle(path.parent, dataclasses.replace(bundle, key=other)))
     counted()
     torch.testing.assert_close(run_once(directory), expected)
     assert counted() == (0, 1)
-    (record,) = caplog.records
-    assert "2 files in" in record.getMessage()
-    assert "are ignored, and their code is compiled again" in record.getMessage()
+    assert f"2 files in {path.parent} are ignored; 1 damaged ones are removed" in caplog.text
+    assert not path.exists()
+    assert foreign.exists()
+    caplog.clear()
+    torch.testing.assert_close(run_once(directory), expected)
+    assert counted() == (1, 0)
+    (message,) = caplog.messages
+    assert message.startswith(f"compile: 1 files in {path.parent} are ignored ({foreign.name[:12]}")
+
+
+def test_what_is_damaged_stays_in_a_directory_that_can_only_be_read(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "mm_compile")
+    key = CacheKey({"torch": "2.13.0+cpu"}, {})
+    path = tmp_path / key.name / write_bundle(tmp_path / key.name, Bundle(key, ["m"], {}))
+    path.write_bytes(b"half")
+    Shelf(tmp_path, key, is_writable=False).close()
+    assert path.exists()
+    assert "1 files in" in caplog.text
+    assert "removed" not in caplog.text
 
 
 def test_code_that_does_not_load_is_said_and_compiled_again(tmp_path, caplog, counted):
@@ -218,6 +230,35 @@ def test_code_that_does_not_load_is_said_and_compiled_again(tmp_path, caplog, co
     torch.testing.assert_close(run_once(directory), expected)
     assert caplog.text == ""
     assert counted() == (1, 0)
+
+
+@pytest.mark.usefixtures("inductor_cache")
+def test_where_no_folder_can_be_made_any_more_the_run_goes_on_without_a_cache(tmp_path, caplog):
+    directory = tmp_path / "cache"
+    expected = run_once(directory)
+    (path,) = bundles_in(directory)
+    bundle = read_bundle(path)
+    path.unlink()
+    # While it fails to load, the temporary folder goes.
+    missing = tmp_path / "missing"
+    code = f"import tempfile\ntempfile.tempdir = {str(missing)!r}\nraise ImportError\n"
+    broken = {
+        name: code.encode() if name.endswith(".py") else content
+        for name, content in bundle.files.items()
+    }
+    path = path.with_name(write_bundle(path.parent, dataclasses.replace(bundle, files=broken)))
+    torch._dynamo.reset()
+    model = nn.Sequential(Product())
+    with torch.no_grad():
+        handle = compile_model(model[0], {"cache": directory})
+        for size in (3, 5):  # another graph, too
+            inputs = torch.ones(size, 4)
+            torch.testing.assert_close(model(inputs), inputs @ torch.ones(4, 4))
+        handle.undo()
+    torch.testing.assert_close(expected, torch.full((3, 4), 4.0))
+    assert "compile: the cache is not used any more: " in caplog.text
+    assert str(missing) in caplog.text
+    assert bundles_in(directory) == [path]
 
 
 def test_another_place_of_torch_is_told(tmp_path, caplog, counted):

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,39 @@ def test_what_a_killed_process_left_goes_away_and_what_a_living_one_uses_does_no
     for each in (mine, other, last):
         each.remove()
         assert not each.path.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no locks there")
+def test_a_folder_that_another_process_removes_meanwhile_is_no_failure(tmp_path, monkeypatch):
+    first = Workspace()
+    prefix = first.path.name.partition(f"_{os.getpid()}_")[0]
+    first.remove()
+    left, gone = (tmp_path / f"{prefix}_1_{name}" / "owner" for name in ("left", "gone"))
+    left.parent.mkdir()
+    left.touch()
+    monkeypatch.setattr(Path, "glob", lambda *_args: iter([gone, left]))
+    workspace = Workspace()
+    assert workspace.path.exists()
+    assert not left.parent.exists()
+    workspace.remove()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no locks there")
+def test_folders_of_other_machines_are_not_touched(tmp_path, monkeypatch):
+    here = socket.gethostname
+    monkeypatch.setattr(socket, "gethostname", lambda: "node/17*")
+    other = Workspace()
+    left = tmp_path / other.path.name.replace(f"_{os.getpid()}_", "_1_")
+    assert "_node-17-_1_" in left.name
+    left.mkdir()
+    (left / "owner").touch()  # its lock is not seen here
+    other.remove()
+    monkeypatch.setattr(socket, "gethostname", here)
+    Workspace().remove()
+    assert left.exists()
+    monkeypatch.setattr(socket, "gethostname", lambda: "node/17*")
+    Workspace().remove()
+    assert not left.exists()
 
 
 def test_it_tells_new_and_changed_files_once_and_never_replaces_one():

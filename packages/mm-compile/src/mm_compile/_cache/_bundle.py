@@ -31,6 +31,10 @@ class BundleError(ValueError):
     """A bundle is damaged, or was made for something else."""
 
 
+class DamagedBundleError(BundleError):
+    """A bundle is not what was once written under its name, and never will be again."""
+
+
 @dataclass(frozen=True)
 class Bundle:
     """Files that compiling some graphs left.
@@ -95,12 +99,13 @@ def read_bundle(path: Path) -> Bundle:
     """Read a bundle, and believe nothing that its name does not prove.
 
     Raises:
-        BundleError: If it is not what was written under this name.
+        DamagedBundleError: If it is not what was written under this name.
+        BundleError: If it is nothing that this package has written.
         OSError: If it cannot be read.
     """
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() + SUFFIX != path.name:
-        raise BundleError("its content is not what its name says")
+        raise DamagedBundleError("its content is not what its name says")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             manifest = json.loads(archive.read(_MANIFEST))

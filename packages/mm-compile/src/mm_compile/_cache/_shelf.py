@@ -1,7 +1,7 @@
 """The part of a cache that fits this process: its bundles, and the folder they are used in."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
@@ -9,6 +9,7 @@ from typing import ClassVar
 from ._bundle import (
     Bundle,
     BundleError,
+    DamagedBundleError,
     list_bundles,
     read_bundle,
     remove_drafts,
@@ -59,7 +60,8 @@ class Shelf:
         # Where the code of each graph was read.
         self._sources: dict[str, Path] = {}
         self._num_written = 0
-        self._workspace = Workspace()
+        # None once there can be none: the code of this process is not kept then.
+        self._workspace: Workspace | None = Workspace()
         self.refresh()
         _logger.info(
             "compile: %s has code of %d graphs for this run.", self.folder, len(self.marks)
@@ -68,9 +70,13 @@ class Shelf:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Let inductor find and put its files here."""
-        if Shelf._last_entered != self._workspace.path:
+        path = None if self._workspace is None else self._workspace.path
+        if Shelf._last_entered != path:
             forget_loaded()
-            Shelf._last_entered = self._workspace.path
+            Shelf._last_entered = path
+        if self._workspace is None:
+            yield
+            return
         with ExitStack() as stack:
             stack.enter_context(self._workspace.entered())
             stack.enter_context(keeping_graphs())
@@ -81,6 +87,8 @@ class Shelf:
 
     def refresh(self) -> None:
         """Take in what was published since."""
+        if self._workspace is None:
+            return
         bundles, refused = [], []
         for path in list_bundles(self.folder):
             if path.name in self._read:
@@ -91,24 +99,21 @@ class Shelf:
             except FileNotFoundError:
                 continue  # another job has removed it: it had not been used for long
             except (BundleError, OSError) as error:
-                refused.append(f"{path.name[:12]}: {error}")
+                refused.append((path, error))
         if refused:
-            _logger.warning(
-                "compile: %d files in %s are ignored, and their code is compiled again (%s).",
-                len(refused),
-                self.folder,
-                refused[0],
-            )
+            self._refuse(refused)
         # The newest first: it was written where an older one of the same graph did not work.
         try:
             for bundle, path in sorted(bundles, key=lambda each: each[0].created_s, reverse=True):
-                self._take(bundle, path)
+                self._take(bundle, path, self._workspace)
         except OSError as error:
             # A full disk leaves half a file.
             self.start_anew(error)
 
     def publish(self, mark: str | None) -> None:
         """Write what inductor has made since, for a graph or after all of them."""
+        if self._workspace is None:
+            return
         files = self._workspace.take_new()
         is_new = False
         if mark is not None and mark not in self.marks:
@@ -121,7 +126,9 @@ class Shelf:
             return
         try:
             marks = [mark] if mark else []
-            bundle = Bundle(self._key, marks, files, self._verdicts, self._source_hashes)
+            # What has failed may have failed for a reason that passes: a full disk, a slow one.
+            verdicts = {name: works for name, works in self._verdicts.items() if works}
+            bundle = Bundle(self._key, marks, files, verdicts, self._source_hashes)
             self._read.add(write_bundle(self.folder, bundle))
             remove_drafts(self.folder)
             if self._num_written % _PRUNE_EVERY == 0:
@@ -148,27 +155,51 @@ class Shelf:
         self.marks.clear()
         self._verdicts.clear()
         self._source_hashes.clear()
-        self._workspace.remove()
-        self._workspace = Workspace()
+        if self._workspace is not None:
+            self._workspace.remove()
+        try:
+            self._workspace = Workspace()
+        except OSError as reason:
+            self._workspace, self.is_writable = None, False
+            _logger.warning("compile: the cache is not used any more: %s", reason)
 
     def close(self) -> None:
         """Write the rest, and remove the folder."""
         with suppress(OSError):
             self.publish(None)
-        self._workspace.remove()
+        if self._workspace is not None:
+            self._workspace.remove()
+
+    def _refuse(self, refused: Sequence[tuple[Path, Exception]]) -> None:
+        damaged = [path for path, error in refused if isinstance(error, DamagedBundleError)]
+        num_removed = 0
+        for path in damaged if self.is_writable else ():
+            # Each start would tell of it. Nobody is writing it: it got its name when it was whole.
+            with suppress(OSError):
+                path.unlink()
+                num_removed += 1
+        path, error = refused[0]
+        _logger.warning(
+            "compile: %d files in %s are ignored%s (%s: %s).",
+            len(refused),
+            self.folder,
+            f"; {num_removed} damaged ones are removed" if num_removed else "",
+            path.name[:12],
+            error,
+        )
 
     def _checked(self, bundle: Bundle) -> Bundle:
         if bundle.key.name != self._key.name:
             raise BundleError("it was made for another torch, machine or config")
         return bundle
 
-    def _take(self, bundle: Bundle, path: Path) -> None:
+    def _take(self, bundle: Bundle, path: Path, workspace: Workspace) -> None:
         if bundle.marks and self.marks.issuperset(bundle.marks):
             return
         self._sources.update(dict.fromkeys(bundle.marks, path))
         if not bundle.marks:  # results of autotuning, of use to all
             note_use(path)
-        self._workspace.put(bundle.files)
+        workspace.put(bundle.files)
         if bundle.key.places == self._key.places:
             self.marks.update(bundle.marks)
             self._verdicts.update(bundle.verdicts)

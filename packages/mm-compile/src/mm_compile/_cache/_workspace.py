@@ -7,7 +7,9 @@ nor one that changed after it was checked.
 
 import contextlib
 import os
+import re
 import shutil
+import socket
 import sys
 import tempfile
 import weakref
@@ -36,7 +38,7 @@ class Workspace:
 
     def __init__(self) -> None:
         _sweep(Path(tempfile.gettempdir()))
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_prefix_of_user()}{os.getpid()}_"))
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}_"))
         self._seen: dict[str, tuple[int, int]] = {}
         descriptor = _claim(self.path)
         self._remove = weakref.finalize(self, _remove, self.path, descriptor, os.getpid())
@@ -101,8 +103,11 @@ def _version_of(path: Path) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-def _prefix_of_user() -> str:
-    return f"{_PREFIX}{os.getuid() if hasattr(os, 'getuid') else 'user'}_"
+def _prefix() -> str:
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    # Machines may share the temporary folder and yet not see each other's locks.
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
+    return f"{_PREFIX}{user}_{host}_"
 
 
 def _claim(folder: Path) -> int | None:
@@ -130,11 +135,18 @@ def _sweep(parent: Path) -> None:
     """Remove the folders of processes that were killed."""
     if sys.platform == "win32":
         return
-    own = f"{_prefix_of_user()}{os.getpid()}_"
-    for owner in parent.glob(f"{_prefix_of_user()}*/{_OWNER}"):
+    own = f"{_prefix()}{os.getpid()}_"
+    for owner in parent.glob(f"{_prefix()}*/{_OWNER}"):
         # A lock does not part this process from itself.
-        if owner.parent.name.startswith(own) or owner.lstat().st_uid != os.getuid():
-            continue
-        with contextlib.suppress(OSError), owner.open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(owner.parent, ignore_errors=True)
+        if not owner.parent.name.startswith(own):
+            # Its process may end, and remove it, at any moment.
+            with contextlib.suppress(OSError):
+                _remove_if_left(owner)
+
+
+def _remove_if_left(owner: Path) -> None:
+    if owner.lstat().st_uid != os.getuid():
+        return
+    with owner.open("r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(owner.parent, ignore_errors=True)
