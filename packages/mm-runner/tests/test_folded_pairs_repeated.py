@@ -140,11 +140,40 @@ class Stage(nn.Module):
         return outputs if shift is None else outputs + shift
 
 
-def test_a_head_that_is_repeated_in_a_call_of_which_nothing_is_known_is_told(watched):
+def test_a_head_that_is_repeated_in_a_call_of_which_nothing_is_known_is_one(watched):
     model, folded = folded_twin(Model(Stage()))
     inputs = some_inputs().requires_grad_()
     torch.testing.assert_close(gradients(folded, inputs), gradients(model, inputs))
     assert watched.count == 2
-    with pytest.raises(ConfigError, match=r"Head is checkpointed within a module that is called"):
-        folded.heads[0](inputs, scale=2.0)
-    torch.testing.assert_close(gradients(folded, inputs), gradients(model, inputs))
+    results = []
+    for one in (model, folded):
+        one.zero_grad()
+        one.heads[0](inputs, scale=2.0).sum().backward()
+        results.append([parameter.grad for parameter in one.heads[0].parameters()])
+    torch.testing.assert_close(*results)
+    assert watched.count == 4
+
+
+class Telling(Head):
+    def forward(self, inputs):
+        hidden = self.conv(inputs)
+        return self.norm(hidden), hidden
+
+
+class Silent(nn.Module):
+    """Uses the half of what its head gives, and repeats that."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = Telling()
+
+    def forward(self, inputs):
+        return checkpoint(self.head, inputs, use_reentrant=False)[0]
+
+
+def test_what_is_a_pair_for_its_caller_only_is_two_where_it_is_repeated_without_that(watched):
+    model, folded = folded_twin(Model(Silent()))
+    inputs = some_inputs().requires_grad_()
+    with pytest.warns(UserWarning, match=r"Telling is called without optional arguments\. Of such"):
+        torch.testing.assert_close(gradients(folded, inputs), gradients(model, inputs))
+    assert watched.count == 0

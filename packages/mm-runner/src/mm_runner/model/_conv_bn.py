@@ -10,16 +10,18 @@ https://arxiv.org/abs/2305.11624).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
-from ._conv_bn_links import Link, current_frame
+from ._conv_bn_links import Link, current_frame, is_compiling
 from ._folded_kernel import convolve_folded
 from ._traced_calls import CallForm, TracedForms
 from ._variants import Variant, make_variant
@@ -44,7 +46,8 @@ class Pair(NamedTuple):
             the normalisation only.
         convolution: The first of the two.
         norm: The second.
-        traced: The module whose calls that was found out for; it is or holds the caller.
+        traced: The module whose calls that was found out for; it is or holds the caller. One pair
+            may be given for several.
         forms: In which forms of its calls that holds.
     """
 
@@ -77,16 +80,14 @@ def fold_pairs(model: nn.Module, pairs: Sequence[Pair]) -> None:
         if convolution._conv_bn_link is None:  # noqa: SLF001
             convolution._conv_bn_link = norm._conv_bn_link = Link()  # noqa: SLF001
         names = (_within(pair.caller, pair.convolution), _within(pair.caller, pair.norm))
-        caller._conv_bn_pairs += (names,)  # noqa: SLF001
+        if names not in caller._conv_bn_pairs:  # noqa: SLF001
+            caller._conv_bn_pairs += (names,)  # noqa: SLF001
     # Over those that are callers, too: whether to fold is said before it is asked.
     for pair in pairs:
         (traced,) = _modules(model, pair.traced)
-        form = CallForm(traced)
-        if form.optional:
-            make_variant(traced, _Traced)
-            traced._conv_bn_form = form  # noqa: SLF001
-            name = _within(pair.traced, pair.convolution)
-            traced._conv_bn_parts += ((name, pair.forms),)  # noqa: SLF001
+        make_variant(traced, _Traced)
+        name = _within(pair.traced, pair.convolution)
+        traced._conv_bn_parts += ((name, pair.forms),)  # noqa: SLF001
 
 
 def folded_names(model: nn.Module) -> list[str]:
@@ -111,24 +112,23 @@ class _Traced(Variant):
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._conv_bn_form is None:  # unpickled
-            self._conv_bn_form = CallForm(self)
-        is_one_of = self._conv_bn_form.is_one_of
-        barred = [name for name, forms in self._conv_bn_parts if not is_one_of(forms, args, kwargs)]
-        found = [_link_of(_find(self, name)) for name in barred]
-        links = [link for link in found if link is not None and not link.is_barred]
-        for link in links:
-            link.bar(current_frame())
+        is_one_of = _form_of(self).is_one_of
+        known = [name for name, forms in self._conv_bn_parts if is_one_of(forms, args, kwargs)]
+        found = [_link_of(_find(self, name)) for name in known]
+        links = [link for link in found if link is not None]
+        frame = current_frame()  # not that of a list
+        before = [link.begin_known(frame) for link in links]
         try:
             return super().forward(*args, **kwargs)
         finally:
-            for link in links:
-                link.unbar()
+            for link, one in zip(links, before):  # noqa: B905 - compiled, too
+                link.end_known(one)
 
 
 class _Caller(Variant):
-    variant_state = ("_conv_bn_pairs",)
+    variant_state = ("_conv_bn_pairs", "_conv_bn_is_told")
     _conv_bn_pairs: tuple[tuple[str, str], ...] = ()
+    _conv_bn_is_told = False
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,11 +136,11 @@ class _Caller(Variant):
         try:
             for norm, names in _pairs_of(self):
                 link = norm._conv_bn_link  # noqa: SLF001
-                if link.is_repeated_unbarred():
-                    raise ConfigError(_unknown(self))
-                if not link.is_barred:
+                if link.is_known():
                     link.open(norm, type(self).__name__, names, current_frame())
                     links.append(link)
+                elif not norm.training:
+                    _tell_unknown(self, names, args, kwargs)
             outputs = super().forward(*args, **kwargs)
             for link in links:
                 if link.given is not None:
@@ -186,7 +186,11 @@ class _FoldedNorm(Variant):
                 if link.is_repeated_alone():
                     raise ConfigError(_parted(link))
                 link.take()
-                return input
+                if link.has_gradients_of_caller():
+                    return input
+                if torch.is_grad_enabled():
+                    raise ConfigError(_misled(link, "went without gradients to"))
+                return input.detach()
             if link.was_taken(input):
                 raise ConfigError(_misled(link, "went twice to"))
         outputs: Tensor = super().forward(input)
@@ -205,6 +209,13 @@ def _pairs_of(caller: _Caller) -> list[tuple[Any, tuple[str, str]]]:
         if link is not None and link is _link_of(norm) and not link.is_open:
             pairs.append((norm, names))
     return pairs
+
+
+def _form_of(module: Any) -> CallForm:
+    form: CallForm | None = module._conv_bn_form  # noqa: SLF001
+    if form is None:
+        form = module._conv_bn_form = CallForm(module)  # noqa: SLF001
+    return form
 
 
 def _link_of(module: Any) -> Link | None:
@@ -255,9 +266,15 @@ def _parted(link: Link) -> str:
     )
 
 
-def _unknown(caller: nn.Module) -> str:
-    return (
-        f"efficient_conv_bn_eval: {type(caller).__name__} is checkpointed within a module that is "
-        "called with some of its optional arguments and without others, of which it is not known "
-        "whether pairs stay pairs then. Name modules within it, or checkpoint all of it."
+def _tell_unknown(caller: Any, names: tuple[str, str], args: Any, kwargs: Any) -> None:
+    if caller._conv_bn_is_told or is_compiling():  # noqa: SLF001
+        return
+    caller._conv_bn_is_told = True  # noqa: SLF001
+    given = ", ".join(CallForm(caller).untraced(args, kwargs))
+    call = f"with {given}" if given else "without optional arguments"
+    warnings.warn(
+        f"efficient_conv_bn_eval: {type(caller).__name__} is called {call}. Of such calls it is "
+        f"not known that what {names[0]!r} gives goes to {names[1]!r} alone, so they stay two "
+        "modules there. Traced are calls without optional arguments and with all of them, tensors.",
+        stacklevel=3,
     )

@@ -13,16 +13,16 @@ from typing_extensions import override
 
 from mm_runner._checkpoint_frames import is_checkpointed_within
 
-__all__ = ["Link", "current_frame"]
+__all__ = ["Link", "current_frame", "is_compiling"]
 
-_is_compiling: Callable[[], bool] = getattr(
+is_compiling: Callable[[], bool] = getattr(
     getattr(torch, "compiler", None), "is_compiling", lambda: False
 )
 
 
 def current_frame() -> Any:
     """Return the frame that calls this; ``None`` while it is compiled."""
-    return None if _is_compiling() else sys._getframe(1)  # noqa: SLF001
+    return None if is_compiling() else sys._getframe(1)  # noqa: SLF001
 
 
 class Link:
@@ -30,7 +30,6 @@ class Link:
 
     Attributes:
         is_open: Whether the forward that calls both is running.
-        is_barred: Whether that is within a call in which they may be no pair.
         norm: The normalisation, while it is open.
         kind: The class that has that forward.
         names: Of the two there.
@@ -38,13 +37,13 @@ class Link:
     """
 
     def __init__(self) -> None:
-        self.is_open = self.is_barred = False
+        self.is_open = self._is_known = False
         self.norm: Any = None
         self.kind, self.names = "", ("", "")
         self.given: Tensor | None = None
         self._taken: Any = None
         self._opened_in: Any = None
-        self._barred_in: Any = None
+        self._known_in: Any = None
         self._has_grad = False
 
     def open(self, norm: Any, kind: str, names: tuple[str, str], frame: Any) -> None:
@@ -57,19 +56,32 @@ class Link:
         self.is_open = False
         self.norm = self.given = self._taken = self._opened_in = None
 
-    def bar(self, frame: Any) -> None:
-        """Begin a call in which they may be no pair, which runs in ``frame``."""
-        self.is_barred, self._barred_in = True, frame
+    def begin_known(self, frame: Any) -> tuple[bool, Any]:
+        """Begin a call in which they are a pair, which runs in ``frame``.
 
-    def unbar(self) -> None:
+        Returns:
+            What is to be given to :meth:`end_known`.
+        """
+        before = (self._is_known, self._known_in)
+        self._is_known, self._known_in = True, frame
+        return before
+
+    def end_known(self, before: tuple[bool, Any]) -> None:
         """End it."""
-        self.is_barred, self._barred_in = False, None
+        self._is_known, self._known_in = before
+
+    def is_known(self) -> bool:
+        """Return whether they are a pair in what is called now.
+
+        A call that is not repeated with it in backward says nothing: both times they are the same.
+        """
+        return self._is_known and not _is_checkpointed(self._known_in)
 
     def take(self) -> None:
         """Let what was given have arrived."""
         # Known weakly, so that it can be freed.
         self._taken = (
-            self.given if _is_compiling() or self.given is None else weakref.ref(self.given)
+            self.given if is_compiling() or self.given is None else weakref.ref(self.given)
         )
         self.given = None
 
@@ -89,10 +101,6 @@ class Link:
         """Return whether what is called now is repeated in backward, and the forward is not."""
         return _is_checkpointed(self._opened_in)
 
-    def is_repeated_unbarred(self) -> bool:
-        """Return whether what is called now is repeated in backward, and the barred call is not."""
-        return self.is_barred and _is_checkpointed(self._barred_in)
-
     def __deepcopy__(self, memo: Any) -> Link:
         return Link()
 
@@ -102,4 +110,4 @@ class Link:
 
 
 def _is_checkpointed(frame: Any) -> bool:
-    return not _is_compiling() and is_checkpointed_within(frame)
+    return not is_compiling() and is_checkpointed_within(frame)

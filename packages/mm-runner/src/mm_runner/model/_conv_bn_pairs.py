@@ -12,10 +12,13 @@ from mm_runner.errors import ConfigError
 from ._conv_bn import Pair
 from ._conv_bn_tracing import copy_to_trace, traced_pairs
 from ._named_modules import has_forward
+from ._traced_calls import CallForm, TracedForms
 
 __all__ = ["check_pairs", "find_pairs", "without_parted"]
 
 _LONGEST_REASON = 300
+# Names of a convolution's caller, of itself and of its normalisation, and when they are a pair.
+_Traced = dict[tuple[str, str, str], TracedForms]
 
 
 def find_pairs(module: nn.Module, name: str, where: str) -> list[Pair]:
@@ -31,7 +34,8 @@ def find_pairs(module: nn.Module, name: str, where: str) -> list[Pair]:
         where: The key that names it, for messages.
 
     Returns:
-        Their names in the model.
+        Their names in the model. Those that are pairs in each call of the forward that calls both,
+        whatever calls that, are traced for it.
 
     Raises:
         ConfigError: If it cannot be traced, or there is no such pair.
@@ -56,11 +60,30 @@ def find_pairs(module: nn.Module, name: str, where: str) -> list[Pair]:
             f"{where}: {name!r} ({type(module).__name__}) was given; no convolution in it gives "
             "its output to a batch normalisation alone. Remove it from the list."
         )
+    by_caller: dict[str, _Traced] = {}
     found = []
     for parts, forms in pairs.items():
-        caller, convolution, norm = (f"{name}.{part}".rstrip(".") for part in parts)
-        found.append(Pair(caller, convolution, norm, name, forms))
+        caller_name, convolution, norm = (f"{name}.{part}".rstrip(".") for part in parts)
+        within, caller = parts[0], copied.get_submodule(parts[0])
+        if within and within not in by_caller:
+            by_caller[within] = _traced_alone(caller, within)
+        alone = by_caller[within].get(parts) if within else None
+        if alone is not None:
+            found.append(Pair(caller_name, convolution, norm, caller_name, alone))
+        if alone is None or not CallForm(caller).is_only:
+            found.append(Pair(caller_name, convolution, norm, name, forms))
     return found
+
+
+def _traced_alone(caller: nn.Module, name: str) -> _Traced:
+    try:
+        pairs = traced_pairs(caller)
+    except Exception:  # noqa: BLE001 - whatever a forward does with what is no tensor
+        return {}
+    return {
+        (f"{name}.{within}".rstrip("."), f"{name}.{convolution}", f"{name}.{norm}"): forms
+        for (within, convolution, norm), forms in pairs.items()
+    }
 
 
 def check_pairs(model: nn.Module, pairs: Iterable[Pair], where: str) -> list[Pair]:

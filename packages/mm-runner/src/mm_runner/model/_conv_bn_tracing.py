@@ -30,17 +30,19 @@ _Names = tuple[str, str, str]
 def copy_to_trace(module: nn.Module) -> nn.Module:
     """Return a copy of ``module``: what a forward does to its module, it does while it is traced.
 
+    Its parameters are copied too: some forwards write into them, and some modules set which of
+    them are trained when they are set to training or evaluation.
+
     Raises:
         Exception: Of any kind, if an attribute cannot be copied.
     """
-    shared: dict[int, Any] = {id(one): one for one in module.parameters()}
     # Of what was computed (by torch.nn.utils.weight_norm, say) torch makes no copies.
-    shared.update(
-        (id(value), value)
+    shared: dict[int, Any] = {
+        id(value): value
         for part in module.modules()
         for value in vars(part).values()
         if isinstance(value, Tensor) and not value.is_leaf
-    )
+    }
     copied = copy.deepcopy(module, shared)
     unmake_variants(copied)
     return copied
@@ -115,6 +117,7 @@ def _traced(module: nn.Module, values: dict[str, Any]) -> list[_Names]:
             and (len(source.args), len(source.kwargs)) == (1, 0)
             and "forward" not in {**vars(norm), **vars(convolution)}
             and num_calls[id(norm)] == num_calls[id(convolution)] == 1
+            and tracer.has_grad[source.target] == tracer.has_grad[node.target]
         ):
             caller = tracer.caller_of(source.target, node.target)
             pairs.append((caller, source.target, node.target))
@@ -122,10 +125,15 @@ def _traced(module: nn.Module, values: dict[str, Any]) -> list[_Names]:
 
 
 class _Tracer(torch.fx.Tracer):
-    """Notes in which forwards modules are called."""
+    """Notes in which forwards modules are called.
+
+    Attributes:
+        has_grad: Whether gradients are recorded there, by the names of modules.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.has_grad: dict[str, bool] = {}
         self._callers: dict[str, tuple[str, ...]] = {}
         self._running = [""]
 
@@ -144,6 +152,7 @@ class _Tracer(torch.fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         name = self.path_of_module(m)
         self._callers[name] = tuple(self._running)
+        self.has_grad[name] = torch.is_grad_enabled()
         self._running.append(name)
         try:
             return super().call_module(m, forward, args, kwargs)

@@ -15,6 +15,8 @@ from ._variants import own_class
 
 __all__ = ["CallForm", "TracedForms"]
 
+_LONGEST_VALUE = 60
+
 
 class TracedForms(NamedTuple):
     """Forms of the calls in which something holds.
@@ -33,6 +35,7 @@ class CallForm:
 
     Attributes:
         optional: Their names and defaults.
+        is_only: Whether each call is of the same form: with one argument.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -45,14 +48,18 @@ class CallForm:
         self.optional = {
             one.name: one.default for one in parameters if one.default is not one.empty
         }
+        self.is_only = len(parameters) == len(self._positional) == 1 and not self.optional
 
     def is_one_of(self, forms: TracedForms, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call is of one of ``forms``.
 
         An argument that is its default counts as left out. Only a tensor counts as given: what a
-        forward asks of others, such as what they are equal to, cannot be traced.
+        forward asks of others, such as what they are equal to, cannot be traced. One that is not
+        optional was something while it was traced, not ``None``.
         """
-        values = {**dict(zip(self._positional, args)), **kwargs}  # noqa: B905 - compiled, too
+        values = self._values(args, kwargs)
+        if any(value is None and name not in self.optional for name, value in values.items()):
+            return False
         left_out = given = True
         for name, default in self.optional.items():
             value = values.get(name, default)
@@ -60,9 +67,26 @@ class CallForm:
             given = given and isinstance(value, Tensor)
         return (left_out and forms.left_out) or (given and forms.given)
 
+    def untraced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Return, in words, what a call gives that may make it one that was not traced."""
+        return [
+            f"{name}={_in_words(value)}"
+            for name, value in self._values(args, kwargs).items()
+            if (value is not self.optional[name] if name in self.optional else value is None)
+        ]
+
+    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        names = [*self._positional, *(f"*{i}" for i in range(len(args) - len(self._positional)))]
+        return {**dict(zip(names, args)), **kwargs}  # noqa: B905 - compiled, too
+
     def __deepcopy__(self, memo: Any) -> CallForm:
         # A default is known by its identity.
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
+
+
+def _in_words(value: Any) -> str:
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return repr(value)[:_LONGEST_VALUE] if is_plain else type(value).__name__

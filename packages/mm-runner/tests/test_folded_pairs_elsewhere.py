@@ -1,0 +1,213 @@
+"""``cfg['efficient_conv_bn_eval']``: what is traced, and calls of it from elsewhere."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from test_folded_pairs import KEY, Head, Model, Watched, folded_twin, gradients, some_inputs
+from torch import nn
+
+from mm_runner import ConfigError
+from mm_runner.model import apply_module_settings
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    return Watched(monkeypatch)
+
+
+class Within(nn.Module):
+    """Calls its head in one way."""
+
+    def __init__(self, head, call):
+        super().__init__()
+        self.head, self.call = head, call
+
+    def forward(self, inputs):
+        return self.call(self.head, inputs)
+
+
+class Residual(Head):
+    def forward(self, inputs, residual=None):
+        hidden = self.conv(inputs)
+        return self.norm(hidden) + (hidden if residual is None else residual)
+
+
+class Telling(Head):
+    def forward(self, inputs):
+        hidden = self.conv(inputs)
+        return self.norm(hidden), hidden
+
+
+@pytest.mark.parametrize(
+    ("head", "call", "other"),
+    [
+        (Residual, lambda head, inputs: head(inputs, torch.ones(())), lambda head, one: head(one)),
+        (Telling, lambda head, inputs: head(inputs)[0], lambda head, one: head(one)[1]),
+    ],
+    ids=["form", "outputs"],
+)
+def test_a_caller_that_is_called_in_another_way_from_elsewhere_computes_two(
+    head, call, other, watched
+):
+    model, folded = folded_twin(Model(Within(head(), call)))
+    for one in (model, folded):
+        one.use = lambda model, inputs: other(model.heads[0].head, inputs)
+    inputs = some_inputs()
+    with pytest.warns(UserWarning, match=r"is called without optional arguments\. Of such calls"):
+        torch.testing.assert_close(gradients(folded, inputs), gradients(model, inputs))
+    assert watched.count == 1
+
+
+def test_a_caller_that_is_called_from_elsewhere_as_it_was_traced_computes_one(watched):
+    model, folded = folded_twin(Model(Within(Head(), lambda head, inputs: head(inputs))))
+    for one in (model, folded):
+        one.use = lambda model, inputs: model.heads[0].head(inputs)
+    inputs = some_inputs()
+    torch.testing.assert_close(gradients(folded, inputs), gradients(model, inputs))
+    assert watched.count == 2
+
+
+class Required(Head):
+    def forward(self, inputs, residual):
+        hidden = self.conv(inputs)
+        return self.norm(hidden) + (hidden if residual is None else residual)
+
+
+@pytest.mark.parametrize(("residual", "count"), [(None, 0), (torch.ones(()), 1)])
+@pytest.mark.filterwarnings("ignore:efficient_conv_bn_eval. .* is called with:UserWarning")
+def test_a_required_argument_that_is_none_is_none_that_was_traced(residual, count, watched):
+    model, folded = folded_twin(Model(Required()))
+    inputs = some_inputs()
+    torch.testing.assert_close(folded.heads[0](inputs, residual), model.heads[0](inputs, residual))
+    assert watched.count == count
+
+
+class Flagged(Head):
+    def forward(self, inputs, with_hidden=False, **_):  # noqa: FBT002 - as users write
+        hidden = torch.tanh(self.norm(self.conv(inputs)))
+        return (hidden, hidden) if with_hidden else hidden
+
+
+def test_a_call_that_was_not_traced_is_told_once(watched):
+    model, folded = folded_twin(Model(Flagged()))
+    inputs = some_inputs()
+    expected = (
+        r"Flagged is called with with_hidden=True\. Of such calls.*'conv' gives.*'norm' alone"
+    )
+    with pytest.warns(UserWarning, match=expected):
+        folded.heads[0](inputs, with_hidden=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = [one.heads[0](inputs, with_hidden=True) for one in (model, folded)]
+        folded.train().heads[0](inputs, with_hidden=True)  # it would be two in each case
+    torch.testing.assert_close(*results)
+    assert watched.count == 0
+
+
+_NOTHING: list = []
+
+
+class WithSentinel(Head):
+    def forward(self, inputs, shift=_NOTHING):
+        hidden = torch.tanh(self.norm(self.conv(inputs)))
+        return hidden if shift is _NOTHING else hidden + shift
+
+
+def test_a_default_is_known_by_its_identity_in_a_copy(watched):
+    model, folded = folded_twin(Model(WithSentinel()))
+    inputs = some_inputs()
+    for one in (folded, copy.deepcopy(folded)):
+        torch.testing.assert_close(one.heads[0](inputs), model.heads[0](inputs))
+    assert watched.count == 2
+
+
+class Freezing(Head):
+    """Trains its parameters in training mode only."""
+
+    def train(self, mode=True):  # noqa: FBT002 - as torch has it
+        super().train(mode)
+        for parameter in self.parameters():
+            parameter.requires_grad_(mode)
+        return self
+
+
+class Momentum(Head):
+    def forward(self, inputs):
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(0.5)
+                parameter.data = parameter.data * 0.5
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("head", [Freezing, Momentum])
+def test_parameters_stay_what_they_are_while_they_are_traced(head):
+    model = Model(head())
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    apply_module_settings(model, {KEY: "heads.0"})
+    torch.testing.assert_close({n: p.detach() for n, p in model.named_parameters()}, before)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+class Stopping(Head):
+    """Records gradients as it is told, in its norm and in its convolution."""
+
+    modes = (True, True)
+
+    def forward(self, inputs):
+        with torch.set_grad_enabled(self.modes[0]):
+            hidden = self.conv(inputs)
+        with torch.set_grad_enabled(self.modes[1]):
+            return self.norm(hidden)
+
+
+class Stopped(Stopping):
+    modes = (True, False)
+
+
+def test_a_norm_without_the_gradients_of_its_convolution_is_no_pair():
+    with pytest.raises(ConfigError, match="no convolution in it gives its output to a batch norm"):
+        apply_module_settings(Model(Stopped()), {KEY: "heads.0"})
+
+
+class Partly(Head):
+    """Records gradients around its pair unless it is told not to, later."""
+
+    norm_records = None
+
+    def forward(self, inputs):
+        hidden = self.conv(inputs)
+        has_grad = torch.is_grad_enabled() if self.norm_records is None else self.norm_records
+        with torch.set_grad_enabled(has_grad):
+            return self.norm(hidden)
+
+
+def test_a_norm_that_is_later_without_gradients_gives_none(watched):
+    model, folded = folded_twin(Model(Partly(), Head()))
+    for one in (model, folded):
+        one.heads[0].norm_records = False
+    inputs = some_inputs()
+    torch.testing.assert_close(gradients(folded, inputs), gradients(model, inputs))
+    assert watched.count == 1
+    assert folded.heads[0].conv.weight.grad is None
+
+
+def test_a_norm_that_is_later_alone_with_gradients_is_told():
+    _, folded = folded_twin(Model(Partly(), Head()))
+    folded.heads[0].norm_records = True
+    with torch.no_grad(), pytest.raises(ConfigError, match="went without gradients to 'norm' in"):
+        folded(some_inputs())
+
+
+class OnlyEvaluating(Head):
+    def forward(self, inputs):
+        hidden = self.conv(inputs)
+        is_plain = self.training or torch.is_grad_enabled()
+        return self.norm(hidden) if is_plain else self.norm(hidden) + hidden
+
+
+def test_what_goes_elsewhere_in_evaluation_without_gradients_is_no_pair():
+    with pytest.raises(ConfigError, match="no convolution in it gives its output to a batch norm"):
+        apply_module_settings(Model(OnlyEvaluating()), {KEY: "heads.0"})
