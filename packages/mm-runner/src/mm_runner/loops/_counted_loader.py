@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader
 from typing_extensions import Self
 
-__all__ = ["CountedLoader", "DrawnBatches", "uncounted"]
+__all__ = ["CountedLoader", "DrawnBatches", "beside", "uncounted"]
 
 
 class CountedLoader:
@@ -45,6 +46,17 @@ def uncounted(loader: Any) -> Any:
     return vars(loader)["_loader"] if type(loader) is CountedLoader else loader
 
 
+def beside(loader: Any) -> Iterator[Any]:
+    """Return all batches, for a look that leaves alone a pass that is under way.
+
+    Workers that stay serve one pass at a time, and would drop it; those of the look are its own.
+    """
+    has_begun = getattr(loader, "_iterator", None) is not None
+    if has_begun and isinstance(loader, DataLoader):
+        return loader._get_iterator()  # noqa: SLF001 - torch has no public name for it
+    return iter(loader)
+
+
 class DrawnBatches:
     """An iterator that finds out which batches are drawn when the first is asked for.
 
@@ -56,6 +68,10 @@ class DrawnBatches:
     def __init__(self, loader: Any, draw: Callable[[], Iterator[Any]]) -> None:
         self._loader, self._draw = loader, draw
         self._batches: Iterator[Any] | None = None
+
+    def renew(self) -> None:
+        """Find out once more, with the next batch that is asked for."""
+        self._batches = None
 
     def __iter__(self) -> Self:
         return self

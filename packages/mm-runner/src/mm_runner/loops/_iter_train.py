@@ -15,6 +15,7 @@ from ._validation_schedule import ValidationSchedule, check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.utils.data import DataLoader
 
@@ -71,12 +72,18 @@ class IterBasedTrainLoop(AbstractTrainLoop):
             sanity_val_batches=sanity_val_batches,
         )
         self._under_way: Iterator[Any] | None = None
-        self.dataloader_iterator: Iterator[Any] = DrawnBatches(dataloader, self._drawn)
+        self._batches_drawn = DrawnBatches(dataloader, self._drawn)
+        self.dataloader_iterator: Iterator[Any] = self._batches_drawn
 
     @override
     def begin_at(self, epoch: int, iteration: int) -> None:
         super().begin_at(epoch, iteration)
-        self.dataloader_iterator = DrawnBatches(self.batches.loader, self._drawn)
+        self._batches_drawn.renew()
+
+    @override
+    def _watching(self) -> AbstractContextManager[None]:
+        self._batches_drawn.renew()  # it may have been looked at before training
+        return super()._watching()
 
     def run_iter(self, data_batch: Any) -> None:
         """Train on one batch, as the loader gave it."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 import mm_dist
 from mm_runner.data import DataPosition
+from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
+
+from ._counted_loader import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +61,8 @@ class OwnBody:
         self._has_opened = False
         # What stands for the pass under way, until its end was drawn.
         self._live: object | None = None
-        self._has_stepped = self._is_behind_step = False
+        self._num_steps = 0  # of the pass
+        self._is_behind_step = False
         self._epoch_before = 0
         self._iter_before: int | None = None
 
@@ -75,6 +80,10 @@ class OwnBody:
         stages.body, self._is_watching = self, True
         try:
             yield
+        except StopIteration as error:
+            if not self._by_epoch or not self._start.batch:
+                raise
+            raise ConfigError(_too_few(self._loop, self._start.batch)) from error
         finally:
             stages.body, self._is_watching = None, False
             vars(self._loop).pop("run_iter", None)
@@ -89,7 +98,7 @@ class OwnBody:
         """
         loop = self._loop
         if not self._is_training_pass():
-            return iter(loop.batches.loader)
+            return beside(loop.batches.loader)
         if not self._is_in_epoch:
             self._begin_epoch()
         if self._is_over():
@@ -97,7 +106,7 @@ class OwnBody:
             loop._note_begin()  # noqa: SLF001 - two halves of one thing
         self._number_steps()
         self._live = live = object()
-        self._has_stepped, self._has_opened = False, True
+        self._num_steps, self._has_opened = 0, True
         return self._counted(loop._open_pass(self._start, endless=endless), live)  # noqa: SLF001
 
     def _is_training_pass(self) -> bool:
@@ -105,14 +114,14 @@ class OwnBody:
         if not self._is_watching or self._loop.is_drawing:
             return False
         if self._by_epoch:
-            return self._is_in_epoch and not self._has_stepped
-        return self._live is None or not self._has_stepped
+            return self._is_in_epoch and not self._num_steps
+        return self._live is None or not self._num_steps
 
     def _is_over(self) -> bool:
         """Tell whether the next pass begins, and not once more one that was only looked at."""
         if self._by_epoch or not self._has_opened or self._live is not None:
             return False
-        return self._has_stepped or not self._loop.batches.feed.num_given
+        return self._num_steps > 0 or not self._loop.batches.feed.num_given
 
     def _counted(self, batches: Iterator[Any], live: object) -> Iterator[Any]:
         loop, resumption = self._loop, self._resumption
@@ -121,7 +130,7 @@ class OwnBody:
             before = loop.iter
             mm_dist.mark_iteration(before + 1)
             yield batch
-            while num_repeated > 0 and not self._has_stepped and loop.iter == before:
+            while num_repeated > 0 and not self._num_steps and loop.iter == before:
                 num_repeated -= 1
                 yield batch
             num_repeated = 0
@@ -153,9 +162,15 @@ class OwnBody:
         if not first:
             return
         run_iter: Any = loop.run_iter  # type: ignore[attr-defined]
+        place, name = _index_of(run_iter)
 
-        def numbered(idx: int, *arguments: Any, **named: Any) -> Any:
-            return run_iter(idx + first, *arguments, **named)
+        def numbered(*arguments: Any, **named: Any) -> Any:
+            if _is_number(named.get(name)):
+                named[name] += first
+            elif len(arguments) > place and _is_number(arguments[place]):
+                number = arguments[place] + first
+                arguments = (*arguments[:place], number, *arguments[place + 1 :])
+            return run_iter(*arguments, **named)
 
         vars(loop)["run_iter"] = numbered
 
@@ -172,6 +187,8 @@ class OwnBody:
 
     def begin_epoch(self) -> None:
         """Note ``before_train_epoch``."""
+        if not self._loop.is_drawing:
+            self._pass_between_steps()  # of an epoch that has drawn one batch only
         # In a loop over steps a body may call each pass an epoch; the data go on.
         is_first = self._by_epoch or not self._is_in_epoch
         if is_first and not self._loop.is_drawing:
@@ -183,7 +200,7 @@ class OwnBody:
         self._resumption = resumption = loop._begin_pass()  # noqa: SLF001
         self._start = resumption.position if resumption else DataPosition(loop.epoch, samples=0)
         self._is_in_epoch, self._epoch_before = True, loop.epoch
-        self._live, self._has_opened, self._has_stepped = None, False, False
+        self._live, self._has_opened, self._num_steps = None, False, 0
         loop._batches_done = self._start.batch  # noqa: SLF001
 
     def begin_step(self) -> None:
@@ -191,6 +208,10 @@ class OwnBody:
         loop = self._loop
         if self._live is None and not loop.is_drawing:  # no draw tells of the end of a step
             self._pass_between_steps()
+        if not loop.is_drawing:
+            if loop._resumption is not None:  # noqa: SLF001 - its batches are from elsewhere
+                loop._begin_pass()  # noqa: SLF001
+            loop._end_validation()  # noqa: SLF001 - the batch may have been drawn before it
         self._iter_before = loop._iters_done = loop.iter  # noqa: SLF001
 
     def end_step(self) -> None:
@@ -203,12 +224,15 @@ class OwnBody:
 
     def _note_step(self) -> None:
         loop = self._loop
-        is_known = loop.is_drawing or self._live is not None
+        self._num_steps += 1
+        # A body that draws ahead reaches the end of the pass before its last step.
+        is_drawn = self._has_opened and self._num_steps <= loop.batches.feed.num_given
+        is_known = loop.is_drawing or self._live is not None or is_drawn
         if not is_known and self.knows_place:
             self.knows_place = False
             loop.runner.logger.warning(_unknown(loop, by_epoch=self._by_epoch))
-        self._has_stepped = self._is_behind_step = True
-        self._resumption = None
+        self._is_behind_step = True
+        self._resumption = loop._resumption = None  # noqa: SLF001
         is_counted = self.knows_place or loop.is_drawing
         loop._batches_done = loop.batches.batch if is_counted else 0  # noqa: SLF001
 
@@ -312,6 +336,29 @@ class _Stages(Hook):
     def after_train(self, runner: Any) -> None:
         if self.body is not None:
             self.body.end_training()
+
+
+def _index_of(run_iter: Any) -> tuple[int, str]:
+    """Return where ``run_iter`` takes the number of the batch, and by which name, if it does."""
+    parameters = list(signature(run_iter).parameters.values())
+    for place, one in enumerate(parameters):
+        if one.name in ("idx", "batch_idx"):
+            return place, one.name
+    if parameters and parameters[0].kind is Parameter.VAR_POSITIONAL:  # passed on to ours
+        return 0, "idx"
+    return len(parameters), "idx"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _too_few(loop: object, num_done: int) -> str:
+    return (
+        f"{type(loop).__name__} asked for one more batch than the epoch has left, which was "
+        f"resumed after {num_done} of its batches. len(self.dataloader) is that of a whole epoch: "
+        "go through self.dataloader in a for loop, which ends with what is left."
+    )
 
 
 def _unknown(loop: object, *, by_epoch: bool) -> str:

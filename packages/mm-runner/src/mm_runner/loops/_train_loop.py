@@ -233,11 +233,6 @@ class AbstractTrainLoop(MMEngineNames, ABC):
     def _open_pass(self, start: DataPosition, *, endless: bool) -> Iterator[Any]:
         """Begin the pass that ``start`` is in, there, and if ``endless`` those that follow."""
 
-    def _drawn_by_own(self) -> Iterator[Any]:
-        """Return what a body of a subclass's own draws from :attr:`dataloader`."""
-        assert self._own is not None
-        return self._own.open()
-
     def _begin_pass(self) -> Resumption | None:
         """Prepare the random numbers of a pass; before anything of it draws some.
 
@@ -351,8 +346,10 @@ class AbstractTrainLoop(MMEngineNames, ABC):
 
     def _mark_validated(self, count: int, **words: Any) -> None:
         runner = self.runner
+        if not mm_dist.is_main_process():  # a run() of a subclass may validate there alone
+            return
         try:
-            run_on_main(lambda: mark_validated(runner.work_dir, count, runner.seed, **words))
+            mark_validated(runner.work_dir, count, runner.seed, **words)
         except CheckpointWriteError as error:
             runner.logger.warning(f"{error} A run that resumes here validates once more.")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mm_runner.errors import RunStopped
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -13,7 +15,7 @@ __all__ = ["AssignedParts"]
 
 class _Part(NamedTuple):
     value: Any
-    place: tuple[int, int]  # where a loop stood then
+    place: tuple[int, int] | None = None  # where a loop stood as it was first used
     is_used: bool = False
 
 
@@ -21,7 +23,8 @@ class AssignedParts:
     """Keeps what was assigned until a training that used it has ended well.
 
     What hooks assign while a training begins is kept apart: if that fails, the next one is built
-    as this was, and only then gets what its hooks have not assigned again.
+    as this was, and only then gets what its hooks have not assigned again. What the Runner's own
+    methods assign while they build counts only as long as they do.
 
     Attributes:
         are_settled: Whether a training is under way with its parts; from behind ``before_run`` on.
@@ -35,9 +38,13 @@ class AssignedParts:
         self._of_failed: dict[str, _Part] = {}
         self._of_next: dict[str, Any] = {}
         self._noting = self._of_script
+        self._of_build: dict[str, _Part] = {}
+        self._is_building = False
+        # What hooks had assigned as the first step began.
+        self._of_before_run: dict[str, _Part] | None = None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._of_hooks or name in self._of_script
+        return self._part(name) is not None
 
     @property
     def is_training(self) -> bool:
@@ -46,15 +53,40 @@ class AssignedParts:
 
     def note(self, name: str, value: Any) -> None:
         """Note that ``name`` was assigned."""
-        place = getattr(value, "epoch", 0), getattr(value, "iter", 0)
-        self._noting[name] = _Part(value, place)
+        if self._is_building:
+            self._of_build[name] = _Part(value)
+        else:
+            self.keep(name, value)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Note it for the next training as well, should this one fail, also while building."""
+        self._noting[name] = _Part(value)
         if self._noting is self._of_script:
             self._of_failed.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Let ``name`` be as if it had not been assigned."""
+        if self._is_building:
+            self._of_build.pop(name, None)
+        else:
+            self.forget_kept(name)
+
+    def forget_kept(self, name: str) -> None:
+        """Let go of what :meth:`keep` has noted, also while building."""
         for parts in (self._of_hooks, self._of_script, self._of_failed):
             parts.pop(name, None)
+
+    @contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Note what is assigned in the block, unless that raises."""
+        noting = self._of_build if self._is_building else self._noting
+        before = dict(noting)
+        try:
+            yield
+        except BaseException:
+            noting.clear()
+            noting.update(before)
+            raise
 
     def defer(self, name: str, value: Any) -> None:
         """Keep what was assigned as a training ends."""
@@ -71,9 +103,15 @@ class AssignedParts:
         return None if part is None else part.value
 
     def place(self, name: str) -> tuple[int, int]:
-        """Return the epoch and the step that a loop stood at when it was assigned."""
-        part = self._part(name)
-        return (0, 0) if part is None else part.place
+        """Return the epoch and the step that a loop stood at when it was first asked for here."""
+        for parts in self._by_rank():
+            part = parts.get(name)
+            if part is not None:
+                now = getattr(part.value, "epoch", 0), getattr(part.value, "iter", 0)
+                place = now if part.place is None else part.place
+                parts[name] = part._replace(place=place)
+                return place
+        return 0, 0
 
     def is_used(self, name: str) -> bool:
         """Tell whether it has taken steps in a training that failed."""
@@ -86,16 +124,29 @@ class AssignedParts:
         return frozenset(self._of_hooks)
 
     @contextmanager
+    def building(self) -> Iterator[None]:
+        """Build the Runner's parts in the block, by methods that may assign them."""
+        self._is_building = True
+        try:
+            yield
+        finally:
+            self._is_building = False
+            self._of_build.clear()
+
+    @contextmanager
     def training(self, runner: Any) -> Iterator[None]:
         """Train within the block; if it ends well, what was assigned for it is forgotten."""
-        self._noting = self._of_hooks
+        self._noting, self._of_before_run = self._of_hooks, None
         first = runner.iter
         try:
             yield
-        except BaseException:
-            for parts in (self._of_script, self._of_hooks) if runner.iter > first else ():
+        except BaseException as error:
+            goes_on = isinstance(error, RunStopped) and runner.interruption.saved is not None
+            # What was assigned amid the steps is not for the first one of the next training.
+            kept = self._of_hooks if goes_on else self._of_before_steps(self._of_hooks)
+            for parts in (self._of_script, kept) if runner.iter > first else ():
                 parts.update({name: part._replace(is_used=True) for name, part in parts.items()})
-            self._of_failed.update(self._of_hooks)
+            self._of_failed.update(kept)
             raise
         else:
             self._of_script, self._of_failed = {}, {}
@@ -106,7 +157,7 @@ class AssignedParts:
     @contextmanager
     def settled(self) -> Iterator[None]:
         """Use them within the block."""
-        self.are_settled = True
+        self.are_settled, self._of_before_run = True, dict(self._of_hooks)
         try:
             yield
         finally:
@@ -114,4 +165,10 @@ class AssignedParts:
         self.is_ending = True
 
     def _part(self, name: str) -> _Part | None:
-        return self._of_hooks.get(name) or self._of_script.get(name)
+        return next((parts[name] for parts in self._by_rank() if name in parts), None)
+
+    def _of_before_steps(self, of_hooks: dict[str, _Part]) -> dict[str, _Part]:
+        return of_hooks if self._of_before_run is None else self._of_before_run
+
+    def _by_rank(self) -> tuple[dict[str, _Part], ...]:
+        return self._of_build, self._of_hooks, self._of_script

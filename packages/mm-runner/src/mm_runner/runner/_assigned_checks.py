@@ -28,7 +28,8 @@ __all__ = [
 
 # What the Runner and its hooks ask of a training loop, and of a schedule.
 _OF_LOOP = ("run", "dataloader", "epoch", "iter", "max_epochs", "max_iters")
-_OF_SCHEDULE = ("by_epoch", "load_state_dict", "need_val_args", "state_dict", "step")
+_OF_SCHEDULE = ("load_state_dict", "state_dict", "step")
+_OF_STEPPED = ("by_epoch", "load_state_dict", "need_val_args", "state_dict", "step")
 
 
 def check_loop(loop: Any) -> None:
@@ -123,13 +124,22 @@ def are_schedules(value: Any) -> bool:
     )
 
 
-def check_schedules(optim_wrapper: Any, schedules: Any, *, are_assigned: bool) -> None:
+def check_schedules(
+    optim_wrapper: Any, schedules: Any, *, are_assigned: bool, are_stepped: bool = True
+) -> None:
     """Check that hooks can step the schedules, and that assigned ones drive what is trained.
+
+    Args:
+        optim_wrapper: A wrapper, or several.
+        schedules: Of these.
+        are_assigned: Whether they were assigned.
+        are_stepped: Whether a hook of ours steps them.
 
     Raises:
         ConfigError: If not.
     """
     wrappers, by_name = named_wrappers(optim_wrapper), named_schedulers(schedules)
+    asked = _OF_STEPPED if are_stepped else _OF_SCHEDULE
     if not by_name.keys() <= wrappers.keys():
         raise ConfigError(
             f"param_schedulers: they are for {_names(by_name)}, and optim_wrapper is "
@@ -138,7 +148,7 @@ def check_schedules(optim_wrapper: Any, schedules: Any, *, are_assigned: bool) -
         )
     for name, group in by_name.items():
         for one in group:
-            missing = [attribute for attribute in _OF_SCHEDULE if not hasattr(one, attribute)]
+            missing = [attribute for attribute in asked if not hasattr(one, attribute)]
             if missing:
                 raise ConfigError(
                     f"param_schedulers: {type(one).__name__} has no {', no '.join(missing)}; give "

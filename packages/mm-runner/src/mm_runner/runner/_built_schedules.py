@@ -30,7 +30,12 @@ class BuiltSchedules:
     def __init__(self, optim_wrapper: Any, build: Callable[[], Any]) -> None:
         self._wrapper = optim_wrapper
         self._before = _settings_of(optim_wrapper)
-        self.schedules = build()
+        try:
+            self.schedules = build()
+        except BaseException:  # some of them may have been built
+            self._after = _settings_of(optim_wrapper)
+            self.undo()
+            raise
         self._after = _settings_of(optim_wrapper)
 
     @property

@@ -76,13 +76,17 @@ class EarlyTrainLoop:
             set_rng_state(self._behind, run.device)
         return self.loop
 
+    def has_seed_of(self, run: Any) -> bool:
+        """Tell whether the seed is still the one that the loop was built with."""
+        return bool(run.seed == self._seed)
+
     def check_seed(self, run: Any) -> None:
         """Check that the data come in the order that they would come in now.
 
         Raises:
             ConfigError: If the seed is another one by now.
         """
-        if run.seed != self._seed:
+        if not self.has_seed_of(run):
             raise ConfigError(
                 f"train_loop was asked for when the seed of the run was {self._seed}, and now it "
                 f"is {run.seed}: its data would come in another order. Ask for it after what "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from mm_runner.errors import ConfigError
+from mm_runner.hooks import ParamSchedulerHook
 from mm_runner.optim import named_wrappers
 
 from ._assigned_checks import (
@@ -29,6 +30,8 @@ from ._overrides import built_by, step_of_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ._lazy_loops import EarlyTrainLoop
 
 __all__ = ["TrainingParts"]
 
@@ -53,17 +56,21 @@ class TrainingParts(BuildSteps):
     _val_loop: Any = _other_name("val_loop")
     _test_loop: Any = _other_name("test_loop")
 
-    # Wrappers whose rates train() has scaled: one that was given may be there a second time.
+    # Optimizers whose rates train() has scaled: one that was given may be there a second time, and
+    # a hook may put another wrapper around it.
     _scaled: WeakValueDictionary[int, Any]
     # What lies in param_schedulers; others may put more into it.
     _known_schedules: list[Any]
     # Those that train() has built itself, until it has ended well.
     _built_schedules: BuiltSchedules | None = None
+    # The loop that was only asked for, once a training has used it.
+    _asked: EarlyTrainLoop | None = None
     is_resuming: bool
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Instead of properties: what steps read stays a plain attribute, which costs them nothing.
-        if name in _PARTS:
+        # A subclass may set some before the constructor runs, which are its own affair.
+        if name in _PARTS and "_assigned" in vars(self):
             self._assign(name, value)
         else:
             super().__setattr__(name, value)
@@ -78,11 +85,8 @@ class TrainingParts(BuildSteps):
         if name == "optim_wrapper":
             self._assign_wrapper(value)
         elif name == "param_schedulers":
-            value = as_listed(value)
-            parts.note(name, value)
-            self._keep_schedules(value if are_schedules(value) else [])
-            if parts.are_settled:
-                self._take_schedules()
+            with parts.unless_it_fails():
+                self._assign_schedules(as_listed(value))
         elif name == "train_loop":
             self._check_loop_or_cfg(name, value)
             if parts.are_settled:
@@ -109,15 +113,34 @@ class TrainingParts(BuildSteps):
         is_built = hasattr(wrapper, "update_params")
         if parts.is_training and not is_built:  # hooks may ask for it at once
             wrapper, is_built = built_by(self, "build_optim_wrapper", wrapper), True
-        parts.note(name, wrapper)
         if parts.are_settled:
             check_wrapper_of_run(self.model, wrapper)
+            if wrapper is not self.optim_wrapper:
+                # During the hooks after a step it is done, and the loop does not count it yet.
+                done = max(self.iter, getattr(self.train_loop, "_iters_done", 0))
+                wrapper.initialize_count_status(self.model, done, self.max_iters)
             if _leave_alone(wrapper, self.param_schedulers):
                 self.logger.warning(
                     "optim_wrapper was assigned while training: the schedules go on changing the "
                     "one before it, until param_schedulers is assigned as well."
                 )
+        parts.note(name, wrapper)
         self._keep_part(name, wrapper if is_built else None)
+
+    def _assign_schedules(self, value: Any) -> None:
+        parts = self._assigned
+        before, built = self.param_schedulers, self._built_schedules
+        parts.note("param_schedulers", value)
+        self._keep_schedules(value if are_schedules(value) else [])
+        if parts.are_settled:
+            try:
+                self._take_schedules()
+            except BaseException:  # a hook may go on with those that were there
+                if self._built_schedules is not built:
+                    self._undo_schedules()
+                self._built_schedules = built
+                self._keep_schedules(before)
+                raise
 
     def _assign_eval_loop(self, name: str, loop: Any) -> None:
         self._check_loop_or_cfg(name, loop)
@@ -154,6 +177,8 @@ class TrainingParts(BuildSteps):
                 yield
             self._built_schedules = None
         finally:
+            # What hooks have put into the list was for this training, or is noted.
+            self._known_schedules = listed(self.param_schedulers)
             for name, value in self._assigned.take_deferred().items():
                 self._assign(name, value)
 
@@ -173,31 +198,43 @@ class TrainingParts(BuildSteps):
                     f"{', '.join(own)} is needed once."
                 )
         self._note_more_schedules()
-        for name in self.build_order:
-            step = own.get(name) or step_of_order(self, name)
-            step()
+        with self._assigned.building():
+            for name in self.build_order:
+                step = own.get(name) or step_of_order(self, name)
+                step()
 
     def _take_from_hooks(self) -> None:
         """Use what hooks have assigned in ``before_run``, and let what goes by it follow."""
         self._note_more_schedules()
         names = self._assigned.from_hooks()
-        if "train_loop" in names:
-            self._take_train_loop()
-        if "optim_wrapper" in names:
-            self._take_optim_wrapper()
-            self._scale_rates()
-        if names:
-            self._take_schedules()
+        with self._assigned.building():
+            if "train_loop" in names:
+                self._take_train_loop()
+            if "optim_wrapper" in names:
+                self._take_optim_wrapper()
+                self._scale_rates()
+            if names:
+                self._take_schedules()
 
     def _take_train_loop(self) -> None:
         run: Any = self
         parts, early = self._assigned, self._early
         self._early = None
         assigned = parts.get("train_loop")
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.loop is assigned:
+            if asked.has_seed_of(run):
+                self._asked = asked
+            else:  # nobody has assigned it
+                parts.forget_kept("train_loop")
+                assigned = parts.get("train_loop")
         if early is not None and vars(self).get("train_loop") is early.loop:
             loop = early.begin(run)
             check_loop(loop)
-            parts.note("train_loop", loop)  # what a script has changed of it counts likewise
+            if assigned is not loop:
+                self._asked = early
+            parts.keep("train_loop", loop)  # what a script has changed of it counts likewise
+            parts.place("train_loop")
         elif hasattr(assigned, "run"):
             loop = assigned
             check_seed_of_loop(run, loop, early)
@@ -228,10 +265,21 @@ class TrainingParts(BuildSteps):
         self._keep_part("optim_wrapper", assigned)
 
     def _scale_rates(self) -> None:
-        wrapper = self.optim_wrapper
-        if self._scaled.get(id(wrapper)) is not wrapper:
-            self.scale_lr(wrapper, self._auto_scale_lr)
-            self._scaled[id(wrapper)] = wrapper
+        wrappers = list(named_wrappers(self.optim_wrapper).values())
+        fresh = [one for one in wrappers if not self._is_scaled(one)]
+        for one in [self.optim_wrapper] if len(fresh) == len(wrappers) else fresh:
+            self.scale_lr(one, self._auto_scale_lr)
+        for one in fresh:
+            if hasattr(one.optimizer, "param_groups"):
+                with suppress(TypeError):  # with __slots__ it may have no weak references
+                    self._scaled[id(one.optimizer)] = one.optimizer
+
+    def _is_scaled(self, wrapper: Any) -> bool:
+        # By their groups: an optimizer around another one, as those that shard, shares them.
+        groups = {*map(id, wrapper.param_groups)}
+        return any(
+            not groups.isdisjoint(map(id, one.param_groups)) for one in list(self._scaled.values())
+        )
 
     def _take_schedules(self) -> None:
         are_assigned = "param_schedulers" in self._assigned
@@ -246,7 +294,11 @@ class TrainingParts(BuildSteps):
                 self.optim_wrapper, partial(built_by, self, "build_param_scheduler", schedules)
             )
             schedules = self._built_schedules.schedules
-        check_schedules(self.optim_wrapper, schedules, are_assigned=are_assigned)
+        # A subclass may build others that a hook of its own steps.
+        are_stepped = any(isinstance(hook, ParamSchedulerHook) for hook in self.hooks)
+        check_schedules(
+            self.optim_wrapper, schedules, are_assigned=are_assigned, are_stepped=are_stepped
+        )
         self._keep_schedules(schedules)
 
     def _check_beginning(self, schedules: Any) -> None:
