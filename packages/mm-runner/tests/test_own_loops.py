@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from own_loops import OwnStep
 from test_resume_midway import StopAfter, assert_alike, state_of
 from toy import NO_VALIDATION, Blobs, Classifier, Killed, loader_cfg
 from typing_extensions import override
@@ -32,17 +33,6 @@ class OwnRun(EpochBasedTrainLoop):
                 self.runner.val_loop.run()
         self.runner.call_hook("after_train")
         return self.runner.model
-
-
-class OwnStep(EpochBasedTrainLoop):
-    """MMEngine's way to train on one batch."""
-
-    def run_iter(self, idx, data_batch):
-        runner = self.runner
-        runner.call_hook("before_train_iter", batch_idx=idx, data_batch=data_batch)
-        outputs = runner.model.train_step(data_batch, optim_wrapper=runner.optim_wrapper)
-        runner.call_hook("after_train_iter", batch_idx=idx, data_batch=data_batch, outputs=outputs)
-        self._iter += 1
 
 
 class OwnStepOfIterations(IterBasedTrainLoop):
