@@ -6,6 +6,7 @@ from blocks import SHARDS, whole
 from layers import Layers, expect_same, trained, within
 from torch import nn
 
+import mm_runner.model._noted_tensors
 from mm_runner import ConfigError
 from mm_runner.model import apply_module_settings
 
@@ -110,24 +111,39 @@ class Codebook(Layers):
 @pytest.mark.parametrize("change", [
     lambda block, mean: block.codes.add_(mean),
     lambda block, mean: block.codes.data.add_(mean),
-    lambda block, mean: setattr(block, "codes", nn.Parameter(block.codes + mean)),
 ])  # fmt: skip
-def test_a_parameter_that_the_forward_changes_is_refused_in_the_first_step(change, frozen):
-    _, other = within(Codebook(change, frozen=frozen))
-    with pytest.raises(ConfigError, match=r"'0' changes 'codes', a parameter.*register_buffer"):
+def test_a_parameter_that_every_forward_changes_is_as_it_was(change, frozen):
+    expect_same(*within(Codebook(change, frozen=frozen)))
+
+
+def replace(block, mean):
+    block.codes = nn.Parameter(block.codes + mean)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_parameter_that_the_forward_replaces_is_refused(frozen):
+    _, other = within(Codebook(replace, frozen=frozen))
+    with pytest.raises(ConfigError, match=r"'0' puts another parameter in place of 'codes'"):
         other(torch.randn(8, 4))
 
 
-@pytest.mark.parametrize("change", [
-    lambda block, mean: block.codes.add_(mean),
-    lambda block, mean: setattr(block, "codes", nn.Parameter(block.codes + mean)),
-])  # fmt: skip
-def test_a_parameter_that_a_later_forward_changes_is_refused(change):
-    model, other = within(Codebook(lambda *_: None, frozen=True))
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda block, mean: block.codes.add_(mean), "'0' changes 'codes', a parameter.*not kept"),
+        (replace, "'0' puts another parameter in place of 'codes'"),
+    ],
+)
+def test_a_parameter_that_a_later_forward_changes_first_is_refused(change, message, frozen):
+    model, other = within(Codebook(lambda *_: None, frozen=frozen))
     expect_same(model, other)
     other[0].change = change
-    with pytest.raises(ConfigError, match=r"'0' changes 'codes', a parameter.*register_buffer"):
+    other[0].table.requires_grad_(not frozen)
+    with pytest.raises(ConfigError, match=message) as caught:
         other(torch.randn(8, 4))
+    is_advised = "register_buffer" in str(caught.value)
+    assert is_advised == (frozen and change is not replace)  # what is trained cannot be a buffer
 
 
 def test_parameters_that_are_not_numbers_do_not_count_as_changed():
@@ -193,6 +209,36 @@ def test_buffers_that_share_memory_are_refused_if_one_changes():
     other[0].changes = True  # seen later, too
     with pytest.raises(ConfigError, match=r"changes its buffers 'stats' and 'scale', which share"):
         other(torch.randn(8, 4))
+
+
+def test_buffers_that_share_memory_are_compared_in_the_first_step_only(monkeypatch):
+    _, other = within(Shares(changes=False))
+    other[0].scale = other[0].stats[1]
+    trained(other, steps=1)
+    monkeypatch.setattr(mm_runner.model._noted_tensors, "is_equal", None)  # would wait for a GPU
+    trained(other, steps=1)
+
+
+class Complex(Layers):
+    """The real and the imaginary part of one memory, of which one changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("real", torch.ones(4))
+        self.register_buffer("imaginary", torch.ones(4))
+
+    def between(self, hidden):
+        hidden = hidden * self.real.clone() + self.imaginary.clone()
+        self.real.mul_(0.5)
+        return hidden
+
+
+def test_buffers_that_lie_between_the_numbers_of_each_other_share_nothing():
+    model, other = within(Complex())
+    for one in (model, other):  # copies are not interleaved
+        both = torch.ones(4, 2)
+        one[0].real, one[0].imaginary = both.unbind(1)
+    expect_same(model, other)
 
 
 class Sums(nn.Module):

@@ -128,7 +128,10 @@ class _Run:
                     "pass. Change it after the backward pass, or a copy of it"
                 )
             with self._state.restored():
-                return self._call(with_copied_containers(values) if given is None else given)
+                outputs = self._call(with_copied_containers(values) if given is None else given)
+                if given is not None:
+                    self._state.expect_constant_parameters()
+                return outputs
         outputs = self._call(given)
         self._state.note_changes()
         if self._inputs.differ(values):

@@ -1,4 +1,4 @@
-"""What a repeated forward begins with: all as it was, and what it does to buffers is lost."""
+"""What a repeated forward begins with: all as it was, and what it does to that is lost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from mm_runner.errors import ConfigError
 
+from ._kept_attributes import PlainAttributes
 from ._kept_parameters import KeptParameters
 from ._noted_tensors import Noted, overlaps
 
@@ -32,9 +33,13 @@ class KnownChanges:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # The modes, of all modules in it, that it ran in; and names of large buffers that change.
+        # The modes, of all modules in it, that it ran in.
         self.modes: set[tuple[bool, ...]] = set()
+        # Of those, in which its parameters were compared.
+        self.compared: set[tuple[bool, ...]] = set()
+        # Names of the large buffers, and of the parameters, that its forwards change.
         self.buffers: set[str] = set()
+        self.parameters: set[str] = set()
         self.shares_memory = False
 
     def refuse(self, what: str) -> NoReturn:
@@ -49,6 +54,7 @@ class _Part(NamedTuple):
     module: nn.Module
     training: bool
     buffers: dict[str, Noted | None]
+    attributes: PlainAttributes
 
 
 class ForwardState:
@@ -74,10 +80,13 @@ class ForwardState:
         self._watched: list[tuple[str, Noted]] = []
         noted: dict[int, Noted] = {}  # one may be in several modules
         self._parts = [
-            _Part(part, part.training, self._note_buffers(name, part, noted))
+            _Part(part, part.training, self._note_buffers(name, part, noted), PlainAttributes(part))
             for name, part in modules
         ]
-        self._parameters = KeptParameters(modules, known.refuse, is_copied=self._is_new)
+        is_compared = self._modes not in known.compared
+        self._parameters = KeptParameters(
+            modules, known.refuse, known.parameters, is_copied=is_compared
+        )
         self._random = _random_state()
         # What was computed before the forward is no part of it.
         self._computed = _computed_before(module) if module._forward_pre_hooks else {}  # noqa: SLF001
@@ -109,7 +118,17 @@ class ForwardState:
                 watched.append((name, noted))
         self._watched = watched
         self._parameters.note_changes()
+        self._known.compared.add(self._modes)
         self._known.modes.add(self._modes)
+
+    def expect_constant_parameters(self) -> None:
+        """Expect that a forward within ``restored`` changed none that is not known to change.
+
+        Raises:
+            ConfigError: If it did.
+        """
+        self._parameters.note_changes(is_first=False)
+        self._known.compared.add(self._modes)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -126,7 +145,8 @@ class ForwardState:
         root = vars(self._parts[0].module)
         computed = {name: root[name] for name in self._computed if name in root}
         random_state = _random_state()
-        undo = self._parameters.restore()
+        undo = [part.attributes.restore() for part in self._parts]
+        undo.append(self._parameters.restore())
         try:
             _set_random_state(self._random)
             root.update(self._computed)
@@ -138,7 +158,8 @@ class ForwardState:
             for kept, training, before in now:
                 _set(kept.module, training, before)
             root.update(computed)
-            undo()
+            for undo_one in undo:
+                undo_one()
             _set_random_state(random_state)
 
     def _note_buffers(
@@ -162,7 +183,8 @@ class ForwardState:
     def _expect_no_shared_changes(self) -> None:
         for name, noted, other, another in overlaps(self._watched):
             self._known.shares_memory = True
-            if noted.is_changed() or another.is_changed():
+            # Each step with a look at the values would wait for the device.
+            if any(one.is_changed(by_value=self._is_new) for one in (noted, another)):
                 self._known.refuse(
                     f"changes its buffers {name!r} and {other!r}, which share memory. Register one "
                     "of them, and let the forward take the other from it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -38,13 +39,16 @@ class Noted:
             is_leaf = tensor.grad_fn is None
             self.tensor = tensor if is_leaf else tensor.detach().requires_grad_()
 
-    def is_changed(self) -> bool:
-        """Return whether it was changed since; without a copy, only what torch counts shows."""
+    def is_changed(self, *, by_value: bool = True) -> bool:
+        """Return whether it was changed since.
+
+        Without a copy, or not ``by_value``, only what torch counts shows.
+        """
         assert self.tensor is not None  # watched
         if version_of(self.tensor) != self.version:
             return True
         # What some kernels and ``buffer.data`` change is not counted.
-        return self.values is not None and not is_equal(self.values, self.tensor)
+        return by_value and self.values is not None and not is_equal(self.values, self.tensor)
 
     def stand_in(self) -> Tensor:
         """Return a tensor with the values before the forward, for a repetition to use."""
@@ -92,7 +96,26 @@ def overlaps(named: Iterable[tuple[str, Noted]]) -> Iterator[tuple[str, Noted, s
         for other_device, start, _, other_name, other in islice(spans, index + 1, None):
             if start >= end or device != other_device:
                 break
-            yield name, noted, other_name, other
+            if not _is_interleaved(noted.tensor, other.tensor):
+                yield name, noted, other_name, other
+
+
+def _is_interleaved(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two tensors lie between each other's numbers, as real and imaginary parts."""
+    assert one is not None
+    assert other is not None
+    size, other_size = one.element_size(), other.element_size()
+    steps = [size * stride for length, stride in zip(one.shape, one.stride()) if length > 1]  # noqa: B905
+    steps += [
+        other_size * stride
+        for length, stride in zip(other.shape, other.stride())  # noqa: B905
+        if length > 1
+    ]
+    step = math.gcd(*steps)  # each number is a multiple of that away from the first
+    if step == 0:
+        return False
+    distance = (other.data_ptr() - one.data_ptr()) % step
+    return distance >= size and step - distance >= other_size
 
 
 def _is_plain(tensor: Tensor) -> bool:
