@@ -3,6 +3,7 @@
 import pytest
 from toy import loader_cfg, runner_arguments
 
+from mm_runner import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.runner import Runner
 
@@ -107,3 +108,26 @@ def test_hooks_that_have_it_act_at_a_stage_of_the_users_own(make_runner):
     runner.call_hook("after_swap", part="head")
     assert log == [(0, "head")]
     runner.call_hook("after_what_no_hook_has")
+
+
+def test_several_are_registered_at_once_as_objects_or_configs(make_runner):
+    log = []
+    runner = make_runner()
+    late = hook_at("before_train", lambda _: log.append("late"), priority="LOWEST")
+    early = hook_at("before_train", lambda _: log.append("early"), priority="HIGHEST")
+    runner.register_custom_hooks([late, early, {"type": "EmptyCacheHook", "priority": "LOW"}])
+    runner.train()
+    assert log == ["early", "late"]
+    assert "EmptyCacheHook" in {type(hook).__name__ for hook in runner.hooks}
+
+
+@pytest.mark.parametrize("given", [{"type": "EmptyCacheHook"}, "EmptyCacheHook", None])
+def test_one_hook_is_no_list_of_hooks(make_runner, given):
+    with pytest.raises(ConfigError, match=r"register_custom_hooks: expected a list.*register_hook"):
+        make_runner().register_custom_hooks(given)
+
+
+def test_hooks_tell_their_stages():
+    acting = hook_at("before_train", lambda _: None)
+    assert acting.get_triggered_stages() == ["before_train"]
+    assert "before_train" in acting.stages

@@ -185,6 +185,7 @@ class Hook:
         return False
 
     # What MMEngine's hooks ask of the base class.
+    stages = STAGES
 
     def get_triggered_stages(self) -> list[str]:
         """List the stages at which this hook does anything, in the order they are passed."""

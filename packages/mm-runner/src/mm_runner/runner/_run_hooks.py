@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mm_runner.errors import ConfigError
 from mm_runner.hooks import STAGES, priority_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from mm_runner.hooks import Hook, HookList
 
@@ -92,3 +93,22 @@ class RunHooks:
         renew = getattr(self.__dict__.get("train_loop"), "renew_hooks", None)
         if renew is not None:
             renew()
+
+    def register_custom_hooks(self, hooks: Sequence[Hook | Mapping[str, Any]]) -> None:
+        """Add hooks as ``register_hook`` does, each at the priority of its config or its own.
+
+        Args:
+            hooks: To add, or their configs, as in ``custom_hooks``.
+
+        Raises:
+            ComponentNotFoundError: If a ``type`` names nothing.
+            ConfigError: If these are no list, or one of them is no hook or its arguments do not
+                fit. Those before it are added.
+        """
+        if not isinstance(hooks, (list, tuple)):
+            raise ConfigError(
+                f"register_custom_hooks: expected a list of hooks or of their configs, not "
+                f"{hooks!r}. Add one alone by register_hook(hook)."
+            )
+        for hook in hooks:
+            self.register_hook(hook)
