@@ -17,6 +17,7 @@ from mm_compile._cache._bundle import (
 from mm_compile._cache._key import CacheKey
 
 KEY = CacheKey({"torch": "2.13.0+cpu", "cpu": "avx2"}, {"torch": "/opt/torch"})
+MANIFEST = b'{"facts": %s, "places": {}, "marks": [], "verdicts": {}, "created_s": 1}'
 FILES = {"ab/cab.so": b"\x7fELF...", "fxgraph/x/y": b"graph"}
 
 
@@ -58,11 +59,22 @@ def test_a_zip_of_somebody_else_is_no_bundle(tmp_path):
         b"no zip at all",
         zip_of(tmp_path, {"a": b"b"}),
         zip_of(tmp_path, {"manifest.json": b"[]"}),
+        zip_of(tmp_path, {"manifest.json": b"[" * 100_000}),
+        zip_of(tmp_path, {"manifest.json": MANIFEST % b'{"torch": "2"}'}).replace(
+            # A member that is locked by a password.
+            b"PK\1\2\x14\3\x14\0\0",
+            b"PK\1\2\x14\3\x14\0\1",
+        ),
     ):
         path = tmp_path / f"{hashlib.sha256(content).hexdigest()}.bundle"
         path.write_bytes(content)
         with pytest.raises(BundleError, match="no bundle of this package"):
             read_bundle(path)
+
+
+def test_a_bundle_for_no_torch_at_all_is_for_another_one(tmp_path):
+    bundle = Bundle(CacheKey({}, {}), ["m"], FILES)
+    assert read_bundle(tmp_path / write_bundle(tmp_path, bundle)).key.name != KEY.name
 
 
 def zip_of(folder, members):

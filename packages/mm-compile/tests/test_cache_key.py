@@ -4,6 +4,7 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from mm_compile._cache._graph import device_types_of, mark_of
 from mm_compile._cache._key import find_key
@@ -79,6 +80,15 @@ def test_a_mark_is_of_code_inputs_and_mode():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         others.append(mark(nn.Linear(3, 4), inputs))
     assert len({plain, *others}) == 1 + len(others)
+
+
+def test_each_gpu_of_a_machine_has_marks_of_its_own():
+    """Inductor generates other code for each, and ranks must not wait for what they cannot use."""
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    with FakeTensorMode():  # needs no GPU
+        marks = [mark_of(graph, [torch.ones(2, device=f"cuda:{index}")]) for index in (0, 1, 1)]
+    assert marks[0] != marks[1]
+    assert marks[1] == marks[2]
 
 
 def test_devices_are_those_of_parameters_and_inputs():

@@ -1,6 +1,7 @@
 """The hash of torch's sources, which is part of every name in inductor's cache."""
 
 import functools
+import inspect
 import os
 import subprocess
 import sys
@@ -111,6 +112,18 @@ def test_sources_that_are_edited_after_torch_has_hashed_them_get_no_old_hash(new
     (sources / "nn" / "a.py").write_text("a = 22\n")
     assert key(known) == b"a = 333\n"
     assert len(reads) == 1
+
+
+def test_sources_that_torch_is_hashing_in_the_background_count_as_hashed(new_process, sources):
+    new_process()
+    if not hasattr(codecache.torch_key, "prefetch"):
+        pytest.skip("this torch does not do so")
+    codecache.torch_key.prefetch()
+    inspect.getclosurevars(codecache.torch_key).nonlocals["_future"].result()
+    (sources / "nn" / "a.py").write_text("a = 22\n")
+    known = {}
+    assert key(known) == b"a = 1\n"
+    assert known == {}
 
 
 def test_sources_that_are_edited_after_they_were_hashed_here_get_no_old_hash(new_process, sources):

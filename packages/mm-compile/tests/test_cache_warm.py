@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,21 @@ def test_another_config_does_not_use_it(tmp_path, counted):
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
+def test_code_of_settings_that_no_mark_tells_apart_lies_side_by_side(tmp_path, counted):
+    from torch._inductor import config  # noqa: PLC0415 - loaded only to compile
+
+    directory = tmp_path / "cache"
+    run_once(directory)
+    for expected in ((0, 1), (1, 0)):
+        counted()
+        with config.patch(max_fusion_size=32):
+            run_once(directory)
+        assert counted() == expected
+        run_once(directory)
+        assert counted() == (1, 0)
+    assert len(bundles_in(directory)) == 2
+
+
 def test_what_is_damaged_or_foreign_is_ignored_and_said(tmp_path, caplog, counted):
     caplog.set_level(logging.WARNING, "mm_compile")
     directory = tmp_path / "cache"
@@ -208,6 +224,19 @@ def test_what_is_damaged_stays_in_a_directory_that_can_only_be_read(tmp_path, ca
     assert path.exists()
     assert "1 files in" in caplog.text
     assert "removed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "num_kept"), [(KeyboardInterrupt, 0), (SystemExit, 0), (RuntimeError, 1)]
+)
+def test_what_a_compiler_may_still_be_writing_is_not_kept(tmp_path, error, num_kept):
+    key = CacheKey({"torch": "2.13.0+cpu"}, {})
+    shelf = Shelf(tmp_path, key)
+    with suppress(error), shelf.entered():
+        Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "half.so").write_bytes(b"half")
+        raise error
+    shelf.close()
+    assert len(list_bundles(tmp_path / key.name)) == num_kept
 
 
 def test_code_that_does_not_load_is_said_and_compiled_again(tmp_path, caplog, counted):

@@ -153,5 +153,6 @@ def _load(shelf: Shelf, mark: str, compile_graph: Compile) -> Any:
         shelf.start_anew(error)
         return _compile_cold(shelf, mark, compile_graph)
     shelf.note_use(mark)
-    shelf.publish(mark)
+    # If inductor found none for settings that the mark does not tell, both are kept.
+    shelf.publish(None)
     return compiled

@@ -78,7 +78,7 @@ def _describe(value: Any) -> str:
             str(value.dtype),
             tuple(map(str, value.shape)),  # sizes may be symbols
             strides,
-            value.device.type,
+            str(value.device),  # with the number: code of one GPU is of no use to another
             value.requires_grad,
         )
     )

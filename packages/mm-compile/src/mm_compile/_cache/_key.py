@@ -43,7 +43,7 @@ class CacheKey:
     def name(self) -> str:
         """A folder's name, different for different facts."""
         text = json.dumps(self.facts, sort_keys=True)
-        release = re.sub(r"[^A-Za-z0-9.+-]", "_", str(self.facts["torch"]))
+        release = re.sub(r"[^A-Za-z0-9.+-]", "_", str(self.facts.get("torch")))
         return f"torch-{release}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 

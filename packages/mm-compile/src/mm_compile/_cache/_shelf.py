@@ -83,7 +83,12 @@ class Shelf:
             stack.enter_context(remembering_probes(self._verdicts))
             stack.enter_context(probing_until_found())
             stack.enter_context(remembering_source_hash(self._source_hashes))
-            yield
+            try:
+                yield
+            except (KeyboardInterrupt, SystemExit):
+                # A compiler that inductor has started may still be writing.
+                self.is_writable = False
+                raise
 
     def refresh(self) -> None:
         """Take in what was published since."""
@@ -197,7 +202,7 @@ class Shelf:
         if bundle.marks and self.marks.issuperset(bundle.marks):
             return
         self._sources.update(dict.fromkeys(bundle.marks, path))
-        if not bundle.marks:  # results of autotuning, of use to all
+        if not bundle.marks:  # results of autotuning, code for other settings: of use to all
             note_use(path)
         workspace.put(bundle.files)
         if bundle.key.places == self._key.places:

@@ -24,9 +24,9 @@ _OWNER = "owner"
 # Lock files, half-written files, and what only the building of another file needed.
 _IGNORED_FOLDERS = ("locks",)
 _IGNORED_SUFFIXES = (".lock", ".tmp", ".o", ".gch")
-_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
-# Unset, the second one is a folder within the first one.
-_VARIABLES = (_DIRECTORY, "TRITON_CACHE_DIR")
+# Inductor's workers, which live as long as the process, set the second one by the first one once,
+# unless they are told both.
+_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": ".", "TRITON_CACHE_DIR": "triton"}
 
 
 class Workspace:
@@ -49,9 +49,7 @@ class Workspace:
     def entered(self) -> Iterator[None]:
         """Let inductor work here, and nothing remember it afterwards."""
         before = {name: os.environ.get(name) for name in _VARIABLES}
-        for name in _VARIABLES:
-            os.environ.pop(name, None)
-        os.environ[_DIRECTORY] = str(self.path)
+        os.environ.update({name: str(self.path / part) for name, part in _VARIABLES.items()})
         try:
             yield
         finally:
