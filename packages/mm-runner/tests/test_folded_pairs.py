@@ -219,12 +219,26 @@ def _global_hook(_, part, seen):
     return register_module_forward_hook(note)
 
 
+def _head_of_holders():
+    """Return a head that calls modules which only hold its convolution and its norm."""
+    return Head(nn.Sequential(nn.Conv1d(4, 4, 1)), nn.Sequential(nn.BatchNorm1d(4)))
+
+
 @pytest.mark.parametrize("part", ["conv", "norm"])
-@pytest.mark.parametrize("hook", [_backward_hook, _input_hook, _global_hook])
-def test_hooks_see_what_they_always_do(hook, part, watched):
+@pytest.mark.parametrize(
+    ("hook", "head"),
+    [
+        (_backward_hook, Head),
+        (_input_hook, Head),
+        (_global_hook, Head),
+        (_backward_hook, _head_of_holders),
+        (_input_hook, _head_of_holders),
+    ],
+)
+def test_hooks_see_what_they_always_do(hook, head, part, watched):
     found = []
     inputs = some_inputs().requires_grad_()
-    for one in folded_twin(Model()):
+    for one in folded_twin(Model(head())):
         found.append([])
         handle = hook(one, part, found[-1])
         gradients(one, inputs)

@@ -1,6 +1,7 @@
 """``cfg['efficient_conv_bn_eval']``: what is traced, and calls of it from elsewhere."""
 
 import copy
+import threading
 import warnings
 
 import pytest
@@ -9,7 +10,7 @@ from test_folded_pairs import KEY, Head, Model, Watched, folded_twin, gradients,
 from torch import nn
 
 from mm_runner import ConfigError
-from mm_runner.model import apply_module_settings
+from mm_runner.model import apply_module_settings, told_module_settings
 
 
 @pytest.fixture
@@ -69,19 +70,97 @@ def test_a_caller_that_is_called_from_elsewhere_as_it_was_traced_computes_one(wa
     assert watched.count == 2
 
 
+class Scaled(Head):
+    def forward(self, inputs, scale=1.0):
+        return scale * self.norm(self.conv(inputs))
+
+
+class Activated(Head):
+    """Cannot be traced by itself."""
+
+    def forward(self, inputs, activate):
+        hidden = self.norm(self.conv(inputs))
+        return torch.tanh(hidden) if activate else hidden
+
+
+@pytest.mark.parametrize(("head", "argument"), [(Scaled, 2.0), (Activated, True)])
+def test_a_call_that_was_traced_within_what_is_named_computes_one(head, argument, watched):
+    model, folded = folded_twin(Model(Within(head(), lambda one, inputs: one(inputs, argument))))
+    inputs = some_inputs()
+    torch.testing.assert_close(gradients(folded, inputs), gradients(model, inputs))
+    assert watched.count == 1
+
+
 class Required(Head):
     def forward(self, inputs, residual):
         hidden = self.conv(inputs)
         return self.norm(hidden) + (hidden if residual is None else residual)
 
 
-@pytest.mark.parametrize(("residual", "count"), [(None, 0), (torch.ones(()), 1)])
+class RequiredWithin(Head):
+    def forward(self, inputs, others):
+        hidden, residual = self.conv(inputs), others[0]
+        return self.norm(hidden) + (hidden if residual is None else residual)
+
+
+class AnyNames(Head):
+    """Folds in calls without arguments of any name, for those may be anything."""
+
+    def forward(self, inputs, scale=1.0, **others):
+        hidden, shift = self.conv(inputs), others.get("shift")
+        return scale * self.norm(hidden) + (0 if shift is None else hidden)
+
+
+_ONE = torch.ones(())
+
+
+@pytest.mark.parametrize(
+    ("head", "others", "count"),
+    [
+        (Required, {"residual": None}, 0),
+        (Required, {"residual": _ONE}, 1),
+        (RequiredWithin, {"others": [None]}, 0),
+        (RequiredWithin, {"others": [_ONE]}, 1),
+        (AnyNames, {"shift": _ONE}, 0),
+        (AnyNames, {}, 1),
+        (AnyNames, {"scale": _ONE}, 1),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:efficient_conv_bn_eval. .* is called with:UserWarning")
-def test_a_required_argument_that_is_none_is_none_that_was_traced(residual, count, watched):
-    model, folded = folded_twin(Model(Required()))
+def test_a_call_with_another_required_argument_than_was_traced_computes_two(
+    head, others, count, watched
+):
+    model, folded = folded_twin(Model(head()))
     inputs = some_inputs()
-    torch.testing.assert_close(folded.heads[0](inputs, residual), model.heads[0](inputs, residual))
+    results = [one.heads[0](inputs, **others) for one in (folded, model)]
+    torch.testing.assert_close(*results)
     assert watched.count == count
+
+
+class Both(Head):
+    def forward(self, both):
+        hidden, residual = self.conv(both[0]), both[1]
+        return self.norm(hidden) + (hidden if residual is None else residual)
+
+
+@pytest.mark.parametrize(("residual", "count"), [(None, 0), (_ONE, 1)])
+@pytest.mark.filterwarnings("ignore:efficient_conv_bn_eval. .* is called with:UserWarning")
+def test_none_in_the_only_argument_is_none_that_was_traced(residual, count, watched):
+    model, folded = folded_twin(Model(Both()))
+    both = (some_inputs(), residual)
+    torch.testing.assert_close(folded.heads[0](both), model.heads[0](both))
+    assert watched.count == count
+
+
+class OthersAlone(Head):
+    def forward(self, inputs, **others):
+        hidden, residual = self.conv(inputs), others.get("residual")
+        return self.norm(hidden) + (hidden if residual is None else residual)
+
+
+def test_arguments_of_any_name_are_left_out_while_a_forward_is_traced():
+    with pytest.raises(ConfigError, match="no convolution in it gives its output to a batch norm"):
+        apply_module_settings(Model(OthersAlone()), {KEY: "heads.0"})
 
 
 class Flagged(Head):
@@ -94,14 +173,16 @@ def test_a_call_that_was_not_traced_is_told_once(watched):
     model, folded = folded_twin(Model(Flagged()))
     inputs = some_inputs()
     expected = (
-        r"Flagged is called with with_hidden=True\. Of such calls.*'conv' gives.*'norm' alone"
+        r"Flagged is called with with_hidden=True, more=3\. Of such calls.*'conv' gives.*'norm' al"
     )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copy.deepcopy(folded).train().heads[0](inputs, with_hidden=True)  # two in each case
     with pytest.warns(UserWarning, match=expected):
-        folded.heads[0](inputs, with_hidden=True)
+        folded.heads[0](inputs, with_hidden=True, more=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         results = [one.heads[0](inputs, with_hidden=True) for one in (model, folded)]
-        folded.train().heads[0](inputs, with_hidden=True)  # it would be two in each case
     torch.testing.assert_close(*results)
     assert watched.count == 0
 
@@ -119,7 +200,7 @@ def test_a_default_is_known_by_its_identity_in_a_copy(watched):
     model, folded = folded_twin(Model(WithSentinel()))
     inputs = some_inputs()
     for one in (folded, copy.deepcopy(folded)):
-        torch.testing.assert_close(one.heads[0](inputs), model.heads[0](inputs))
+        torch.testing.assert_close(one.heads[0](inputs, _NOTHING), model.heads[0](inputs))
     assert watched.count == 2
 
 
@@ -149,6 +230,38 @@ def test_parameters_stay_what_they_are_while_they_are_traced(head):
     apply_module_settings(model, {KEY: "heads.0"})
     torch.testing.assert_close({n: p.detach() for n, p in model.named_parameters()}, before)
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+class Noting:
+    """Checks and notes what a module gives, and cannot be copied."""
+
+    def __init__(self):
+        self.lock, self.seen = threading.Lock(), []
+
+    def __call__(self, module, inputs, outputs):  # noqa: ARG002 - as torch calls it
+        if outputs.isnan().any():
+            raise ValueError("not a number")
+        self.seen.append(outputs)
+
+
+def test_hooks_are_not_called_while_a_forward_is_traced(watched):
+    model = Model(Within(Head(), lambda head, inputs: head(inputs)))
+    noting = Noting()
+    model.eval().heads[0].head.register_forward_hook(noting)
+    apply_module_settings(model, {KEY: "heads.0"})
+    assert not noting.seen
+    outputs = model.double()(some_inputs())
+    torch.testing.assert_close(noting.seen, [outputs])
+    assert watched.count == 1
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="processes are needed")
+def test_a_group_of_processes_is_none_that_has_to_be_copied():
+    group = torch.distributed.ProcessGroup(0, 1)  # has no __deepcopy__
+    model = Model(Head(norm=nn.SyncBatchNorm(4, process_group=group)))
+    apply_module_settings(model, {KEY: "heads.0"})
+    assert told_module_settings(model) == {KEY: "heads.0.conv"}
+    assert model.heads[0].norm.process_group is group
 
 
 class Stopping(Head):

@@ -26,14 +26,14 @@ from ._folded_kernel import convolve_folded
 from ._traced_calls import CallForm, TracedForms
 from ._variants import Variant, make_variant
 
-__all__ = ["Pair", "fold_pairs", "folded_names"]
+__all__ = ["HOOKS_AFTER", "Pair", "fold_pairs", "folded_names"]
 
 # Hooks that see, or change, what is between the two.
-_AFTER_CONVOLUTION = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-_AROUND_NORM = ("_forward_pre_hooks", *_AFTER_CONVOLUTION)
+HOOKS_AFTER = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS_AROUND = ("_forward_pre_hooks", *HOOKS_AFTER)
 _GLOBAL = tuple(
     hooks
-    for kind in _AROUND_NORM
+    for kind in _HOOKS_AROUND
     if (hooks := getattr(torch_module, f"_global{kind}", None)) is not None
 )
 
@@ -80,14 +80,15 @@ def fold_pairs(model: nn.Module, pairs: Sequence[Pair]) -> None:
         if convolution._conv_bn_link is None:  # noqa: SLF001
             convolution._conv_bn_link = norm._conv_bn_link = Link()  # noqa: SLF001
         names = (_within(pair.caller, pair.convolution), _within(pair.caller, pair.norm))
-        if names not in caller._conv_bn_pairs:  # noqa: SLF001
-            caller._conv_bn_pairs += (names,)  # noqa: SLF001
+        if (names, _holders(names)) not in caller._conv_bn_pairs:  # noqa: SLF001
+            caller._conv_bn_pairs += ((names, _holders(names)),)  # noqa: SLF001
     # Over those that are callers, too: whether to fold is said before it is asked.
     for pair in pairs:
         (traced,) = _modules(model, pair.traced)
         make_variant(traced, _Traced)
         name = _within(pair.traced, pair.convolution)
         traced._conv_bn_parts += ((name, pair.forms),)  # noqa: SLF001
+        _form_of(traced)  # code that was compiled without it would be compiled once more
 
 
 def folded_names(model: nn.Module) -> list[str]:
@@ -103,6 +104,12 @@ def _modules(model: nn.Module, *names: str) -> list[Any]:
 
 def _within(outer: str, name: str) -> str:
     return name[len(outer) + 1 :] if outer else name
+
+
+def _holders(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the modules that hold those of ``names``."""
+    split = [name.split(".") for name in names]
+    return tuple(".".join(parts[:end]) for parts in split for end in range(1, len(parts)))
 
 
 class _Traced(Variant):
@@ -127,7 +134,7 @@ class _Traced(Variant):
 
 class _Caller(Variant):
     variant_state = ("_conv_bn_pairs", "_conv_bn_is_told")
-    _conv_bn_pairs: tuple[tuple[str, str], ...] = ()
+    _conv_bn_pairs: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = ()
     _conv_bn_is_told = False
 
     @override
@@ -139,7 +146,7 @@ class _Caller(Variant):
                 if link.is_known():
                     link.open(norm, type(self).__name__, names, current_frame())
                     links.append(link)
-                elif not norm.training:
+                else:
                     _tell_unknown(self, names, args, kwargs)
             outputs = super().forward(*args, **kwargs)
             for link in links:
@@ -198,15 +205,18 @@ class _FoldedNorm(Variant):
 
 
 def _pairs_of(caller: _Caller) -> list[tuple[Any, tuple[str, str]]]:
-    """Return each normalisation whose pair is not open already, and the names of that pair."""
+    """Return each normalisation that may be folded now, and the names of its pair."""
     if getattr(caller, "_is_replica", False):  # of nn.DataParallel; they share their links
         return []
     pairs = []
-    for names in caller._conv_bn_pairs:  # noqa: SLF001
+    for names, holders in caller._conv_bn_pairs:  # noqa: SLF001
         convolution, norm = _find(caller, names[0]), _find(caller, names[1])
         link = _link_of(convolution)
         # One that was replaced is of no pair.
-        if link is not None and link is _link_of(norm) and not link.is_open:
+        if link is None or link is not _link_of(norm) or link.is_open or norm.training:
+            continue
+        # Hooks of what holds one of them see what is between the two as well.
+        if not any(_has_hooks(_find(caller, holder), _HOOKS_AROUND) for holder in holders):
             pairs.append((norm, names))
     return pairs
 
@@ -241,11 +251,15 @@ def _are_one(convolution: Any, norm: Any) -> bool:
 def _is_watched(convolution: Any, norm: Any) -> bool:
     return bool(
         any(map(len, _GLOBAL))
-        or any(getattr(convolution, kind, None) for kind in _AFTER_CONVOLUTION)
-        or any(getattr(norm, kind, None) for kind in _AROUND_NORM)
+        or _has_hooks(convolution, HOOKS_AFTER)
+        or _has_hooks(norm, _HOOKS_AROUND)
         or "forward" in convolution.__dict__
         or "forward" in norm.__dict__
     )
+
+
+def _has_hooks(module: Any, kinds: tuple[str, ...]) -> bool:
+    return any(getattr(module, kind, None) for kind in kinds)
 
 
 def _misled(link: Link, what: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +17,7 @@ from typing_extensions import override
 from mm_runner.checkpoint import rng_state, set_rng_state
 
 from ._batch_norms import is_batch_norm
+from ._conv_bn import HOOKS_AFTER
 from ._folded_kernel import CONVOLUTIONS
 from ._traced_calls import CallForm, TracedForms
 from ._variants import unmake_variants
@@ -31,18 +32,23 @@ def copy_to_trace(module: nn.Module) -> nn.Module:
     """Return a copy of ``module``: what a forward does to its module, it does while it is traced.
 
     Its parameters are copied too: some forwards write into them, and some modules set which of
-    them are trained when they are set to training or evaluation.
+    them are trained when they are set to training or evaluation. Hooks after a forward are not:
+    they may hold anything, and note or check values. Whether there are any is asked in each call.
 
     Raises:
         Exception: Of any kind, if an attribute cannot be copied.
     """
-    # Of what was computed (by torch.nn.utils.weight_norm, say) torch makes no copies.
-    shared: dict[int, Any] = {
-        id(value): value
-        for part in module.modules()
-        for value in vars(part).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
+    shared: dict[int, Any] = {}
+    for part in module.modules():
+        for value in vars(part).values():
+            # Of what was computed (by torch.nn.utils.weight_norm, say) torch makes no copies.
+            if isinstance(value, Tensor) and not value.is_leaf:
+                shared[id(value)] = value
+        for kind in HOOKS_AFTER:
+            if hasattr(part, kind):
+                shared[id(getattr(part, kind))] = OrderedDict()
+        if isinstance(part, nn.SyncBatchNorm):
+            shared[id(part.process_group)] = part.process_group
     copied = copy.deepcopy(module, shared)
     unmake_variants(copied)
     return copied
@@ -57,11 +63,11 @@ def traced_pairs(copied: nn.Module) -> dict[_Names, TracedForms]:
     Raises:
         Exception: Of any kind, if its forward cannot be traced.
     """
-    optional = CallForm(copied).optional
-    if not optional:
-        return dict.fromkeys(_pairs_always(copied, {}), TracedForms(left_out=True))
-    left_out, error = _pairs_or_error(copied, optional)
-    given, other_error = _pairs_or_error(copied, {})
+    form = CallForm(copied)
+    if not form.optional:
+        return dict.fromkeys(_pairs_always(copied, form.absent), TracedForms(left_out=True))
+    left_out, error = _pairs_or_error(copied, {**form.optional, **form.absent})
+    given, other_error = _pairs_or_error(copied, form.absent)
     if error is not None and other_error is not None:
         raise error
     return {pair: TracedForms(pair in left_out, pair in given) for pair in (*left_out, *given)}

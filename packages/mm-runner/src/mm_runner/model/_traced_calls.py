@@ -35,6 +35,7 @@ class CallForm:
 
     Attributes:
         optional: Their names and defaults.
+        absent: What stands for arguments of any name, where there are none.
         is_only: Whether each call is of the same form: with one argument.
     """
 
@@ -48,6 +49,11 @@ class CallForm:
         self.optional = {
             one.name: one.default for one in parameters if one.default is not one.empty
         }
+        # As torch.fx names it.
+        self.absent: dict[str, Any] = {
+            f"**{one.name}": {} for one in parameters if one.kind is one.VAR_KEYWORD
+        }
+        self._names = {one.name for one in parameters}
         self.is_only = len(parameters) == len(self._positional) == 1 and not self.optional
 
     def is_one_of(self, forms: TracedForms, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -55,10 +61,14 @@ class CallForm:
 
         An argument that is its default counts as left out. Only a tensor counts as given: what a
         forward asks of others, such as what they are equal to, cannot be traced. One that is not
-        optional was something while it was traced, not ``None``.
+        optional was something while it was traced, not ``None``, and none had a name of its own.
         """
+        if self.is_only and len(args) == 1:  # most calls
+            return forms.left_out and not _lacks(args[0])
         values = self._values(args, kwargs)
-        if any(value is None and name not in self.optional for name, value in values.items()):
+        if any(_lacks(value) for name, value in values.items() if name not in self.optional):
+            return False
+        if self.absent and not kwargs.keys() <= self._names:
             return False
         left_out = given = True
         for name, default in self.optional.items():
@@ -72,8 +82,13 @@ class CallForm:
         return [
             f"{name}={_in_words(value)}"
             for name, value in self._values(args, kwargs).items()
-            if (value is not self.optional[name] if name in self.optional else value is None)
+            if self._may_be_untraced(name, value)
         ]
+
+    def _may_be_untraced(self, name: str, value: Any) -> bool:
+        if name in self.optional:
+            return value is not self.optional[name]
+        return _lacks(value) or (bool(self.absent) and name not in self._names)
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         names = [*self._positional, *(f"*{i}" for i in range(len(args) - len(self._positional)))]
@@ -85,6 +100,11 @@ class CallForm:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
+
+
+def _lacks(value: Any) -> bool:
+    """Return whether ``value`` is ``None``, or a list or tuple that holds it."""
+    return value is None or (isinstance(value, (list, tuple)) and any(map(_lacks, value)))
 
 
 def _in_words(value: Any) -> str:
