@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from stop_signals import USUAL, take_usual
 from toy import runner_arguments
 
 from mm_runner import Runner
@@ -130,6 +132,15 @@ def make_runner(tmp_path):
         return Runner(**runner_arguments(**{"work_dir": tmp_path / "run", **overrides}))
 
     return make
+
+
+@pytest.fixture
+def handlers():
+    """The usual ones; puts back what was there, also after a run that left and keeps its own."""
+    before = take_usual()
+    yield USUAL
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

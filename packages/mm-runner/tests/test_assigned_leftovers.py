@@ -4,7 +4,8 @@ import pytest
 import torch
 from test_assigned_by_hooks import At
 from test_assigned_kept import FailAt, LeaveOnce
-from toy import NO_VALIDATION, Killed, RecordRates, runner_arguments
+from torch import nn
+from toy import NO_VALIDATION, Classifier, Killed, RecordRates, runner_arguments
 from typing_extensions import override
 
 from mm_amp import OptimWrapper
@@ -211,6 +212,28 @@ def test_what_could_not_be_assigned_leaves_no_trace(make_runner):
     assert with_bad == pytest.approx(rates_of())
 
 
+@pytest.mark.parametrize("accumulative_counts", [1, 4])
+def test_gradients_of_the_wrapper_before_are_not_left_to_another_one(
+    make_runner, accumulative_counts
+):
+    class Assign(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if runner.iter == 5:
+                runner.optim_wrapper = {"optimizer": {"type": "SGD", "lr": 0.1}}
+                grads = [one.grad for one in runner.model.parameters()]
+                assert all(one is None or not one.any() for one in grads)
+
+    wrapper = {
+        "optimizer": {"type": "SGD", "lr": 0.1},
+        "accumulative_counts": accumulative_counts,
+    }
+    runner = make_runner(**NO_VALIDATION, optim_wrapper=wrapper, custom_hooks=[Assign()])
+    runner.train()
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert ("since its last step are dropped" in log) == (accumulative_counts == 4)
+
+
 @pytest.mark.parametrize("how", ["add", "drop"])
 def test_schedules_changed_in_place_while_training_are_of_that_training(make_runner, how):
     class Change(Hook):
@@ -231,7 +254,52 @@ def test_schedules_changed_in_place_while_training_are_of_that_training(make_run
     assert rates.rates[12:] == pytest.approx(first)
 
 
+# Models.
+
+
+class Counting(nn.Module):
+    """A model around another one."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.num_steps = module, 0
+
+    def train_step(self, data, optim_wrapper):
+        self.num_steps += 1
+        return self.module.train_step(data, optim_wrapper)
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+def test_a_model_assigned_while_training_takes_the_next_steps(make_runner, is_another):
+    class Wrap(Hook):
+        @override
+        def before_train_epoch(self, runner):
+            if runner.epoch == 1:
+                inner = Classifier() if is_another else runner.model
+                runner.model = Counting(inner)
+
+    runner = make_runner(**NO_VALIDATION, custom_hooks=[Wrap()])
+    runner.train()
+    assert runner.model.num_steps == 6
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert ("goes on with the parameters of the one before" in log) == is_another
+
+
 # Loops.
+
+
+@pytest.mark.parametrize("name", ["train_dataloader", "val_dataloader", "val_evaluator"])
+def test_parts_of_a_loop_are_assigned_to_the_loop(make_runner, name):
+    runner, part = make_runner(), name.partition("_")[2]
+    with pytest.raises(ConfigError, match=rf"^{name} .* assign runner\.\w+_loop\.{part}\.$"):
+        setattr(runner, name, getattr(runner, name))
+
+
+def test_loops_written_for_mmengine_read_what_it_has_there(make_runner):
+    runner = make_runner(**NO_VALIDATION)
+    assert runner._randomness_cfg.get("diff_rank_seed", False) is False
+    assert runner._randomness_cfg["seed"] == runner.seed
+    assert runner.train_loop._runner is runner
 
 
 @pytest.mark.parametrize("by", ["resume", "set_randomness"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from stop_signals import take_usual
 from toy import Classifier, loader_cfg, runner_arguments
 from typing_extensions import override
 
@@ -21,22 +22,9 @@ from mm_runner.errors import RunStopped
 from mm_runner.hooks import Hook
 from mm_runner.runner._signals import StopSignals
 
-# Those of a program in the foreground: one started in the background ignores Ctrl-C.
-USUAL = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGUSR1: signal.SIG_DFL,
-}
+pytestmark = pytest.mark.usefixtures("handlers")
+
 RUN = {"model": {"type": Classifier, "dropout": 0.3}, "train_cfg": {"max_epochs": 3}}
-
-
-@pytest.fixture(autouse=True)
-def handlers():
-    """The usual ones; puts back what was there, also after a run that left and keeps its own."""
-    before = {number: signal.signal(number, handler) for number, handler in USUAL.items()}
-    yield USUAL
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 class SendAt(Hook):
@@ -372,8 +360,7 @@ def _same_on_all(value):
 
 
 def _ranks_agree(rank, work_dir):
-    for number, handler in USUAL.items():
-        signal.signal(number, handler)
+    take_usual()
     torch.manual_seed(0)
     whole = _run(work_dir / "whole")
     whole.train()

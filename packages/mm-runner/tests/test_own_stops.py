@@ -25,7 +25,8 @@ from own_loops import (
     PassAfterPass,
     train_cfg,
 )
-from test_interruption import USUAL, SendAt, _same_on_all, assert_equal, parameters, stopped
+from stop_signals import take_usual
+from test_interruption import SendAt, _same_on_all, assert_equal, parameters, stopped
 from toy import NO_VALIDATION, Classifier, loader_cfg, runner_arguments
 from typing_extensions import override
 
@@ -34,18 +35,12 @@ from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.evaluator import BaseMetric
 from mm_runner.hooks import Hook, TimeLimitHook
 
+pytestmark = pytest.mark.usefixtures("handlers")
+
 RUN = {"model": {"type": Classifier, "dropout": 0.3}, **NO_VALIDATION}
 VALIDATION = ("val_dataloader", "val_cfg", "val_evaluator")
 OWN = [*OF_EPOCHS, *OF_ITERATIONS, Merging, MergingIterations]
 each_own = pytest.mark.parametrize("own", OWN, ids=[own.__name__ for own in OWN])
-
-
-@pytest.fixture(autouse=True)
-def handlers():
-    before = {number: signal.signal(number, handler) for number, handler in USUAL.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @each_own
@@ -162,8 +157,7 @@ def _run(work_dir, own, **changes):
 
 
 def _ranks_leave(rank, work_dir):
-    for number, handler in USUAL.items():
-        signal.signal(number, handler)
+    take_usual()
     torch.manual_seed(0)
     for own in (OwnEpoch, OwnEpochAndStep, OwnAll, OwnIterationsAndStep, PassAfterPass, Merging):
         whole = _run(work_dir / f"{own.__name__}-whole", own)

@@ -1,13 +1,20 @@
 """Bodies of training loops that do things their own way: numbering, looking, drawing ahead."""
 
 import itertools
-import signal
 
 import pytest
 import torch
 import torch.distributed as dist
-from own_loops import ElsewhereInIterations, OwnEpoch, OwnEpochAndStep, OwnIterations, OwnStep
-from test_interruption import USUAL
+from own_loops import (
+    ElsewhereInIterations,
+    OwnEpoch,
+    OwnEpochAndStep,
+    OwnIterations,
+    OwnStep,
+    PassAfterPass,
+    train_cfg,
+)
+from stop_signals import take_usual
 from test_own_bodies import RUN, Drawing, log_of
 from test_resume_midway import Seen, StopAfter, assert_alike, state_of
 from toy import NO_VALIDATION, Killed, loader_cfg, runner_arguments
@@ -20,14 +27,7 @@ from mm_runner.hooks import Hook
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 
 TRAINING = {**RUN, **NO_VALIDATION}
-
-
-@pytest.fixture(autouse=True)
-def handlers():
-    before = {number: signal.signal(number, handler) for number, handler in USUAL.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("handlers")
 
 
 def resumed_midway(make_runner, loop, stop=8, *, times=1, **more):
@@ -81,12 +81,17 @@ class BatchOnly(OwnStep):
         super().run_iter(self.iter % 6, data_batch)
 
 
+class OtherName(OwnEpochAndStep):
+    def run_iter(self, number, batch):
+        super().run_iter(number, batch)
+
+
 class PassingOn(OwnEpochAndStep):
     def run_iter(self, *arguments, **named):
         super().run_iter(*arguments, **named)
 
 
-@pytest.mark.parametrize("own", [OwnEpoch, BatchFirst, ByName, BatchOnly, PassingOn])
+@pytest.mark.parametrize("own", [OwnEpoch, BatchFirst, ByName, BatchOnly, OtherName, PassingOn])
 def test_a_resumed_epoch_numbers_its_batches_whatever_run_iter_takes(make_runner, own):
     assert resumed_midway(make_runner, own)[1] == [2, 3, 4, 5, *range(6)]
 
@@ -196,6 +201,26 @@ def test_a_look_takes_nothing_from_workers_that_stay(make_runner, own):
         states.append(runner.model.state_dict())
     if own is Peeking:
         assert_alike(states[1], states[0])
+
+
+@pytest.mark.parametrize("own", [OwnEpoch, PassAfterPass])
+def test_nor_does_a_hook_that_goes_through_the_data_in_the_first_step(make_runner, own):
+    class Look(Hook):
+        places = ()
+
+        @override
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if runner.iter == 6:
+                assert len(list(runner.train_loop.dataloader)) == 6
+
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            data = runner.train_loop.state_dict()["data"]
+            self.places += ((data["epoch"], data["batch"]),)
+
+    look = Look()
+    make_runner(**TRAINING, train_cfg=train_cfg(own), custom_hooks=[look]).train()
+    assert look.places == tuple((epoch, 1 + batch) for epoch in range(3) for batch in range(6))
 
 
 class Ahead(OwnStep):
@@ -345,8 +370,7 @@ class OnMainOnly(EpochBasedTrainLoop):
 
 
 def _main_validates_alone(rank, work_dir):
-    for number, handler in USUAL.items():
-        signal.signal(number, handler)
+    take_usual()
     cfg = {"type": OnMainOnly, "max_epochs": 2}
     loader = loader_cfg(batch_size=2)
     options = {**TRAINING, "train_dataloader": loader, "train_cfg": cfg}

@@ -224,6 +224,11 @@ class TrainBatches:
         state = None if self._stateful is None else self._stateful.state_dict()
         return DataPosition(self.epoch, batch, samples, self._num_batches(), state, self.order)
 
+    @property
+    def stateful_dataset(self) -> Any:
+        """The iterable dataset that goes on by its own ``state_dict``; ``None`` if it is not so."""
+        return self._stateful if self._stateful is not self.loader else None
+
     def generator_states(self) -> dict[str, Any]:
         """Return the states of generators that the user gave the loader or its samplers.
 

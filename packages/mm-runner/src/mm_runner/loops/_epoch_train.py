@@ -57,12 +57,6 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         check_positive("max_epochs", max_epochs)
         schedule = ValidationSchedule(val_begin, val_interval, dynamic_intervals, last=max_epochs)
         _check_lengths(mm_dist.all_gather_object(num_batches(dataloader, "train_dataloader")))
-        if is_endless(dataloader):
-            raise ConfigError(
-                "train_dataloader.sampler: an InfiniteSampler was given to a loop over epochs, of "
-                "which the first would not end. Give train_cfg=dict(by_epoch=False, "
-                "max_iters=...), or a DefaultSampler."
-            )
         super().__init__(
             runner,
             dataloader,
@@ -72,6 +66,8 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             sanity_val_batches=sanity_val_batches,
         )
         self._is_length_told = False
+        # Before and after a run was resumed.
+        self._max_iters_of_resumption = (0, 0)
 
     def run_epoch(self) -> None:
         """Go through the training set once, or through what is left of it."""
@@ -87,6 +83,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         resumption = self._begin_pass()
         runner.call_hook("before_train_epoch")
         runner.model.train()
+        self._take_loader(resumption)  # those hooks may have assigned another one
         start = resumption.position if resumption else DataPosition(self.epoch, samples=0)
         self._batches_done = start.batch
         batches = self._go_on(self._open_pass(start, endless=False), resumption)
@@ -128,10 +125,22 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         start = resumption.position
         self.epoch = self._epochs_done = start.epoch  # a loop over steps counted passes only
         left = self.batches.num_left(start)
+        before = self.max_iters
         if left is not None and not self._has_own_steps(resumption):
             # Another number of processes, or another batch size, takes another number of steps.
             whole_epochs = self.max_epochs - self.epoch - 1
             self.max_iters = self.iter + left + max(whole_epochs, 0) * len(self.dataloader)
+        self._max_iters_of_resumption = before, self.max_iters
+
+    @override
+    def _take_loader(self, resumption: Resumption | None) -> bool:
+        is_other = super()._take_loader(resumption)
+        if is_other and resumption is not None:
+            before, resumed = self._max_iters_of_resumption
+            # With the loader of the run before there are as many steps, unless a hook says more.
+            if self.batches.length == resumption.position.num_batches and self.max_iters == resumed:
+                self.max_iters = before
+        return is_other
 
     def _has_own_steps(self, resumption: Resumption) -> bool:
         """Tell whether a body of a subclass's own may take another number of steps than batches.
@@ -142,12 +151,24 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         return self._own is not None and is_alike and bool(resumption.state["rng"])
 
     @override
+    def _check_loader(self, loader: Any) -> None:
+        super()._check_loader(loader)
+        if is_endless(loader):
+            raise ConfigError(
+                "train_dataloader.sampler: an InfiniteSampler was given to a loop over epochs, of "
+                "which the first would not end. Give train_cfg=dict(by_epoch=False, "
+                "max_iters=...), or a DefaultSampler."
+            )
+
+    @override
     def position_after(self, epoch: int, iteration: int) -> DataPosition:
         return DataPosition(epoch, samples=0)
 
     @override
     def _open_pass(self, start: DataPosition, *, endless: bool) -> Iterator[Any]:
-        batches = iter(()) if start.is_complete else self.batches.begin(self.epoch, start)
+        # A dataset with a state of its own has yet to find its end, to begin the next pass there.
+        is_at_end = start.is_complete and self.batches.stateful_dataset is None
+        batches = iter(()) if is_at_end else self.batches.begin(self.epoch, start)
         return batches if self._limit is None else islice(batches, self._limit)
 
     @override
@@ -172,7 +193,9 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     @override
     def _data_position(self) -> DataPosition:
         if self._epochs_done > self.epoch or self._batches_done == 0:
-            return DataPosition(self._epochs_done, samples=0)
+            dataset = self.batches.stateful_dataset if self._knows_place else None
+            state = None if dataset is None else dataset.state_dict()  # of the passes to come
+            return DataPosition(self._epochs_done, samples=0, state=state)
         return self.batches.position(self._batches_done)
 
     @override

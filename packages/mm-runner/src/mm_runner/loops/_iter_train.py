@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from mm_runner.data import DataPosition, announce_epoch
+from mm_runner.errors import ConfigError
 
 from ._counted_loader import DrawnBatches
 from ._loss_names import naming_losses
@@ -40,11 +41,6 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         sanity_val_batches: Before training, so many batches are validated to see that it works;
             training goes as it would without, and a resumed run leaves it out. Defaults to 0.
 
-    Attributes:
-        dataloader_iterator: The batches of training, pass after pass, for a ``run`` of a subclass's
-            own; a ``run_iter`` may take further batches from it. A resumed run goes on with the
-            next one, also where its ``run`` first draws a batch for each step that was done.
-
     Raises:
         ConfigError: If a number is out of range.
     """
@@ -73,7 +69,32 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         )
         self._under_way: Iterator[Any] | None = None
         self._batches_drawn = DrawnBatches(dataloader, self._drawn)
-        self.dataloader_iterator: Iterator[Any] = self._batches_drawn
+        self._given_iterator: Any = self._batches_drawn
+        self._has_other_iterator = False
+
+    @property
+    def dataloader_iterator(self) -> Any:
+        """The batches of training, pass after pass.
+
+        A ``run`` of a subclass's own draws them, and a ``run_iter`` may take further ones. A
+        resumed run goes on with the next one, also where its ``run`` first draws a batch for each
+        step that was done. Another iterator that is assigned gives the batches from the next step
+        on; of what it does not draw from this one no checkpoint knows the position.
+
+        Raises:
+            ConfigError: If what is assigned is no iterator.
+        """
+        return self._given_iterator
+
+    @dataloader_iterator.setter
+    def dataloader_iterator(self, iterator: Any) -> None:
+        if not (self._is_drawn_by_own or hasattr(iterator, "__next__")):
+            raise ConfigError(
+                f"{type(self).__name__}: its dataloader_iterator is to be "
+                f"{type(iterator).__name__}, which gives no batches by next(). Give it an iterator "
+                "without end, such as itertools.cycle(loader)."
+            )
+        self._given_iterator, self._has_other_iterator = iterator, True
 
     @override
     def begin_at(self, epoch: int, iteration: int) -> None:
@@ -101,26 +122,60 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         runner = self.runner
         resumption = self._begin_pass()
         runner.call_hook("before_train_epoch")
+        self._take_loader(resumption)
         start = resumption.position if resumption else DataPosition(samples=0)
         batches = self._go_on(self._open_pass(start, endless=True), resumption)
         self._under_way = batches
+        self._batches_drawn.renew()  # a hook may have looked at it
         while self.iter < self._last_count and not self.stop_training:
             runner.model.train()
-            self._train_to_validation(batches)
+            self._train_to_validation()
             if self._is_due():
                 self._validate()
         runner.call_hook("after_train_epoch")
 
-    def _train_to_validation(self, batches: Iterator[Any]) -> None:
+    def _train_to_validation(self) -> None:
         until = self._last_count
         if self.runner.val_loop is not None:
             until = self._schedule.next_after(self.iter)
         with naming_losses(self.runner.message_hub):
             run_iter = self._stepping(IterBasedTrainLoop.run_iter)
-            for batch in batches:
+            for batch in self._source():
                 run_iter(batch)
-                if self.iter >= until or self.stop_training:
+                if self.iter >= until or self.stop_training or self._has_other_iterator:
                     return
+        raise ConfigError(
+            f"{type(self).__name__}: the dataloader_iterator that was assigned has ended after "
+            f"step {self.iter} of {self.max_iters}. Give it one without end, such as "
+            "itertools.cycle(loader)."
+        )
+
+    def _source(self) -> Iterator[Any]:
+        """Return what the next steps are trained on."""
+        self._has_other_iterator = False
+        if self._given_iterator is self._batches_drawn:
+            assert self._under_way is not None
+            return self._under_way
+        if self._given_loader is not self.batches.loader:  # nobody draws from that any more
+            self._close_batches()
+        return self._drawn_elsewhere(self._given_iterator)
+
+    def _drawn_elsewhere(self, batches: Any) -> Iterator[Any]:
+        """Draw from what was assigned, which may draw from :attr:`batches` in turn."""
+        while True:
+            before = self.batches.epoch, self.batches.batch
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            if self._knows_place and before == (self.batches.epoch, self.batches.batch):
+                self._knows_place = False
+                self.runner.logger.warning(
+                    f"{type(self).__name__} trains on batches of the dataloader_iterator that was "
+                    "assigned: a checkpoint cannot say where in the data it was written, and a run "
+                    "that goes on from it begins the data anew."
+                )
+            yield batch
 
     @override
     def _open_pass(self, start: DataPosition, *, endless: bool) -> Iterator[Any]:
@@ -158,6 +213,4 @@ class IterBasedTrainLoop(AbstractTrainLoop):
 
     @override
     def _data_position(self) -> DataPosition:
-        if self._own is not None and not self._own.knows_place:
-            return DataPosition(samples=0)
-        return self.batches.position()
+        return self.batches.position() if self._knows_place else DataPosition(samples=0)

@@ -27,6 +27,7 @@ class _OtherName:
 class MMEngineNames:
     """What ``run``, ``run_epoch`` and ``run_iter`` that were written for MMEngine's loops use."""
 
+    _runner: Any = _OtherName("runner")
     _epoch: Any = _OtherName("epoch")
     _iter: Any = _OtherName("iter")
     _max_epochs: Any = _OtherName("max_epochs")

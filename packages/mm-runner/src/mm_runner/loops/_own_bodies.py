@@ -45,14 +45,10 @@ class OwnBody:
     Args:
         loop: Whose bodies these are.
         by_epoch: Whether each epoch is a pass over the data; else all of training is one epoch.
-
-    Attributes:
-        knows_place: Whether all steps so far were on batches that were drawn from the loop.
     """
 
     def __init__(self, loop: AbstractTrainLoop, *, by_epoch: bool) -> None:
         self._loop, self._by_epoch = loop, by_epoch
-        self.knows_place = True
         self._is_validating = False
         self._is_watching = self._is_in_epoch = False
         # Kept until the first step: a body may look at the first batch, and begin once more.
@@ -98,12 +94,13 @@ class OwnBody:
         """
         loop = self._loop
         if not self._is_training_pass():
-            return beside(loop.batches.loader)
+            return beside(loop._given_loader)  # noqa: SLF001
         if not self._is_in_epoch:
             self._begin_epoch()
         if self._is_over():
             self._start, self._resumption = DataPosition(loop.batches.epoch + 1, samples=0), None
             loop._note_begin()  # noqa: SLF001 - two halves of one thing
+        loop._take_loader(self._resumption)  # noqa: SLF001
         self._number_steps()
         self._live = live = object()
         self._num_steps, self._has_opened = 0, True
@@ -113,6 +110,9 @@ class OwnBody:
         """Tell whether what is drawn now is trained on; a hook may go through the data, too."""
         if not self._is_watching or self._loop.is_drawing:
             return False
+        is_open = self._has_opened if self._by_epoch else self._live is not None
+        if self._iter_before is not None and is_open and self._loop.batches.feed.num_given:
+            return False  # the step under way has its batch
         if self._by_epoch:
             return self._is_in_epoch and not self._num_steps
         return self._live is None or not self._num_steps
@@ -228,12 +228,12 @@ class OwnBody:
         # A body that draws ahead reaches the end of the pass before its last step.
         is_drawn = self._has_opened and self._num_steps <= loop.batches.feed.num_given
         is_known = loop.is_drawing or self._live is not None or is_drawn
-        if not is_known and self.knows_place:
-            self.knows_place = False
+        if not is_known and loop._knows_place:  # noqa: SLF001
+            loop._knows_place = False  # noqa: SLF001
             loop.runner.logger.warning(_unknown(loop, by_epoch=self._by_epoch))
         self._is_behind_step = True
         self._resumption = loop._resumption = None  # noqa: SLF001
-        is_counted = self.knows_place or loop.is_drawing
+        is_counted = loop._knows_place or loop.is_drawing  # noqa: SLF001
         loop._batches_done = loop.batches.batch if is_counted else 0  # noqa: SLF001
 
     def end_epoch(self) -> None:
@@ -344,9 +344,11 @@ def _index_of(run_iter: Any) -> tuple[int, str]:
     for place, one in enumerate(parameters):
         if one.name in ("idx", "batch_idx"):
             return place, one.name
-    if parameters and parameters[0].kind is Parameter.VAR_POSITIONAL:  # passed on to ours
-        return 0, "idx"
-    return len(parameters), "idx"
+    # By any other name MMEngine's loops give it first; and what is passed on goes to ours.
+    is_first = len(parameters) > 1 or any(
+        one.kind is Parameter.VAR_POSITIONAL for one in parameters
+    )
+    return 0 if is_first else 1, "idx"
 
 
 def _is_number(value: object) -> bool:

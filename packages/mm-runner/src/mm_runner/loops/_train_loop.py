@@ -6,20 +6,21 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import is_validated, mark_validated, rng_state, set_rng_state
-from mm_runner.data import TrainBatches, feed_of_run
 from mm_runner.errors import CheckpointWriteError
 from mm_runner.hooks import Hook
 from mm_runner.model import train_step_of
 from mm_runner.optim import named_schedulers
 
-from ._counted_loader import CountedLoader
 from ._ending import EndOfTrainingError
 from ._mmengine_names import MMEngineNames
 from ._own_bodies import OwnBody, overridden
 from ._sanity import rehearse_validation
+from ._train_loader import TrainLoader
 from ._validation_schedule import check_count, check_positive
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["AbstractTrainLoop"]
 
 
-class AbstractTrainLoop(MMEngineNames, ABC):
+class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
     """Trains step by step.
 
     A subclass may override ``run``, ``run_epoch`` and ``run_iter`` in MMEngine's way. What is its
@@ -53,8 +54,6 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         sanity_val_batches: Batches that are validated before training begins, to see that it works.
 
     Attributes:
-        dataloader: Training batches. Within an epoch, a body of a subclass's own that goes through
-            it is given those of the epoch, of a resumed run the ones that are left.
         is_drawing: Whether a body of ours goes through them.
         epoch: Number of epochs done.
         iter: Number of steps done; during the hooks after a step, without that step.
@@ -80,20 +79,13 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         self._own = OwnBody(self, by_epoch=self._by_epoch) if own else None
         if "run" in own:
             vars(self)["run"] = self._run_own
-        self.dataloader: Any = dataloader
-        if self._own is not None and own & {"run", "run_epoch"}:
-            self.dataloader = CountedLoader(dataloader, self._open_own)
+        self._is_drawn_by_own = bool(own & {"run", "run_epoch"})
+        self.dataloader = dataloader
         self.is_drawing = False
         self.max_epochs, self.max_iters = max_epochs, max_iters
         self.epoch = self.iter = 0
         self.stop_training = False
-        self.batches = TrainBatches(
-            dataloader,
-            runner.seed,
-            runner.loader_generator,
-            runner.logger.info,
-            feed_of_run(runner, dataloader),
-        )
+        self.batches = self._batches_of(dataloader)
         self._schedule = schedule
         self._sanity_val_batches = sanity_val_batches
         self._has_rehearsed = False  # a run() of a subclass's own may call ours
@@ -102,12 +94,13 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         self._before_step: Any = None
         self._after_step: Any = None
         self._is_steady = False
+        # Whether all steps so far were on batches that were drawn from this loop.
+        self._knows_place = True
         # During the hooks after a step or an epoch, these are one ahead of what the loop counts.
         self._epochs_done = self._iters_done = self._batches_done = 0
         self._resumption: Resumption | None = None
-        # The generators, as they were when the pass over the data began, and before a validation.
-        self._at_pass_begin: dict[str, Any] = {}
-        self._before_validation: dict[str, Any] | None = None
+        self._at_pass_begin = {}
+        self._before_validation: dict[str, Any] | None = None  # the generators
 
     @property
     def val_begin(self) -> int:
@@ -180,7 +173,7 @@ class AbstractTrainLoop(MMEngineNames, ABC):
 
     def close(self) -> None:
         """End the workers of the training batches; what is left of a stopped pass is dropped."""
-        self.batches.close()
+        self._close_batches()
 
     # A checkpoint of the run: what this loop knows of it.
 
@@ -219,12 +212,13 @@ class AbstractTrainLoop(MMEngineNames, ABC):
             self._own = OwnBody(self, by_epoch=self._by_epoch)
         self.epoch = self._epochs_done = epoch
         self.iter = self._iters_done = iteration
-        self._batches_done = 0
+        self._batches_done, self._knows_place = 0, True
         self.stop_training = self.is_drawing = self._has_rehearsed = False
         self._resumption = self._step = self._before_validation = None
 
     # The parts of a loop.
 
+    @override
     def _open_own(self) -> Iterator[Any]:
         assert self._own is not None
         return self._own.open()
@@ -266,6 +260,11 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         """Let hooks act in steps that were registered since training began."""
         if self._after_step is not None:
             self._collect_hooks()
+
+    def renew_step(self) -> None:
+        """Train the model that is the run's now, if another one was when training began."""
+        if self._step is not None:
+            self._step = train_step_of(self.runner.model)
 
     def _begin_steps(self) -> None:
         self._collect_hooks()

@@ -20,6 +20,7 @@ from ._assigned import AssignedParts
 from ._checks import check_there, checked_cfg, checked_mapping, checked_phases, unknown_keys
 from ._collate_hint import explaining_lists
 from ._compiling import RunCompiler
+from ._data_begin import DataBegin
 from ._ending import cleaning_up, run_to_its_end
 from ._environment import fix_cublas_workspace
 from ._interruption import Interruption
@@ -152,6 +153,7 @@ class Runner(ScriptApi):
     ) -> None:
         arguments = {key: value for key, value in locals().items() if key not in ("self", "cfg")}
         self._assigned, self._scaled = AssignedParts(), WeakValueDictionary()
+        self._data_begin = DataBegin()
         self.cfg = ConfigDict(checked_cfg(cfg, runner_arguments()))
         others = unknown_keys(self.cfg, runner_arguments())
         self._train, self._val, self._test = checked_phases(arguments, others)

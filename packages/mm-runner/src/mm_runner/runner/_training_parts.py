@@ -31,11 +31,19 @@ from ._overrides import built_by, step_of_order
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ._data_begin import DataBegin
     from ._lazy_loops import EarlyTrainLoop
 
 __all__ = ["TrainingParts"]
 
 _EVAL_LOOPS = ("val_loop", "test_loop")
+_OF_LOOPS = frozenset(
+    (
+        *(f"{phase}_dataloader" for phase in ("train", "val", "test")),
+        "val_evaluator",
+        "test_evaluator",
+    )
+)
 _PARTS = frozenset((*_EVAL_LOOPS, "train_loop", "optim_wrapper", "param_schedulers"))
 
 
@@ -56,6 +64,10 @@ class TrainingParts(BuildSteps):
     _val_loop: Any = _other_name("val_loop")
     _test_loop: Any = _other_name("test_loop")
 
+    @property
+    def _randomness_cfg(self) -> dict[str, Any]:
+        return self._seed.configured
+
     # Optimizers whose rates train() has scaled: one that was given may be there a second time, and
     # a hook may put another wrapper around it.
     _scaled: WeakValueDictionary[int, Any]
@@ -63,6 +75,7 @@ class TrainingParts(BuildSteps):
     _known_schedules: list[Any]
     # Those that train() has built itself, until it has ended well.
     _built_schedules: BuiltSchedules | None = None
+    _data_begin: DataBegin
     # The loop that was only asked for, once a training has used it.
     _asked: EarlyTrainLoop | None = None
     is_resuming: bool
@@ -72,8 +85,16 @@ class TrainingParts(BuildSteps):
         # A subclass may set some before the constructor runs, which are its own affair.
         if name in _PARTS and "_assigned" in vars(self):
             self._assign(name, value)
+        elif name in _OF_LOOPS and getattr(getattr(type(self), name), "fset", self) is None:
+            phase, _, part = name.partition("_")
+            raise ConfigError(
+                f"{name} was assigned to the Runner, and is its {phase} loop's: assign "
+                f"runner.{phase}_loop.{part}."
+            )
         else:
             super().__setattr__(name, value)
+            if name == "model":
+                self._follow_model()
 
     def _assign(self, name: str, value: Any) -> None:
         parts = self._assigned
@@ -104,6 +125,25 @@ class TrainingParts(BuildSteps):
         else:
             self._assign_eval_loop(name, value)
 
+    def _follow_model(self) -> None:
+        """Let a training under way take its steps with the model that was assigned."""
+        parts = vars(self).get("_assigned")
+        if parts is None or not parts.are_settled:
+            return
+        own = {*map(id, self.model.parameters())}
+        wrappers = named_wrappers(self.optim_wrapper).values()
+        trained = [
+            {id(one) for group in wrapper.param_groups for one in group["params"]}
+            for wrapper in wrappers
+        ]
+        if any(own.isdisjoint(group) for group in trained):
+            self.logger.warning(
+                "model was assigned while training: optim_wrapper goes on with the parameters of "
+                "the one before, until it is assigned as well."
+            )
+        if hasattr(self.train_loop, "renew_step"):
+            self.train_loop.renew_step()
+
     def _assign_wrapper(self, wrapper: Any) -> None:
         parts, name = self._assigned, "optim_wrapper"
         if wrapper is None:
@@ -116,6 +156,7 @@ class TrainingParts(BuildSteps):
         if parts.are_settled:
             check_wrapper_of_run(self.model, wrapper)
             if wrapper is not self.optim_wrapper:
+                self._drop_gradients()
                 # During the hooks after a step it is done, and the loop does not count it yet.
                 done = max(self.iter, getattr(self.train_loop, "_iters_done", 0))
                 wrapper.initialize_count_status(self.model, done, self.max_iters)
@@ -126,6 +167,18 @@ class TrainingParts(BuildSteps):
                 )
         parts.note(name, wrapper)
         self._keep_part(name, wrapper if is_built else None)
+
+    def _drop_gradients(self) -> None:
+        """Leave no gradients of an unfinished window to another wrapper: they may be scaled."""
+        if not self.holds_gradients:
+            return
+        for one in named_wrappers(self.optim_wrapper).values():
+            one.zero_grad()
+        self.logger.warning(
+            "optim_wrapper was assigned amid a window of the one before, which accumulates: the "
+            "gradients since its last step are dropped. Assign it where runner.holds_gradients is "
+            "False to keep all."
+        )
 
     def _assign_schedules(self, value: Any) -> None:
         parts = self._assigned
@@ -177,6 +230,7 @@ class TrainingParts(BuildSteps):
                 yield
             self._built_schedules = None
         finally:
+            self._data_begin.end()
             # What hooks have put into the list was for this training, or is noted.
             self._known_schedules = listed(self.param_schedulers)
             for name, value in self._assigned.take_deferred().items():
@@ -215,6 +269,7 @@ class TrainingParts(BuildSteps):
                 self._scale_rates()
             if names:
                 self._take_schedules()
+        self._data_begin.begin(self.train_loop, is_resuming=self.is_resuming)
 
     def _take_train_loop(self) -> None:
         run: Any = self

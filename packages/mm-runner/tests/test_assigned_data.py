@@ -1,0 +1,311 @@
+"""A loader, or an iterator, that is assigned to a training loop as in MMEngine."""
+
+import itertools
+import multiprocessing
+
+import pytest
+from own_loops import OwnEpoch, PassAfterPass
+from test_own_bodies import RUN, log_of
+from test_resume_midway import StopAfter, assert_alike, state_of
+from torch.utils.data import DataLoader
+from toy import NO_VALIDATION, Blobs, Killed, loader_cfg
+from typing_extensions import override
+
+from mm_runner import ConfigError
+from mm_runner.data import InfiniteSampler
+from mm_runner.hooks import Hook
+from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
+
+TRAINING = {**RUN, **NO_VALIDATION}
+LOOPS = [EpochBasedTrainLoop, OwnEpoch]
+
+
+class Sizes(Hook):
+    """Keeps the size of every batch."""
+
+    def __init__(self):
+        self.sizes = []
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.sizes.append(len(data_batch["inputs"]))
+
+
+class Switch(Hook):
+    """Lets ``act`` change the run at a stage, once it has come to an epoch and a step."""
+
+    def __init__(self, act, stage="before_train_epoch", *, epoch=0, step=0):
+        self.act, self.stage, self.epoch, self.step = act, stage, epoch, step
+
+    def _at(self, runner, stage):
+        if stage == self.stage and runner.epoch >= self.epoch and runner.iter >= self.step:
+            self.stage = None
+            self.act(runner)
+
+    @override
+    def before_train(self, runner):
+        self._at(runner, "before_train")
+
+    @override
+    def before_train_epoch(self, runner):
+        self._at(runner, "before_train_epoch")
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self._at(runner, "after_train_iter")
+
+    @override
+    def after_train_epoch(self, runner):
+        self._at(runner, "after_train_epoch")
+
+
+def other_loader():
+    return DataLoader(Blobs(12), batch_size=2)
+
+
+def give_loader(runner, **options):
+    cfg = {"dataset": Blobs(12, noise=0.5), "batch_size": 2, "collate_fn": "default_collate"}
+    cfg["sampler"] = {"type": "DefaultSampler", "shuffle": True}
+    loader = runner.build_dataloader({**cfg, **options}, seed=runner.seed)
+    runner.train_loop.dataloader = loader
+
+
+def give_iterator(runner):
+    runner.train_loop.dataloader_iterator = itertools.cycle(other_loader())
+
+
+def sizes_of(runner):
+    sizes = Sizes()
+    runner.register_hook(sizes)
+    runner.train()
+    assert runner.iter == len(sizes.sizes)
+    return sizes.sizes
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("stage", "epoch", "expected"),
+    [
+        ("before_train", 0, [2] * 12),
+        ("before_train_epoch", 1, [4] * 6 + [2] * 6),
+        ("after_train_iter", 0, [4] * 6 + [2] * 6),
+        ("after_train_epoch", 0, [4] * 6 + [2] * 6),
+    ],
+)
+def test_a_loader_that_a_hook_assigns_is_for_the_epochs_that_begin(
+    make_runner, loop, stage, epoch, expected
+):
+    switch = Switch(give_loader, stage, epoch=epoch)
+    cfg = {"type": loop, "max_epochs": 2}
+    runner = make_runner(**NO_VALIDATION, train_cfg=cfg, custom_hooks=[switch])
+    assert sizes_of(runner) == expected
+    assert "not drawn" not in log_of(runner)
+    assert runner.train_dataloader.batch_size == 2
+
+
+@pytest.mark.parametrize("base", LOOPS)
+def test_so_is_one_that_a_loop_makes_for_itself(make_runner, base):
+    class Own(base):
+        def __init__(self, runner, dataloader, **more):
+            super().__init__(runner, dataloader, **more)
+            self.dataloader = other_loader()
+
+    cfg = {"type": Own, "max_epochs": 1}
+    assert sizes_of(make_runner(**NO_VALIDATION, train_cfg=cfg)) == [2] * 6
+
+
+class InTuples:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return zip(self.loader)
+
+    def __len__(self):
+        return len(self.loader)
+
+
+def test_a_body_of_its_own_may_put_something_around_what_it_was_given(make_runner):
+    class Around(OwnEpoch):
+        def __init__(self, runner, dataloader, **more):
+            super().__init__(runner, list(dataloader), **more)
+            self.dataloader = InTuples(self.dataloader)
+
+        def run_iter(self, idx, data_batch):
+            super().run_iter(idx, data_batch[0])
+
+    runner = make_runner(**NO_VALIDATION, train_cfg={"type": Around, "max_epochs": 1})
+    assert sizes_of(runner) == [4] * 6
+    assert "not drawn" not in log_of(runner)
+
+
+@pytest.mark.parametrize("make", [other_loader, lambda: [next(iter(other_loader()))] * 6])
+def test_so_is_what_a_script_assigns(make_runner, make):
+    runner = make_runner(**NO_VALIDATION)
+    runner.train_loop.dataloader = make()
+    assert sizes_of(runner) == [2] * 12
+
+
+@pytest.mark.parametrize("loop", [PassAfterPass, IterBasedTrainLoop])
+def test_a_loop_over_steps_takes_it_with_its_first_pass(make_runner, loop):
+    runner = make_runner(**NO_VALIDATION, train_cfg={"type": loop, "max_iters": 8})
+    runner.train_loop.dataloader = other_loader()
+    assert sizes_of(runner) == [2] * 8
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_run_with_another_loader_goes_on_exactly(make_runner, tmp_path, loop, num_workers):
+    def trained(stop=None, **options):
+        switch = Switch(lambda runner: give_loader(runner, num_workers=num_workers), epoch=1)
+        hooks = [switch, *([StopAfter(stop)] if stop else [])]
+        cfg = {"type": loop, "max_epochs": 3}
+        runner = make_runner(**TRAINING, train_cfg=cfg, custom_hooks=hooks, **options)
+        if stop:
+            with pytest.raises(Killed):
+                runner.train()
+        else:
+            runner.train()
+        return runner
+
+    whole = state_of(trained(work_dir=tmp_path / "whole"))
+    for stop in (3, 8, 12):
+        trained(stop, work_dir=tmp_path / str(stop))
+        assert_alike(state_of(trained(work_dir=tmp_path / str(stop), resume=True)), whole)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_workers_of_a_loader_that_is_given_up_end(make_runner, loop):
+    class Count(Hook):
+        workers = ()
+
+        @override
+        def after_train_epoch(self, runner):
+            self.workers += (len(multiprocessing.active_children()),)
+
+    count, staying = Count(), {"num_workers": 1, "persistent_workers": True}
+    switch = Switch(lambda runner: give_loader(runner, **staying), epoch=1)
+    runner = make_runner(
+        **NO_VALIDATION,
+        train_dataloader=loader_cfg(**staying),
+        train_cfg={"type": loop, "max_epochs": 3},
+        custom_hooks=[switch, count],
+    )
+    runner.train()
+    assert len({*count.workers}) == 1
+    assert len(multiprocessing.active_children()) == count.workers[0] - 1
+
+
+@pytest.mark.parametrize("wrong", [None, {"batch_size": 2}])
+def test_what_gives_no_batches_is_refused(make_runner, wrong):
+    runner = make_runner(**NO_VALIDATION)
+    with pytest.raises(ConfigError, match=r"^EpochBasedTrainLoop: .* which gives no batches"):
+        runner.train_loop.dataloader = wrong
+
+
+def test_an_epoch_gets_no_loader_without_end(make_runner):
+    runner, data = make_runner(**NO_VALIDATION), Blobs()
+    with pytest.raises(ConfigError, match="of which the first would not end"):
+        runner.train_loop.dataloader = DataLoader(data, sampler=InfiniteSampler(data, seed=0))
+
+
+# Iterators.
+
+
+STEPS = {"by_epoch": False, "max_iters": 8}
+
+
+@pytest.mark.parametrize("with_loader", [False, True])
+def test_an_iterator_that_a_hook_assigns_is_for_the_steps_that_follow(make_runner, with_loader):
+    def act(runner):
+        if with_loader:
+            runner.train_loop.dataloader = other_loader()
+        give_iterator(runner)
+
+    switch = Switch(act, "after_train_iter", step=2)
+    runner = make_runner(**NO_VALIDATION, train_cfg=STEPS, custom_hooks=[switch])
+    assert sizes_of(runner) == [4] * 3 + [2] * 5
+    assert "trains on batches of the dataloader_iterator that was assigned" in log_of(runner)
+    assert runner.train_loop.state_dict()["data"]["batch"] == 0
+
+
+def test_so_is_one_that_a_loop_over_steps_makes_for_itself(make_runner):
+    class Own(IterBasedTrainLoop):
+        def __init__(self, runner, dataloader, max_iters, **more):
+            super().__init__(runner, dataloader, max_iters, **more)
+            self.dataloader_iterator = itertools.cycle(other_loader())
+
+    runner = make_runner(**NO_VALIDATION, train_cfg={"type": Own, "max_iters": 8})
+    assert sizes_of(runner) == [2] * 8
+
+
+class Around:
+    """An iterator around another one, with nothing but ``__next__``."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __next__(self):
+        return next(self.batches)
+
+
+def test_one_around_that_of_the_loop_keeps_the_place(make_runner, tmp_path):
+    def put_around(runner):
+        runner.train_loop.dataloader_iterator = Around(runner.train_loop.dataloader_iterator)
+
+    states = []
+    for stops in ((), (8,)):
+        for stop in (*stops, None):
+            hooks = [Switch(put_around), *([StopAfter(stop)] if stop else [])]
+            runner = make_runner(
+                **TRAINING,
+                work_dir=tmp_path / str(stops),
+                train_cfg={"type": IterBasedTrainLoop, "max_iters": 18},
+                custom_hooks=hooks,
+                resume=stop is None and bool(stops),
+            )
+            if stop:
+                with pytest.raises(Killed):
+                    runner.train()
+            else:
+                runner.train()
+        states.append(state_of(runner))
+        assert "dataloader_iterator" not in log_of(runner)
+    assert_alike(states[1], states[0])
+
+
+def test_an_iterator_that_ends_too_early_says_so(make_runner):
+    def act(runner):
+        runner.train_loop.dataloader_iterator = iter(other_loader())
+
+    runner = make_runner(**NO_VALIDATION, train_cfg=STEPS, custom_hooks=[Switch(act)])
+    with pytest.raises(ConfigError, match=r"has ended after step 6 of 8\. .* itertools\.cycle"):
+        runner.train()
+
+
+def test_what_is_no_iterator_is_refused(make_runner):
+    runner = make_runner(**NO_VALIDATION, train_cfg=STEPS)
+    with pytest.raises(ConfigError, match="DataLoader, which gives no batches by next"):
+        runner.train_loop.dataloader_iterator = other_loader()
+
+
+class MoreOfIt(IterBasedTrainLoop):
+    def run_iter(self, data_batch):
+        next(self.dataloader_iterator)
+        super().run_iter(data_batch)
+
+
+def test_a_look_of_a_hook_is_no_part_of_the_training(make_runner, tmp_path):
+    places = []
+    for looks in (False, True):
+        look = Switch(lambda runner: looks and next(runner.train_loop.dataloader_iterator))  # noqa: B023
+        runner = make_runner(
+            **NO_VALIDATION,
+            work_dir=tmp_path / str(looks),
+            train_cfg={"type": MoreOfIt, "max_iters": 9},
+            custom_hooks=[look],
+        )
+        runner.train()
+        places.append(runner.train_loop.state_dict()["data"])
+    assert places[0] == places[1]
+    assert (places[0]["epoch"], places[0]["batch"]) == (2, 6)

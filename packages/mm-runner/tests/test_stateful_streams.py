@@ -1,0 +1,104 @@
+"""Iterable datasets that keep their own place: where each training of them begins, and goes on."""
+
+import pytest
+from own_loops import OwnEpoch
+from test_resume_midway import Seen, StopAfter
+from torch.utils.data import IterableDataset
+from toy import NO_VALIDATION, Blobs, Killed, StopBeforeEpoch, loader_cfg
+from typing_extensions import override
+
+from mm_runner.hooks import Hook
+from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
+
+
+class Stream(IterableDataset):
+    """Goes on where it was; each pass has another order."""
+
+    def __init__(self):
+        self.data, self.at, self.num_passes = Blobs(), 0, 0
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        while self.at < len(self.data):
+            self.at += 1
+            yield self.data[(self.at * (5 + 2 * self.num_passes)) % len(self.data)]
+        self.at, self.num_passes = 0, self.num_passes + 1
+
+    def state_dict(self):
+        return {"at": self.at, "num_passes": self.num_passes}
+
+    def load_state_dict(self, state):
+        self.at, self.num_passes = state["at"], state["num_passes"]
+
+
+class First(Hook):
+    """Keeps where the data stood behind the first batch, and may end the training as a kill."""
+
+    def __init__(self, fail_at=None):
+        self.fail_at, self.states = fail_at, []
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == 0:
+            self.states.append(runner.train_dataloader.dataset.state_dict())
+        if runner.iter == self.fail_at:
+            self.fail_at = None
+            raise Killed
+
+
+@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, OwnEpoch, IterBasedTrainLoop])
+@pytest.mark.parametrize("fail_at", [2, 9, None])
+def test_each_training_begins_a_stream_anew(make_runner, loop, fail_at):
+    first = First(fail_at)
+    of_steps = loop is IterBasedTrainLoop
+    runner = make_runner(
+        **NO_VALIDATION,
+        train_dataloader={**loader_cfg(), "dataset": Stream()},
+        train_cfg={"type": loop, **({"max_iters": 10} if of_steps else {"max_epochs": 2})},
+        custom_hooks=[first],
+    )
+    if fail_at is not None:
+        with pytest.raises(Killed):
+            runner.train()
+    else:
+        runner.train()
+    runner.train()
+    assert first.states == [{"at": 4, "num_passes": 0}] * 2
+    assert runner.iter == (10 if of_steps else 12)
+
+
+def test_unless_somebody_has_set_it_elsewhere(make_runner):
+    first, stream = First(2), Stream()
+    loader = {**loader_cfg(), "dataset": stream}
+    runner = make_runner(**NO_VALIDATION, train_dataloader=loader, custom_hooks=[first])
+    with pytest.raises(Killed):
+        runner.train()
+    stream.load_state_dict({"at": 8, "num_passes": 7})
+    runner.train()
+    assert first.states[1] == {"at": 12, "num_passes": 7}
+
+
+@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, OwnEpoch, IterBasedTrainLoop])
+@pytest.mark.parametrize("stop", [StopAfter(5), StopAfter(6), StopBeforeEpoch(1)])
+def test_a_stream_goes_on_with_its_next_pass_as_well(make_runner, tmp_path, loop, stop):
+    of_steps = loop is IterBasedTrainLoop
+    if of_steps and isinstance(stop, StopBeforeEpoch):
+        pytest.skip("there is one epoch in all")
+
+    def make(*hooks, **more):
+        return make_runner(
+            **NO_VALIDATION,
+            train_dataloader={**loader_cfg(), "dataset": Stream()},
+            train_cfg={"type": loop, **({"max_iters": 12} if of_steps else {"max_epochs": 2})},
+            custom_hooks=hooks,
+            **more,
+        )
+
+    whole, rest = Seen(), Seen()
+    make(whole, work_dir=tmp_path / "whole").train()
+    with pytest.raises(Killed):
+        make(stop).train()
+    make(rest, resume=True).train()
+    assert rest.steps == whole.steps[getattr(stop, "step", 6) :]
