@@ -1,5 +1,8 @@
 """Plain attributes of a checkpointed module: as its forward began with, and changed once."""
 
+from collections import deque
+
+import numpy as np
 import pytest
 import torch
 from blocks import SHARDS
@@ -9,6 +12,9 @@ from torch import nn
 import mm_runner.model._kept_parameters
 from mm_runner import ConfigError
 from mm_runner.model import apply_module_settings
+
+# torch 2.4's own.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 
 
 class Rotary(Layers):
@@ -134,6 +140,20 @@ class Forgets(Layers):
         return hidden
 
 
+class Anneals(Layers):
+    """A temperature that is a number of NumPy's."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = np.float32(2.0)
+        self.steps = np.int64(0)
+
+    def between(self, hidden):
+        self.temperature = np.maximum(self.temperature * np.float32(0.5), np.float32(0.1))
+        self.steps += 1
+        return hidden / float(self.temperature) + int(self.steps)
+
+
 def plain(model):
     kinds = (bool, int, float, str, tuple, type(None))
     return [
@@ -144,7 +164,10 @@ def plain(model):
 
 @pytest.mark.parametrize(
     "kind",
-    [Rotary, Counts, CountsWithin, Alternates, Fills, Adds, Removes, Registers, Learns, Forgets],
+    [
+        *[Rotary, Counts, CountsWithin, Alternates, Fills, Adds, Removes, Registers, Learns],
+        *[Forgets, Anneals],
+    ],
 )
 def test_plain_attributes_are_as_they_were_and_change_once(kind):
     model, other = within(kind())
@@ -160,6 +183,40 @@ def test_what_changes_after_the_forward_is_kept_for_the_next_one():
 
     expect_same(model, other, between=count)
     assert other[0].calls == model[0].calls == 33
+
+
+class Routes(Layers):
+    """Leaves a loss of its own in attributes, where its owner takes it from."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses, self.by_name, self.seen = [], {}, deque(maxlen=2)
+
+    def between(self, hidden):
+        self.loss = torch.tanh(hidden).square().mean()
+        self.losses.append(self.loss)
+        self.by_name["loss"] = self.loss
+        self.seen.append(self.loss.detach())
+        return hidden
+
+
+def test_a_loss_in_an_attribute_is_that_of_the_forward():
+    found = []
+    for model in within(Routes()):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.ones(8, 4)).square().sum() + sum(model[0].losses)
+            kept = model[0].loss
+            model[0].losses.clear()
+            loss.backward()
+            # That of the repetition would keep all of the repetition until the next step.
+            assert model[0].loss is kept is model[0].by_name["loss"]
+            assert not model[0].losses
+            optimizer.step()
+        found.append([loss, *model[0].seen, *[one.grad for one in model.parameters()]])
+        assert len(model[0].seen) == 2
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def _train_around_a_sharded_part(_):
@@ -277,6 +334,10 @@ def test_values_are_compared_in_the_first_step_only(monkeypatch):
     trained(other, steps=1)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_current_graph_task_id"),
+    reason="a torch before 2.0 does not tell that a forward begins in a backward pass",
+)
 def test_a_parameter_that_changes_within_a_reentrant_checkpoint_is_refused():
     class Repeats(Wraps):
         def forward(self, inputs):

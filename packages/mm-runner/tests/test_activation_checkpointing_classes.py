@@ -15,6 +15,8 @@ from mm_runner.model import apply_module_settings, told_module_settings
 from mm_runner.model._variants import make_variant, own_class
 
 KEY = "activation_checkpointing"
+# torch 2.4's own.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 REGISTERED = {}
 
 
@@ -139,3 +141,27 @@ def test_each_name_of_a_module_names_it():
     model = copy.deepcopy(model)
     apply_module_settings(model, {KEY: "same"})
     assert told_module_settings(model) == {KEY: "blocks.1"}
+
+
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.error = nn.Linear(4, 4), ValueError("of the module")
+
+    def forward(self, inputs):
+        outputs = torch.tanh(self.layer(inputs))
+        if self.error is not None:
+            raise self.error
+        return outputs
+
+
+def test_a_forward_that_fails_takes_in_nothing_that_is_computed_afterwards():
+    model = nn.Sequential(Fails(), nn.Linear(4, 1))
+    apply_module_settings(model, {KEY: "0"})
+    with pytest.raises(ValueError, match="of the module") as caught:
+        model(torch.ones(2, 4))
+    model[0].error = None
+    one = torch.ones(2, requires_grad=True)
+    one.square().sum().backward()
+    assert caught.value.__traceback__ is not None  # it keeps the frames that it came through
+    assert one.grad.tolist() == [2, 2]

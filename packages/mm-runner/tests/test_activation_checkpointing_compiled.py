@@ -9,6 +9,9 @@ from toy import needs_compile
 
 from mm_runner.model._compiled_buffers import _own_forward
 
+# torch 2.4's own.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
+
 
 class Options(Layers):
     """Its arguments are named as those of torch's function."""

@@ -89,7 +89,9 @@ class _Checkpointed(Variant):
         on_device = None if parameter is None else torch.empty(0, device=parameter.device)
         # It keeps these, too, and the forward may change its own.
         kept = with_copied_containers(values)
-        return checkpoint(run.compute, on_device, *kept, use_reentrant=False)
+        outputs = checkpoint(run.compute, on_device, *kept, use_reentrant=False)
+        run.raise_error()
+        return outputs
 
 
 class _Run:
@@ -106,6 +108,7 @@ class _Run:
     ) -> None:
         self._module, self._names = module, names
         self._values: tuple[Any, ...] | None = values
+        self._error: Exception | None = None
 
     def compute(self, _: Any, *values: Any) -> Any:
         """Call the module's own forward.
@@ -116,21 +119,36 @@ class _Run:
         if _is_compiling():
             return self._call(values)
         given, self._values = self._values, None
-        if given is not None:
-            known = self._module.__dict__.setdefault("_known_changes", KnownChanges(""))
-            self._known, self._inputs = known, InputVersions(values)
-            self._state = ForwardState(self._module, known)
+        if given is None:
+            return self._repeat(values)
+        try:
+            return self._compute_first(given, values)
+        except Exception as error:  # noqa: BLE001 - raised below
+            self._error = error
+            return None
+
+    def raise_error(self) -> None:
+        """Raise what the module raised in its first run, if anything.
+
+        Raised through an earlier torch's checkpoint, it would leave that open for as long as anyone
+        keeps the error, and take in all that is computed afterwards.
+        """
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # would keep itself, and what it has seen, alive
+
+    def _compute_first(self, given: Sequence[Any], values: Sequence[Any]) -> Any:
+        known = self._module.__dict__.setdefault("_known_changes", KnownChanges(""))
+        self._known, self._inputs = known, InputVersions(values)
+        self._state = ForwardState(self._module, known)
         # A forward that begins in a backward pass is part of the repetition of another one.
-        if given is None or _backward_id() != -1:
-            if self._inputs.differ(values):
-                self._known.refuse(
-                    "has an input that was changed in place between the forward and the backward "
-                    "pass. Change it after the backward pass, or a copy of it"
-                )
+        if _backward_id() != -1:
             with self._state.restored():
-                outputs = self._call(with_copied_containers(values) if given is None else given)
-                if given is not None:
-                    self._state.expect_constant_parameters()
+                outputs = self._call(given)
+                self._state.expect_constant_parameters()
                 return outputs
         outputs = self._call(given)
         self._state.note_changes()
@@ -140,6 +158,15 @@ class _Run:
                 "first operation be one with inplace=False"
             )
         return outputs
+
+    def _repeat(self, values: Sequence[Any]) -> Any:
+        if self._inputs.differ(values):
+            self._known.refuse(
+                "has an input that was changed in place between the forward and the backward "
+                "pass. Change it after the backward pass, or a copy of it"
+            )
+        with self._state.restored():
+            return self._call(with_copied_containers(values))
 
     def _call(self, values: Sequence[Any]) -> Any:
         num_positional = len(values) - len(self._names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from operator import is_
 from typing import Any
@@ -11,12 +13,24 @@ from torch import nn
 
 __all__ = ["PlainAttributes"]
 
+
+def _numbers_of_numpy() -> set[type]:
+    numpy: Any = sys.modules.get("numpy")  # torch has imported it, if there is one
+    if numpy is None:
+        return set()
+    number = (numpy.number, numpy.bool_)
+    return {kind for kind in numpy.sctypeDict.values() if issubclass(kind, number)}
+
+
 # None of these can be changed itself, nor does any keep memory of a device.
 _PLAIN = frozenset((
     *(type(None), bool, int, float, complex, str, bytes),
     *(torch.device, torch.dtype, torch.Size),
+    *_numbers_of_numpy(),
 ))  # fmt: skip
 _MAYBE_PLAIN = _PLAIN | {tuple}
+_CONTAINERS = frozenset((list, dict, set, OrderedDict, defaultdict, deque))
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _NOTHING = object()
 
 
@@ -38,9 +52,14 @@ class PlainAttributes:
         self._names = tuple(self._attributes)
 
     def restore(self) -> Callable[[], None]:
-        """Let what was plain be so again, and return what undoes that."""
+        """Let what was plain be so again, and return what undoes that.
+
+        That puts back all else that is assigned until then, and what lists, dicts and the like in
+        attributes hold: what a repetition has computed keeps all that led to it.
+        """
         attributes = self._attributes
         before = attributes.copy()
+        contents = _contents(before)
         changed = {
             name: value
             for name, value in self._plain.items()
@@ -52,15 +71,17 @@ class PlainAttributes:
         attributes.update(changed)
 
         def undo() -> None:
+            for container, content in contents:
+                _refill(container, content)
             if len(before) == len(attributes) and all(
                 map(is_, before.values(), attributes.values())
             ):
                 return
             for name in changed.keys() - before.keys():
                 attributes.pop(name, None)
-            # What was changed may have become a tensor.
-            attributes.update({name: before[name] for name in changed if name in before})
-            attributes.update(_plain(before))
+            for name, value in before.items():
+                if attributes.get(name, _NOTHING) is not value and not self._is_registered(name):
+                    attributes[name] = value
 
         return undo
 
@@ -79,3 +100,20 @@ def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
     for name in others:
         del found[name]
     return found
+
+
+def _contents(attributes: dict[str, Any]) -> list[tuple[Any, Any]]:
+    return [
+        (value, value.copy())
+        for name, value in attributes.items()
+        if type(value) in _CONTAINERS and name not in _OF_EVERY_MODULE
+    ]
+
+
+def _refill(container: Any, content: Any) -> None:
+    pairs = [(container, content)]
+    if isinstance(content, dict):
+        pairs.append((container.values(), content.values()))
+    if len(container) != len(content) or not all(all(map(is_, *pair)) for pair in pairs):
+        container.clear()
+        (container.extend if hasattr(container, "extend") else container.update)(content)
