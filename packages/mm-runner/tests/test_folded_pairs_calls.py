@@ -175,6 +175,46 @@ def test_only_what_is_on_its_way_to_the_norm_is_folded(how, watched):
     assert watched.count == 1
 
 
+class Adapting(Head):
+    """Does something to its parts while it computes, if it is told to later."""
+
+    how = "as-traced"
+
+    def forward(self, inputs):
+        self.norm.train(self.how == "training")
+        options = {"output_size": (12,)} if self.how == "sized" else {}
+        hidden = self.norm(self.conv(inputs, **options))
+        self.norm.eval()
+        return hidden
+
+
+@pytest.mark.parametrize("how", ["training", "sized"])
+def test_what_is_decided_after_the_forward_began_counts(how, watched):
+    model, folded = folded_twin(Model(Adapting()))
+    for one in (model, folded):
+        one.heads[0].how = how
+    inputs = some_inputs()
+    torch.testing.assert_close(gradients(folded, inputs), gradients(model, inputs))
+    assert watched.count == 0
+
+
+class Again(Head):
+    """Calls one of the two once more, by itself."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, inputs):
+        return self.norm(self.conv(inputs)) + getattr(self, self.part)(inputs).mean()
+
+
+@pytest.mark.parametrize("part", ["conv", "norm"])
+def test_a_part_that_is_called_twice_is_of_no_pair(part):
+    with pytest.raises(ConfigError, match="no convolution in it gives its output to a batch norm"):
+        apply_module_settings(Model(Again(part)), {KEY: "heads.0"})
+
+
 class Freeing(Head):
     """Notes whether what its norm gave is there when nothing needs it any more."""
 

@@ -324,3 +324,64 @@ class OnlyEvaluating(Head):
 def test_what_goes_elsewhere_in_evaluation_without_gradients_is_no_pair():
     with pytest.raises(ConfigError, match="no convolution in it gives its output to a batch norm"):
         apply_module_settings(Model(OnlyEvaluating()), {KEY: "heads.0"})
+
+
+class Keeping(Head):
+    """Keeps what its convolution gives, for losses or to look at it."""
+
+    seen = []  # noqa: RUF012 - of all of its kind, as some note things
+
+    def __init__(self, keep):
+        super().__init__()
+        self.keep = keep
+
+    def forward(self, inputs):
+        hidden = self.conv(inputs)
+        self.keep(self, hidden)
+        return self.norm(hidden)
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda head, hidden: setattr(head, "hidden", hidden),
+        lambda head, hidden: head.seen.append(hidden),
+    ],
+    ids=["attribute", "list"],
+)
+def test_a_convolution_whose_output_is_kept_is_no_pair(keep):
+    with pytest.raises(ConfigError, match="no convolution in it gives its output to a batch norm"):
+        apply_module_settings(Model(Keeping(keep)), {KEY: "heads.0"})
+
+
+def test_a_convolution_whose_output_was_kept_in_a_cycle_only_is_one_of_a_pair(watched):
+    def keep(_, hidden):
+        cycle = [hidden]
+        cycle.append(cycle)
+
+    model, folded = folded_twin(Model(Keeping(keep)))
+    inputs = some_inputs()
+    torch.testing.assert_close(folded(inputs), model(inputs))
+    assert watched.count == 1
+
+
+class Neck(nn.Module):
+    """Cannot be traced, nor can one of its parts; what they hold can."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, inputs):
+        return [self.parts[number](one) for number, one in enumerate(inputs)]
+
+
+def test_a_refusal_names_what_can_be_traced_within_parts_that_cannot():
+    model = Model(Neck(Head(), Neck(Head(), nn.Identity())))
+    with pytest.raises(
+        ConfigError, match=r"\['heads\.0\.parts\.0', 'heads\.0\.parts\.1\.parts\.0'\]"
+    ):
+        apply_module_settings(model, {KEY: "heads.0"})
+    names = ["heads.0.parts.0", "heads.0.parts.1.parts.0"]
+    apply_module_settings(model, {KEY: names})
+    assert told_module_settings(model) == {KEY: ", ".join(f"{name}.conv" for name in names)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
 
 from mm_runner.errors import ConfigError
 
+from ._batch_norms import is_batch_norm
 from ._conv_bn import Pair
 from ._conv_bn_tracing import copy_to_trace, traced_pairs
 from ._named_modules import has_forward
@@ -155,17 +156,21 @@ def _in_short(error: Exception) -> str:
 
 
 def _remedy(module: nn.Module, name: str) -> str:
-    usable = []
-    for child_name, child in module.named_modules():
-        is_part = child_name and "." not in child_name and has_forward(child)
-        if is_part and _has_pairs(child):
-            usable.append(f"{name}.{child_name}")
+    usable = list(_usable(module, name))
     if usable:
         return f"These parts of it can be traced: {usable}; name them instead."
     return (
         "Name modules in it whose forward takes no decision that depends on its inputs, or remove "
         "it from the list."
     )
+
+
+def _usable(module: nn.Module, name: str) -> Iterator[str]:
+    for child_name, child in module.named_children():
+        if has_forward(child) and _has_pairs(child):
+            yield f"{name}.{child_name}"
+        elif any(map(is_batch_norm, child.modules())):
+            yield from _usable(child, f"{name}.{child_name}")
 
 
 def _has_pairs(module: nn.Module) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import warnings
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,6 +114,7 @@ def _traced(module: nn.Module, values: dict[str, Any]) -> list[_Names]:
         node: module.get_submodule(node.target) for node in nodes if node.op == "call_module"
     }
     num_calls = Counter(map(id, calls.values()))
+    kept = tracer.kept()
     pairs = []
     for node, norm in calls.items():
         source: Any = node.args[0] if len(node.args) == 1 and not node.kwargs else None
@@ -124,6 +127,7 @@ def _traced(module: nn.Module, values: dict[str, Any]) -> list[_Names]:
             and "forward" not in {**vars(norm), **vars(convolution)}
             and num_calls[id(norm)] == num_calls[id(convolution)] == 1
             and tracer.has_grad[source.target] == tracer.has_grad[node.target]
+            and source.target not in kept
         ):
             caller = tracer.caller_of(source.target, node.target)
             pairs.append((caller, source.target, node.target))
@@ -141,6 +145,7 @@ class _Tracer(torch.fx.Tracer):
         super().__init__()
         self.has_grad: dict[str, bool] = {}
         self._callers: dict[str, tuple[str, ...]] = {}
+        self._given: dict[str, weakref.ref[Any]] = {}
         self._running = [""]
 
     def caller_of(self, *names: str) -> str:
@@ -154,6 +159,12 @@ class _Tracer(torch.fx.Tracer):
                 found = callers[0]
         return found
 
+    def kept(self) -> set[str]:
+        """Return the names of modules whose outputs are still there: in an attribute, say."""
+        if any(given() is not None for given in self._given.values()):
+            gc.collect()  # what was only within a cycle
+        return {name for name, given in self._given.items() if given() is not None}
+
     @override
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         name = self.path_of_module(m)
@@ -161,9 +172,12 @@ class _Tracer(torch.fx.Tracer):
         self.has_grad[name] = torch.is_grad_enabled()
         self._running.append(name)
         try:
-            return super().call_module(m, forward, args, kwargs)
+            outputs = super().call_module(m, forward, args, kwargs)
         finally:
             self._running.pop()
+        if type(m) in CONVOLUTIONS:
+            self._given[name] = weakref.ref(outputs)
+        return outputs
 
     @override
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
