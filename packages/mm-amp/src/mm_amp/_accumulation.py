@@ -48,8 +48,9 @@ def warn_about_accumulation(model: nn.Module, init_counts: int, window: int) -> 
     """Warn where accumulation will not equal one big batch."""
     if init_counts % window != 0:
         _logger.warning(
-            "Training resumes at micro-batch %d, which accumulative_counts=%d does not divide: "
-            "the gradients of the unfinished window are lost and its step uses the rest only.",
+            "Training goes on at micro-batch %d, which accumulative_counts=%d does not divide: the "
+            "gradients of the window's batches before it are missing, and its step uses the rest "
+            "only.",
             init_counts,
             window,
         )
