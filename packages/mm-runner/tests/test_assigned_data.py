@@ -209,6 +209,69 @@ def test_an_epoch_gets_no_loader_without_end(make_runner):
         runner.train_loop.dataloader = DataLoader(data, sampler=InfiniteSampler(data, seed=0))
 
 
+def test_nor_one_that_can_be_gone_through_once(make_runner):
+    runner = make_runner(**NO_VALIDATION)
+    with pytest.raises(ConfigError, match="to be generator, which has no length"):
+        runner.train_loop.dataloader = (batch for batch in other_loader())
+
+
+def test_a_loop_may_put_it_there_before_it_is_made(make_runner):
+    class Own(OwnEpoch):
+        def __init__(self, runner, dataloader, **more):
+            self.dataloader = dataloader
+            super().__init__(runner, dataloader, **more)
+
+    runner = make_runner(**NO_VALIDATION, train_cfg={"type": Own, "max_epochs": 1})
+    assert sizes_of(runner) == [4] * 6
+    assert "not drawn" not in log_of(runner)
+
+
+def test_workers_of_a_loader_that_another_one_draws_from_end(make_runner):
+    class Through(InTuples):
+        def __iter__(self):
+            yield from self.loader
+
+    staying = {"num_workers": 1, "persistent_workers": True}
+    runner = make_runner(**NO_VALIDATION, train_dataloader=loader_cfg(**staying))
+    before = len(multiprocessing.active_children())
+    runner.train_loop.dataloader = Through(runner.train_loop.dataloader)
+    assert sizes_of(runner) == [4] * 12
+    assert len(multiprocessing.active_children()) == before
+
+
+class Scaled(Blobs):
+    scale = 1.0
+
+    @override
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "scale": self.scale}
+
+
+@pytest.mark.parametrize("has_validation", [False, True])
+def test_workers_that_a_hook_lets_begin_anew_load_what_it_has_changed(make_runner, has_validation):
+    scales = []
+
+    class Seen(Hook):
+        @override
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            scales.append(data_batch.pop("scale")[0].item())
+
+    def act(runner):  # as MMDetection's hooks that switch the pipeline do
+        loader = runner.train_loop.dataloader
+        loader.dataset.scale = 2.0
+        loader._DataLoader__initialized = False
+        loader._iterator = None
+        loader._DataLoader__initialized = True
+
+    staying = {"dataset": Scaled(), "num_workers": 1, "persistent_workers": True}
+    make_runner(
+        **({} if has_validation else NO_VALIDATION),
+        train_dataloader={**loader_cfg(), **staying},
+        custom_hooks=[Switch(act, epoch=1), Seen()],
+    ).train()
+    assert scales == [1.0] * 6 + [2.0] * 6
+
+
 # Iterators.
 
 
@@ -227,6 +290,16 @@ def test_an_iterator_that_a_hook_assigns_is_for_the_steps_that_follow(make_runne
     assert sizes_of(runner) == [4] * 3 + [2] * 5
     assert "trains on batches of the dataloader_iterator that was assigned" in log_of(runner)
     assert runner.train_loop.state_dict()["data"]["batch"] == 0
+
+
+def test_a_loader_amid_the_steps_needs_one(make_runner):
+    def act(runner):
+        runner.train_loop.dataloader = other_loader()
+
+    switch = Switch(act, "after_train_iter", step=2)
+    runner = make_runner(**NO_VALIDATION, train_cfg=STEPS, custom_hooks=[switch])
+    assert sizes_of(runner) == [4] * 8
+    assert log_of(runner).count("dataloader was assigned amid the steps") == 1
 
 
 def test_so_is_one_that_a_loop_over_steps_makes_for_itself(make_runner):

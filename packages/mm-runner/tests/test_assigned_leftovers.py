@@ -1,5 +1,7 @@
 """What assigning leaves behind for later trainings, and what it must not."""
 
+import copy
+
 import pytest
 import torch
 from test_assigned_by_hooks import At
@@ -335,3 +337,48 @@ def test_a_loop_begins_where_it_was_set_to_after_it_was_assigned(make_runner):
     runner.train()
     assert (runner.train_loop, runner.epoch, runner.iter) == (loop, 3, 18)
     assert len(rates.rates) == 6
+
+
+class Validating(nn.Module):
+    """A copy of a model that cannot be trained."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = copy.deepcopy(model)
+
+    def val_step(self, data):
+        return self.inner.val_step(data)
+
+
+def test_another_model_may_validate_and_none_may_be_left(make_runner):
+    class Swap(Hook):
+        @override
+        def before_val(self, runner):
+            self.trained = runner.model
+            runner.model = Validating(runner.model)
+
+        @override
+        def after_val(self, runner):
+            runner.model = self.trained
+
+        @override
+        def after_train(self, runner):
+            runner.model = None
+
+    runner = make_runner(custom_hooks=[Swap()])
+    runner.train()
+    assert runner.iter == 12
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "was assigned while training" not in log
+
+
+def test_a_model_that_cannot_be_trained_is_told_with_the_next_step(make_runner):
+    class Give(Hook):
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            runner.model = Validating(runner.model)
+
+    runner = make_runner(**NO_VALIDATION, custom_hooks=[Give()])
+    with pytest.raises(ConfigError, match="Validating has none"):
+        runner.train()
+    assert runner.iter == 1

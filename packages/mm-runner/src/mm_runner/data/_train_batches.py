@@ -6,6 +6,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from mm_runner.errors import ConfigError
@@ -20,8 +21,6 @@ from ._workers import stop_persistent_workers, stop_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    import torch
 
 __all__ = ["TrainBatches"]
 
@@ -65,8 +64,9 @@ class TrainBatches:
         self.epoch = self.order = 0
         self._seeds: list[tuple[Any, int]] = []  # of samplers, as they came
         self._origin = DataPosition(samples=0)
-        # Of a pass that has begun ahead: its number, its batches, and the generator behind it.
-        self._ahead: tuple[int, Iterator[Any], torch.Tensor] | None = None
+        # Of a pass that has begun ahead: its number, its batches, the generator behind it, and the
+        # iterator that has the workers.
+        self._ahead: tuple[int, Iterator[Any], torch.Tensor, Any] | None = None
         self._under_way: Iterator[Any] | None = None
 
     def begin(self, epoch: int, start: DataPosition | None = None) -> Iterator[Any]:
@@ -80,7 +80,9 @@ class TrainBatches:
         self.epoch = epoch
         self.feed.num_given = 0
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == epoch and not start.is_begun:
+        if ahead is not None and ahead[3] is not getattr(self.loader, "_iterator", None):
+            stop_workers(ahead[3])  # a hook lets others begin, with what it has changed
+        elif ahead is not None and ahead[0] == epoch and not start.is_begun:
             self.loader.generator.set_state(ahead[2])
             return self._counted(ahead[1])
         if self._generator is not None:
@@ -90,14 +92,35 @@ class TrainBatches:
             batches = begin_batches(self.loader)
             self._sampler.seek(epoch)  # whoever else draws from the loader sees all of the data
             return self._counted(batches)
+        if hasattr(self.stateful_dataset, "set_epoch"):
+            self.stateful_dataset.set_epoch(epoch)  # a state that was loaded is of its epoch only
         if self._stateful is not None and start.state is not None:
             self._stateful.load_state_dict(start.state)
-            return self._counted(iter(self.loader))
+            return self._counted(iter(self.loader) if start.is_begun else self._next_pass())
         batches = begin_batches(self.loader)
         if start.batch:
             self._tell(f"{start.batch} batches are drawn and dropped: {self._why_drawn()}")
             deque(islice(batches, start.batch), maxlen=0)
         return self._counted(batches)
+
+    def _next_pass(self) -> Iterator[Any]:
+        """Go through a pass of a dataset whose state is that behind the pass before."""
+        numbers, is_empty = torch.get_rng_state(), True
+        for batch in self.loader:
+            is_empty = False
+            yield batch
+        if is_empty:  # it is at its end until it is iterated over anew, as in the run before
+            torch.set_rng_state(numbers)
+            yield from self.loader
+
+    def pass_over(self) -> None:
+        """Draw from generators of the user's own what a whole pass draws, and no sample."""
+        if not self.generator_states():
+            return
+        generator = getattr(self.loader, "generator", None)
+        torch.empty((), dtype=torch.int64).random_(generator=generator)  # as its iterator does
+        order = getattr(self.loader, "sampler", ()) if self._sampler is None else self._sampler
+        deque(order, maxlen=0)
 
     def rewind(self) -> None:
         """Forget what was drawn: the data are to begin anew, in the order of the seed."""
@@ -147,7 +170,8 @@ class TrainBatches:
         generator.manual_seed(self._seed + epoch)
         announce_epoch(loader, epoch)
         self._sampler.seek(epoch)
-        self._ahead = epoch, iter(loader), generator.get_state()
+        batches, workers = iter(loader), getattr(loader, "_iterator", None)
+        self._ahead = epoch, batches, generator.get_state(), workers
         generator.set_state(before)
 
     def close(self) -> None:
@@ -223,6 +247,11 @@ class TrainBatches:
             samples = self._origin.samples + (batch - self._origin.batch) * size
         state = None if self._stateful is None else self._stateful.state_dict()
         return DataPosition(self.epoch, batch, samples, self._num_batches(), state, self.order)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the loader, or its dataset, goes on by its own ``state_dict``."""
+        return self._stateful is not None
 
     @property
     def stateful_dataset(self) -> Any:

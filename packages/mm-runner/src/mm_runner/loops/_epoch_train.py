@@ -153,6 +153,12 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     @override
     def _check_loader(self, loader: Any) -> None:
         super()._check_loader(loader)
+        if not _length_of(loader):
+            raise ConfigError(
+                f"{type(self).__name__}: its dataloader is to be {type(loader).__name__}, which "
+                "has no length, or no batch, and is gone through in each epoch. Give it a "
+                "DataLoader, or something with __iter__ and __len__ around one."
+            )
         if is_endless(loader):
             raise ConfigError(
                 "train_dataloader.sampler: an InfiniteSampler was given to a loop over epochs, of "
@@ -166,8 +172,11 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
 
     @override
     def _open_pass(self, start: DataPosition, *, endless: bool) -> Iterator[Any]:
-        # A dataset with a state of its own has yet to find its end, to begin the next pass there.
-        is_at_end = start.is_complete and self.batches.stateful_dataset is None
+        # What has a state of its own has yet to find its end, to begin the next pass there.
+        has_state = start.state is not None and self.batches.is_stateful
+        is_at_end = start.is_complete and not has_state
+        if is_at_end:
+            self.batches.pass_over()
         batches = iter(()) if is_at_end else self.batches.begin(self.epoch, start)
         return batches if self._limit is None else islice(batches, self._limit)
 
@@ -202,6 +211,13 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     def _is_at_validation(self) -> bool:
         is_within_epoch = self._resumption is not None and self._resumption.position.is_begun
         return super()._is_at_validation() and not is_within_epoch
+
+
+def _length_of(loader: Any) -> int:
+    try:
+        return len(loader)
+    except TypeError:
+        return 0
 
 
 def _check_lengths(lengths: list[int]) -> None:

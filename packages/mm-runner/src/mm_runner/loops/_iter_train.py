@@ -97,6 +97,11 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         self._given_iterator, self._has_other_iterator = iterator, True
 
     @override
+    def _note_loader(self) -> None:
+        if self.is_drawing:
+            self._has_other_iterator = True  # or none, which is to be told
+
+    @override
     def begin_at(self, epoch: int, iteration: int) -> None:
         super().begin_at(epoch, iteration)
         self._batches_drawn.renew()
@@ -154,6 +159,12 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         """Return what the next steps are trained on."""
         self._has_other_iterator = False
         if self._given_iterator is self._batches_drawn:
+            if self._given_loader is not self.batches.loader:
+                self.runner.logger.warning(
+                    f"{type(self).__name__}: dataloader was assigned amid the steps, which go on "
+                    "with the loader before, as all of them are one epoch. Assign "
+                    "dataloader_iterator as well, such as itertools.cycle(loader)."
+                )
             assert self._under_way is not None
             return self._under_way
         if self._given_loader is not self.batches.loader:  # nobody draws from that any more

@@ -40,7 +40,9 @@ class Resumption:
 
     def restore_begin(self, batches: TrainBatches, device: torch.device) -> None:
         """Let the generators be as the pass under way began."""
-        at_begin = self.state["pass"] if self.position.is_begun else {"rng": self.state["rng"]}
+        at_begin = self.state["pass"]
+        if not self.position.is_begun:
+            at_begin = {**at_begin, "rng": self.state["rng"]}
         if at_begin.get("rng"):
             set_rng_state(at_begin["rng"], device)
         batches.set_generator_states(at_begin.get("generators", {}))

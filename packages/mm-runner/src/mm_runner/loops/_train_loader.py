@@ -33,12 +33,14 @@ class TrainLoader:
     runner: Any
     batches: TrainBatches
     # Whether a body of a subclass's own draws the batches.
-    _is_drawn_by_own: bool
+    _is_drawn_by_own = False
     # Whether workers of a loader that was assigned are the loop's to end.
     _has_begun_workers = False
     # The generators, as they were when the pass over the data began.
     _at_pass_begin: dict[str, Any]
     _given_loader: Any  # of the next pass, as it is
+    # Of the loader that the loop was made with, which what was assigned since may draw from.
+    _first_batches: TrainBatches | None = None
 
     @property
     def dataloader(self) -> Any:
@@ -62,6 +64,10 @@ class TrainLoader:
             if self._is_drawn_by_own:
                 loader = CountedLoader(self._given_loader, self._open_own)
         self._dataloader = loader
+        self._note_loader()
+
+    def _note_loader(self) -> None:
+        """Take note that another one was assigned."""
 
     def _check_loader(self, loader: Any) -> None:
         """Raise unless passes over the loader can be trained on."""
@@ -88,6 +94,8 @@ class TrainLoader:
     def _close_batches(self) -> None:
         """End the workers of the batches; those that stay, if the loop began them."""
         self.batches.close()
+        if self._first_batches is not None:
+            self._first_batches.close()
         if self._has_begun_workers and getattr(self.batches.loader, "persistent_workers", False):
             stop_persistent_workers(self.batches.loader)
 
@@ -101,6 +109,7 @@ class TrainLoader:
         if self._given_loader is before.loader:
             return False
         self._close_batches()
+        self._first_batches = self._first_batches or before
         loader = self._given_loader
         is_idle = getattr(loader, "_iterator", None) is None
         self._has_begun_workers = is_idle and not hasattr(loader, "state_dict")

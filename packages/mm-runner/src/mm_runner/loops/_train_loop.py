@@ -11,7 +11,7 @@ from typing_extensions import override
 import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import is_validated, mark_validated, rng_state, set_rng_state
-from mm_runner.errors import CheckpointWriteError
+from mm_runner.errors import CheckpointWriteError, ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.model import train_step_of
 from mm_runner.optim import named_schedulers
@@ -80,8 +80,9 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         if "run" in own:
             vars(self)["run"] = self._run_own
         self._is_drawn_by_own = bool(own & {"run", "run_epoch"})
-        self.dataloader = dataloader
         self.is_drawing = False
+        vars(self).pop("_dataloader", None)  # a subclass may have put it there already
+        self.dataloader = dataloader
         self.max_epochs, self.max_iters = max_epochs, max_iters
         self.epoch = self.iter = 0
         self.stop_training = False
@@ -190,12 +191,13 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         if self._resumption is not None:  # nothing was done since
             return self._resumption.state
         position = self._data_position()._replace(order=self.batches.order)
+        to_come = {"generators": self.batches.generator_states()}
         return {
             "epoch": self._epochs_done,
             "iter": self._iters_done,
             "data": position._asdict(),
             "rng": self._before_validation or rng_state(self.runner.device),
-            "pass": self._at_pass_begin if position.is_begun else {},
+            "pass": self._at_pass_begin if position.is_begun else to_come,
         }
 
     def resume(self, resumption: Resumption) -> None:
@@ -263,8 +265,20 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
 
     def renew_step(self) -> None:
         """Train the model that is the run's now, if another one was when training began."""
-        if self._step is not None:
+        if self._step is None:
+            return
+        try:
             self._step = train_step_of(self.runner.model)
+        except ConfigError:  # it may be there to validate only, or at the end
+            self._step = self._late_step
+
+    def _late_step(self, *batch: Any) -> Any:
+        return train_step_of(self.runner.model)(*batch)
+
+    @property
+    def is_validating(self) -> bool:
+        """Whether a validation is under way."""
+        return self._before_validation is not None
 
     def _begin_steps(self) -> None:
         self._collect_hooks()

@@ -34,7 +34,7 @@ class DataBegin:
             if not is_resuming:
                 dataset.load_state_dict(copy.deepcopy(self._first))
         else:
-            self._dataset, self._first = dataset, copy.deepcopy(_state_of(dataset))
+            self._dataset, self._first = dataset, _state_of(dataset)
         self._left = None
 
     def end(self) -> None:
@@ -44,9 +44,9 @@ class DataBegin:
 
 
 def _state_of(dataset: Any) -> Any:
-    """Return the state of a dataset, ``None`` if it has none, or none yet."""
+    """Return a copy of a dataset's state, ``None`` if it has none, or none yet, or none to copy."""
     try:
-        return None if dataset is None else dataset.state_dict()
+        return None if dataset is None else copy.deepcopy(dataset.state_dict())
     except Exception:  # noqa: BLE001 - a dataset of the user's may know none before its first pass
         return None
 

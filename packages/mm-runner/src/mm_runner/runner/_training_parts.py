@@ -130,6 +130,13 @@ class TrainingParts(BuildSteps):
         parts = vars(self).get("_assigned")
         if parts is None or not parts.are_settled:
             return
+        # One that validates, or none at the end, trains nothing.
+        if self.model is not None and not getattr(self.train_loop, "is_validating", False):
+            self._tell_what_is_trained()
+        if hasattr(self.train_loop, "renew_step"):
+            self.train_loop.renew_step()
+
+    def _tell_what_is_trained(self) -> None:
         own = {*map(id, self.model.parameters())}
         wrappers = named_wrappers(self.optim_wrapper).values()
         trained = [
@@ -141,8 +148,6 @@ class TrainingParts(BuildSteps):
                 "model was assigned while training: optim_wrapper goes on with the parameters of "
                 "the one before, until it is assigned as well."
             )
-        if hasattr(self.train_loop, "renew_step"):
-            self.train_loop.renew_step()
 
     def _assign_wrapper(self, wrapper: Any) -> None:
         parts, name = self._assigned, "optim_wrapper"

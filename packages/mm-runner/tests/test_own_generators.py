@@ -1,0 +1,34 @@
+"""Loaders of the user's own that shuffle by a generator of their own, in a run that goes on."""
+
+import pytest
+import torch
+from test_resume_midway import Seen, StopAfter
+from torch.utils.data import DataLoader
+from toy import NO_VALIDATION, Blobs, Killed, StopBeforeEpoch
+
+from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
+
+
+@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, IterBasedTrainLoop])
+@pytest.mark.parametrize("stop", [StopAfter(8), StopAfter(12), StopBeforeEpoch(2)])
+def test_each_epoch_has_the_order_it_has_without_a_stop(make_runner, tmp_path, loop, stop):
+    of_steps = loop is IterBasedTrainLoop
+    if of_steps and isinstance(stop, StopBeforeEpoch):
+        pytest.skip("there is one epoch in all")
+
+    def make(*hooks, **more):
+        generator = torch.Generator().manual_seed(3)
+        return make_runner(
+            **NO_VALIDATION,
+            train_dataloader=DataLoader(Blobs(), batch_size=4, shuffle=True, generator=generator),
+            train_cfg={"type": loop, **({"max_iters": 18} if of_steps else {"max_epochs": 3})},
+            custom_hooks=hooks,
+            **more,
+        )
+
+    whole, rest = Seen(), Seen()
+    make(whole, work_dir=tmp_path / "whole").train()
+    with pytest.raises(Killed):
+        make(stop).train()
+    make(rest, resume=True).train()
+    assert rest.steps == whole.steps[getattr(stop, "step", 12) :]
