@@ -2,6 +2,7 @@ import itertools
 import logging
 
 import pytest
+import torch.distributed as dist
 from timed import Blocks, SteppedClock, Timed, TimedBackend, auto, compiled, train
 from toy import needs_compile
 
@@ -150,3 +151,54 @@ def test_auto_is_short_for_what_cannot_go_wrong(clock):
 def test_a_wrong_combination_is_refused(model, cfg, message):
     with pytest.raises(ConfigError, match=message):
         compile_model(model, {"backend": "eager", **cfg})
+
+
+def test_what_auto_decided_stands_once_in_the_receipt(clock):
+    model, _, handle = auto(clock, compiling=30, running=0.5)
+    handle.expect_steps(20)
+    train(model, clock, 20)
+    text = str(handle.report())
+    assert text.count("auto, after") == 1
+    assert "not compiled: blocks.0 (Sequential) and 4 more: as auto decided" in text
+    assert handle.regions[0].failure == handle.report().decision
+
+
+def test_regions_that_do_not_compile_gain_nothing(clock, caplog):
+    model = Timed(clock, 1.0)
+
+    def refusing(_graph_module, _inputs):
+        clock.now += 30
+        model._seconds = 0.5  # the machine is faster meanwhile
+        raise NotImplementedError("no kernel")
+
+    cfg = {"disable": "auto", "backend": refusing, "on_error": "eager"}
+    handle = compile_model(model, cfg)
+    handle.expect_steps(2000)
+    train(model, clock, 60)
+    assert handle.is_warm
+    report = handle.report()
+    assert report.steps is None
+    assert "not compiled: what was tried runs eagerly: NotImplementedError" in report.decision
+    assert report.decision in messages(caplog)[-1]
+
+
+def run_auto_on_ranks(rank, directory):
+    logging.basicConfig(filename=directory / f"{rank}.log", level=logging.WARNING)
+    clock = SteppedClock()
+    patch = pytest.MonkeyPatch()
+    patch.setattr("mm_compile._warm_up._warm_up.clock_for", lambda _model: clock)
+    model, _, handle = auto(clock, compiling=30, running=0.5)
+    handle.expect_steps(60)
+    for _ in range(60):
+        train(model, clock, 1)
+        dist.barrier()
+    assert handle.is_warm
+    assert "auto, after" in str(handle.report())
+    logging.shutdown()
+    patch.undo()
+
+
+def test_the_first_rank_alone_warns_of_what_auto_decided(run_ranks, tmp_path):
+    run_ranks(run_auto_on_ranks, 2, tmp_path)
+    told = [(tmp_path / f"{rank}.log").read_text().count("auto, after") for rank in range(2)]
+    assert told == [1, 0]

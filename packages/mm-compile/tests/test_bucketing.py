@@ -1,4 +1,5 @@
 import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -6,6 +7,11 @@ from toy import needs_compile
 
 from mm_compile import BucketingCollate, ConfigError, compile_model
 from mm_compile._bucketing import choose_sizes
+
+
+class Pair(NamedTuple):
+    label: int
+    tokens: torch.Tensor
 
 
 def test_samples_are_padded_to_the_smallest_size_that_holds_the_batch():
@@ -42,6 +48,27 @@ def test_positions_of_tuples_are_padded():
     assert labels.tolist() == [7, 8]
 
 
+def test_a_position_may_be_counted_from_the_end_and_a_named_tuple_stays_one():
+    collate = BucketingCollate([3], pad_values={-1: -100})
+    batch = collate([Pair(7, torch.tensor([1, 2])), Pair(8, torch.tensor([3]))])
+    assert isinstance(batch, Pair)
+    assert batch.tokens.tolist() == [[1, 2, -100], [3, -100, -100]]
+
+
+def test_arrays_of_numpy_are_padded_to_tensors():
+    numpy = pytest.importorskip("numpy")
+    collate = BucketingCollate([3], pad_values={"ids": 9}, length_key="len")
+    batch = collate([{"ids": numpy.arange(2)}, {"ids": numpy.arange(1)}])
+    assert batch["ids"].tolist() == [[0, 1, 9], [0, 9, 9]]
+    assert batch["len"].tolist() == [2, 1]
+    assert BucketingCollate([2])([numpy.ones(1)]).tolist() == [[1, 0]]
+
+
+def test_samples_that_are_tensors_are_padded_with_the_value_of_none():
+    collate = BucketingCollate([2], pad_values={None: -100})
+    assert collate([torch.tensor([1])]).tolist() == [[1, -100]]
+
+
 @pytest.mark.parametrize("num_buckets", [1, 2, 3, 9])
 def test_sizes_are_those_that_pad_least(num_buckets):
     lengths = [3, 3, 3, 4, 9, 9, 10, 17]
@@ -71,6 +98,43 @@ def test_what_cannot_be_padded_is_refused_in_words():
         BucketingCollate([2, 4], dims=(0, 1))
     with pytest.raises(ConfigError, match="0 lengths and num_buckets=2"):
         BucketingCollate.from_lengths([], 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "samples", "message"),
+    [
+        ({}, [], "a batch of no samples"),
+        ({"pad_values": {"x": 0}}, [{"y": 1}], r"pads 'x' .* no such part: the keys \['y'\]"),
+        ({"pad_values": {1: 0}}, [(torch.ones(2),)], "pads 1 of each sample.*no such part"),
+        ({"pad_values": {"x": 0}}, [(torch.ones(2),)], "pads 'x' of each sample.*no such part"),
+        ({"pad_values": {"x": 0}}, [{"x": [1, 2]}], "'x' of a sample is of type list. Make it a"),
+        ({"dims": (3,)}, [torch.ones(3)], r"dimensions \(3,\), but a sample has the shape \(3,\)"),
+        ({"dims": (-2,)}, [torch.ones(3)], r"dimensions \(-2,\), but a sample has the shape"),
+        ({}, [torch.tensor(1.0)], r"but a sample has the shape \(\)"),
+        ({"length_key": "len"}, [torch.ones(2)], "samples of type Tensor. Make them dicts"),
+        (
+            {"length_key": "len", "pad_values": {0: 0}},
+            [(torch.ones(2), 1)],
+            "length_key='len'.*samples of type tuple",
+        ),
+        ({"pad_values": {0: 9}}, [torch.ones(2)], r"or write \{None: value\}"),
+    ],
+)
+def test_samples_that_are_not_as_configured_are_refused_in_words(arguments, samples, message):
+    with pytest.raises(ConfigError, match=message):
+        BucketingCollate([4], **arguments)(samples)
+
+
+def test_an_array_of_objects_is_refused_in_words():
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(ConfigError, match=r"arrays of numbers.*of type ndarray"):
+        BucketingCollate([4])([numpy.array([None])])
+
+
+@pytest.mark.parametrize("arguments", [{"dims": 0}, {"dims": "x"}, {"pad_values": 255}])
+def test_arguments_of_another_type_are_refused(arguments):
+    with pytest.raises(ConfigError, match=f"got {next(iter(arguments))}=.* it takes"):
+        BucketingCollate([4], **arguments)
 
 
 @pytest.mark.parametrize("sizes", [[], 4, [4.0], ["4"], [0], [(4, 4)]])

@@ -139,7 +139,7 @@ def test_unpacking_refuses_members_that_packing_does_not_write(cache, tmp_path, 
         archive.writestr(name, b"x")
     with pytest.raises(CacheFileError, match="which pack_cache does not write"):
         unpack_cache(file, tmp_path / "other")
-    assert list((tmp_path / "other").iterdir()) == []
+    assert not (tmp_path / "other").exists()
 
 
 def test_unpacking_refuses_links_and_damage(cache, tmp_path):
@@ -157,6 +157,23 @@ def test_unpacking_refuses_links_and_damage(cache, tmp_path):
         file.write_bytes(broken)
         with pytest.raises(CacheFileError, match=r"no file of pack_cache, or damaged|is damaged"):
             unpack_cache(file, other)
-    assert list(other.iterdir()) == []
-    with pytest.raises(ConfigError, match="is a file"):
+    assert not other.exists()
+    with pytest.raises(ConfigError, match=r"the directory for unpack_cache is .* is a file"):
         unpack_cache(file, file)
+
+
+def test_a_file_that_cannot_be_read_or_written_is_named(cache, tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for directory in (tmp_path / "a" / "b", kept):
+        with pytest.raises(CacheFileError, match=r"none\.zip cannot be read: No such file"):
+            unpack_cache(tmp_path / "none.zip", directory)
+    with pytest.raises(CacheFileError, match="kept cannot be read"):
+        unpack_cache(kept, tmp_path / "a" / "b")
+    # What was there stays, what was made for it goes.
+    assert kept.is_dir()
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "text").touch()
+    for folder in ("none", "text"):
+        with pytest.raises(CacheFileError, match=rf"{folder}/cache\.zip cannot be written"):
+            pack_cache(cache, tmp_path / folder / "cache.zip")

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from toy import needs_compile
 
 from mm_compile import ConfigError, compile_model
@@ -48,6 +49,7 @@ def test_a_wrong_config_is_refused_before_anything_happens(model, cfg, message):
     [
         ({"backend": "inducter"}, "'inducter' does not exist. Did you mean 'inductor'.*aot_eager"),
         ({"mode": "max-autotun"}, "'max-autotun' does not exist. Did you mean 'max-autotune'"),
+        ({"backend": "aot_eager", "mode": "maxx"}, "mode 'maxx' does not exist"),
         ({"options": {"max_autotun": True}}, "max_autotun"),
         ({"options": {"max_autotune": "loud"}}, "max_autotune"),
     ],
@@ -83,3 +85,46 @@ def test_only_optimizers_have_a_step_to_compile(model):
     handle = compile_model(model, {"backend": "eager"})
     with pytest.raises(ConfigError, match="compile_optimizer got list"):
         handle.compile_optimizer([])
+
+
+def plain(graph_module, _inputs):
+    return graph_module.forward
+
+
+@needs_compile
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", plain])
+@pytest.mark.parametrize("given", [{"mode": "max-autotune"}, {"options": {"max_autotune": True}}])
+def test_what_a_backend_does_not_take_is_left_out_with_one_warning(model, backend, given, caplog):
+    handle = compile_model(model, {"backend": backend, **given})
+    model(torch.randn(2, 4))
+    (name,) = given
+    (line,) = [each for each in caplog.messages if each.startswith("compile: ")]
+    assert line.startswith(f"compile: {name}=")
+    assert "does not take it, inductor does" in line
+    assert "max-autotune" not in str(handle.report())
+
+
+@needs_compile
+def test_a_backend_that_takes_modes_gets_its_own_and_no_defaults(model, caplog):
+    seen = []
+
+    def by_name(graph_module, _inputs, mode=None):
+        seen.append(mode)
+        return graph_module.forward
+
+    def any_keywords(graph_module, _inputs, **keywords):
+        seen.append(keywords)
+        return graph_module.forward
+
+    for cfg in (
+        {"backend": by_name, "mode": "gentle"},
+        {"backend": any_keywords, "mode": "gentle"},
+        {"backend": any_keywords, "options": {"level": 3}},
+        {"backend": any_keywords, "mode": "default"},
+        {"backend": plain, "mode": "default"},
+    ):
+        handle = compile_model(model, cfg)
+        model(torch.randn(2, 4))
+        handle.undo()
+    assert seen == ["gentle", {"mode": "gentle"}, {"options": {"level": 3}}, {}]
+    assert not [each for each in caplog.messages if each.startswith("compile: ")]

@@ -1,4 +1,5 @@
 import logging
+import re
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 from toy import CountingBackend, Toy, needs_compile
 
 from mm_compile import CompileError, compile_model
+from mm_compile._failure import failure_of_dynamo
 from mm_compile._torch import torch_version
 
 pytestmark = needs_compile
@@ -68,6 +70,74 @@ def test_raise_is_the_default_and_says_how_to_switch():
     assert caught.value.__cause__ is not None
     handle.undo()
     train(model)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "eager"])
+def test_either_way_a_backends_refusal_names_where_its_graph_begins(on_error, caplog):
+    backend = RefusingBackend(has_size(17))
+    model = four_blocks()
+    compile_model(model, {"backend": backend, "regions": ["*"], "on_error": on_error})
+    try:
+        train(model)
+    except CompileError as error:
+        message = str(error)
+    else:
+        message = caplog.messages[-1]
+    where = r"in the graph that begins at .*blocks\.py:\d+"
+    assert re.search(rf": NotImplementedError: no kernel for this \({where}\)", message)
+
+
+class Nodewise(CountingBackend):
+    """Goes through a graph node by node, and refuses ``torch.sinh``."""
+
+    def __call__(self, graph_module, example_inputs):
+        class Refusing(torch.fx.Interpreter):
+            def run_node(self, n):
+                if n.target is torch.sinh:
+                    raise NotImplementedError(
+                        "no sinh\n  target: sinh.default\n  args[0]: Tensor(Box(\n  pages of it"
+                    )
+                return super().run_node(n)
+
+        Refusing(graph_module).run(*example_inputs)
+        return super().__call__(graph_module, example_inputs)
+
+
+class Sinh(nn.Linear):
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        return torch.sinh(outputs) + 1
+
+
+@pytest.mark.parametrize("on_error", ["raise", "eager"])
+def test_a_node_that_is_refused_is_named_by_its_own_line(on_error, caplog):
+    model = nn.Sequential(nn.ReLU(), Sinh(4, 4))
+    compile_model(model, {"backend": Nodewise(), "on_error": on_error})
+    try:
+        model(torch.randn(2, 4))
+    except CompileError as error:
+        message = str(error)
+    else:
+        message = caplog.messages[-1]
+    line = Sinh.forward.__code__.co_firstlineno + 2
+    assert f"no sinh target: sinh.default (at {__file__}:{line})" in message
+
+
+def test_a_long_reason_ends_with_a_whole_word():
+    reason = failure_of_dynamo(RuntimeError("word " * 200)).reason
+    assert reason.endswith(" word ...")
+    assert len(reason) < 320
+
+
+def test_the_advice_for_a_step_names_no_regions():
+    def never(_graph_module, _inputs):
+        raise RuntimeError("never")
+
+    model = Toy()
+    compile_model(model, {"backend": never, "target": "train_step"})
+    with pytest.raises(CompileError, match="leave it out of target") as caught:
+        model.train_step(torch.randn(2, 4), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "regions" not in str(caught.value)
 
 
 def test_a_later_recompilation_that_fails_falls_back_too(model):

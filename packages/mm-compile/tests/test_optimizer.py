@@ -1,5 +1,8 @@
 import copy
+import logging
 import pickle
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,3 +98,51 @@ def test_a_step_that_does_not_compile_follows_on_error():
 def test_a_torch_that_compiles_no_optimizer_says_so(model):
     with pytest.raises(TorchVersionError, match=r"needs PyTorch >= 2\.4"):
         compile_model(model, {"backend": CountingBackend(), "optimizer": True})
+
+
+@needs_compiled_step
+def test_the_receipt_tells_of_the_step_and_of_its_own_graph_breaks(model, backend):
+    handle = compile_model(model, {"backend": backend, "optimizer": True})
+    optimizer = torch.optim.AdamW(model.parameters())
+    handle.compile_optimizer(optimizer)
+    train(model, optimizer, 3)
+    report = handle.report()
+    (step,) = report.optimizers
+    assert (step.is_compiled, step.graphs) == (True, backend.graphs - 1)
+    text = str(report)
+    assert "compiled: the step of AdamW" in text
+    assert "does not tell where" not in text
+    # They are torch's own, and none of the model's.
+    assert report.regions[0].graph_breaks == ()
+    assert bool(step.graph_breaks) is bool(report.graph_breaks)
+    for each in step.graph_breaks:
+        assert f"graph break in the step of AdamW at {Path(torch.__file__).parent}" in text
+        assert each.frame.startswith(str(Path(torch.optim.__file__).parent))
+    assert report.to_dict()["optimizers"][0]["label"] == "the step of AdamW"
+    handle.undo()
+    assert not handle.report().optimizers[0].is_compiled
+
+
+@needs_compiled_step
+@pytest.mark.parametrize("on_error", ["raise", "eager"])
+def test_the_receipt_tells_of_a_step_that_did_not_compile(on_error):
+    model = nn.Linear(4, 1)
+    cfg = {"backend": refuse, "optimizer": True, "on_error": on_error}
+    handle = compile_model(nn.Linear(1, 1), cfg)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle.compile_optimizer(optimizer)
+    with nullcontext() if on_error == "eager" else pytest.raises(CompileError):
+        train(model, optimizer, 1)
+    text = str(handle.report())
+    (line,) = [line for line in text.splitlines() if "not compiled: the step of SGD: " in line]
+    assert "no kernel for this" in line
+    assert "  compiled: the step of SGD" not in text
+
+
+def test_a_step_that_is_left_alone_is_told_how_to_be_compiled(model, backend, caplog):
+    caplog.set_level(logging.INFO, "mm_compile")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compile_model(model, {"backend": backend}).compile_optimizer(optimizer)
+    compile_model(Toy(), cfg=False).compile_optimizer(optimizer)
+    (line,) = [each.getMessage() for each in caplog.records if "step of SGD" in each.getMessage()]
+    assert "left eager; optimizer=True" in line

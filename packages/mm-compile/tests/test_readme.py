@@ -16,5 +16,5 @@ def test_the_first_example_of_the_readme_runs(tmp_path):
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("forward by aot_eager: 1 graphs, 0 graph breaks, 0 recompiles")
+    assert lines[0].startswith("forward by aot_eager: 1 graph, 0 graph breaks, 0 recompiles")
     assert lines[-1] == "0.weight"

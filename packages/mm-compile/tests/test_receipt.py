@@ -9,7 +9,8 @@ from timed import SteppedClock, Timed, TimedBackend, train
 from torch import nn
 from toy import needs_compile
 
-from mm_compile import ConfigError, compile_model
+from mm_compile import CompileError, ConfigError, compile_model
+from mm_compile._failure import Failure
 from mm_compile._receipt._regions import StepTimes
 from mm_compile._torch import torch_version
 from mm_compile._warm_up._clock import DeviceClock, HostClock, clock_for
@@ -244,3 +245,76 @@ def test_the_seconds_of_a_backward_compiled_late_count(monkeypatch):
     before = handle.report().compile_seconds
     monkeypatch.setitem(utils.compilation_time_metrics, "backward._backward_impl", [100.0])
     assert handle.report().compile_seconds == pytest.approx(before + 100)
+
+
+class Refusing(TimedBackend):
+    width = 9
+
+    def __call__(self, graph_module, example_inputs):
+        compiled = super().__call__(graph_module, example_inputs)
+        if any(each.shape[:1] == (self.width,) for each in example_inputs):
+            raise NotImplementedError("no kernel for nine")
+        return compiled
+
+
+def test_no_step_is_called_compiled_where_nothing_is(clock):
+    model = Timed(clock, seconds=2.0)
+    backend = TimedBackend(clock, compiling=30.0, running=1.0)
+    cfg = {"backend": backend, "measure": 3, "dynamic": False, "recompile_limit": 1}
+    handle = compile_model(model, {**cfg, "on_recompile": "eager"})
+    for number in range(30):
+        model(torch.randn(3 + number % 3, 4)).sum().backward()
+    assert handle.is_warm
+    assert not handle.regions[0].is_compiled
+    report = handle.report()
+    assert report.steps is None
+    assert "step:" not in str(report)
+    assert "pays after" not in str(report)
+
+
+def test_steps_before_and_after_a_region_fell_back_are_not_mixed(clock):
+    model = nn.Sequential(Timed(clock, seconds=2.0), Timed(clock, seconds=2.0))
+    backend = TimedBackend(clock, compiling=30.0, running=1.0)
+    cfg = {"backend": backend, "regions": ["0", "1"], "measure": 3, "dynamic": False}
+    handle = compile_model(model, {**cfg, "on_error": "eager"})
+    train(model, clock, 15)
+    # Two compiled regions were timed; from here on there is one.
+    assert handle.report().steps.compiled_s == 2.5
+    model[1].forward.run_eagerly_from_now_on(Failure("no kernel"))
+    assert handle.report().steps is None
+    train(model, clock, 20)
+    assert handle.is_warm
+    assert handle.report().steps.compiled_s == 3.5
+    # Nor is what was timed then told of what runs now.
+    model[0].forward.run_eagerly_from_now_on(Failure("no kernel"))
+    assert handle.report().steps is None
+
+
+def test_a_region_that_raised_is_not_called_compiled(clock):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 9))
+    backend = Refusing(clock, compiling=0.0, running=0.0)
+    handle = compile_model(model, {"backend": backend, "regions": ["*"]})
+    with pytest.raises(CompileError, match="no kernel for nine"):
+        model(torch.randn(3, 4))
+    assert [each.is_compiled for each in handle.regions] == [True, False]
+    text = str(handle.report())
+    assert "1 of 2 regions compiled" in text
+    assert "not compiled: 1 (Linear): " in text
+    assert "no kernel for nine" in text
+    backend.width = -1
+    model(torch.randn(3, 4))
+    assert "2 of 2 regions compiled" in str(handle.report())
+
+
+def test_a_region_without_a_graph_is_not_called_compiled():
+    class Python(nn.Module):
+        def forward(self, inputs):
+            return inputs
+
+    model = Python()
+    handle = compile_model(model, {"backend": "eager"})
+    assert handle.regions[0].is_compiled
+    model(torch.randn(3, 4))
+    text = str(handle.report())
+    assert "0 of 1 region compiled" in text
+    assert "not compiled: the model (Python): dynamo captured no graph of it" in text

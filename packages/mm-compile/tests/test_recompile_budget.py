@@ -1,4 +1,5 @@
 import logging
+import re
 
 import pytest
 import torch
@@ -188,3 +189,50 @@ def test_inference_mode_is_a_mode_of_its_own_and_no_recompilation(model, backend
         assert torch.equal(model(inputs), expected)
         model(inputs)
     assert handle.regions[0].recompiles == 0
+
+
+def test_what_was_compiled_again_is_told_after_compiling_for_any_size(backend):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    handle = compile_model(model, {"backend": backend, "dynamic": False, "recompile_limit": 1})
+    run(model, [3, 4, 5, 6, 7])
+    (region,) = handle.regions
+    assert (region.graphs, region.recompiles) == (backend.graphs, 2) == (4, 2)
+    assert region.changes == tuple(
+        f"input 'input': dimension 0 was {number}, is {number + 1}" for number in (3, 4)
+    )
+    assert "compiled again: the model (Sequential): input 'input'" in str(handle.report())
+
+
+class Scaling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = 1
+
+    def forward(self, inputs):
+        return inputs * self.factor
+
+
+def rescale(model, factors):
+    for model.factor in factors:
+        run(model, [3])
+
+
+def test_a_value_that_is_no_input_is_named(backend, caplog):
+    model = Scaling()
+    cfg = {"backend": backend, "recompile_limit": 0, "on_recompile": "eager"}
+    compile_model(model, cfg)
+    rescale(model, [3, 5])
+    (line,) = warnings_of(caplog)
+    told = "compiled again 1 time, .*because nothing in its inputs changed, but a value that its "
+    # Older ones do not keep why they compiled.
+    named = r" \(self\.factor == 3 no longer holds\)" if torch_version() >= (2, 9) else ""
+    assert re.search(f"{told}code reads elsewhere{named}", line)
+
+
+def test_one_region_compiled_again_for_the_same_reason_is_one(backend, monkeypatch):
+    # As on a torch that does not keep why it compiled.
+    monkeypatch.delattr("torch._dynamo.utils.get_compilation_metrics", raising=False)
+    model = Scaling()
+    handle = compile_model(model, {"backend": backend, "recompile_limit": 4})
+    rescale(model, [3, 5, 7])
+    assert "compiled again: the model (Scaling), 2 times: nothing in its" in str(handle.report())

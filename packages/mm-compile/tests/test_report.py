@@ -44,6 +44,20 @@ def test_a_later_handle_starts_at_zero(model, backend):
 def test_a_report_reads_as_a_line():
     report = CompileReport("forward", "inductor", "default", 2, 0, 1, 12.34)
     assert str(report) == (
-        "forward by inductor (mode default): 2 graphs, 0 graph breaks, 1 recompiles, "
+        "forward by inductor (mode default): 2 graphs, 0 graph breaks, 1 recompile, "
         "12.3 s in the compiler"
     )
+
+
+class Backend:
+    def __call__(self, graph_module, _example_inputs):
+        return graph_module.forward
+
+
+@needs_compile
+def test_a_backend_that_is_an_object_is_named_by_its_class(model):
+    handle = compile_model(model, {"backend": Backend()})
+    model(torch.randn(5, 4))
+    first, second, *_ = str(handle.report()).splitlines()
+    assert first.startswith("forward by Backend: 1 graph, 0 graph breaks, 0 recompiles")
+    assert second == "  1 of 1 region compiled"

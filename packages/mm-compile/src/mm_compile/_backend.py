@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from ._backend_keywords import extra, lookup
 from ._cache._code_cache import CodeCache
-from ._failure import Failure, failure_of_backend
+from ._failure import Failure, failure_of_backend, note_failure
 from ._inductor_import import import_inductor
 from ._receipt._breaks import break_reason_of, dynamo_break_reasons
 from ._surroundings import HookGuards
@@ -64,7 +65,11 @@ class GuardedBackend:
         if self.__name__ == "inductor":
             import_inductor()
         if not self._catches:
-            return self._compile(graph_module, example_inputs)
+            try:
+                return self._compile(graph_module, example_inputs)
+            except Exception as error:
+                note_failure(error, graph_module)
+                raise
         try:
             with _backward_compiled_now():
                 compiled = self._compile(graph_module, example_inputs)
@@ -108,12 +113,8 @@ def _backend_function(keywords: Mapping[str, Any], *, dynamic: bool | None) -> C
         wrapper: Any = torch._TorchCompileInductorWrapper  # noqa: SLF001
         compiled: Compiled = wrapper(mode or "default" if not options else None, options, dynamic)
         return compiled
-    if isinstance(backend, str):
-        from torch._dynamo.backends.registry import lookup_backend  # noqa: PLC0415 - imports dynamo
-
-        backend = lookup_backend(backend)
-    extra = {name: keywords[name] for name in ("mode", "options") if name in keywords}
-    return lambda graph_module, inputs: backend(graph_module, inputs, **extra)
+    function, rest = lookup(keywords), extra(keywords)
+    return lambda graph_module, inputs: function(graph_module, inputs, **rest)
 
 
 def _backward_compiled_now() -> AbstractContextManager[object]:

@@ -7,6 +7,7 @@ from math import prod
 from operator import index
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -27,14 +28,16 @@ class BucketingCollate:
             those that a batch fits in, the one with the fewest elements is taken.
         dims: Dimensions of a sample's tensor that are padded at their end, batch not counted.
         pad_values: What to pad, and with which value: ``{"image": 0.0, "mask": 255}``; keys are
-            those of a sample that is a dict, or positions in one that is a tuple. Leave it out for
-            samples that are tensors, which are padded with 0.
+            those of a sample that is a dict, or positions in one that is a tuple. What is padded
+            are tensors or NumPy arrays, which become tensors. Leave it out for samples that are
+            such themselves, which are padded with 0, or write ``{None: -100}``.
         length_key: For dict samples, a new key for the true sizes; in the batch it holds a list of
             tuples if ``dims`` are several, or of numbers.
         collate: Makes a batch of padded samples; torch's ``default_collate`` if left out.
 
     Raises:
-        ConfigError: If ``sizes`` and ``dims`` do not belong together.
+        ConfigError: If ``sizes`` and ``dims`` do not belong together or are no whole numbers, or
+            ``pad_values`` is no mapping.
 
     Example:
         >>> collate = BucketingCollate([4, 8])
@@ -51,9 +54,19 @@ class BucketingCollate:
         length_key: str | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self.dims = tuple(dims)
+        try:
+            self.dims = tuple(map(index, dims))
+        except TypeError:
+            raise ConfigError(
+                f"BucketingCollate got dims={dims!r}; it takes dimensions, such as [0]."
+            ) from None
         self.sizes = _ascending(sizes, self.dims)
-        self._pad_values = None if pad_values is None else dict(pad_values)
+        if not isinstance(pad_values, Mapping | None):
+            raise ConfigError(
+                f"BucketingCollate got pad_values={pad_values!r}; it takes a value for each part, "
+                "such as {'image': 0.0}, {0: 0.0} or, for samples that are tensors, {None: 0.0}."
+            )
+        self._pad_values = dict(pad_values) if pad_values else None
         self._length_key = length_key
         self._collate = collate
 
@@ -82,12 +95,16 @@ class BucketingCollate:
         """Pad and collate.
 
         Raises:
+            ConfigError: If there is no sample, or one does not have what is to be padded.
             ValueError: If a sample is larger than every size.
         """
-        tensors = [tensor for sample in samples for tensor in self._tensors(sample).values()]
+        if not samples:
+            raise ConfigError("BucketingCollate got a batch of no samples; it takes one or more.")
+        parts = [self._tensors(sample) for sample in samples]
+        tensors = [tensor for part in parts for tensor in part.values()]
         largest = tuple(max(tensor.shape[dim] for tensor in tensors) for dim in self.dims)
         size = self._fitting(largest)
-        padded = [self._padded(sample, size) for sample in samples]
+        padded = [self._padded(*each, size) for each in zip(samples, parts, strict=True)]
         if self._collate is not None:
             return self._collate(padded)
         from torch.utils.data import default_collate  # noqa: PLC0415 - not needed to compile
@@ -104,31 +121,62 @@ class BucketingCollate:
         )
 
     def _tensors(self, sample: Any) -> dict[Any, Tensor]:
-        if isinstance(sample, Tensor):
-            return {None: sample}
+        kind = type(sample).__name__
+        if self._length_key is not None and not isinstance(sample, Mapping):
+            raise ConfigError(
+                f"BucketingCollate has length_key={self._length_key!r}, which is a key of dict "
+                f"samples, and got samples of type {kind}. Make them dicts, or leave it out."
+            )
+        if _is_array(sample):
+            if None not in (self._pad_values or {None: 0.0}):
+                raise ConfigError(
+                    f"BucketingCollate pads {list(self._pad_values or ())} of each sample, and got "
+                    f"samples of type {kind}. Leave pad_values out, or write {{None: value}}."
+                )
+            return {None: self._checked(None, sample)}
         if self._pad_values is None:
             raise ConfigError(
-                f"BucketingCollate got samples of type {type(sample).__name__} and no pad_values; "
+                f"BucketingCollate got samples of type {kind} and no pad_values; "
                 "say what to pad, such as pad_values={'image': 0.0} or {0: 0.0}."
             )
-        return {key: sample[key] for key in self._pad_values}
+        return {key: self._checked(key, _part(sample, key)) for key in self._pad_values}
 
-    def _padded(self, sample: Any, size: Size) -> Any:
+    def _checked(self, key: Any, part: Any) -> Tensor:
+        name = "a sample" if key is None else f"{key!r} of a sample"
+        try:
+            tensor = torch.as_tensor(part) if _is_array(part) else None
+        except TypeError:  # an array of objects
+            tensor = None
+        if tensor is None:
+            raise ConfigError(
+                f"BucketingCollate pads tensors and arrays of numbers, but {name} is of type "
+                f"{type(part).__name__}. Make it a tensor in the data set."
+            )
+        if not all(-tensor.ndim <= dim < tensor.ndim for dim in self.dims):
+            raise ConfigError(
+                f"BucketingCollate pads the dimensions {self.dims}, but {name} has the shape "
+                f"{tuple(tensor.shape)}. Change dims, or the sample."
+            )
+        return tensor
+
+    def _padded(self, sample: Any, tensors: Mapping[Any, Tensor], size: Size) -> Any:
         values = self._pad_values or {}
         padded = {
-            key: self._pad(tensor, size, values.get(key, 0.0))
-            for key, tensor in self._tensors(sample).items()
+            key: self._pad(tensor, size, values.get(key, 0.0)) for key, tensor in tensors.items()
         }
-        if isinstance(sample, Tensor):
+        if None in padded and _is_array(sample):
             return padded[None]
         if isinstance(sample, Mapping):
-            return {**sample, **padded, **self._lengths(sample)}
-        return tuple(padded.get(index, item) for index, item in enumerate(sample))
+            return {**sample, **padded, **self._lengths(tensors)}
+        items = list(sample)
+        for position, tensor in padded.items():
+            items[position] = tensor
+        return type(sample)(*items) if hasattr(sample, "_fields") else tuple(items)
 
-    def _lengths(self, sample: Mapping[Any, Any]) -> dict[str, Any]:
+    def _lengths(self, tensors: Mapping[Any, Tensor]) -> dict[str, Any]:
         if self._length_key is None:
             return {}
-        tensor = next(iter(self._tensors(sample).values()))
+        tensor = next(iter(tensors.values()))
         lengths = tuple(tensor.shape[dim] for dim in self.dims)
         return {self._length_key: lengths if len(lengths) > 1 else lengths[0]}
 
@@ -138,6 +186,21 @@ class BucketingCollate:
         for dim, room in zip(self.dims, size, strict=True):
             amounts[2 * (tensor.ndim - 1 - dim % tensor.ndim) + 1] = room - tensor.shape[dim]
         return pad(tensor, amounts, value=value)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) or hasattr(value, "__array__")
+
+
+def _part(sample: Any, key: Any) -> Any:
+    try:
+        return sample[key]
+    except (KeyError, IndexError, TypeError):
+        has = f"the keys {list(sample)}" if isinstance(sample, Mapping) else repr(type(sample))
+        raise ConfigError(
+            f"BucketingCollate pads {key!r} of each sample, and got one that has no such part: "
+            f"{has}. Name in pad_values what every sample has."
+        ) from None
 
 
 def _ascending(sizes: Sequence[int | Size], dims: Size) -> list[Size]:

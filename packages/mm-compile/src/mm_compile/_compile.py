@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ._backend_keywords import taken
 from ._cache._code_cache import open_cache
 from ._config import CompileConfig, check_against_torch, parse_config
 from ._device_graphs import DeviceGraphs, records_graphs
@@ -92,10 +93,14 @@ def compile_model(
     if not config.enabled:
         return CompileHandle(config, [])
     check_against_torch(config)
-    config = dataclasses.replace(config, code_cache=open_cache(config.cache, config.keywords))
+    backend = describe_backend(config.keywords)
+    config = dataclasses.replace(
+        config,
+        keywords=taken(config.keywords, backend),
+        code_cache=open_cache(config.cache, config.keywords),
+    )
     tell_known_bad(model, config)
     regions = _install(model, config)
-    backend = describe_backend(config.keywords)
     _logger.debug("compile: %s by %s", ", ".join(region.label for region in regions), backend)
     verifier = Verifier(config, len(regions)) if config.verify is not None else None
     if verifier is not None:

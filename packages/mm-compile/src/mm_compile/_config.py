@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ._backend_keywords import untaken
 from ._cache._code_cache import CodeCache
 from ._cache._directory import parse_cache
 from ._cache._inductor import require_cache
@@ -129,7 +130,7 @@ def check_against_torch(config: CompileConfig) -> None:
 
     Raises:
         TorchVersionError: If this torch cannot compile at all, or no optimizer that it should.
-        ConfigError: If it does not know the backend, or inductor the mode or an option.
+        ConfigError: If it does not know the backend or the mode, or inductor an option.
     """
     require_compile()
     _check_recompile_limit(config.recompile_limit)
@@ -143,8 +144,11 @@ def check_against_torch(config: CompileConfig) -> None:
     backend = config.keywords.get("backend", "inductor")
     if backend == "inductor":
         _check_for_inductor(config.keywords)
-    elif isinstance(backend, str) and backend not in (known := backend_names()):
+        return
+    if isinstance(backend, str) and backend not in (known := backend_names()):
         raise ConfigError(f"compile backend {backend!r} does not exist. {suggest(backend, known)}")
+    if "mode" in untaken(config.keywords):  # one that takes modes may have others
+        _check_mode(config.keywords)
 
 
 def _check_recompile_limit(limit: int) -> None:
@@ -158,11 +162,15 @@ def _check_recompile_limit(limit: int) -> None:
         )
 
 
-def _check_for_inductor(keywords: Mapping[str, Any]) -> None:
+def _check_mode(keywords: Mapping[str, Any]) -> None:
     mode = keywords.get("mode", "default")
     modes = inductor_modes()
     if mode not in modes:
         raise ConfigError(f"compile mode {mode!r} does not exist. {suggest(mode, modes)}")
+
+
+def _check_for_inductor(keywords: Mapping[str, Any]) -> None:
+    _check_mode(keywords)
     known = inductor_options()
     for option in keywords.get("options", ()):
         # torch accepts dashes for underscores.

@@ -3,20 +3,29 @@
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from textwrap import shorten
+from traceback import walk_tb
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from ._errors import CompileError
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared as text
 _OWN_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared as text
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-# What torch adds to its messages for whoever reports a bug to torch.
+# What torch adds to its messages for whoever reports a bug to torch; buffers of inductor, pages of
+# them; and a line of code, which the frame tells better.
 _ADVICE = re.compile(
-    r"\n\s*(Set TORCH|You can suppress|Please convert|from user code:).*", re.DOTALL
+    r"\n\s*(Set TORCH|You can suppress|Please convert|from user code:|args\[\d+\]:|Caused by:).*",
+    re.DOTALL,
 )
+_LONGEST_REASON = 300
+# Where an error of a backend carries what it was about, through the error that dynamo makes of it.
+_NOTE = "_mm_compile_failure"
 
 
 @dataclass(frozen=True)
@@ -26,24 +35,40 @@ class Failure:
     Attributes:
         reason: What the compiler said, in one line.
         frame: ``file:line`` of the user's code that it was at; None where it does not say.
+        is_first: Whether that is only where the graph begins that the compiler was given.
     """
 
     reason: str
     frame: str | None = None
+    is_first: bool = False
 
     def __str__(self) -> str:
-        return f"{self.reason} (at {self.frame})" if self.frame else self.reason
+        place = "in the graph that begins at" if self.is_first else "at"
+        return f"{self.reason} ({place} {self.frame})" if self.frame else self.reason
 
 
 def failure_of_backend(error: Exception, graph_module: Any) -> Failure:
     """Describe what a backend raised for ``graph_module``."""
+    reason = f"{type(error).__name__}: {_first_lines(str(error))}"
+    node = _node_at(error)
+    if node is not None and (frame := _user_frame(node.stack_trace or "")) is not None:
+        return Failure(reason, frame)
     traces = (getattr(node, "stack_trace", None) for node in graph_module.graph.nodes)
     trace = next((trace for trace in traces if trace), "")
-    return Failure(f"{type(error).__name__}: {_first_lines(str(error))}", _user_frame(trace))
+    return Failure(reason, _user_frame(trace), is_first=True)
+
+
+def note_failure(error: Exception, graph_module: Any) -> None:
+    """Keep with ``error`` what :func:`failure_of_backend` says; dynamo tells no line of it."""
+    with suppress(AttributeError):  # one that has slots
+        setattr(error, _NOTE, failure_of_backend(error, graph_module))
 
 
 def failure_of_dynamo(error: BaseException) -> Failure:
     """Describe what dynamo raised."""
+    for each in (error, getattr(error, "inner_exception", None)):
+        if isinstance(noted := getattr(each, _NOTE, None), Failure):
+            return noted
     text = str(error)
     stack = getattr(error, "real_stack", None)
     trace = text.partition("from user code:")[2] or (
@@ -52,11 +77,16 @@ def failure_of_dynamo(error: BaseException) -> Failure:
     return Failure(f"{type(error).__name__}: {_first_lines(text)}", _user_frame(trace))
 
 
-def not_compiled(label: str, error: BaseException) -> CompileError:
-    """Return the error for a region that does not compile."""
+def not_compiled(label: str, attribute: str, error: BaseException) -> CompileError:
+    """Return the error for a region, ``attribute`` of a module, that does not compile."""
+    advice = (
+        "this region uncompiled, or leave it out by regions"
+        if attribute == "forward"
+        else f"{attribute} uncompiled, or leave it out of target"
+    )
     return CompileError(
         f"compile: {label} did not compile: {failure_of_dynamo(error)}. Set "
-        'on_error="eager" to train on with this region uncompiled, or leave it out by regions.'
+        f'on_error="eager" to train on with {advice}.'
     )
 
 
@@ -70,7 +100,17 @@ def not_repeatable(label: str, error: BaseException) -> CompileError:
 
 def _first_lines(text: str) -> str:
     lines = [line.strip() for line in _ADVICE.sub("", text).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:300]
+    return shorten(" ".join(lines[:3]), _LONGEST_REASON, placeholder=" ...")
+
+
+def _node_at(error: BaseException) -> Node | None:
+    # Of the backends that go through a graph node by node, torch's and others, by fx's own means.
+    nodes = [
+        frame.f_locals.get("n")
+        for frame, _ in walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "run_node"
+    ]
+    return next((node for node in reversed(nodes) if isinstance(node, Node)), None)
 
 
 def _user_frame(trace: str) -> str | None:

@@ -96,7 +96,8 @@ class CompileHandle:
     def compile_optimizer(self, optimizer: Optimizer) -> None:
         """Compile ``optimizer.step`` in place, if the config says ``optimizer=True``.
 
-        ``undo`` undoes it too. A step with a closure runs eagerly.
+        ``undo`` undoes it too. A step with a closure runs eagerly. Where the config does not say
+        so, the step is left as it is, and one line in the log says that.
 
         Args:
             optimizer: The optimizer, once its parameters are final.
@@ -110,7 +111,12 @@ class CompileHandle:
                 f"compile_optimizer got {type(optimizer).__name__}; it compiles the step of a "
                 "torch.optim.Optimizer."
             )
-        if self._enabled and self._config.optimizer:
+        if self._enabled and not self._config.optimizer:
+            _logger.info(
+                "compile: the step of %s is left eager; optimizer=True in the config compiles it.",
+                type(optimizer).__name__,
+            )
+        elif self._enabled:
             step = CompiledStep(optimizer, self._config)
             step.install()
             self._steps.append(step)
@@ -146,6 +152,7 @@ class CompileHandle:
             regions=self.regions,
             steps=self._step_times(counts.compile_seconds),
             decision=None if self._warm_up is None else self._warm_up.message,
+            optimizers=tuple(step.status() for step in self._steps),
         )
 
     def _step_times(self, compile_seconds: float) -> StepTimes | None:

@@ -14,7 +14,7 @@ from ._config import CompileConfig
 from ._errors import AlreadyCompiledError, ConfigError
 from ._failure import Failure
 from ._region import Region
-from ._regions import Named, find_regions, signature_of
+from ._regions import Named, find_regions, has_forward, signature_of
 from ._torch import shares_code
 from ._unit import Kind, mode_of
 
@@ -47,6 +47,7 @@ def _make_regions(model: nn.Module, attribute: str, config: CompileConfig) -> li
     # Inside a wrapper, whose own val_step and predict then run compiled code too; dynamo, which
     # knows the wrapper while its forward runs, still cuts graphs at the gradient buckets.
     inner = unwrapped(model) if attribute == "forward" else model
+    _refuse_kind(inner)
     modules = [("", inner)]
     if config.regions is not None:
         modules = find_regions(inner, config.regions)
@@ -73,18 +74,42 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def _refuse_kind(module: nn.Module) -> None:
+    from torch._dynamo.eval_frame import OptimizedModule  # noqa: PLC0415 - imports dynamo
+
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"compile was asked for {kind}, which torch.jit has compiled already. Give the module "
+            "that it was made of."
+        )
+    if isinstance(module, OptimizedModule):
+        raise AlreadyCompiledError(
+            f"compile was asked for {kind}, which torch.compile has made. Give the module that it "
+            "was made of, or drop one of the two."
+        )
+
+
 def _refuse(module: nn.Module, attribute: str) -> None:
+    _refuse_kind(module)
     kind = type(module).__name__
     if not callable(getattr(type(module), attribute, None)):
         raise ConfigError(
             f"compile.target is {attribute!r}, but {kind} has no method of that name. "
             "Use target='forward', or give the model the method."
         )
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ConfigError(f"compile was asked for {kind}, which torch.jit has compiled already.")
+    if attribute == "forward" and not has_forward(module):
+        raise ConfigError(
+            f"compile was asked for {kind}, which has no forward to compile. Give the model that "
+            "holds it, or name by regions what it holds, such as regions=['*']."
+        )
+    if attribute == "forward" and getattr(module, "_compiled_call_impl", None) is not None:
+        raise AlreadyCompiledError(
+            f"compile of {attribute!r} was asked for, but {kind} is compiled already, by its own "
+            "compile(), which is torch's. Drop that call, or leave this out."
+        )
     present = vars(module).get(attribute)
-    called = attribute == "forward" and getattr(module, "_compiled_call_impl", None) is not None
-    if called or (isinstance(present, Region) and present.is_active):
+    if isinstance(present, Region) and present.is_active:
         raise AlreadyCompiledError(
             f"compile of {attribute!r} was asked for, but {kind} is compiled already. "
             "Call undo() on the handle of the first compile_model before compiling again."

@@ -13,6 +13,8 @@ from ._code import copied
 from ._config import CompileConfig
 from ._errors import AlreadyCompiledError, CompileError
 from ._failure import Failure, failure_of_dynamo
+from ._receipt._breaks import GraphBreak, add_breaks
+from ._receipt._regions import RegionStatus
 from ._torch import dynamo_errors, is_of_dynamo
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ class CompiledStep:
     number.
 
     Attributes:
-        failure: Why it runs eagerly; None while it is compiled.
+        failure: Why it runs eagerly, or why its last call was refused; None while it is compiled.
         is_removed: Whether it was undone.
     """
 
@@ -59,12 +61,17 @@ class CompiledStep:
         self._errors = dynamo_errors()
         self._rates: list[torch.Tensor] = []
         self.failure: Failure | None = None
+        self._is_given_up = False
+        self._num_recompiles = 0
+        self._breaks: list[GraphBreak] = []
 
     def __call__(self, _optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         # A closure runs the whole model, which is compiled on its own.
-        if self.is_removed or self.failure is not None or closure is not None:
+        if self.is_removed or self._is_given_up or closure is not None:
             return self._eager(closure)
-        num_runs = self._backend.num_runs
+        backend = self._backend
+        num_runs, num_graphs = backend.num_runs, backend.num_graphs
+        num_breaks = len(backend.break_reasons)
         try:
             with _RatesAsTensors(self._optimizer, self._rates):
                 outputs = self._run()
@@ -73,10 +80,13 @@ class CompiledStep:
                 raise
             failed = error
         else:
-            if self._backend.failure is not None:
-                self._give_up(self._backend.failure)
+            self.failure = None
+            self._num_recompiles += 0 < num_graphs < backend.num_graphs
+            add_breaks(self._breaks, backend.break_reasons[num_breaks:])
+            if backend.failure is not None:
+                self._give_up(backend.failure)
             return outputs
-        return self._recover(failed, has_partly_run=self._backend.num_runs != num_runs)
+        return self._recover(failed, has_partly_run=backend.num_runs != num_runs)
 
     def __get__(self, optimizer: Optimizer, _type: object = None) -> MethodType:
         # torch's schedulers take the function out of the bound step, and bind it again.
@@ -97,8 +107,21 @@ class CompiledStep:
         if self._previous is not None:
             self._optimizer.step = self._previous  # type: ignore[method-assign]
 
+    def status(self) -> RegionStatus:
+        """Describe it as a region is described."""
+        return RegionStatus(
+            name="",
+            target="step",
+            is_compiled=not self.is_removed and self.failure is None,
+            failure=None if self.failure is None else str(self.failure),
+            recompiles=self._num_recompiles,
+            graphs=self._backend.num_graphs,
+            label=f"the step of {type(self._optimizer).__name__}",
+            graph_breaks=tuple(self._breaks),
+        )
+
     def _recover(self, error: Exception, *, has_partly_run: bool) -> Any:
-        failure = failure_of_dynamo(error)
+        self.failure = failure = failure_of_dynamo(error)
         name = type(self._optimizer).__name__
         if self._on_error == "raise" or has_partly_run:
             raise CompileError(
@@ -110,7 +133,7 @@ class CompiledStep:
         return outputs
 
     def _give_up(self, failure: Failure) -> None:
-        self.failure = failure
+        self.failure, self._is_given_up = failure, True
         name = type(self._optimizer).__name__
         _logger.warning("compile: the step of %s runs eagerly from now on: %s", name, failure)
 

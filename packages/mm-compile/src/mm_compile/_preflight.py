@@ -46,7 +46,7 @@ def can_compile(
 
     Args:
         cfg: What ``compile_model`` takes.
-        device_type: Where the model is: ``"cpu"``, ``"cuda"``, ...
+        device_type: Where the model is: ``"cpu"``, ``"cuda"``, ...; an index is left out.
 
     Returns:
         The answer, with a reason if it is no. A config that asks for nothing is always fine.
@@ -68,7 +68,7 @@ def can_compile(
         except TorchVersionError as error:  # of one key
             return CompileSupport(ok=False, reason=str(error))
         if describe_backend(config.keywords) == "inductor":
-            reason = _missing_for_inductor(device_type)
+            reason = _missing_for_inductor(device_type.partition(":")[0])
     return CompileSupport(ok=reason is None, reason=reason)
 
 
@@ -115,9 +115,10 @@ def _missing_code_for(device_type: str) -> str | None:
     getattr(common, "init_backend_registration", lambda: None)()
     if getattr(common, "get_scheduling_for_device", lambda _: None)(device_type) is not None:
         return None
+    question = "Did you mean 'cuda'? " if device_type == "gpu" else ""
     return (
-        f"backend 'inductor' writes no code for {device_type}: name the backend that comes with "
-        "the device, or use 'aot_eager'."
+        f"backend 'inductor' writes no code for {device_type}. {question}Name the backend that "
+        "comes with the device, or use 'aot_eager'."
     )
 
 

@@ -1,16 +1,22 @@
 """How often a region may be compiled again, and what happens beyond."""
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ._counted import counted
 from ._errors import RecompileLimitError
 from ._failure import Failure
 from ._inputs import Traits, describe_inputs
 from ._unit import Kind, Mode, Unit
 
 _logger = logging.getLogger(__name__)
+# Some conditions of dynamo's are long lists; their beginning names the value.
+_MAX_GUARD = 120
+# Some torch versions write a function's argument as L['self'].
+_LOCAL = re.compile(r"L\['(?P<name>\w+)'\]")
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,8 @@ def look_at(
     backend = unit.backend
     num_graphs, num_breaks = before
     unit.note_breaks(num_breaks)
-    if call.is_newcomer and not backend.num_graphs:
+    unit.is_graphless = not backend.num_graphs
+    if call.is_newcomer and unit.is_graphless:
         _logger.warning(
             "compile: %s has no graph: dynamo captured nothing, and it runs as it is.", call.label
         )
@@ -72,7 +79,7 @@ def _count(kind: Kind, unit: Unit, call: Call, inputs: Traits) -> Failure | None
         kind.num_strangers += 1
         return None
     unit.num_recompiles += 1
-    change = change or "nothing in its inputs (a value that its code reads elsewhere)"
+    change = change or _describe_change_elsewhere()
     unit.changes.append(change)
     _logger.debug("compile: %s was compiled again; %s", call.label, change)
     if unit.num_recompiles <= kind.config.recompile_limit:
@@ -80,9 +87,21 @@ def _count(kind: Kind, unit: Unit, call: Call, inputs: Traits) -> Failure | None
     return _apply_policy(kind, unit, call.mode, change, call.label)
 
 
+def _describe_change_elsewhere() -> str:
+    from torch._dynamo import utils  # noqa: PLC0415 - imports dynamo
+
+    told = "nothing in its inputs changed, but a value that its code reads elsewhere"
+    # Newer ones keep why they compiled last: "0/1: self.flag == 1   # where the code reads it".
+    list_metrics = getattr(utils, "get_compilation_metrics", list)
+    reason = getattr((list_metrics() or [None])[-1], "recompile_reason", None)
+    guard = (reason or "").partition(": ")[2].partition("\n")[0].partition("#")[0].strip()
+    guard = _LOCAL.sub(r"\g<name>", guard)
+    return f"{told} ({guard[:_MAX_GUARD]} no longer holds)" if guard else told
+
+
 def _apply_policy(kind: Kind, unit: Unit, mode: Mode, change: str, label: str) -> Failure | None:
     excess = (
-        f"it was compiled again {unit.num_recompiles} times, recompile_limit is "
+        f"it was compiled again {counted(unit.num_recompiles, 'time')}, recompile_limit is "
         f"{kind.config.recompile_limit}; the last time because {change}"
     )
     if kind.config.on_recompile == "raise":

@@ -46,6 +46,7 @@ class Region:
         label: The names, and the class, for messages.
         kind: The regions it shares compiled code with.
         failure: Why it runs eagerly; None while it is compiled.
+        raised: What its last call was refused for under ``on_error="raise"``; else None.
         held_back: Why it is not compiled now, though nothing failed; else None.
         outermost: Where the calls of the whole model are told, if this one's may be such.
         check: Compares the first calls with eager ones.
@@ -64,6 +65,7 @@ class Region:
         self.label = f"{name or 'the model'}{method} ({type(module).__name__})"
         self.kind = kind
         self.failure: Failure | None = None
+        self.raised: Failure | None = None
         self.agreement: Agreement | None = None
         self.held_back: str | None = None
         self.outermost: OutermostCall | None = None
@@ -87,6 +89,16 @@ class Region:
     def is_active(self) -> bool:
         """Whether it stands in its module's place."""
         return self._is_installed
+
+    @property
+    def fallback(self) -> str | None:
+        """Why its calls run no compiled code though they were to; None while they do."""
+        if (failure := self.failure or self.raised) is not None:
+            return str(failure)
+        ran = [unit for unit in self.kind.units.values() if self.name in unit.callers]
+        if ran and all(unit.is_graphless for unit in ran):
+            return "dynamo captured no graph of it, and it runs as it is"
+        return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling():  # somebody compiles a whole around it
@@ -167,6 +179,7 @@ class Region:
                 raise
             failed = error
         else:
+            self.raised = None
             is_known = before == (backend.num_graphs, len(backend.break_reasons))
             if is_newcomer or not is_known or backend.failure is not None:
                 call = Call(mode, self.label, args, kwargs, is_newcomer=is_newcomer)
@@ -206,8 +219,10 @@ class Region:
             if is_users_own_error(error) and self.attribute in _REPEATABLE:
                 # Shapes that do not fit, usually: eager code says so in the user's own lines.
                 self.__wrapped__(*args, **kwargs)
-            raise not_compiled(self.label, error) from error
+            self.raised = failure_of_dynamo(error)
+            raise not_compiled(self.label, self.attribute, error) from error
         if has_partly_run and self.attribute not in _REPEATABLE:
+            self.raised = failure_of_dynamo(error)
             raise not_repeatable(self.label, error) from error
         # If this raises, the error is the user's and not the compiler's.
         outputs = self.__wrapped__(*args, **kwargs)

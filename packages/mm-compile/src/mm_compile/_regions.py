@@ -15,9 +15,7 @@ Named = tuple[str, nn.Module]
 # What code compiled for a module depends on: its class, and what it is made of.
 Signature = tuple[object, ...]
 
-# They hold modules and have no forward of their own.
-_HOLDERS = (nn.ModuleList, nn.ModuleDict)
-_CONTAINERS = (*_HOLDERS, nn.Sequential)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # Fewer blocks than so many of a kind, on average, take about as long to compile one by one as the
 # whole model does, whose steps are then faster: what lies between blocks is not fused, and a block
 # of convolutions turns its tensors to another memory layout and back.
@@ -96,7 +94,13 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _is_compilable(module: nn.Module) -> bool:
-    return not isinstance(module, (*_HOLDERS, torch.jit.ScriptModule))
+    return has_forward(module) and not isinstance(module, torch.jit.ScriptModule)
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether ``module`` can be called; what only holds modules or parameters cannot."""
+    is_own = "forward" in vars(module) or isinstance(module, torch.jit.ScriptModule)
+    return is_own or type(module).forward is not nn.Module.forward
 
 
 def _outermost(name: str, module: nn.Module, chosen: set[int], seen: set[int]) -> Iterator[Named]:

@@ -157,7 +157,9 @@ def require_compile() -> None:
 def describe_backend(keywords: Mapping[str, Any]) -> str:
     """Name the backend that ``torch.compile(**keywords)`` uses."""
     backend = keywords.get("backend", "inductor")
-    return backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
+    if isinstance(backend, str):
+        return backend
+    return str(getattr(backend, "__name__", type(backend).__name__))
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from ._code import copied
 from ._config import CompileConfig
 from ._failure import Failure
 from ._inputs import Traits, describe_nearest_change
-from ._receipt._breaks import GraphBreak, graph_break_of
+from ._receipt._breaks import GraphBreak, add_breaks
 from ._surroundings import HookGuards, active_ddp
 from ._torch import takes_version_limit, version_limit
 
@@ -39,8 +39,9 @@ class Unit:
         is_dynamic: Whether every dimension is compiled as one that changes.
         num_recompiles: How often it was compiled for inputs other than the first ones.
         callers: Names of the regions that have run it.
-        changes: What changed when it was compiled again, each time.
+        changes: What changed when its mode was compiled again, each time.
         breaks: Where capturing it stopped.
+        is_graphless: Whether it ran, and dynamo captured nothing.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Unit:
         self.callers: set[str] = set()
         self.changes: list[str] = []
         self.breaks: list[GraphBreak] = []
+        self.is_graphless = False
         self._history: list[Traits] = []
 
     def remember(self, inputs: Traits) -> str | None:
@@ -83,9 +85,7 @@ class Unit:
 
     def note_breaks(self, start: int) -> None:
         """Keep the graph breaks that dynamo has found since there were ``start`` of them."""
-        for reason in self.backend.break_reasons[start:]:
-            if (found := graph_break_of(reason)) not in self.breaks:
-                self.breaks.append(found)
+        add_breaks(self.breaks, self.backend.break_reasons[start:])
 
 
 @dataclass
@@ -96,6 +96,7 @@ class Kind:
         function: What they run, as ``function(module, *args, **kwargs)``.
         config: The checked config.
         units: The compiled code of each mode that has occurred.
+        num_past_graphs: Graphs of code that was dropped for code of any size.
         num_strangers: Regions that compiled anew when they first ran.
         excess: Why none of them runs compiled code any more, once their common budget is spent.
     """
@@ -103,6 +104,7 @@ class Kind:
     function: FunctionType
     config: CompileConfig
     units: dict[Mode, Unit] = field(default_factory=dict)
+    num_past_graphs: int = 0
     num_strangers: int = 0
     excess: Failure | None = None
 
@@ -117,8 +119,12 @@ class Kind:
         return Unit(copied(self.function), replace(self.config, on_error="raise"))
 
     def make_dynamic(self, mode: Mode) -> None:
-        """Compile a mode anew, for dimensions that change."""
-        self.units[mode] = Unit(copied(self.function), self.config, is_dynamic=True)
+        """Compile a mode anew, for dimensions that change, with a budget of its own."""
+        past = self.units[mode]
+        self.units[mode] = unit = Unit(copied(self.function), self.config, is_dynamic=True)
+        # The code is dropped, what is told of it is not.
+        unit.changes, unit.breaks = past.changes, past.breaks
+        self.num_past_graphs += past.backend.num_graphs
 
     def for_newcomer(self) -> "Kind":
         """Return the kind that a region which has not run yet belongs to: this, or one alone."""
@@ -128,11 +134,12 @@ class Kind:
 
     def count_recompiles(self) -> int:
         """Count the recompilations of every mode."""
-        return sum(unit.num_recompiles for unit in self.units.values())
+        return sum(len(unit.changes) for unit in self.units.values())
 
     def count_graphs(self) -> int:
         """Count the graphs captured in every mode."""
-        return sum(unit.backend.num_graphs for unit in self.units.values())
+        num_graphs = sum(unit.backend.num_graphs for unit in self.units.values())
+        return self.num_past_graphs + num_graphs
 
 
 def mode_of(module: Any) -> Mode:

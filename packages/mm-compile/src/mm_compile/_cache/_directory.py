@@ -21,11 +21,14 @@ def parse_cache(value: str | os.PathLike[str] | bool) -> Path | None:  # noqa: F
     return None if value is False else check_directory(value, is_read=True)
 
 
-def check_directory(value: str | os.PathLike[str], *, is_read: bool = False) -> Path:
+def check_directory(
+    value: str | os.PathLike[str], *, name: str = "compile.cache", is_read: bool = False
+) -> Path:
     """Check that ``value`` can be a cache's directory; creates nothing.
 
     Args:
         value: The path.
+        name: What it was given as, for messages.
         is_read: Whether a directory that can only be read will do.
 
     Raises:
@@ -34,20 +37,20 @@ def check_directory(value: str | os.PathLike[str], *, is_read: bool = False) -> 
     try:
         path = Path(value).expanduser().absolute()
     except RuntimeError as error:  # of another user, "~name"
-        raise ConfigError(f"compile.cache is {str(value)!r}, but: {error}") from error
+        raise ConfigError(f"{name} is {str(value)!r}, but: {error}") from error
     if not str(value) or "\0" in str(value):
-        raise ConfigError(f"compile.cache is {str(value)!r}; it takes the path of a directory.")
+        raise ConfigError(f"{name} is {str(value)!r}; it takes the path of a directory.")
     existing = path
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
         raise ConfigError(
-            f"compile.cache is {str(value)!r}, but {existing} is a file; it takes a directory."
+            f"{name} is {str(value)!r}, but {existing} is a file; it takes a directory."
         )
     if not (_is_allowed(existing, os.W_OK) or (is_read and can_only_be_read(path))):
         action = "written" if existing == path else "created"
         raise ConfigError(
-            f"compile.cache is {str(value)!r}, which cannot be {action}: {existing} is not "
+            f"{name} is {str(value)!r}, which cannot be {action}: {existing} is not "
             "writable. Name another directory, or change its permissions."
         )
     return path

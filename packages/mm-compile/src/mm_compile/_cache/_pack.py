@@ -38,7 +38,8 @@ def pack_cache(directory: str | os.PathLike[str], file: str | os.PathLike[str]) 
         How many bundles of compiled code it holds.
 
     Raises:
-        CacheFileError: If there is no compiled code in ``directory``.
+        CacheFileError: If there is no compiled code in ``directory``, or ``file`` cannot be
+            written.
 
     Example:
         >>> pack_cache("work_dirs/compile_cache", "cache.zip")  # doctest: +SKIP
@@ -64,8 +65,13 @@ def pack_cache(directory: str | os.PathLike[str], file: str | os.PathLike[str]) 
                 "to compile_model, after a run that has compiled."
             )
         draft.replace(file)
+    except OSError as error:
+        raise CacheFileError(
+            f"{file} cannot be written: {error.strerror}. Name a file elsewhere."
+        ) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
     return num_packed
 
 
@@ -85,13 +91,15 @@ def unpack_cache(file: str | os.PathLike[str], directory: str | os.PathLike[str]
 
     Raises:
         CacheFileError: If it is no such file, or damaged. Nothing was unpacked then.
-        ConfigError: If ``directory`` cannot be one.
+        ConfigError: If ``directory`` cannot be one. It is not created then.
 
     Example:
         >>> unpack_cache("cache.zip", "/scratch/compile_cache")  # doctest: +SKIP
         3
     """
-    file, directory = Path(file), check_directory(directory)
+    file = Path(file)
+    directory = check_directory(directory, name="the directory for unpack_cache")
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     # Beside its destination, so that bundles are renamed and not copied.
     draft = Path(tempfile.mkdtemp(prefix=".unpack_", dir=directory))
@@ -100,11 +108,21 @@ def unpack_cache(file: str | os.PathLike[str], directory: str | os.PathLike[str]
         return sum(_move(draft / name, directory / name) for name in members)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        # What stayed empty, since nothing was unpacked.
+        with suppress(OSError):
+            for path in new:
+                path.rmdir()
 
 
 def _extract(file: Path, draft: Path) -> list[str]:
     try:
-        with zipfile.ZipFile(file) as archive:
+        opened = file.open("rb")
+    except OSError as error:
+        raise CacheFileError(
+            f"{file} cannot be read: {error.strerror}. Name a file of pack_cache."
+        ) from error
+    try:
+        with opened, zipfile.ZipFile(opened) as archive:
             names = archive.namelist()
             for name in names:
                 _check_member(file, name)

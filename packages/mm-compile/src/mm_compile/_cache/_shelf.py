@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
+from mm_compile._counted import counted
+
 from ._bundle import (
     Bundle,
     BundleError,
@@ -64,7 +66,9 @@ class Shelf:
         self._workspace: Workspace | None = Workspace()
         self.refresh()
         _logger.info(
-            "compile: %s has code of %d graphs for this run.", self.folder, len(self.marks)
+            "compile: %s has code of %s for this run.",
+            self.folder,
+            counted(len(self.marks), "graph"),
         )
 
     @contextmanager

@@ -15,7 +15,8 @@ class GraphBreak:
     """A place where one graph ended and Python ran between it and the next.
 
     Attributes:
-        frame: ``file:line`` of the user's code; None where this torch does not tell it.
+        frame: ``file:line`` of the user's code, or of torch's where none of the user's ran; None
+            where this torch does not tell it.
         reason: What dynamo could not capture, in one line.
     """
 
@@ -45,8 +46,17 @@ def graph_break_of(reason: Any) -> GraphBreak:
     return GraphBreak(_frame_of(getattr(reason, "user_stack", ())), _in_one_line(reason.reason))
 
 
+def add_breaks(known: list[GraphBreak], reasons: Iterable[Any]) -> None:
+    """Add what dynamo tells to what is known, each place once."""
+    for reason in reasons:
+        if (found := graph_break_of(reason)) not in known:
+            known.append(found)
+
+
 def _frame_of(stack: Iterable[FrameSummary]) -> str | None:
-    return innermost_user_frame((frame.filename, str(frame.lineno)) for frame in stack)
+    frames = [(frame.filename, str(frame.lineno)) for frame in stack]
+    # An optimizer's step is torch's code throughout.
+    return innermost_user_frame(frames) or (":".join(frames[-1]) if frames else None)
 
 
 def _in_one_line(reason: Any) -> str:

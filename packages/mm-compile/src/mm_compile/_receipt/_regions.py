@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from mm_compile._counted import counted
 from mm_compile._region import Region
 from mm_compile._verify._compare import Verified
 from mm_compile._warm_up._steps import in_words
@@ -93,7 +95,9 @@ class StepTimes:
         steps = self.break_even_steps
         if steps is None:
             return "compiling does not make it faster"
-        pays = f"saves {in_words(self.saved_s or 0)} of each step, pays after {steps} steps"
+        pays = (
+            f"saves {in_words(self.saved_s or 0)} of each step, pays after {counted(steps, 'step')}"
+        )
         if self.expected_steps is None:
             return pays
         end = "pays" if steps <= self.expected_steps else "does not pay"
@@ -103,7 +107,7 @@ class StepTimes:
 def status_of(region: Region, verified: Verified | None) -> RegionStatus:
     """Describe a region as it does now."""
     units = list(region.kind.units.values())
-    failure = region.held_back if region.failure is None else str(region.failure)
+    failure = region.fallback or region.held_back
     return RegionStatus(
         name=region.name,
         target=region.attribute,
@@ -118,16 +122,24 @@ def status_of(region: Region, verified: Verified | None) -> RegionStatus:
     )
 
 
-def lines_about(regions: Sequence[RegionStatus]) -> Iterator[str]:
+def lines_about(
+    regions: Sequence[RegionStatus],
+    optimizers: Sequence[RegionStatus] = (),
+    decision: str | None = None,
+) -> Iterator[str]:
     """Say what is compiled and what is not, and what was in the way."""
     num_compiled = sum(region.is_compiled for region in regions)
-    yield f"{num_compiled} of {len(regions)} regions compiled"
+    yield f"{num_compiled} of {counted(len(regions), 'region')} compiled"
+    for labels, _ in _grouped((step.label, "") for step in optimizers if step.is_compiled):
+        yield f"compiled: {labels}"
+    everything = (*regions, *optimizers)
     for labels, reason in _grouped(
-        (region.label, region.failure) for region in regions if region.failure is not None
+        (each.label, each.failure) for each in everything if each.failure is not None
     ):
-        yield f"not compiled: {labels}: {reason}"
+        # A line of its own tells what "auto" decided.
+        yield f"not compiled: {labels}: {'as auto decided' if reason == decision else reason}"
     for labels, place in _grouped(
-        (region.label, str(each)) for region in regions for each in region.graph_breaks
+        (each.label, str(place)) for each in everything for place in each.graph_breaks
     ):
         yield f"graph break in {labels} at {place}"
     for labels, change in _grouped(
@@ -143,8 +155,9 @@ def _lines_about_verified(regions: Sequence[RegionStatus]) -> Iterator[str]:
     if compared:
         region, worst = max(compared, key=lambda pair: pair[1].deviation / (pair[1].allowed or 1.0))
         yield (
-            f"verified: {len(compared)} regions against eager; most in {region.label}, where "
-            f"{worst.tensor} deviates by {worst.deviation:.2g}, {worst.allowed:.2g} allowed"
+            f"verified: {counted(len(compared), 'region')} against eager; most in "
+            f"{region.label}, where {worst.tensor} deviates by {worst.deviation:.2g}, "
+            f"{worst.allowed:.2g} allowed"
         )
     for labels, note in _grouped(
         (region.label, each.note) for region, each in verified if each.note
@@ -154,9 +167,10 @@ def _lines_about_verified(regions: Sequence[RegionStatus]) -> Iterator[str]:
 
 def _grouped(pairs: Iterator[tuple[str, str | None]]) -> Iterator[tuple[str, str]]:
     # Regions share code: what is said of twelve of them is one line.
-    labels: dict[str, list[str]] = {}
+    labels: dict[str, Counter[str]] = {}
     for label, text in pairs:
-        labels.setdefault(text or "", []).append(label)
+        labels.setdefault(text or "", Counter())[label] += 1
     for text, named in labels.items():
+        first, times = next(iter(named)), max(named.values())
         more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-        yield f"{named[0]}{more}", text
+        yield f"{first}{more}{f', {times} times' if times > 1 else ''}", text

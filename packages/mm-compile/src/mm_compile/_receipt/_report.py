@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mm_compile._counted import counted
 from mm_compile._torch import torch_version
 
 from ._regions import RegionStatus, StepTimes, lines_about
@@ -30,6 +31,7 @@ class CompileReport:
         regions: What was compiled, in the model's order, and how each part does.
         steps: What training steps take; None before they were timed.
         decision: What ``"auto"`` decided, and why; None before it did.
+        optimizers: The steps given to ``compile_optimizer``, told as regions are.
     """
 
     target: str
@@ -42,6 +44,7 @@ class CompileReport:
     regions: tuple[RegionStatus, ...] = ()
     steps: StepTimes | None = None
     decision: str | None = None
+    optimizers: tuple[RegionStatus, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as numbers, texts, lists and dicts, fit for JSON.
@@ -61,8 +64,9 @@ class CompileReport:
     def __str__(self) -> str:
         lines = [self._first_line()]
         if self.regions:
-            lines += lines_about(self.regions)
-        if self.graph_breaks and not any(region.graph_breaks for region in self.regions):
+            lines += lines_about(self.regions, self.optimizers, self.decision)
+        everything = (*self.regions, *self.optimizers)
+        if self.graph_breaks and not any(each.graph_breaks for each in everything):
             lines.append("graph breaks: this torch does not tell where")
         if self.decision is not None:
             lines.append(self.decision)
@@ -73,8 +77,9 @@ class CompileReport:
     def _first_line(self) -> str:
         mode = f" (mode {self.mode})" if self.mode else ""
         return (
-            f"{self.target} by {self.backend}{mode}: {self.graphs} graphs, "
-            f"{self.graph_breaks} graph breaks, {self.recompiles} recompiles, "
+            f"{self.target} by {self.backend}{mode}: {counted(self.graphs, 'graph')}, "
+            f"{counted(self.graph_breaks, 'graph break')}, "
+            f"{counted(self.recompiles, 'recompile')}, "
             f"{self.compile_seconds:.1f} s in the compiler"
         )
 

@@ -20,6 +20,11 @@ class LocalBoard:
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Decision]] = deque()
 
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process speaks for all."""
+        return True
+
     def is_open(self, _num_steps: int) -> bool:
         """Whether this process may decide now."""
         return True
@@ -50,9 +55,14 @@ class SharedBoard(LocalBoard):
         super().__init__()
         self._board = NoticeBoard("auto", labels)
 
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process speaks for all."""
+        return self._board.is_first_rank
+
     def is_open(self, num_steps: int) -> bool:
         """Whether this process may decide now."""
-        return self._board.is_first_rank and _is_reading_step(num_steps)
+        return self.is_first_rank and _is_reading_step(num_steps)
 
     def announce(self, decision: Decision, num_steps: int) -> None:
         """Let a decision hold, on all ranks, from the next reading step on."""
@@ -62,7 +72,7 @@ class SharedBoard(LocalBoard):
 
     def due(self, num_steps: int) -> list[Decision]:
         """Take the decisions that hold from step ``num_steps`` on, or from an earlier one."""
-        if not self._board.is_first_rank and _is_reading_step(num_steps):
+        if not self.is_first_rank and _is_reading_step(num_steps):
             for notice in self._board.unread():
                 fields = notice["decision"]
                 fields["compiled"] = tuple(fields["compiled"])

@@ -5,7 +5,9 @@ the largest group of equal regions is compiled first, if even a small gain would
 compiler in the rest of the run; what it cost and gained then tells about the next group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from mm_compile._counted import counted
 
 from ._plan import NUM_SAMPLES, Decision, Measured
 from ._steps import StageTimes, StepTimer, in_words
@@ -28,10 +30,14 @@ class AutoPlan:
 
     Args:
         sizes: How many regions each group has.
+        fallback_of: Says why a group runs eagerly though it was to be compiled; else None.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, sizes: Sequence[int], fallback_of: Callable[[int], str | None] = lambda _group: None
+    ) -> None:
         self._sizes = list(sizes)
+        self._fallback_of = fallback_of
         self._waiting = sorted(range(len(sizes)), key=lambda group: -sizes[group])
         self._kept: tuple[int, ...] = ()
         self._trial: int | None = None
@@ -81,6 +87,10 @@ class AutoPlan:
         )
 
     def _judge(self, stage: StageTimes, step: float, num_steps: int) -> Decision | None:
+        assert self._trial is not None
+        fallback = self._fallback_of(self._trial)
+        if fallback is not None:
+            return self._stop(f"what was tried runs eagerly: {fallback}", num_steps)
         gain = self._best_step - step
         # Nothing is measured where every step that compiled did something else too.
         self._cost = stage.startup_seconds or EXPECTED_COST_S
@@ -93,7 +103,6 @@ class AutoPlan:
                 f"a step takes {in_words(self._best_step)} without it and {in_words(step)} with it",
                 num_steps,
             )
-        assert self._trial is not None
         self._kept = (*self._kept, self._trial)
         self._trial = None
         self._gained += gain
@@ -138,12 +147,13 @@ class AutoPlan:
 
     def _finish(self, num_steps: int, reason: str, *, is_refusal: bool = False) -> Decision:
         num_kept = sum(self._sizes[group] for group in self._kept)
-        what = f"{num_kept} of {sum(self._sizes)} regions compiled" if num_kept else "not compiled"
+        num_regions = counted(sum(self._sizes), "region")
+        what = f"{num_kept} of {num_regions} compiled" if num_kept else "not compiled"
         self._stage += 1
         return Decision(
             self._stage,
             self._kept,
             is_final=True,
-            message=f"auto, after {num_steps} steps: {what}: {reason}",
+            message=f"auto, after {counted(num_steps, 'step')}: {what}: {reason}",
             is_refusal=is_refusal,
         )

@@ -44,6 +44,8 @@ class _Interval(NamedTuple):
     start: Any
     end: Any
     has_compiled: bool
+    has_fallen_back: bool
+    is_disturbed: bool
 
 
 class StepTimer:
@@ -54,11 +56,22 @@ class StepTimer:
     Args:
         clock: Where the time is read.
         count_graphs: Returns the graphs captured so far.
+        count_fallbacks: Returns how many regions run eagerly though they were to be compiled.
+
+    Attributes:
+        num_fallbacks: How many did so when the running step began.
     """
 
-    def __init__(self, clock: HostClock | DeviceClock, count_graphs: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        clock: HostClock | DeviceClock,
+        count_graphs: Callable[[], int],
+        count_fallbacks: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.clock = clock
         self._count_graphs = count_graphs
+        self._count_fallbacks = count_fallbacks
+        self.num_fallbacks = 0
         self._stages: dict[int, StageTimes] = {}
         self._pending: deque[_Interval] = deque()
         self._open: tuple[int, Any] | None = None
@@ -78,26 +91,35 @@ class StepTimer:
     def begin(self, stage: int) -> None:
         """Note that a training step begins, and read the clock for those that are over."""
         now, num_graphs = self.clock.mark(), self._count_graphs()
-        if self._open is not None and not self._is_disturbed:
-            has_compiled = num_graphs != self._num_graphs
-            self._pending.append(_Interval(*self._open, now, has_compiled))
+        num_fallbacks = self._count_fallbacks()
+        if self._open is not None:
+            changes = (num_graphs != self._num_graphs, num_fallbacks != self.num_fallbacks)
+            self._pending.append(_Interval(*self._open, now, *changes, self._is_disturbed))
         self._open = (stage, now)
-        self._num_graphs, self._is_disturbed = num_graphs, False
+        self._num_graphs, self.num_fallbacks = num_graphs, num_fallbacks
+        self._is_disturbed = False
         self._collect()
 
     def _collect(self) -> None:
         while self._pending:
-            stage, start, end, has_compiled = self._pending[0]
-            seconds = self.clock.seconds_between(start, end)
+            interval = self._pending[0]
+            seconds = self.clock.seconds_between(interval.start, interval.end)
             if seconds is None:
                 return
             self._pending.popleft()
-            self._add(stage, seconds, has_compiled=has_compiled)
+            self._add(interval, seconds)
 
-    def _add(self, stage: int, seconds: float, *, has_compiled: bool) -> None:
-        times = self.of_stage(stage)
-        if has_compiled or stage != self._settled_stage:
-            self._settled_stage, self._num_settling = stage, SETTLING_STEPS + has_compiled
+    def _add(self, interval: _Interval, seconds: float) -> None:
+        stage, times = interval.stage, self.of_stage(interval.stage)
+        if interval.has_fallen_back:
+            # Less is compiled in the steps to come than was in those before.
+            times.steady.clear()
+            self._settled_stage = -1
+        if interval.is_disturbed:
+            return
+        if interval.has_compiled or stage != self._settled_stage:
+            self._settled_stage = stage
+            self._num_settling = SETTLING_STEPS + interval.has_compiled
         if self._num_settling > 0:
             self._num_settling -= 1
             times.starting.append(seconds)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from weakref import ref
 
 from torch import nn
@@ -46,7 +47,8 @@ class WarmUp:
         self._model = ref(model)
         self._regions = regions
         self._groups = _group(regions)
-        self._auto = AutoPlan([len(group) for group in self._groups]) if config.auto else None
+        sizes = [len(group) for group in self._groups]
+        self._auto = AutoPlan(sizes, self._fallback_of) if config.auto else None
         self._plan: Plan = self._auto or MeasuringPlan(range(len(self._groups)), config.measure)
         labels = [region.label for region in regions]
         self._board = SharedBoard(labels) if config.auto else LocalBoard()
@@ -72,7 +74,16 @@ class WarmUp:
 
     def measured(self) -> Measured:
         """Return what is known so far."""
-        return Measured() if self._times is None else self._plan.measured(self._times)
+        if self._times is None:
+            return Measured()
+        measured = self._plan.measured(self._times)
+        num_fallbacks = self._count_fallbacks()
+        # No times of what is compiled no longer, and none of eager steps called compiled ones.
+        if num_fallbacks != self._times.num_fallbacks or (
+            num_fallbacks and all(region.fallback or region.held_back for region in self._regions)
+        ):
+            return replace(measured, compiled_step_s=None)
+        return measured
 
     def expect(self, num_steps: int) -> None:
         """Be told how many training steps are to come."""
@@ -88,7 +99,7 @@ class WarmUp:
                 self._times.disturb()
             return
         if self._times is None:
-            self._times = StepTimer(clock_for(model), self._count_graphs)
+            self._times = StepTimer(clock_for(model), self._count_graphs, self._count_fallbacks)
         self.num_steps += 1
         for decision in self._board.due(self.num_steps):
             self._apply(decision)
@@ -116,7 +127,7 @@ class WarmUp:
         for region in self._regions:
             if region.held_back is not None:
                 region.held_back = decision.message
-        if decision.is_refusal:
+        if decision.is_refusal and self._board.is_first_rank:
             _logger.warning("compile: %s.", decision.message)
         self.stop()
         self.on_done()
@@ -128,6 +139,13 @@ class WarmUp:
     def _count_graphs(self) -> int:
         kinds = {id(region.kind): region.kind for region in self._regions}
         return sum(kind.count_graphs() for kind in kinds.values())
+
+    def _count_fallbacks(self) -> int:
+        return sum(region.fallback is not None for region in self._regions)
+
+    def _fallback_of(self, group: int) -> str | None:
+        fallbacks = [region.fallback for region in self._groups[group]]
+        return fallbacks[0] if all(fallbacks) else None
 
 
 def _group(regions: Sequence[Region]) -> list[list[Region]]:
