@@ -124,7 +124,7 @@ class OptimWrapper(AbstractOptimWrapper):
             self._backward_weighed(loss, weight)
         elif (
             self._is_plain
-            and _PARTS_OF_UPDATE.keys().isdisjoint(vars(self))
+            and not any(name in self.__dict__ for name in _PARTS_OF_UPDATE)
             and self._clipper is None
             and self._precision.scaling is None
             and not (step_kwargs or zero_kwargs)
