@@ -27,12 +27,8 @@ from mm_runner.plan import make_plan, plan_as_text
 from mm_runner.runner import verify_resume
 
 KEY = "activation_checkpointing"
-pytestmark = [
-    # torch 2.4's own.
-    pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning"),
-    # Dynamo looks at the gradient of a tensor that has none, such as a loss.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-]
+# Dynamo looks at the gradient of a tensor that has none, such as a loss.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
 def checkpointed(model, names="auto"):

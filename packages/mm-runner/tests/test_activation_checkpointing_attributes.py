@@ -13,9 +13,6 @@ import mm_runner.model._kept_parameters
 from mm_runner import ConfigError
 from mm_runner.model import apply_module_settings
 
-# torch 2.4's own.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
-
 
 class Rotary(Layers):
     """A table in a buffer, which is filled as far as it was needed."""

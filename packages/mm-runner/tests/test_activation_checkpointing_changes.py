@@ -10,8 +10,6 @@ import mm_runner.model._noted_tensors
 from mm_runner import ConfigError
 from mm_runner.model import apply_module_settings
 
-# torch 2.4's own.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 LARGE = 1 << 17  # is not copied in each step
 # Before torch 2, errors of a repetition come within one of its own.
 REFUSED = (ConfigError, RuntimeError)

@@ -15,8 +15,6 @@ from mm_runner.model import apply_module_settings, told_module_settings
 from mm_runner.model._variants import make_variant, own_class
 
 KEY = "activation_checkpointing"
-# torch 2.4's own.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 REGISTERED = {}
 
 

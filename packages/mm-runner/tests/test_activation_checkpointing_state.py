@@ -15,8 +15,6 @@ from mm_runner import ConfigError
 from mm_runner.model import apply_module_settings
 
 KEY = "activation_checkpointing"
-# torch 2.4's own.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 
 
 class ReadsStatistics(Layers):

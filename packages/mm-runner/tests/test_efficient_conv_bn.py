@@ -14,8 +14,6 @@ from mm_runner import ConfigError, Runner
 from mm_runner.model import apply_module_settings, told_module_settings, unwrap_model
 from mm_runner.plan import make_plan, plan_as_text
 
-# torch 2.4's own, of checkpointing.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 KEY = "efficient_conv_bn_eval"
 CONVOLUTIONS = [
     (nn.Conv1d, nn.BatchNorm1d, {"padding": 1}),

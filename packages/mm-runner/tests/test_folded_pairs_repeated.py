@@ -21,8 +21,6 @@ from mm_runner import ConfigError
 from mm_runner.model import apply_module_settings, told_module_settings
 from mm_runner.model._settings import planned_module_settings
 
-# torch 2.4's own, of checkpointing.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 CHECKPOINTING = "activation_checkpointing"
 
 

@@ -114,6 +114,9 @@ param_scheduler: [{type: LinearLR, by_epoch: false, end: 3}, {type: CosineAnneal
 
 
 @pytest.mark.skipif(
+    not hasattr(torch, "accelerator"), reason="torch before 2.6 imports a part of it itself"
+)
+@pytest.mark.skipif(
     "disable_fn" not in torch._disable_dynamo(lambda: None).__code__.co_varnames
     if hasattr(torch, "_disable_dynamo")
     else True,

@@ -88,10 +88,12 @@ class RunCompiler:
     def begin_training(self, runner: Runner) -> None:
         """Compile the optimizers if that is configured, and say how many steps are to come."""
         handle = runner.compile_handle
+        compiles_optimizers = isinstance(self._cfg, Mapping) and self._cfg.get("optimizer")
         for wrapper in named_wrappers(runner.optim_wrapper).values():
             optimizer = wrapper.optimizer
             # One that was given ready made is the same in a second training.
-            if not any(optimizer is known for known in self._optimizers):
+            is_known = any(optimizer is known for known in self._optimizers)
+            if compiles_optimizers and not is_known:
                 handle.compile_optimizer(optimizer)
                 self._optimizers.append(optimizer)
         handle.expect_steps(max(runner.max_iters - runner.iter, 0))
