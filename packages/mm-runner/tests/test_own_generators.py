@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from test_resume_midway import Seen, StopAfter
+from test_resume_midway import StopAfter
+from test_stateful_streams import expect_the_rest
 from torch.utils.data import DataLoader
-from toy import NO_VALIDATION, Blobs, Killed, StopBeforeEpoch
+from toy import NO_VALIDATION, Blobs, StopBeforeEpoch
 
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 
@@ -26,9 +27,4 @@ def test_each_epoch_has_the_order_it_has_without_a_stop(make_runner, tmp_path, l
             **more,
         )
 
-    whole, rest = Seen(), Seen()
-    make(whole, work_dir=tmp_path / "whole").train()
-    with pytest.raises(Killed):
-        make(stop).train()
-    make(rest, resume=True).train()
-    assert rest.steps == whole.steps[getattr(stop, "step", 12) :]
+    expect_the_rest(make, tmp_path, stop, before=12)

@@ -50,6 +50,21 @@ class First(Hook):
             raise Killed
 
 
+def expect_the_rest(make, tmp_path, stop, before):
+    """Expect of a run that was killed, and is resumed, the steps of one that was not.
+
+    Args:
+        make: Makes a run, with hooks and with arguments of the Runner.
+        stop: The hook that kills, after its ``step`` or else after ``before`` steps.
+    """
+    whole, rest = Seen(), Seen()
+    make(whole, work_dir=tmp_path / "whole").train()
+    with pytest.raises(Killed):
+        make(stop).train()
+    make(rest, resume=True).train()
+    assert rest.steps == whole.steps[getattr(stop, "step", before) :]
+
+
 @pytest.mark.parametrize("loop", [EpochBasedTrainLoop, OwnEpoch, IterBasedTrainLoop])
 @pytest.mark.parametrize("fail_at", [2, 9, None])
 def test_each_training_begins_a_stream_anew(make_runner, loop, fail_at):
@@ -98,12 +113,7 @@ def test_a_stream_goes_on_with_its_next_pass_as_well(make_runner, tmp_path, loop
             **more,
         )
 
-    whole, rest = Seen(), Seen()
-    make(whole, work_dir=tmp_path / "whole").train()
-    with pytest.raises(Killed):
-        make(stop).train()
-    make(rest, resume=True).train()
-    assert rest.steps == whole.steps[getattr(stop, "step", 6) :]
+    expect_the_rest(make, tmp_path, stop, before=6)
 
 
 class FromItsBegin(Stream):
@@ -173,12 +183,7 @@ def test_so_does_one_whose_state_behind_a_pass_is_its_end(
             **more,
         )
 
-    whole, rest = Seen(), Seen()
-    make(whole, work_dir=tmp_path / "whole").train()
-    with pytest.raises(Killed):
-        make(stop).train()
-    make(rest, resume=True).train()
-    assert rest.steps == whole.steps[getattr(stop, "step", 6) :]
+    expect_the_rest(make, tmp_path, stop, before=6)
 
 
 def test_without_its_state_a_pass_that_is_over_is_not_drawn_once_more(make_runner):
