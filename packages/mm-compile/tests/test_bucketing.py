@@ -64,6 +64,19 @@ def test_arrays_of_numpy_are_padded_to_tensors():
     assert BucketingCollate([2])([numpy.ones(1)]).tolist() == [[1, 0]]
 
 
+def test_a_batch_may_be_one_tensor():
+    assert BucketingCollate([4, 8])(torch.ones(2, 3)).shape == (2, 4)
+
+
+def test_a_dict_that_has_any_attribute_is_a_dict():
+    class Permissive(dict):
+        def __getattr__(self, name):
+            return self.get(name)
+
+    samples = [Permissive(image=torch.ones(3)) for _ in range(2)]
+    assert BucketingCollate([4, 8], pad_values={"image": 0.0})(samples)["image"].shape == (2, 4)
+
+
 def test_samples_that_are_tensors_are_padded_with_the_value_of_none():
     collate = BucketingCollate([2], pad_values={None: -100})
     assert collate([torch.tensor([1])]).tolist() == [[1, -100]]

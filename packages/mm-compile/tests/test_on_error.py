@@ -129,6 +129,12 @@ def test_a_long_reason_ends_with_a_whole_word():
     assert len(reason) < 320
 
 
+def test_a_reason_of_one_long_word_is_cut():
+    reason = failure_of_dynamo(RuntimeError("error: " + "x" * 400)).reason
+    assert "error: xxxx" in reason
+    assert len(reason) < 320
+
+
 def test_the_advice_for_a_step_names_no_regions():
     def never(_graph_module, _inputs):
         raise RuntimeError("never")

@@ -75,3 +75,10 @@ def test_a_list_with_a_forward_of_its_own_and_a_forward_of_one_object_are_compil
     compile_model(holder, {"backend": backend})
     holder(torch.randn(2, 4))
     assert backend.calls == 2
+
+
+def test_blocks_that_torch_has_compiled_are_left_to_it(backend):
+    blocks = [nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)) for _ in range(3)]
+    model = nn.Sequential(*(torch.compile(block, backend="eager") for block in blocks))
+    compile_model(model, {"backend": backend, "regions": "auto"})
+    model(torch.ones(1, 2))

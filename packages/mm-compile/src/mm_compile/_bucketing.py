@@ -98,7 +98,7 @@ class BucketingCollate:
             ConfigError: If there is no sample, or one does not have what is to be padded.
             ValueError: If a sample is larger than every size.
         """
-        if not samples:
+        if len(samples) == 0:
             raise ConfigError("BucketingCollate got a batch of no samples; it takes one or more.")
         parts = [self._tensors(sample) for sample in samples]
         tensors = [tensor for part in parts for tensor in part.values()]
@@ -189,7 +189,7 @@ class BucketingCollate:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor) or hasattr(value, "__array__")
+    return isinstance(value, Tensor) or hasattr(type(value), "__array__")
 
 
 def _part(sample: Any, key: Any) -> Any:

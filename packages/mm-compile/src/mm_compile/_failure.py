@@ -100,7 +100,12 @@ def not_repeatable(label: str, error: BaseException) -> CompileError:
 
 def _first_lines(text: str) -> str:
     lines = [line.strip() for line in _ADVICE.sub("", text).splitlines() if line.strip()]
-    return shorten(" ".join(lines[:3]), _LONGEST_REASON, placeholder=" ...")
+    text = " ".join(" ".join(lines[:3]).split())
+    if len(text) <= _LONGEST_REASON:
+        return text
+    # Some words are longer than all that: mangled names, paths.
+    words = shorten(text, _LONGEST_REASON, placeholder=" ...")
+    return words if len(words) > _LONGEST_REASON // 2 else f"{text[: _LONGEST_REASON - 4]} ..."
 
 
 def _node_at(error: BaseException) -> Node | None:

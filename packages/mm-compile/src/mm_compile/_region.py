@@ -191,7 +191,10 @@ class Region:
             self._surroundings.leave(surroundings)
             if unit.hook_guards.is_begun:
                 unit.hook_guards.end()
-        return self._recover(failed, backend.num_runs != num_runs, args, kwargs)
+        try:
+            return self._recover(failed, backend.num_runs != num_runs, args, kwargs)
+        finally:
+            del failed  # its traceback holds this frame, and that the inputs
 
     @rare_collections
     def _run_first(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -90,7 +90,9 @@ def _is_block(module: nn.Module) -> bool:
     layers = [
         part for part in module.modules() if next(part.parameters(recurse=False), None) is not None
     ]
-    return _is_compilable(module) and len(layers) > 1
+    # Those that torch.compile has made are its own.
+    is_compiled = "_orig_mod" in module._modules  # noqa: SLF001
+    return _is_compilable(module) and not is_compiled and len(layers) > 1
 
 
 def _is_compilable(module: nn.Module) -> bool:
