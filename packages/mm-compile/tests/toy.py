@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mm_compile import can_compile
+from mm_compile import CompileError, can_compile
 
 SUPPORT = can_compile({"backend": "eager"})
 needs_compile = pytest.mark.skipif(not SUPPORT.ok, reason=str(SUPPORT.reason))
@@ -50,3 +50,12 @@ class CountingBackend:
             return graph_module.forward(*args)
 
         return run
+
+
+def told_of(run, caplog):
+    """Run what does not compile, and return the error or the last warning."""
+    try:
+        run()
+    except CompileError as error:
+        return str(error)
+    return caplog.messages[-1]
