@@ -103,8 +103,9 @@ def tests(session: nox.Session, package: str, torch: str) -> None:
     """Test one package with none of its siblings installed (mm-runner: with those it needs)."""
     sources = [str(package_dir(name)) for name in [*siblings_of(package), package]]
     if package == "mm-runner" and torch == DEFAULT_TORCH:
-        # Without its extras the tests of what needs them are passed over.
+        # Without them the tests of the extras, and of torchdata's loader, are passed over.
         sources[-1] += "[plot,tensorboard,wandb]"
+        sources.append("torchdata==0.11.0")
     install_over_torch(session, torch, *sources, *test_requirements(package))
     session.chdir(package_dir(package))
     session.run("pytest", *session.posargs)

@@ -163,3 +163,43 @@ def test_a_forward_that_fails_takes_in_nothing_that_is_computed_afterwards():
     one.square().sum().backward()
     assert caught.value.__traceback__ is not None  # it keeps the frames that it came through
     assert one.grad.tolist() == [2, 2]
+
+
+class Stages(nn.ModuleDict):
+    """Returns what each stage gives, as detectors want it of a backbone."""
+
+    def forward(self, inputs):
+        outputs = {}
+        for name, stage in self.items():
+            inputs = outputs[name] = stage(inputs)
+        return outputs
+
+
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = Stages({"first": Block(), "second": Block()})
+        self.parts = nn.Module()
+        self.parts.head = nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        return self.parts.head(sum(self.backbone(inputs).values()))
+
+
+@pytest.mark.parametrize("key", [KEY, "efficient_conv_bn_eval"])
+def test_a_container_with_a_forward_of_its_own_can_be_named(key):
+    torch.manual_seed(0)
+    model = Detector().eval()
+    named = copy.deepcopy(model)
+    apply_module_settings(named, {key: "backbone"})
+    assert "backbone" in told_module_settings(named)[key]
+    inputs = torch.randn(2, 4, 4)
+    for one in (model, named):
+        one(inputs).square().sum().backward()
+    for expected, value in zip(model.parameters(), named.parameters(), strict=True):
+        torch.testing.assert_close(value.grad, expected.grad)
+
+
+def test_a_module_that_only_holds_others_cannot_be_named():
+    with pytest.raises(ConfigError, match=r"'parts' names a Module, which has no forward"):
+        apply_module_settings(Detector(), {KEY: "parts"})

@@ -90,7 +90,8 @@ def test_check_and_train_refuse_alike(tmp_path, monkeypatch, capsys, key, value,
 
 def test_no_launcher_means_auto_for_check_and_train_alike(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    config = {**strict_config(), "launcher": None, "work_dir": str(tmp_path / "work")}
+    work_dir = str(tmp_path / "work")
+    config = {**strict_config(), "launcher": None, "work_dir": work_dir, "compile": False}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["check", str(tmp_path / "config.json")]) == 0
     main(["train", str(tmp_path / "config.json")])

@@ -10,9 +10,20 @@ from toy import NO_VALIDATION, Blobs, StopBeforeEpoch
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 
 
+@pytest.fixture(params=["torch", "torchdata"])
+def loader_class(request):
+    """The class of a loader that goes on by its index, and of one that has a ``state_dict``."""
+    if request.param == "torch":
+        return DataLoader
+    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("loop", [EpochBasedTrainLoop, IterBasedTrainLoop])
 @pytest.mark.parametrize("stop", [StopAfter(8), StopAfter(12), StopBeforeEpoch(2)])
-def test_each_epoch_has_the_order_it_has_without_a_stop(make_runner, tmp_path, loop, stop):
+def test_each_epoch_has_the_order_it_has_without_a_stop(
+    make_runner, tmp_path, loader_class, loop, stop
+):
     of_steps = loop is IterBasedTrainLoop
     if of_steps and isinstance(stop, StopBeforeEpoch):
         pytest.skip("there is one epoch in all")
@@ -21,7 +32,7 @@ def test_each_epoch_has_the_order_it_has_without_a_stop(make_runner, tmp_path, l
         generator = torch.Generator().manual_seed(3)
         return make_runner(
             **NO_VALIDATION,
-            train_dataloader=DataLoader(Blobs(), batch_size=4, shuffle=True, generator=generator),
+            train_dataloader=loader_class(Blobs(), batch_size=4, shuffle=True, generator=generator),
             train_cfg={"type": loop, **({"max_iters": 18} if of_steps else {"max_epochs": 3})},
             custom_hooks=hooks,
             **more,

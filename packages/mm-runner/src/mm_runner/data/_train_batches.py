@@ -95,15 +95,40 @@ class TrainBatches:
         if hasattr(self.stateful_dataset, "set_epoch"):
             self.stateful_dataset.set_epoch(epoch)  # a state that was loaded is of its epoch only
         if self._stateful is not None and start.state is not None:
-            self._stateful.load_state_dict(start.state)
-            return self._counted(iter(self.loader) if start.is_begun else self._next_pass())
+            return self._counted(self._taken_up(start))
         batches = begin_batches(self.loader)
         if start.batch:
             self._tell(f"{start.batch} batches are drawn and dropped: {self._why_drawn()}")
             deque(islice(batches, start.batch), maxlen=0)
         return self._counted(batches)
 
-    def _next_pass(self) -> Iterator[Any]:
+    def _taken_up(self, start: DataPosition) -> Iterator[Any]:
+        """Let what goes on by its own ``state_dict`` begin at ``start``."""
+        assert self._stateful is not None
+        at_begin = drawn = self.generator_states()
+        # torchdata's loader draws an order anew while it takes up its state, before or after the
+        # seed that it draws for workers, so that the passes to come would be of other orders.
+        is_in_process = getattr(self.loader, "num_workers", 1) == 0
+        draws_otherwise = bool(at_begin) and is_in_process and self._stateful is self.loader
+        if draws_otherwise and start.is_begun:
+            drawn = self._begin_and_drop()
+        self._stateful.load_state_dict(start.state)
+        if draws_otherwise and not start.is_begun:
+            self._begin_and_drop()
+            self.set_generator_states(at_begin)
+        batches = iter(self.loader) if start.is_begun else self._next_pass(at_begin)
+        if draws_otherwise and start.is_begun:
+            self.set_generator_states(drawn)
+        return batches
+
+    def _begin_and_drop(self) -> dict[str, Any]:
+        """Begin a pass for the states of the generators after that, which are returned."""
+        numbers = torch.get_rng_state()
+        iter(self.loader)
+        torch.set_rng_state(numbers)
+        return self.generator_states()
+
+    def _next_pass(self, at_begin: Mapping[str, Any]) -> Iterator[Any]:
         """Go through a pass of a dataset whose state is that behind the pass before."""
         numbers, is_empty = torch.get_rng_state(), True
         for batch in self.loader:
@@ -111,6 +136,7 @@ class TrainBatches:
             yield batch
         if is_empty:  # it is at its end until it is iterated over anew, as in the run before
             torch.set_rng_state(numbers)
+            self.set_generator_states(at_begin)
             yield from self.loader
 
     def pass_over(self) -> None:

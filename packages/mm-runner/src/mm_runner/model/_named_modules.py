@@ -18,8 +18,7 @@ from ._variants import own_class
 __all__ = ["AUTO", "check_module_names", "find_modules", "in_words"]
 
 AUTO = "auto"
-_HOLDERS = (nn.ModuleList, nn.ModuleDict)
-_CONTAINERS = (*_HOLDERS, nn.Sequential)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # Blocks that consist of repeated blocks to this part, by parameters, are stages: what is in them
 # counts. Of a layer with two attentions and a feed-forward network, the attentions are about half.
 _STAGE = 2 / 3
@@ -117,7 +116,9 @@ def _matches(model: nn.Module, pattern: str, where: str) -> list[nn.Module]:
 
 def has_forward(module: nn.Module) -> bool:
     """Return whether ``module`` is called itself, by code that can be changed."""
-    return not isinstance(module, (*_HOLDERS, torch.jit.ScriptModule))
+    # Subclasses of nn.ModuleDict may have one, as a backbone that returns what its stages give has.
+    is_missing = getattr(module.forward, "__func__", None) is nn.Module.forward
+    return not is_missing and not isinstance(module, torch.jit.ScriptModule)
 
 
 def _repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
