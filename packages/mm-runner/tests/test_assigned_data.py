@@ -1,7 +1,8 @@
-"""A loader, or an iterator, that is assigned to a training loop as in MMEngine."""
+"""A loader that is assigned to a training loop as in MMEngine."""
 
-import itertools
+import gc
 import multiprocessing
+import weakref
 
 import pytest
 from own_loops import OwnEpoch, PassAfterPass
@@ -70,10 +71,6 @@ def give_loader(runner, **options):
     runner.train_loop.dataloader = loader
 
 
-def give_iterator(runner):
-    runner.train_loop.dataloader_iterator = itertools.cycle(other_loader())
-
-
 def sizes_of(runner):
     sizes = Sizes()
     runner.register_hook(sizes)
@@ -112,6 +109,28 @@ def test_so_is_one_that_a_loop_makes_for_itself(make_runner, base):
 
     cfg = {"type": Own, "max_epochs": 1}
     assert sizes_of(make_runner(**NO_VALIDATION, train_cfg=cfg)) == [2] * 6
+
+
+def test_a_loader_that_is_given_up_keeps_no_data(make_runner):
+    alive = []
+
+    class Watch(Hook):
+        first = None
+
+        @override
+        def after_train_epoch(self, runner):
+            if self.first is None:
+                self.first = weakref.ref(runner.train_dataloader.dataset)
+                give_loader(runner)
+            gc.collect()
+            alive.append(self.first() is not None)
+
+    cfg = {"type": EpochBasedTrainLoop, "max_epochs": 2}
+    data = {**loader_cfg(), "dataset": {"type": Blobs}}
+    make_runner(
+        **NO_VALIDATION, train_cfg=cfg, train_dataloader=data, custom_hooks=[Watch()]
+    ).train()
+    assert alive == [True, False]
 
 
 class InTuples:
@@ -169,7 +188,7 @@ def test_a_run_with_another_loader_goes_on_exactly(make_runner, tmp_path, loop, 
         return runner
 
     whole = state_of(trained(work_dir=tmp_path / "whole"))
-    for stop in (3, 8, 12):
+    for stop in (3, 8, 12, 14):
         trained(stop, work_dir=tmp_path / str(stop))
         assert_alike(state_of(trained(work_dir=tmp_path / str(stop), resume=True)), whole)
 
@@ -215,13 +234,16 @@ def test_nor_one_that_can_be_gone_through_once(make_runner):
         runner.train_loop.dataloader = (batch for batch in other_loader())
 
 
-def test_a_loop_may_put_it_there_before_it_is_made(make_runner):
-    class Own(OwnEpoch):
+@pytest.mark.parametrize(
+    ("base", "length"), [(OwnEpoch, {"max_epochs": 1}), (IterBasedTrainLoop, {"max_iters": 6})]
+)
+def test_a_loop_may_put_it_there_before_it_is_made(make_runner, base, length):
+    class Own(base):
         def __init__(self, runner, dataloader, **more):
             self.dataloader = dataloader
             super().__init__(runner, dataloader, **more)
 
-    runner = make_runner(**NO_VALIDATION, train_cfg={"type": Own, "max_epochs": 1})
+    runner = make_runner(**NO_VALIDATION, train_cfg={"type": Own, **length})
     assert sizes_of(runner) == [4] * 6
     assert "not drawn" not in log_of(runner)
 
@@ -270,115 +292,3 @@ def test_workers_that_a_hook_lets_begin_anew_load_what_it_has_changed(make_runne
         custom_hooks=[Switch(act, epoch=1), Seen()],
     ).train()
     assert scales == [1.0] * 6 + [2.0] * 6
-
-
-# Iterators.
-
-
-STEPS = {"by_epoch": False, "max_iters": 8}
-
-
-@pytest.mark.parametrize("with_loader", [False, True])
-def test_an_iterator_that_a_hook_assigns_is_for_the_steps_that_follow(make_runner, with_loader):
-    def act(runner):
-        if with_loader:
-            runner.train_loop.dataloader = other_loader()
-        give_iterator(runner)
-
-    switch = Switch(act, "after_train_iter", step=2)
-    runner = make_runner(**NO_VALIDATION, train_cfg=STEPS, custom_hooks=[switch])
-    assert sizes_of(runner) == [4] * 3 + [2] * 5
-    assert "trains on batches of the dataloader_iterator that was assigned" in log_of(runner)
-    assert runner.train_loop.state_dict()["data"]["batch"] == 0
-
-
-def test_a_loader_amid_the_steps_needs_one(make_runner):
-    def act(runner):
-        runner.train_loop.dataloader = other_loader()
-
-    switch = Switch(act, "after_train_iter", step=2)
-    runner = make_runner(**NO_VALIDATION, train_cfg=STEPS, custom_hooks=[switch])
-    assert sizes_of(runner) == [4] * 8
-    assert log_of(runner).count("dataloader was assigned amid the steps") == 1
-
-
-def test_so_is_one_that_a_loop_over_steps_makes_for_itself(make_runner):
-    class Own(IterBasedTrainLoop):
-        def __init__(self, runner, dataloader, max_iters, **more):
-            super().__init__(runner, dataloader, max_iters, **more)
-            self.dataloader_iterator = itertools.cycle(other_loader())
-
-    runner = make_runner(**NO_VALIDATION, train_cfg={"type": Own, "max_iters": 8})
-    assert sizes_of(runner) == [2] * 8
-
-
-class Around:
-    """An iterator around another one, with nothing but ``__next__``."""
-
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __next__(self):
-        return next(self.batches)
-
-
-def test_one_around_that_of_the_loop_keeps_the_place(make_runner, tmp_path):
-    def put_around(runner):
-        runner.train_loop.dataloader_iterator = Around(runner.train_loop.dataloader_iterator)
-
-    states = []
-    for stops in ((), (8,)):
-        for stop in (*stops, None):
-            hooks = [Switch(put_around), *([StopAfter(stop)] if stop else [])]
-            runner = make_runner(
-                **TRAINING,
-                work_dir=tmp_path / str(stops),
-                train_cfg={"type": IterBasedTrainLoop, "max_iters": 18},
-                custom_hooks=hooks,
-                resume=stop is None and bool(stops),
-            )
-            if stop:
-                with pytest.raises(Killed):
-                    runner.train()
-            else:
-                runner.train()
-        states.append(state_of(runner))
-        assert "dataloader_iterator" not in log_of(runner)
-    assert_alike(states[1], states[0])
-
-
-def test_an_iterator_that_ends_too_early_says_so(make_runner):
-    def act(runner):
-        runner.train_loop.dataloader_iterator = iter(other_loader())
-
-    runner = make_runner(**NO_VALIDATION, train_cfg=STEPS, custom_hooks=[Switch(act)])
-    with pytest.raises(ConfigError, match=r"has ended after step 6 of 8\. .* itertools\.cycle"):
-        runner.train()
-
-
-def test_what_is_no_iterator_is_refused(make_runner):
-    runner = make_runner(**NO_VALIDATION, train_cfg=STEPS)
-    with pytest.raises(ConfigError, match="DataLoader, which gives no batches by next"):
-        runner.train_loop.dataloader_iterator = other_loader()
-
-
-class MoreOfIt(IterBasedTrainLoop):
-    def run_iter(self, data_batch):
-        next(self.dataloader_iterator)
-        super().run_iter(data_batch)
-
-
-def test_a_look_of_a_hook_is_no_part_of_the_training(make_runner, tmp_path):
-    places = []
-    for looks in (False, True):
-        look = Switch(lambda runner: looks and next(runner.train_loop.dataloader_iterator))  # noqa: B023
-        runner = make_runner(
-            **NO_VALIDATION,
-            work_dir=tmp_path / str(looks),
-            train_cfg={"type": MoreOfIt, "max_iters": 9},
-            custom_hooks=[look],
-        )
-        runner.train()
-        places.append(runner.train_loop.state_dict()["data"])
-    assert places[0] == places[1]
-    assert (places[0]["epoch"], places[0]["batch"]) == (2, 6)

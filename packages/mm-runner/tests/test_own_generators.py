@@ -4,25 +4,32 @@ import pytest
 import torch
 from test_resume_midway import StopAfter
 from test_stateful_streams import expect_the_rest
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from toy import NO_VALIDATION, Blobs, StopBeforeEpoch
 
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 
 
-@pytest.fixture(params=["torch", "torchdata"])
-def loader_class(request):
-    """The class of a loader that goes on by its index, and of one that has a ``state_dict``."""
-    if request.param == "torch":
-        return DataLoader
-    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+def shuffled(generator):
+    return DataLoader(Blobs(), batch_size=4, shuffle=True, generator=generator)
+
+
+def shuffled_in_batches(generator):
+    batches = BatchSampler(RandomSampler(Blobs(), generator=generator), 4, drop_last=False)
+    return DataLoader(Blobs(), batch_sampler=batches)
+
+
+def with_a_state(generator):
+    kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    return kind(Blobs(), batch_size=4, shuffle=True, generator=generator)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize("make_loader", [shuffled, shuffled_in_batches, with_a_state])
 @pytest.mark.parametrize("loop", [EpochBasedTrainLoop, IterBasedTrainLoop])
 @pytest.mark.parametrize("stop", [StopAfter(8), StopAfter(12), StopBeforeEpoch(2)])
 def test_each_epoch_has_the_order_it_has_without_a_stop(
-    make_runner, tmp_path, loader_class, loop, stop
+    make_runner, tmp_path, make_loader, loop, stop
 ):
     of_steps = loop is IterBasedTrainLoop
     if of_steps and isinstance(stop, StopBeforeEpoch):
@@ -32,7 +39,7 @@ def test_each_epoch_has_the_order_it_has_without_a_stop(
         generator = torch.Generator().manual_seed(3)
         return make_runner(
             **NO_VALIDATION,
-            train_dataloader=loader_class(Blobs(), batch_size=4, shuffle=True, generator=generator),
+            train_dataloader=make_loader(generator),
             train_cfg={"type": loop, **({"max_iters": 18} if of_steps else {"max_epochs": 3})},
             custom_hooks=hooks,
             **more,

@@ -202,15 +202,18 @@ class TrainBatches:
 
     def close(self) -> None:
         """End the workers of the pass under way, and those that a loader of ours keeps."""
-        is_of_user = self._generator is None or (
-            getattr(self.loader, "generator", None) is not self._generator
-        )
         self._ahead = None
         if not getattr(self.loader, "persistent_workers", False):
             stop_workers(self._under_way)
-        elif not is_of_user:
+        elif self.keeps_workers:
             stop_persistent_workers(self.loader)
         self._under_way = None
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether workers stay over the passes which are ours to end: a config describes them."""
+        is_ours = getattr(self.loader, "generator", None) is self._generator is not None
+        return is_ours and bool(getattr(self.loader, "persistent_workers", False))
 
     def endless(
         self, epoch: int, start: DataPosition | None, begin_pass: Callable[[], None]
@@ -302,10 +305,13 @@ class TrainBatches:
             "loader": self.loader,
             "sampler": getattr(self.loader, "sampler", None),
             "batch_sampler": self._sampler,
+            "batch_sampler.sampler": getattr(self._sampler, "sampler", None),
         }
+        seen = [self._generator]
         for name, owner in owners.items():
             generator = getattr(owner, "generator", None)
-            if generator is not None and generator is not self._generator:
+            if isinstance(generator, torch.Generator) and generator not in seen:
+                seen.append(generator)
                 yield name, generator
 
     def rescaled(self, position: DataPosition, old: int, new: int) -> DataPosition:

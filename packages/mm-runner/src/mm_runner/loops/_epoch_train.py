@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 import mm_dist
-from mm_runner.data import DataPosition, is_endless, num_batches
+from mm_runner.data import DataPosition, announce_epoch, is_endless, num_batches
 from mm_runner.errors import ConfigError
 
 from ._loss_names import naming_losses
@@ -135,6 +135,8 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     @override
     def _take_loader(self, resumption: Resumption | None) -> bool:
         is_other = super()._take_loader(resumption)
+        if is_other:  # DistSamplerSeedHook has told the one before it
+            announce_epoch(self.batches.loader, self.epoch)
         if is_other and resumption is not None:
             before, resumed = self._max_iters_of_resumption
             # With the loader of the run before there are as many steps, unless a hook says more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ class TrainLoader:
 
     runner: Any
     batches: TrainBatches
+    # A subclass may assign before it calls __init__.
+    is_drawing = False
     # Whether a body of a subclass's own draws the batches.
     _is_drawn_by_own = False
     # Whether workers of a loader that was assigned are the loop's to end.
@@ -39,8 +42,9 @@ class TrainLoader:
     # The generators, as they were when the pass over the data began.
     _at_pass_begin: dict[str, Any]
     _given_loader: Any  # of the next pass, as it is
-    # Of the loader that the loop was made with, which what was assigned since may draw from.
-    _first_batches: TrainBatches | None = None
+    # The loader that the loop was made with, which what was assigned since may draw from, if it
+    # keeps workers; else nobody needs it, nor its dataset.
+    _first_loader: weakref.ref[Any] | None = None
 
     @property
     def dataloader(self) -> Any:
@@ -94,8 +98,9 @@ class TrainLoader:
     def _close_batches(self) -> None:
         """End the workers of the batches; those that stay, if the loop began them."""
         self.batches.close()
-        if self._first_batches is not None:
-            self._first_batches.close()
+        first = self._first_loader and self._first_loader()
+        if first is not None:
+            stop_persistent_workers(first)
         if self._has_begun_workers and getattr(self.batches.loader, "persistent_workers", False):
             stop_persistent_workers(self.batches.loader)
 
@@ -109,7 +114,8 @@ class TrainLoader:
         if self._given_loader is before.loader:
             return False
         self._close_batches()
-        self._first_batches = self._first_batches or before
+        if before.keeps_workers and self._first_loader is None:
+            self._first_loader = weakref.ref(before.loader)
         loader = self._given_loader
         is_idle = getattr(loader, "_iterator", None) is None
         self._has_begun_workers = is_idle and not hasattr(loader, "state_dict")

@@ -80,7 +80,6 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         if "run" in own:
             vars(self)["run"] = self._run_own
         self._is_drawn_by_own = bool(own & {"run", "run_epoch"})
-        self.is_drawing = False
         vars(self).pop("_dataloader", None)  # a subclass may have put it there already
         self.dataloader = dataloader
         self.max_epochs, self.max_iters = max_epochs, max_iters
