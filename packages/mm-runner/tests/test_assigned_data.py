@@ -8,7 +8,7 @@ import pytest
 from own_loops import OwnEpoch, PassAfterPass
 from test_own_bodies import RUN, log_of
 from test_resume_midway import StopAfter, assert_alike, state_of
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 from toy import NO_VALIDATION, Blobs, Killed, loader_cfg
 from typing_extensions import override
 
@@ -261,6 +261,14 @@ def test_workers_of_a_loader_that_another_one_draws_from_end(make_runner):
     assert len(multiprocessing.active_children()) == before
 
 
+def begin_workers_anew(runner):
+    """Do as MMDetection's hooks that switch the pipeline."""
+    loader = runner.train_loop.dataloader
+    loader._DataLoader__initialized = False
+    loader._iterator = None
+    loader._DataLoader__initialized = True
+
+
 class Scaled(Blobs):
     scale = 1.0
 
@@ -278,12 +286,9 @@ def test_workers_that_a_hook_lets_begin_anew_load_what_it_has_changed(make_runne
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             scales.append(data_batch.pop("scale")[0].item())
 
-    def act(runner):  # as MMDetection's hooks that switch the pipeline do
-        loader = runner.train_loop.dataloader
-        loader.dataset.scale = 2.0
-        loader._DataLoader__initialized = False
-        loader._iterator = None
-        loader._DataLoader__initialized = True
+    def act(runner):
+        runner.train_loop.dataloader.dataset.scale = 2.0
+        begin_workers_anew(runner)
 
     staying = {"dataset": Scaled(), "num_workers": 1, "persistent_workers": True}
     make_runner(
@@ -292,3 +297,47 @@ def test_workers_that_a_hook_lets_begin_anew_load_what_it_has_changed(make_runne
         custom_hooks=[Switch(act, epoch=1), Seen()],
     ).train()
     assert scales == [1.0] * 6 + [2.0] * 6
+
+
+class Numbered(Blobs):
+    @override
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "number": index}
+
+
+class Buckets(BatchSampler):
+    """Batches of alike samples, as detectors draw them; what is left in a bucket is its own."""
+
+    def __init__(self, sampler, batch_size):
+        super().__init__(sampler, batch_size, drop_last=False)
+        self.buckets = [], []
+
+    @override
+    def __iter__(self):
+        for index in self.sampler:
+            bucket = self.buckets[index % 2]
+            bucket.append(index)
+            if len(bucket) == self.batch_size:
+                yield bucket[:]
+                bucket.clear()
+        left = [index for bucket in self.buckets for index in bucket]
+        self.buckets = [], []
+        for start in range(0, len(left), self.batch_size):
+            yield left[start : start + self.batch_size]
+
+
+def test_a_pass_that_a_hook_gives_up_takes_nothing_from_batch_samplers(make_runner):
+    numbers = []
+
+    class Seen(Hook):
+        @override
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            numbers.extend(data_batch.pop("number").tolist())
+
+    data = {**loader_cfg(), "dataset": Numbered(), "num_workers": 1, "persistent_workers": True}
+    del data["batch_size"]
+    data["sampler"] = {"type": "DefaultSampler", "shuffle": True}
+    data["batch_sampler"] = {"type": Buckets, "batch_size": 4}
+    hooks = [Switch(begin_workers_anew, epoch=1), Seen()]
+    make_runner(train_dataloader=data, custom_hooks=hooks).train()
+    assert [sorted(numbers[:24]), sorted(numbers[24:])] == [[*range(24)]] * 2

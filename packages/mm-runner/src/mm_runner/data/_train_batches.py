@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from mm_runner.errors import ConfigError
 
@@ -187,8 +187,10 @@ class TrainBatches:
         hook may yet change the dataset), or samplers and generators of the user's own.
         """
         loader, generator = self.loader, self._generator
-        kind = type(getattr(self._sampler, "sampler", None)) if self.is_seekable else None
-        if kind is not DefaultSampler or generator is None or loader.generator is not generator:
+        if generator is None or loader.generator is not generator or not self.is_seekable:
+            return
+        kinds = (type(self._sampler.inner), type(getattr(self._sampler.inner, "sampler", None)))
+        if kinds != (BatchSampler, DefaultSampler):
             return
         if not (loader.num_workers and loader.persistent_workers):
             return
