@@ -55,6 +55,7 @@ def rehearse(
     # Those that are not saved, too.
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     modes = {module: module.training for module in model.modules()}
+    with_gradients = [one for one in model.parameters() if one.grad is not None]  # of zero
     for _ in range(_micro_batches_of_a_step(runner.optim_wrapper)):
         step(copy.deepcopy(batch), runner.optim_wrapper)
     restore()
@@ -65,6 +66,9 @@ def rehearse(
     for module, was_training in modes.items():
         module.training = was_training
     _clear_gradients(model, runner.optim_wrapper)
+    for parameter in with_gradients:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
     runner.optim_wrapper.initialize_count_status(model, runner.iter, runner.max_iters)
     set_rng_state(generators, runner.device)
 

@@ -18,6 +18,7 @@ from ._hook_states import restore_hooks
 from ._optimizer_fit import loading_optimizers
 from ._rank_state import restore_rank_buffers
 from ._sharded_state import as_sharded, write_optimizer
+from ._zeroed_gradients import ZEROED_GRADIENTS, restore_zeroed_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,6 +102,7 @@ def _restore_tensors(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
             write_optimizer(sharded, runner.optim_wrapper, state)
         else:
             runner.optim_wrapper.load_state_dict(state)
+    restore_zeroed_gradients(runner.model, checkpoint.get(ZEROED_GRADIENTS, []))
 
 
 def _restore_position(

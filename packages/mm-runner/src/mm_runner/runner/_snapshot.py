@@ -24,6 +24,7 @@ from ._hook_states import hook_states
 from ._other_processes import batch_of_run
 from ._rank_state import gather_rank_buffers, gather_rank_states
 from ._sharded_state import as_sharded, read_optimizer
+from ._zeroed_gradients import ZEROED_GRADIENTS, zeroed_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,7 @@ def write_snapshot(
         checkpoint["hooks"] = hooks
     if save_optimizer and runner.optim_wrapper is not None:
         checkpoint["optimizer"] = _optimizer_state(runner, is_whole=parts is None)
+        checkpoint.update(_gradients(runner))
     if save_param_scheduler and runner.param_schedulers:
         checkpoint["param_schedulers"] = _scheduler_states(runner)
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
@@ -159,6 +161,11 @@ def _optimizer_state(runner: Runner, *, is_whole: bool) -> dict[str, Any]:
         return read_optimizer(sharded, runner.optim_wrapper, is_whole=is_whole)
     state: dict[str, Any] = runner.optim_wrapper.state_dict()
     return state
+
+
+def _gradients(runner: Runner) -> dict[str, list[str]]:
+    names = zeroed_gradients(runner.model)
+    return {ZEROED_GRADIENTS: names} if names else {}
 
 
 def _weights(model: nn.Module, *, is_whole: bool) -> dict[str, Any]:
