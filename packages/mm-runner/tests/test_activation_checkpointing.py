@@ -300,6 +300,11 @@ class Layer(nn.Module):
         self.attentions = nn.ModuleList([Block(4), Block(4)])
         self.ffn = nn.Linear(8, 64)
 
+    def forward(self, inputs):
+        for attention in self.attentions:
+            inputs = attention(inputs)
+        return self.ffn(inputs)
+
 
 def test_auto_takes_the_blocks_of_stages_and_not_the_parts_of_blocks():
     stages = nn.Sequential(*[Stage(width, 3) for width in (8, 16)])

@@ -326,45 +326,6 @@ def test_what_goes_elsewhere_in_evaluation_without_gradients_is_no_pair():
         apply_module_settings(Model(OnlyEvaluating()), {KEY: "heads.0"})
 
 
-class Keeping(Head):
-    """Keeps what its convolution gives, for losses or to look at it."""
-
-    seen = []  # noqa: RUF012 - of all of its kind, as some note things
-
-    def __init__(self, keep):
-        super().__init__()
-        self.keep = keep
-
-    def forward(self, inputs):
-        hidden = self.conv(inputs)
-        self.keep(self, hidden)
-        return self.norm(hidden)
-
-
-@pytest.mark.parametrize(
-    "keep",
-    [
-        lambda head, hidden: setattr(head, "hidden", hidden),
-        lambda head, hidden: head.seen.append(hidden),
-    ],
-    ids=["attribute", "list"],
-)
-def test_a_convolution_whose_output_is_kept_is_no_pair(keep):
-    with pytest.raises(ConfigError, match="no convolution in it gives its output to a batch norm"):
-        apply_module_settings(Model(Keeping(keep)), {KEY: "heads.0"})
-
-
-def test_a_convolution_whose_output_was_kept_in_a_cycle_only_is_one_of_a_pair(watched):
-    def keep(_, hidden):
-        cycle = [hidden]
-        cycle.append(cycle)
-
-    model, folded = folded_twin(Model(Keeping(keep)))
-    inputs = some_inputs()
-    torch.testing.assert_close(folded(inputs), model(inputs))
-    assert watched.count == 1
-
-
 class Neck(nn.Module):
     """Cannot be traced, nor can one of its parts; what they hold can."""
 

@@ -8,12 +8,13 @@ import itertools
 import warnings
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.proxy import Attribute
 from typing_extensions import override
 
 from mm_runner.checkpoint import rng_state, set_rng_state
@@ -28,6 +29,8 @@ __all__ = ["copy_to_trace", "traced_pairs"]
 
 # Of the module that calls both, of the convolution and of the normalisation.
 _Names = tuple[str, str, str]
+# What torch.fx sets on its stand-ins for attributes.
+_OF_TORCH = ("root", "attr", "tracer", "_node")
 
 
 def copy_to_trace(module: nn.Module) -> nn.Module:
@@ -85,13 +88,16 @@ def _pairs_or_error(
 
 
 def _pairs_always(copied: nn.Module, values: dict[str, Any]) -> list[_Names]:
-    found = []
+    pairs: list[_Names] | None = None
     with _kept_random_numbers():
         for is_training, has_grad in itertools.product((True, False), repeat=2):
             copied.train(is_training)
-            with torch.set_grad_enabled(has_grad):
-                found.append(_traced(copied, values))
-    return [pair for pair in found[0] if all(pair in others for others in found[1:])]
+            with torch.set_grad_enabled(has_grad), _kept_young():
+                tracer, found = _traced(copied, values)
+                always = found if pairs is None else [pair for pair in pairs if pair in found]
+                kept = tracer.kept([convolution for _, convolution, _ in always])
+            pairs = [pair for pair in always if pair[1] not in kept]
+    return pairs or []
 
 
 @contextmanager
@@ -104,7 +110,22 @@ def _kept_random_numbers() -> Iterator[None]:
         set_rng_state(before, device)
 
 
-def _traced(module: nn.Module, values: dict[str, Any]) -> list[_Names]:
+@contextmanager
+def _kept_young() -> Iterator[None]:
+    """Let what is made within stay in the youngest generation.
+
+    Then a collection of that one frees what is garbage of it; one of all takes much longer.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+def _traced(module: nn.Module, values: dict[str, Any]) -> tuple[_Tracer, list[_Names]]:
     tracer = _Tracer()
     with warnings.catch_warnings():
         # Of values that torch.fx does not compare with those of a call.
@@ -114,7 +135,6 @@ def _traced(module: nn.Module, values: dict[str, Any]) -> list[_Names]:
         node: module.get_submodule(node.target) for node in nodes if node.op == "call_module"
     }
     num_calls = Counter(map(id, calls.values()))
-    kept = tracer.kept()
     pairs = []
     for node, norm in calls.items():
         source: Any = node.args[0] if len(node.args) == 1 and not node.kwargs else None
@@ -127,15 +147,14 @@ def _traced(module: nn.Module, values: dict[str, Any]) -> list[_Names]:
             and "forward" not in {**vars(norm), **vars(convolution)}
             and num_calls[id(norm)] == num_calls[id(convolution)] == 1
             and tracer.has_grad[source.target] == tracer.has_grad[node.target]
-            and source.target not in kept
         ):
             caller = tracer.caller_of(source.target, node.target)
             pairs.append((caller, source.target, node.target))
-    return pairs
+    return tracer, pairs
 
 
 class _Tracer(torch.fx.Tracer):
-    """Notes in which forwards modules are called.
+    """Notes in which forwards modules are called, and what those forwards keep.
 
     Attributes:
         has_grad: Whether gradients are recorded there, by the names of modules.
@@ -146,6 +165,7 @@ class _Tracer(torch.fx.Tracer):
         self.has_grad: dict[str, bool] = {}
         self._callers: dict[str, tuple[str, ...]] = {}
         self._given: dict[str, weakref.ref[Any]] = {}
+        self._attributes: list[dict[str, Any]] = []
         self._running = [""]
 
     def caller_of(self, *names: str) -> str:
@@ -159,11 +179,24 @@ class _Tracer(torch.fx.Tracer):
                 found = callers[0]
         return found
 
-    def kept(self) -> set[str]:
-        """Return the names of modules whose outputs are still there: in an attribute, say."""
-        if any(given() is not None for given in self._given.values()):
-            gc.collect()  # what was only within a cycle
-        return {name for name, given in self._given.items() if given() is not None}
+    def hold(self, attributes: dict[str, Any]) -> None:
+        """Keep what a forward sets on a value: the value may be there after it, as inputs are."""
+        self._attributes.append(attributes)
+
+    def kept(self, names: Sequence[str]) -> set[str]:
+        """Return the convolutions of ``names`` whose outputs are still there: in an attribute, say.
+
+        Within :func:`_kept_young`, as they were traced.
+        """
+        if any(self._given[name]() is not None for name in names):
+            gc.collect(0)  # what was only within a cycle
+        return {name for name in names if self._given[name]() is not None}
+
+    @override
+    def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
+        proxy = _Proxy(node, self)
+        self.hold(vars(proxy))  # without the proxy, which may be a convolution's output
+        return proxy
 
     @override
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -183,3 +216,26 @@ class _Tracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # That over processes is of another package.
         return is_batch_norm(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Proxy(torch.fx.Proxy):
+    """Stands for a value in a forward that is traced."""
+
+    tracer: Any
+
+    @override
+    def __getattr__(self, k: str) -> Attribute:
+        return _Attribute(self, k)
+
+
+class _Attribute(_Proxy, Attribute):
+    """Stands for an attribute of a value; each time that is asked for there is another.
+
+    It holds the value, which may be a convolution's output. So it is held only if something is set.
+    """
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name not in _OF_TORCH:
+            self.tracer.hold(vars(self))
