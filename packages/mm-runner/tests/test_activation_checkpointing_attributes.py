@@ -124,19 +124,6 @@ class Learns(Layers):
         return hidden * self.scale
 
 
-class Forgets(Layers):
-    """What was a tensor is None after the first forward, and a tensor cannot be had back."""
-
-    def __init__(self):
-        super().__init__()
-        self.hint = torch.full((4,), 0.5)
-
-    def between(self, hidden):
-        self.had_hint = self.hint is not None
-        self.hint = None
-        return hidden
-
-
 class Anneals(Layers):
     """A temperature that is a number of NumPy's."""
 
@@ -163,7 +150,7 @@ def plain(model):
     "kind",
     [
         *[Rotary, Counts, CountsWithin, Alternates, Fills, Adds, Removes, Registers, Learns],
-        *[Forgets, Anneals],
+        Anneals,
     ],
 )
 def test_plain_attributes_are_as_they_were_and_change_once(kind):

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import sys
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from functools import lru_cache
 from operator import is_
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["PlainAttributes"]
+from ._kept_containers import CONTAINERS
+from ._kept_generators import generator_kinds
+from ._plain_values import PLAIN, is_plain
 
+__all__ = ["PlainAttributes", "is_registered", "noted_kinds"]
 
-def _numbers_of_numpy() -> set[type]:
-    numpy: Any = sys.modules.get("numpy")  # torch has imported it, if there is one
-    if numpy is None:
-        return set()
-    number = (numpy.number, numpy.bool_)
-    return {kind for kind in numpy.sctypeDict.values() if issubclass(kind, number)}
-
-
-# None of these can be changed itself, nor does any keep memory of a device.
-_PLAIN = frozenset((
-    *(type(None), bool, int, float, complex, str, bytes),
-    *(torch.device, torch.dtype, torch.Size),
-    *_numbers_of_numpy(),
-))  # fmt: skip
-_MAYBE_PLAIN = _PLAIN | {tuple}
-_CONTAINERS = frozenset((list, dict, set, OrderedDict, defaultdict, deque))
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_HOLDING = CONTAINERS | {tuple}
+_WITH_TENSORS = (Tensor, tuple)
 _NOTHING = object()
+
+
+def noted_kinds() -> frozenset[type]:
+    """Return the types of what is noted of attributes before a forward."""
+    return _with_plain(generator_kinds())
+
+
+@lru_cache(maxsize=2)
+def _with_plain(kinds: frozenset[type]) -> frozenset[type]:
+    return PLAIN.union(_WITH_TENSORS, kinds)
+
+
+def is_registered(module: nn.Module, name: str) -> bool:
+    """Return whether a name is now that of a parameter or a module.
+
+    What has become one stays one: another would not be trained.
+    """
+    return name in module._parameters or name in module._modules  # noqa: SLF001
 
 
 class PlainAttributes:
@@ -39,81 +44,79 @@ class PlainAttributes:
 
     Args:
         module: Of its parts, nothing is noted.
+        kinds: Those of ``noted_kinds``.
+        others: Gets the module, name and value of each tensor, each generator of random numbers,
+            and each tuple that is not plain.
     """
 
     __slots__ = ("_attributes", "_module", "_names", "_plain")
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        kinds: frozenset[type],
+        others: list[tuple[nn.Module, str, Any]],
+    ) -> None:
         # torch's older sharded wrapper notes that it has begun, and cannot begin again.
         is_sharded = "_fsdp_wrapped_module" in module._modules  # noqa: SLF001
         self._module = module
-        self._attributes: dict[str, Any] = {} if is_sharded else vars(module)
-        self._plain = _plain(self._attributes)
-        self._names = tuple(self._attributes)
+        attributes = self._attributes = {} if is_sharded else vars(module)
+        self._plain = {
+            name: value
+            for name, value in attributes.items()
+            if name not in _OF_EVERY_MODULE and type(value) in kinds
+        }
+        not_plain = [name for name, value in self._plain.items() if type(value) not in PLAIN]
+        for name in not_plain:
+            value = self._plain[name]
+            if not is_plain(value):
+                others.append((module, name, value))
+                if type(value) in _WITH_TENSORS:
+                    del self._plain[name]
+        # A parameter that is sharded is an attribute for the time that it is gathered.
+        self._names = (*attributes, *module._parameters)  # noqa: SLF001
 
-    def restore(self) -> Callable[[], None]:
+    def restore(self, containers: list[Any]) -> Callable[[], None]:
         """Let what was plain be so again, and return what undoes that.
 
-        That puts back all else that is assigned until then, and what lists, dicts and the like in
-        attributes hold: what a repetition has computed keeps all that led to it.
+        That puts back all else that is assigned until then: what a repetition has computed keeps
+        all that led to it.
+
+        Args:
+            containers: Gets the lists, dicts, tuples and the like that attributes hold now.
         """
         attributes = self._attributes
+        holding = [
+            value
+            for name, value in attributes.items()
+            if name not in _OF_EVERY_MODULE and type(value) in _HOLDING
+        ]
+        containers += [value for value in holding if not is_plain(value)]
         before = attributes.copy()
-        contents = _contents(before)
+        names = (*before, *self._module._parameters)  # noqa: SLF001
         changed = {
             name: value
             for name, value in self._plain.items()
-            if attributes.get(name, _NOTHING) is not value and not self._is_registered(name)
+            if attributes.get(name, _NOTHING) is not value and not is_registered(self._module, name)
         }
-        if tuple(before) != self._names:
-            for name in _plain(before).keys() - set(self._names):
-                del attributes[name]
+        if names != self._names:
+            kinds = noted_kinds()
+            for name in before.keys() - set(self._names):
+                if type(before[name]) in kinds:
+                    del attributes[name]
         attributes.update(changed)
 
         def undo() -> None:
-            for container, content in contents:
-                _refill(container, content)
             if len(before) == len(attributes) and all(
                 map(is_, before.values(), attributes.values())
             ):
                 return
-            for name in changed.keys() - before.keys():
-                attributes.pop(name, None)
+            for name in attributes.keys() - set(names):
+                del attributes[name]
             for name, value in before.items():
-                if attributes.get(name, _NOTHING) is not value and not self._is_registered(name):
+                if attributes.get(name, _NOTHING) is not value and not is_registered(
+                    self._module, name
+                ):
                     attributes[name] = value
 
         return undo
-
-    def _is_registered(self, name: str) -> bool:
-        # What has become a parameter or a module is one: another would not be trained.
-        return name in self._module._parameters or name in self._module._modules  # noqa: SLF001
-
-
-def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in attributes.items() if type(value) in _MAYBE_PLAIN}
-    others = [
-        name
-        for name, value in found.items()
-        if type(value) is tuple and not _PLAIN.issuperset(map(type, value))
-    ]
-    for name in others:
-        del found[name]
-    return found
-
-
-def _contents(attributes: dict[str, Any]) -> list[tuple[Any, Any]]:
-    return [
-        (value, value.copy())
-        for name, value in attributes.items()
-        if type(value) in _CONTAINERS and name not in _OF_EVERY_MODULE
-    ]
-
-
-def _refill(container: Any, content: Any) -> None:
-    pairs = [(container, content)]
-    if isinstance(content, dict):
-        pairs.append((container.values(), content.values()))
-    if len(container) != len(content) or not all(all(map(is_, *pair)) for pair in pairs):
-        container.clear()
-        (container.extend if hasattr(container, "extend") else container.update)(content)

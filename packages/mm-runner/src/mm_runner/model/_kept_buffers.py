@@ -14,14 +14,14 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from mm_runner.errors import ConfigError
 
-from ._kept_attributes import PlainAttributes
+from ._kept_attributes import PlainAttributes, noted_kinds
+from ._kept_containers import ConstantContainers, KeptContainers
+from ._kept_generators import KeptGenerators
 from ._kept_parameters import KeptParameters
-from ._noted_tensors import Noted, overlaps
+from ._kept_tensors import KeptTensors
+from ._noted_tensors import SMALL, Noted, overlaps
 
 __all__ = ["ForwardState", "KnownChanges"]
-
-# Of that many numbers, a copy costs next to nothing.
-_SMALL = 1 << 16
 
 
 class KnownChanges:
@@ -37,10 +37,12 @@ class KnownChanges:
         self.modes: set[tuple[bool, ...]] = set()
         # Of those, in which its parameters were compared.
         self.compared: set[tuple[bool, ...]] = set()
-        # Names of the large buffers, and of the parameters, that its forwards change.
+        # Names of the large buffers, of the tensors in attributes and of the parameters that its
+        # forwards change.
         self.buffers: set[str] = set()
         self.parameters: set[str] = set()
         self.shares_memory = False
+        self.constant = ConstantContainers()
 
     def refuse(self, what: str) -> NoReturn:
         """Raise the error that the module does what cannot be repeated."""
@@ -79,10 +81,21 @@ class ForwardState:
         # Those whose changes count, by name.
         self._watched: list[tuple[str, Noted]] = []
         noted: dict[int, Noted] = {}  # one may be in several modules
+        kinds = noted_kinds()
+        others: list[tuple[nn.Module, str, Any]] = []
         self._parts = [
-            _Part(part, part.training, self._note_buffers(name, part, noted), PlainAttributes(part))
+            _Part(
+                part,
+                part.training,
+                self._note_buffers(name, part, noted),
+                PlainAttributes(part, kinds, others),
+            )
             for name, part in modules
         ]
+        self._tensors: KeptTensors | None = None
+        self._generators: KeptGenerators | None = None
+        if others:
+            self._note_others(others, modules, noted)
         is_compared = self._modes not in known.compared
         self._parameters = KeptParameters(
             modules, known.refuse, known.parameters, is_copied=is_compared
@@ -109,7 +122,7 @@ class ForwardState:
                         "first step on"
                     )
                 watched.append((name, noted))
-            elif noted.values.numel() <= _SMALL or name in self._known.buffers:
+            elif noted.values.numel() <= SMALL or name in self._known.buffers:
                 noted.tensor = None
             elif noted.is_changed():
                 self._known.buffers.add(name)
@@ -117,6 +130,8 @@ class ForwardState:
             else:
                 watched.append((name, noted))
         self._watched = watched
+        if self._tensors is not None:
+            self._tensors.note_changes()
         self._parameters.note_changes()
         self._known.compared.add(self._modes)
         self._known.modes.add(self._modes)
@@ -145,14 +160,21 @@ class ForwardState:
         root = vars(self._parts[0].module)
         computed = {name: root[name] for name in self._computed if name in root}
         random_state = _random_state()
-        undo = [part.attributes.restore() for part in self._parts]
+        containers: list[Any] = []
+        undo = [part.attributes.restore(containers) for part in self._parts]
+        if containers or self._known.constant:
+            undo.append(KeptContainers(containers, self._known.constant).restore)
         undo.append(self._parameters.restore())
+        if self._generators is not None:
+            undo.append(self._generators.restore())
         try:
             _set_random_state(self._random)
             root.update(self._computed)
             for kept in self._parts:
                 # Replaced, not changed in place: autograd may hold them.
                 _set(kept.module, kept.training, _stand_ins(kept.buffers, stand_ins))
+            if self._tensors is not None:
+                self._tensors.put(stand_ins)
             yield
         finally:  # torch ends a repetition by an exception, once it has what it needs
             for kept, training, before in now:
@@ -169,7 +191,7 @@ class ForwardState:
         for name, buffer in part._buffers.items():  # noqa: SLF001
             noted = None if buffer is None else found.get(id(buffer))
             if noted is None and buffer is not None:
-                is_large = buffer.numel() > _SMALL
+                is_large = buffer.numel() > SMALL
                 is_watched = is_large or self._is_sharing
                 full = _joined(prefix, name) if is_watched else ""
                 is_copied = self._is_new or not is_large or full in self._known.buffers
@@ -179,6 +201,24 @@ class ForwardState:
                     self._watched.append((full, noted))
             buffers[name] = noted
         return buffers
+
+    def _note_others(
+        self,
+        others: list[tuple[nn.Module, str, Any]],
+        modules: list[tuple[str, nn.Module]],
+        buffers: dict[int, Noted],
+    ) -> None:
+        prefixes = {id(part): prefix for prefix, part in modules}
+        with_tensors, generators = [], []
+        for part, name, value in others:
+            if isinstance(value, (Tensor, tuple)):
+                with_tensors.append((part, name, _joined(prefixes[id(part)], name), value))
+            else:
+                generators.append(value)
+        self._tensors = KeptTensors(
+            with_tensors, buffers, self._known.buffers, is_copied=self._is_new
+        )
+        self._generators = KeptGenerators(generators)
 
     def _expect_no_shared_changes(self) -> None:
         for name, noted, other, another in overlaps(self._watched):
@@ -195,7 +235,7 @@ class ForwardState:
             if noted.is_changed():
                 if noted.values is None:
                     self._known.refuse(
-                        f"has a buffer, {name!r}, of more than {_SMALL:,} numbers that was changed "
+                        f"has a buffer, {name!r}, of more than {SMALL:,} numbers that was changed "
                         "between the forward and the backward pass, as it had not been in the "
                         "first step. Change it after the backward pass"
                     )

@@ -9,7 +9,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-__all__ = ["Noted", "copy_plain", "is_equal", "overlaps", "version_of"]
+__all__ = ["SMALL", "Noted", "copy_plain", "is_equal", "is_ordinary", "overlaps", "version_of"]
+
+# Of that many numbers, a copy costs next to nothing.
+SMALL = 1 << 16
 
 
 def version_of(tensor: Tensor) -> int:
@@ -18,10 +21,10 @@ def version_of(tensor: Tensor) -> int:
 
 
 class Noted:
-    """A buffer before a forward.
+    """A tensor before a forward.
 
     Args:
-        tensor: The buffer.
+        tensor: A buffer, or in an attribute.
         is_copied: Whether its values are kept, as those of one that the forward may change.
         is_watched: Whether it will be asked for changes.
     """
@@ -64,12 +67,19 @@ class Noted:
 
 def copy_plain(tensor: Tensor) -> Tensor | None:
     """Return a copy of a plain tensor, and None for others, such as one part of a whole."""
-    return _copy(tensor) if _is_plain(tensor) else None
+    return _copy(tensor) if is_ordinary(tensor) else None
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Return whether a tensor is one of torch's own kind, with all its numbers in memory."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        return False
+    return tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
 
 
 def is_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors hold the same, NaN too; True for those that are not plain."""
-    if not _is_plain(other):
+    if not is_ordinary(other):
         return True
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
@@ -85,7 +95,7 @@ def overlaps(named: Iterable[tuple[str, Noted]]) -> Iterator[tuple[str, Noted, s
     spans = []
     for name, noted in named:
         tensor = noted.tensor
-        if tensor is not None and _is_plain(tensor) and tensor.numel():
+        if tensor is not None and is_ordinary(tensor) and tensor.numel():
             steps = zip(tensor.shape, tensor.stride())  # noqa: B905 - of one length
             last = sum((size - 1) * stride for size, stride in steps)
             start = tensor.data_ptr()
@@ -116,12 +126,6 @@ def _is_interleaved(one: Tensor | None, other: Tensor | None) -> bool:
         return False
     distance = (other.data_ptr() - one.data_ptr()) % step
     return distance >= size and step - distance >= other_size
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    if type(tensor) not in (Tensor, torch.nn.Parameter):
-        return False
-    return tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
 
 
 def _copy(tensor: Tensor) -> Tensor:
