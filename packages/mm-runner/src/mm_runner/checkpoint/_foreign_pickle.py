@@ -29,6 +29,7 @@ __all__ = ["FOREIGN_PICKLE"]
 # Classes under these names hold a configuration or logs: data, which stand-ins keep.
 _INERT_PREFIXES = ("mmengine.", "mmcv.", "addict.")
 _STAND_INS: dict[tuple[str, str], Any] = {
+    ("collections", "Counter"): Inert.named("collections.Counter"),
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "defaultdict"): Inert.named("collections.defaultdict"),
     ("builtins", "set"): set,

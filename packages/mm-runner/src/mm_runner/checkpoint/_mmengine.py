@@ -27,7 +27,7 @@ __all__ = ["Conversion", "convert_mmengine_checkpoint"]
 
 # The logs of the run so far; scalars.jsonl begins anew.
 _LEFT_OUT = {"message_hub": "MMEngine's logs"}
-_MAPPINGS = ("ConfigDict", ".Dict", "defaultdict")
+_MAPPINGS = ("ConfigDict", ".Dict", "defaultdict", ".Counter")
 _DROP = object()
 
 
@@ -129,10 +129,23 @@ def _arrange(content: dict[Any, Any]) -> dict[str, Any]:
 def _schedules(states: Any) -> Any:
     """Return how far each schedule has come; the values it set are in the optimizer's state."""
     if isinstance(states, dict) and "_global_step" in states:
-        return {"count": states["_global_step"], "scheduler": None}
+        return {"count": states["_global_step"], "scheduler": _plateau(states)}
     if isinstance(states, dict):
         return {name: _schedules(one) for name, one in states.items()}
     return [_schedules(one) for one in states] if isinstance(states, list) else states
+
+
+def _plateau(state: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a schedule that follows a metric has seen of it, ``None`` for any other."""
+    if not {"best", "num_bad_epochs", "cooldown_counter"} <= state.keys():
+        return None
+    best = state["best"]
+    return {
+        # MMEngine begins with a value that any result is better than.
+        "best": None if best is None or best == state.get("rule_worse") else float(best),
+        "num_bad": state["num_bad_epochs"],
+        "cooldown_left": state["cooldown_counter"],
+    }
 
 
 def _convert(value: Any, path: str, left_out: dict[str, str]) -> Any:

@@ -169,8 +169,9 @@ class EMAHook(Hook):
         return averages
 
     def _resume(self, runner: Any, loaded: dict[str, Any]) -> None:
+        of_all = loaded["steps"].get("")  # MMEngine counts them once for all optimizers
         for name, average in self.averages.items():
-            steps = loaded["steps"].get(name)
+            steps = loaded["steps"].get(name, of_all)
             if not steps:  # averaging had not begun
                 continue
             try:

@@ -15,6 +15,7 @@ from ._assigned_checks import set_place
 from ._comm_hook_state import restore_comm_hooks, warn_of_comm_hooks
 from ._data_position import position_of_run
 from ._hook_states import restore_hooks
+from ._mmengine_groups import optimizer_in_own_groups
 from ._optimizer_fit import loading_optimizers
 from ._rank_state import restore_rank_buffers
 from ._sharded_state import as_sharded, write_optimizer
@@ -92,7 +93,7 @@ def _restore_tensors(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
     restore_rank_buffers(runner, checkpoint.get("rank_buffers", []))
     if "optimizer" not in checkpoint:
         return
-    state = checkpoint["optimizer"]
+    state = optimizer_in_own_groups(runner, checkpoint)
     if needs_rehearsal(runner.model, runner.world_size):
         # torch's optimizers go on with the very tensors they are given, and those are needed again.
         state = copy.deepcopy(state)
