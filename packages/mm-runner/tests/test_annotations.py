@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
+from typing_extensions import TypeAliasType
 
 from mm_runner import ConfigError
 from mm_runner.registry import Registry, build_from_cfg, check_arguments
@@ -57,6 +58,7 @@ class Sized(Protocol):
         (np.ndarray, [np.ones(2), [[1, 2], [3, 4]]], ["a", None]),
         (npt.NDArray[np.float32] | None, [[1, 2], None], ["a"]),
         (Colour, [Colour.RED, "RED"], [None]),
+        (TypeAliasType("Size", int | list[int]), [1, [1, 2]], ["a", ["a"]]),
         (Any, [1, "a", None, {}], []),
         (T, [1, "a", None], []),
         (Sized, [1, "a"], []),

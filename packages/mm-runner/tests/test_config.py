@@ -232,6 +232,7 @@ def test_options_empty_a_dict_whatever_their_order(write):
         ("inf", math.inf),
         ("[-.inf,1]", [-math.inf, 1]),
         ("information", "information"),
+        ("INF", "INF"),
     ],
     ids=repr,
 )

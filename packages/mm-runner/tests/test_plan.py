@@ -10,10 +10,12 @@ from torch import nn
 from toy import Blobs, Classifier, runner_arguments
 from typing_extensions import override
 
+from mm_dist import MMDistributedDataParallel
 from mm_runner import ConfigError
 from mm_runner.cli import main
-from mm_runner.model import BaseModel
+from mm_runner.model import BaseModel, ExponentialMovingAverage
 from mm_runner.plan import make_plan, plan_as_text
+from mm_runner.plan._model import bytes_by_dtype
 
 _needs_meta = pytest.mark.skipif(
     not hasattr(torch, "set_default_device"), reason="torch before 2.0 builds no model on meta"
@@ -37,6 +39,14 @@ class Huge(BaseModel):
 
     def forward(self, mode="tensor"):
         raise AssertionError(mode)
+
+
+class Wide(Classifier):
+    """One MiB of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Linear(512, 512, bias=False)
 
 
 class Unreadable(Blobs):
@@ -186,6 +196,108 @@ def test_an_optimizer_that_reads_values_is_said_not_to_be_known(tmp_path):
     assert plan["memory"]["optimizer_state"] is None
     assert "What Reading keeps is not known" in plan["notes"][-1]
     assert "optimizer not known" in plan_as_text(plan)
+
+
+class Batched(Classifier):
+    """With a buffer of numbers, one of counts, a frozen part and one with sparse gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.frozen = nn.Linear(2, 2).requires_grad_(requires_grad=False)
+        self.words = nn.Embedding(5, 3, sparse=True)
+        self.scales = nn.Parameter(torch.zeros(6, dtype=torch.bfloat16))
+
+
+_TRAINED = 67 + 16 + 15  # in float32
+
+
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        ({}, {"float32": 4 * (_TRAINED + 6)}),
+        ({"ema_type": "StochasticWeightAverage"}, {"float32": 4 * (_TRAINED + 6)}),
+        ({"update_buffers": True}, {"float32": 4 * (_TRAINED + 6 + 16), "int64": 8}),
+    ],
+    ids=["ema", "swa", "buffers"],
+)
+def test_an_average_is_counted_as_it_is_kept(tmp_path, hook, expected):
+    plan = plan_of(tmp_path, model={"type": Batched}, custom_hooks=[{"type": "EMAHook", **hook}])
+    assert plan["memory"]["averages"] == expected
+    arguments = {name: value for name, value in hook.items() if name != "ema_type"}
+    average = ExponentialMovingAverage(Batched(), **arguments)
+    average.update()
+    assert bytes_by_dtype(average.full_tensors().values()) == expected
+    text = plan_as_text(plan)
+    assert "; average 0.00 MiB (float32" in text
+    assert "once more while their average is validated" in text
+    without = plan_of(tmp_path, model={"type": Batched})
+    assert without["memory"]["averages"] == without["memory"]["ddp_buckets"] == {}
+    assert "average" not in plan_as_text(without)
+
+
+class OwnAverage:
+    """Says nothing of what it keeps."""
+
+    def __init__(self, model):
+        self.model = model
+
+
+def test_an_average_that_is_elsewhere_or_unknown_is_said_to_be(tmp_path):
+    dist_cfg = {"dist_cfg": {"device_type": "cuda"}}
+    hook = {"type": "EMAHook", "device": "cpu"}
+    plan = plan_of(tmp_path, custom_hooks=[hook], env_cfg=dist_cfg)
+    assert plan["memory"]["averages"] == {}
+    assert plan["notes"][-1] == "The average of the weights, 0.00 MiB, is kept on cpu."
+    plan = plan_of(tmp_path, custom_hooks=[{"type": "EMAHook", "ema_type": OwnAverage}])
+    assert plan["memory"]["averages"] is None
+    assert plan["notes"][-1] == "What OwnAverage keeps is not known."
+    assert "average not known" in plan_as_text(plan)
+    with pytest.raises(ConfigError, match="momentum: a number between 0 and 1"):
+        plan_of(tmp_path, custom_hooks=[{"type": "EMAHook", "momentum": 5}])
+
+
+class OwnWrapper(MMDistributedDataParallel):
+    """May do anything."""
+
+
+_BUCKETS = {"float32": 4 * (_TRAINED - 15), "bfloat16": 12}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "wrapper", "expected"),
+    [
+        (1, None, {}),
+        (4, None, _BUCKETS),
+        (4, {"type": "MMSeparateDistributedDataParallel"}, _BUCKETS),
+        (
+            4,
+            {"type": nn.parallel.DistributedDataParallel, "gradient_as_bucket_view": False},
+            _BUCKETS,
+        ),
+        (4, {"gradient_as_bucket_view": True}, {}),
+        (4, {"type": "MMFullyShardedDataParallel"}, {}),
+        (4, {"type": OwnWrapper}, None),
+    ],
+)
+def test_the_buckets_of_several_processes_are_counted(tmp_path, world_size, wrapper, expected):
+    plan = plan_of(
+        tmp_path, world_size=world_size, model={"type": Batched}, model_wrapper_cfg=wrapper
+    )
+    assert plan["memory"]["ddp_buckets"] == expected
+    text = plan_as_text(plan)
+    assert ("; DDP buckets 0.00 MiB (bfloat16, float32)" in text) is bool(expected)
+    assert ("DDP buckets not known" in text) is (expected is None)
+
+
+def test_the_sum_of_memory_is_that_of_its_parts(tmp_path):
+    plan = plan_of(tmp_path, world_size=4, model={"type": Wide}, custom_hooks=[{"type": "EMAHook"}])
+    mebibytes = {"model": 1, "gradients": 1, "optimizer": 0, "average": 1, "DDP buckets": 1}
+    parts = "; ".join(
+        f"{name} {size}.00 MiB ({'float32' if size else 'nothing'})"
+        for name, size in mebibytes.items()
+    )
+    assert f"memory        4.00 MiB in each process: {parts}\n" in plan_as_text(plan)
 
 
 def test_what_is_wrong_is_told_as_training_would(tmp_path):

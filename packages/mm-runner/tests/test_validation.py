@@ -81,6 +81,7 @@ def loader_with(**options):
         ({"randomness": {"seed": -1}}, r"^randomness\.seed: an integer from 0"),
         ({"randomness": {"sead": 1}}, r"^randomness\.sead: unknown key.*'seed'"),
         ({"log_level": "LOUD"}, r"^log_level: 'LOUD' was given"),
+        ({"log_level": "INF"}, r"^log_level: 'INF' was given; .*Did you mean 'INFO'\?"),
         ({"experiment_name": 3}, r"^experiment_name: text is needed, got 3"),
         ({"resume": "auto"}, r"^resume: True or False is needed, got 'auto'"),
     ],

@@ -37,12 +37,14 @@ class Config(ConfigDict):
 
     _files: list[Path]
     _text: str
+    _folder: Path | None
 
     def __init__(
         self, cfg_dict: Mapping[str, Any] | None = None, filename: str | Path | None = None
     ) -> None:
         # Past __setattr__, which would make keys of them.
-        self.__dict__.update(_files=[] if filename is None else [Path(filename)], _text="")
+        files = [] if filename is None else [Path(filename)]
+        self.__dict__.update(_files=files, _text="", _folder=None)
         if cfg_dict is not None and not isinstance(cfg_dict, Mapping):
             raise ConfigError(f"cfg: a dict is needed, got {cfg_dict!r}.")
         super().__init__(cfg_dict or {})
@@ -110,6 +112,7 @@ class Config(ConfigDict):
         return cfg
 
     def _import_modules(self, folder: Path) -> None:
+        self.__dict__["_folder"] = folder
         with importable_folder(folder):
             try:
                 import_modules(self.get("custom_imports"))
@@ -134,17 +137,21 @@ class Config(ConfigDict):
     def merge_from_dict(self, options: Mapping[str, Any]) -> None:
         """Change single values.
 
+        Modules that ``custom_imports`` names by this are imported, if those of the file were.
+
         Args:
             options: Values by path, as ``{"optim_wrapper.optimizer.lr": 0.1}``; the items of a list
                 are numbered.
 
         Raises:
             ConfigError: If a path leads through something that has no keys, or past the end of a
-                list.
+                list, or a module cannot be imported.
         """
         merged = merge_options(self, options)
         self.clear()
         self.update(merged)
+        if self._folder and any(path.split(".")[0] == "custom_imports" for path in options):
+            self._import_modules(self._folder)
 
     def dump(self, file: str | Path | None = None) -> str:
         """Return the configuration as text, and write it to ``file`` if that is given.
@@ -164,10 +171,10 @@ class Config(ConfigDict):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), dict(self), self._files, self._text)
+        return _restore, (type(self), dict(self), dict(self.__dict__))
 
 
-def _restore(kind: type[Config], content: dict[str, Any], files: list[Path], text: str) -> Config:
+def _restore(kind: type[Config], content: dict[str, Any], attributes: dict[str, Any]) -> Config:
     cfg = kind(content)
-    cfg.__dict__.update(_files=files, _text=text)
+    cfg.__dict__.update(attributes)
     return cfg

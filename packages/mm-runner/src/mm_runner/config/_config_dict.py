@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from mm_runner.errors import did_you_mean
 
-from ._merging import merge
+from ._merging import DELETE, merge, without_delete
 
 __all__ = ["ConfigDict", "to_builtin"]
 
@@ -51,9 +51,29 @@ class ConfigDict(dict[str, Any]):
         del self[name]
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Set keys from a mapping, from pairs, and from keyword arguments."""
+        """Set keys from a mapping, from pairs, and from keyword arguments.
+
+        A dict is put over the one that is there key by key, as MMEngine does, unless it has
+        ``_delete_=True``.
+
+        Example:
+            >>> cfg = ConfigDict(model=dict(type="ResNet", depth=18))
+            >>> cfg.update(model=dict(depth=50))
+            >>> cfg.model
+            {'type': 'ResNet', 'depth': 50}
+        """
         for key, value in dict(*args, **kwargs).items():
-            self[key] = value
+            there = self.get(key)
+            if not isinstance(there, ConfigDict) or not isinstance(value, Mapping):
+                self[key] = value
+            elif value.get(DELETE):
+                self[key] = without_delete(value)
+            elif value is not there:
+                there.update(value)
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        """Take out ``key`` and return its value, or ``default`` (``None``) if it is not there."""
+        return super().pop(key, default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         """Set ``key`` unless it is there, and return its value."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-from ._merging import merge
+from ._merging import merge, without_delete
 from ._reading import BASE, SUFFIXES, read_file
 
 __all__ = ["Sources", "load"]
@@ -47,9 +47,17 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
             inherited.update(found.content)
         return inherited
 
-    base, own = read_file(file, text, inherit)
     try:
-        return Sources(merge(base, own), files, text)
+        base, own = read_file(file, text, inherit)
+        # It copies every dict and list too: two keys that a file gave one object are apart again.
+        return Sources(without_delete(_merged(file, base, own)), files, text)
+    except RecursionError as error:
+        raise ConfigError(f"{file}: a dict or a list is put into itself.") from error
+
+
+def _merged(file: Path, base: Any, own: Any) -> dict[str, Any]:
+    try:
+        return merge(base, own)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 
 __all__ = ["describe_location"]
 
+_BASE = "_base_"  # what a file of Python changes in place
 _PATH = re.compile(r"(?:cfg\.)?([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*)(?=[:\s]|$)")
 
 
@@ -73,8 +74,34 @@ def _walk_yaml(text: str, keys: Sequence[str]) -> Iterator[int]:
             return
 
 
-def _walk_python(text: str, keys: Sequence[str]) -> Iterator[int]:
-    node: Any = ast.parse(text)
+def _walk_python(text: str, keys: Sequence[str]) -> list[int]:
+    tree = ast.parse(text)
+    lines = list(_walk_values(tree, keys))
+    for statement in tree.body:
+        path = _path_in_base(statement)
+        if path and path == list(keys[: len(path)]):
+            within = _walk_values(statement.value, keys[len(path) :])  # type: ignore[attr-defined]
+            found = [statement.lineno] * len(path) + list(within)
+            lines = found if len(found) >= len(lines) else lines
+    return lines
+
+
+def _path_in_base(statement: ast.stmt) -> list[str]:
+    """Return the keys in ``_base_.model["depth"] = ...``, none of any other statement."""
+    if not isinstance(statement, (ast.Assign, ast.AugAssign)):
+        return []
+    target = statement.target if isinstance(statement, ast.AugAssign) else statement.targets[0]
+    keys: list[str] = []
+    while isinstance(target, (ast.Attribute, ast.Subscript)):
+        if isinstance(target, ast.Attribute):
+            keys.insert(0, target.attr)
+        else:
+            keys.insert(0, str(getattr(target.slice, "value", "")))
+        target = target.value
+    return keys if isinstance(target, ast.Name) and target.id == _BASE else []
+
+
+def _walk_values(node: Any, keys: Sequence[str]) -> Iterator[int]:
     for key in keys:
         found = list(_children(node, key))
         if not found:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-__all__ = ["merge", "merge_options"]
+__all__ = ["DELETE", "merge", "merge_options", "without_delete"]
 
 DELETE = "_delete_"
 
@@ -44,7 +44,7 @@ def merge(base: Any, child: Mapping[str, Any], where: str = "") -> dict[str, Any
 
 
 def without_delete(value: Any) -> Any:
-    """Return ``value`` without the key ``_delete_``, at every depth."""
+    """Return ``value`` without the key ``_delete_``, at every depth, in dicts and lists anew."""
     if isinstance(value, Mapping):
         return {key: without_delete(item) for key, item in value.items() if key != DELETE}
     if type(value) in (list, tuple):

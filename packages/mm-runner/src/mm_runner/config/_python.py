@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import traceback
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -36,7 +37,8 @@ def read_python(
         inherit: Called with each thing that it inherits.
 
     Returns:
-        What ``_base_`` names, and the values of the file itself, with those of ``read_base()``.
+        What ``_base_`` names, as the file has changed it in place, and the values of the file
+        itself, with those of ``read_base()``.
 
     Raises:
         ConfigError: Naming the file, and the line where that is known.
@@ -55,8 +57,9 @@ def read_python(
             f"{at_line(file, line)}: {BASE} and read_base() both say what is inherited, and do so "
             "in different ways. Use one of them."
         )
-    base = inherit(base_files)
-    names[BASE] = ConfigDict(base)
+    # A copy: what a base has from a module is the same object whenever that base is read.
+    base = ConfigDict(deepcopy(inherit(base_files)))
+    names[BASE] = base
     _run(file, text, tree, names)
     return base, {
         name: value
@@ -80,9 +83,8 @@ def _run(file: Path, text: str, tree: ast.Module, names: dict[str, Any]) -> None
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((one.lineno for one in reversed(frames) if one.filename == str(file)), None)
-        raise ConfigError(
-            f"{at_line(file, line)}: {type(error).__name__}: {error}.{_hint(error, text)}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ConfigError(f"{at_line(file, line)}: {reason}.{_hint(error, text)}") from error
 
 
 def _hint(error: Exception, text: str) -> str:

@@ -31,7 +31,7 @@ def read_file(file: Path, text: str, inherit: InheritFrom) -> tuple[dict[str, An
             under ``read_base()`` names.
 
     Returns:
-        What it inherits, and what it says itself.
+        What it inherits, as it has changed that in place, and what it says itself.
 
     Raises:
         ConfigError: Naming the file, and the line where that is known.
@@ -47,7 +47,7 @@ def read_file(file: Path, text: str, inherit: InheritFrom) -> tuple[dict[str, An
             raise ConfigError(f"{file}: keys with values are needed at the top, got {own!r:.80}.")
         base = inherit(own.pop(BASE, None))
     try:
-        return base, substitute(own, file, base)
+        return substitute(base, file, base), substitute(own, file, base)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
 

@@ -19,6 +19,7 @@ from mm_runner.registry import (
 )
 
 from ._batch_sampler import make_seekable
+from ._datasets import check_dataset
 from ._dealing import check_dealing, deal_out
 from ._first_samples import FirstSamples
 from ._prefetch import has_streams
@@ -35,11 +36,12 @@ def build_dataloader(
 
     Args:
         cfg: A ready ``DataLoader``, returned as it is unless its samples have still to be dealt out
-            to the processes; or a dict with ``dataset`` (a config or an object), optionally
-            ``sampler``, ``batch_sampler``, ``collate_fn`` (a name, config or function;
-            ``pseudo_collate`` by default, torch's for ``None``), ``num_batch_per_epoch`` (batches
-            of one process), ``worker_init_fn``, ``disable_subprocess_warning`` (which all workers
-            but the first then ignore), and arguments of ``DataLoader``. ``batch_size`` is
+            to the processes; or a dict with ``dataset`` (a config; a list of samples or another
+            object with indices and a length; or an ``IterableDataset``), optionally ``sampler``,
+            ``batch_sampler``, ``collate_fn`` (a name, config or function; ``pseudo_collate`` by
+            default, torch's for ``None``), ``num_batch_per_epoch`` (batches of one process),
+            ``worker_init_fn``, ``disable_subprocess_warning`` (which all workers but the first then
+            ignore), and arguments of ``DataLoader``. ``batch_size`` is
             that of one process. Workers seed the generators of Python, torch and NumPy anew for
             each batch, whatever ``worker_init_fn`` did: by the seed of the run, the process, the
             epoch and the number of the batch, so that it does not matter which of how many workers
@@ -80,7 +82,9 @@ def build_dataloader(
     options.setdefault("generator", settings.generator)
     _add_speed(options, dataset, settings)
     return make_seekable(
-        call_component(DataLoader, {"dataset": dataset, **options}, where), settings
+        # Not by torch's annotation, which a list of samples would not fit.
+        call_component(DataLoader, {"dataset": dataset, **options}, where, checked=("dataset",)),
+        settings,
     )
 
 
@@ -116,6 +120,7 @@ def num_batches(loader: DataLoader[Any], where: str) -> int:
 def _build_dataset(dataset: Any, where: str) -> Dataset[Any]:
     if isinstance(dataset, Mapping):
         dataset = build_from_cfg(dataset, DATASETS, where=f"{where}.dataset")
+    check_dataset(dataset, f"{where}.dataset")
     # MMEngine's datasets may put off reading their annotations until asked.
     if hasattr(dataset, "full_init"):
         dataset.full_init()

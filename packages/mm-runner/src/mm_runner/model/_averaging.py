@@ -89,6 +89,18 @@ class AveragedWeights(ABC):
         """Names of what is averaged; a shared parameter has the first of its names."""
         return list(self._sources)
 
+    @property
+    def device(self) -> torch.device | str | None:
+        """Where the averages are kept; ``None`` is where the parameters are."""
+        return self._device
+
+    def planned_tensors(self) -> list[Tensor]:
+        """Return tensors like those that are kept once averaging has begun, without memory."""
+        return [
+            torch.empty(local(source).shape, dtype=_kept_dtype(source), device="meta")
+            for source in self._sources.values()
+        ]
+
     @torch.no_grad()
     def update(self, stepped: bool | Tensor = True) -> None:  # noqa: FBT001, FBT002 - what it says
         """Take in the model's weights.
@@ -121,9 +133,8 @@ class AveragedWeights(ABC):
 
     def _begin(self) -> None:
         for name, source in self._sources.items():
-            dtype = torch.float32 if source.dtype in _HALF else source.dtype
             part = local(source).detach()
-            self._averages[name] = part.to(device=self._device, dtype=dtype, copy=True)
+            self._averages[name] = part.to(self._device, _kept_dtype(source), copy=True)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -183,6 +194,10 @@ class AveragedWeights(ABC):
 
 
 _HALF = (torch.float16, torch.bfloat16)
+
+
+def _kept_dtype(source: Tensor) -> torch.dtype:
+    return torch.float32 if source.dtype in _HALF else source.dtype
 
 
 class ExponentialMovingAverage(AveragedWeights):

@@ -17,9 +17,10 @@ from mm_runner.runner import Runner
 from mm_runner.runner._checks import check_run
 
 from ._length import Length, length_of_run
-from ._model import bytes_by_dtype, describe_model, model_without_memory
+from ._memory import describe_memory
+from ._model import describe_model, model_without_memory
 from ._optimizer_state import without_compiler
-from ._optimizers import describe_optimizers, state_bytes, wrapper_of_plan
+from ._optimizers import describe_optimizers, wrapper_of_plan
 from ._schedule import rates_at_key_steps
 
 __all__ = ["make_plan"]
@@ -38,7 +39,8 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
 
     Returns:
         The plan, in primitives: ``model``, ``optimizers``, ``batch``, ``length``, ``schedule``,
-        ``memory`` (bytes by dtype, of each process), ``acceleration``, ``hooks``, ``notes``.
+        ``memory`` (bytes by dtype, of each process: ``gradients``, ``optimizer_state``,
+        ``averages``, ``ddp_buckets``), ``acceleration``, ``hooks``, ``notes``.
 
     Raises:
         ConfigError: If something does not fit.
@@ -61,6 +63,15 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
         wrapper = wrapper_of_plan(model, cfg["optim_wrapper"], device_type, notes)
         length = length_of_run(cfg, world_size)
         plan |= _plan_training(cfg, wrapper, length, world_size, notes)
+        plan["memory"] = describe_memory(
+            cfg,
+            model,
+            wrapper,
+            hooks.hooks,
+            notes,
+            world_size=world_size,
+            device_type=device_type,
+        )
     plan["acceleration"] = _acceleration(cfg, plan, device_type, world_size)
     plan["acceleration"] |= settings
     if "FullySharded" in str(plan["acceleration"]["wrapper"]):
@@ -82,17 +93,8 @@ def _plan_training(
     }
     for name, one in named_wrappers(wrapper).items():
         scale_lr(one, cfg.get("auto_scale_lr") or {}, batches[name])
-    optimizers = describe_optimizers(wrapper)
-    trained = [
-        parameter
-        for one in named_wrappers(wrapper).values()
-        for group in one.optimizer.param_groups
-        for parameter in group["params"]
-    ]
-    gradients = bytes_by_dtype(trained)
-    state = state_bytes(wrapper, notes)
     return {
-        "optimizers": optimizers,
+        "optimizers": describe_optimizers(wrapper),
         "batch": {"per_process": per_process, "world_size": world_size, "effective": batches},
         "length": {
             "epochs": length.num_epochs if length.by_epoch else None,
@@ -100,7 +102,6 @@ def _plan_training(
             "steps": length.num_steps,
         },
         "schedule": rates_at_key_steps(wrapper, cfg.get("param_scheduler"), length, notes),
-        "memory": {"gradients": gradients, "optimizer_state": state},
     }
 
 

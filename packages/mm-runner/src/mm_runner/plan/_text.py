@@ -71,17 +71,29 @@ def _training_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _memory_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    parts = {
+    memory = plan["memory"]
+    named = {
         "model": plan["model"]["bytes"],
-        "gradients": plan["memory"]["gradients"],
-        "optimizer": plan["memory"]["optimizer_state"],
+        "gradients": memory["gradients"],
+        "optimizer": memory["optimizer_state"],
+        "average": memory["averages"],
+        "DDP buckets": memory["ddp_buckets"],
     }
+    seldom = ("average", "DDP buckets")
+    parts = {name: sizes for name, sizes in named.items() if name not in seldom or sizes != {}}
     total = sum(sum(sizes.values()) for sizes in parts.values() if sizes is not None)
     text = "; ".join(
         f"{name} {'not known' if sizes is None else _sizes(sizes)}" for name, sizes in parts.items()
     )
     yield "memory", f"{total / _MIB:,.2f} MiB in each process: {text}"
-    yield "", "activations, and what kernels need besides, are not known before a step"
+    yield "", f"not counted: {', '.join(_not_counted(memory))}"
+
+
+def _not_counted(memory: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("activations", "batches", "what kernels and communication need besides")
+    if memory["averages"] != {}:
+        yield "the weights themselves once more while their average is validated"
+    yield "what code of your own keeps"
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

@@ -58,6 +58,7 @@ def annotation_of(component: Callable[..., Any], parameter: inspect.Parameter) -
 
 def fits(value: Any, annotation: Any) -> bool:
     """Return whether ``value`` may be given where ``annotation`` stands."""
+    annotation = _without_alias(annotation)
     if not isinstance(value, _LITERALS) or annotation is Any:
         return True
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -88,6 +89,7 @@ def describe_annotation(annotation: Any) -> str:
         >>> describe_annotation(int | str | None)
         'an integer or text'
     """
+    annotation = _without_alias(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in _UNIONS:
         kinds = [one for one in arguments if one is not type(None)]
@@ -95,6 +97,8 @@ def describe_annotation(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(map(repr, arguments))
     kind = type(None) if annotation is None else origin or annotation
+    if inspect.isclass(kind) and _is_dataset(kind):
+        return "a dataset"
     if not inspect.isclass(kind) or kind not in _WORDS:
         return _text(annotation)
     return (
@@ -102,6 +106,13 @@ def describe_annotation(annotation: Any) -> str:
         if kind in _SEQUENCES and arguments
         else _WORDS[kind]
     )
+
+
+def _without_alias(annotation: Any) -> Any:
+    """Return what an alias made by ``type X = ...`` stands for, as numpy's ``NDArray`` is one."""
+    while type(get_origin(annotation) or annotation).__name__ == "TypeAliasType":
+        annotation = annotation.__value__
+    return annotation
 
 
 def _kinds_for(value: Any, kinds: tuple[Any, ...]) -> Iterable[Any]:
@@ -113,7 +124,13 @@ def _kinds_for(value: Any, kinds: tuple[Any, ...]) -> Iterable[Any]:
 
 def _is_array(kind: Any) -> bool:
     """Return whether ``kind`` is a tensor's or an array's, which a file can give as a list only."""
+    kind = _without_alias(kind)
     return hasattr(get_origin(kind) or kind, "__array__")
+
+
+def _is_dataset(kind: Any) -> bool:
+    """Return whether ``kind`` is torch's dataset, for which a list of samples does as well."""
+    return (kind.__module__, kind.__name__) == ("torch.utils.data.dataset", "Dataset")
 
 
 def _text(annotation: Any) -> str:
@@ -165,7 +182,7 @@ def _is_number(value: Any, kind: type) -> bool:
 
 def _stands_for(value: Any, kind: type) -> bool:
     """Return whether a plain value commonly stands for an object of this class."""
-    if _is_array(kind) and isinstance(value, _LISTS):
+    if (_is_array(kind) or _is_dataset(kind)) and isinstance(value, _LISTS):
         return True
     if kind.__module__ == "torch" and kind.__name__ == "device":
         return isinstance(value, (str, int)) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +83,21 @@ def check_cfg(
     return component, arguments
 
 
-def call_component(component: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
-    """Check ``arguments``, and call ``component`` with them.
+def call_component(
+    component: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    where: str,
+    *,
+    checked: Collection[str] = (),
+) -> Any:
+    """Check ``arguments``, but for those that have been ``checked``, and call ``component``.
 
     Raises:
         ConfigError: If they do not fit, or ``component`` refuses them with one of Python's own
             errors, whose text says what but not where.
     """
-    check_arguments(component, arguments, where)
+    unchecked = {name: value for name, value in arguments.items() if name not in checked}
+    check_arguments(component, unchecked, where, is_partial=bool(checked))
     return _call(component, arguments, where)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from mm_runner.data._datasets import check_dataset
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import (
     DATA_SAMPLERS,
@@ -41,10 +42,8 @@ def check_dataloader(cfg: Any, where: str) -> None:
     dataset = cfg["dataset"]
     if isinstance(dataset, Mapping):
         check_component(dataset, DATASETS, f"{where}.dataset")
-    elif dataset is None or isinstance(dataset, (bool, int, float, str)):
-        raise ConfigError(
-            f"{where}.dataset: a dataset or a dict with 'type' is needed, got {dataset!r}."
-        )
+    else:
+        check_dataset(dataset, f"{where}.dataset")
     for name, given in (("sampler", ("dataset", "seed")), ("batch_sampler", _OF_BATCHES)):
         if isinstance(cfg.get(name), Mapping):
             check_component(cfg[name], DATA_SAMPLERS, f"{where}.{name}", given=given)

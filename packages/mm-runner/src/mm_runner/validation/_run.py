@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 import mm_compile
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import Evaluator, evaluator_type, refuse_evaluator
 from mm_runner.hooks import Hook
 from mm_runner.hooks._hook_list import _DEFAULT_HOOKS as DEFAULT_HOOK_NAMES
@@ -179,7 +179,8 @@ def _check_log_level(level: Any, where: str) -> None:
     names = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
     number = logging.getLevelName(level) if isinstance(level, str) else level
     if not isinstance(number, int) or isinstance(number, bool):
-        raise ConfigError(f"{where}: {level!r} was given; there are {', '.join(names)}.")
+        hint = did_you_mean(str(level), names)
+        raise ConfigError(f"{where}: {level!r} was given; there are {', '.join(names)}.{hint}")
 
 
 def _check_log_processor(value: Any, where: str) -> None:  # noqa: ARG001 - it names the path

@@ -143,7 +143,7 @@ def as_dataset(value: Any, where: str) -> Any:
     dataset = build_from_cfg(value, DATASETS) if isinstance(value, Mapping) else value
     is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     # torch's IterableDataset inherits a __getitem__, which fails.
-    if not is_indexed or isinstance(dataset, (str, bytes, IterableDataset)):
+    if not is_indexed or isinstance(dataset, (str, bytes, type, Mapping, IterableDataset)):
         raise ConfigError(
             f"{where}: a dataset with a length and indices, or a dict with its 'type', is needed, "
             f"got {short_repr(dataset)}."

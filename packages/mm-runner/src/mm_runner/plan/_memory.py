@@ -1,0 +1,117 @@
+"""What a training keeps in memory beside its model, as far as that is sure."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mm_dist
+from mm_runner.hooks import EMAHook
+from mm_runner.model import AveragedWeights
+from mm_runner.optim import named_wrappers
+from mm_runner.registry import MODEL_WRAPPERS
+from mm_runner.runner._wrapping import is_wrapped
+
+from ._model import bytes_by_dtype
+from ._optimizers import state_bytes
+
+__all__ = ["describe_memory"]
+
+# Those of a class derived from them are its own affair.
+_WRAPPERS_WITH_BUCKETS = (
+    DistributedDataParallel,
+    mm_dist.MMDistributedDataParallel,
+    mm_dist.MMSeparateDistributedDataParallel,
+)
+_MIB = 2**20
+
+
+def describe_memory(
+    cfg: Mapping[str, Any],
+    model: nn.Module,
+    optim_wrapper: Any,
+    hooks: Iterable[Any],
+    notes: list[str],
+    *,
+    world_size: int,
+    device_type: str,
+) -> dict[str, dict[str, int] | None]:
+    """Return bytes by dtype, ``None`` where they are not known.
+
+    Args:
+        cfg: The full configuration.
+        model: Without memory, not wrapped by the run.
+        optim_wrapper: Over it.
+        hooks: Of the run.
+        notes: Says what is not known, or lies elsewhere.
+        world_size: Processes of the run.
+        device_type: Whose memory is meant.
+
+    Raises:
+        ConfigError: If an average cannot be built.
+    """
+    trained = [
+        parameter
+        for one in named_wrappers(optim_wrapper).values()
+        for group in one.optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    return {
+        "gradients": bytes_by_dtype(trained),
+        "optimizer_state": state_bytes(optim_wrapper, notes),
+        "averages": _averages(hooks, model, optim_wrapper, device_type, notes),
+        "ddp_buckets": _buckets(cfg.get("model_wrapper_cfg") or {}, model, world_size, notes),
+    }
+
+
+def _averages(
+    hooks: Iterable[Any], model: nn.Module, optim_wrapper: Any, device_type: str, notes: list[str]
+) -> dict[str, int] | None:
+    """Return what the averages of the weights take where the model is."""
+    kept: list[Tensor] = []
+    run = SimpleNamespace(model=model, optim_wrapper=optim_wrapper)
+    for hook in hooks:
+        averages: dict[str, Any] = hook._build(run) if isinstance(hook, EMAHook) else {}  # noqa: SLF001
+        for average in averages.values():
+            if not isinstance(average, AveragedWeights):
+                notes.append(f"What {type(average).__name__} keeps is not known.")
+                return None
+            planned = average.planned_tensors()
+            device = average.device
+            if device is None or torch.device(device).type == device_type:
+                kept += planned
+                continue
+            size = sum(bytes_by_dtype(planned).values()) / _MIB
+            notes.append(f"The average of the weights, {size:,.2f} MiB, is kept on {device}.")
+    return bytes_by_dtype(kept)
+
+
+def _buckets(
+    cfg: Mapping[str, Any], model: nn.Module, world_size: int, notes: list[str]
+) -> dict[str, int] | None:
+    """Return what DistributedDataParallel copies gradients into, to average them."""
+    if world_size == 1 or is_wrapped(model):
+        return {}
+    kind = cfg.get("type", mm_dist.MMDistributedDataParallel)
+    wrapper = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+    if wrapper not in _WRAPPERS_WITH_BUCKETS:
+        if inspect.isclass(wrapper) and issubclass(wrapper, _WRAPPERS_WITH_BUCKETS):
+            notes.append(f"Whether {wrapper.__name__} keeps buckets of gradients is not known.")
+            return None
+        return {}
+    if cfg.get("gradient_as_bucket_view"):
+        return {}  # the gradients are the buckets
+    sparse = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    }
+    return bytes_by_dtype(
+        one for one in model.parameters() if one.requires_grad and id(one) not in sparse
+    )
