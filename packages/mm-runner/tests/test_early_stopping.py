@@ -31,6 +31,7 @@ def stopped_after(make_runner, values, *, name="accuracy", epochs=8, **options):
         ([0.5, 0.5, 0.5, 0.5], {"patience": 2, "min_delta": 0}, 3),
         ([0.1, 0.2, 0.2, 0.3, 0.3, 0.3, 0.4], {"patience": 2, "min_delta": 0}, 6),
         ([0.0, 0.5, 1.0, 1.5, 1.75], {"patience": 1, "min_delta": 0.5}, 5),
+        ([0.1, 0.3, 0.5, 0.5, 0.9], {"patience": 0}, 4),
     ],
     ids=[
         "patience",
@@ -42,6 +43,7 @@ def stopped_after(make_runner, values, *, name="accuracy", epochs=8, **options):
         "flat",
         "any-change",
         "just-enough",
+        "at-once",
     ],
 )
 def test_training_ends_when_a_greater_metric_stalls(make_runner, values, options, epochs):
@@ -124,7 +126,7 @@ def test_the_state_is_what_was_seen():
     [
         ({"monitor": "fancy"}, r"EarlyStoppingHook\.rule: whether a greater or a less 'fancy'"),
         ({"monitor": "auc", "rule": "more"}, r"rule: 'greater' or 'less' is needed, got 'more'"),
-        ({"monitor": "auc", "patience": 0}, r"patience: a positive number.*got 0"),
+        ({"monitor": "auc", "patience": -1}, r"patience: a number of validations.*got -1"),
         ({"monitor": "auc", "min_delta": -1}, r"min_delta: a number >= 0 is needed, got -1"),
     ],
     ids=["rule", "wrong-rule", "patience", "delta"],

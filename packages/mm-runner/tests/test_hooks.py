@@ -143,9 +143,13 @@ def test_the_helpers_of_mmengines_hooks_count_from_one():
     hook = Hook()
     runner = SimpleNamespace(epoch=3, iter=7, max_epochs=4, max_iters=8)
     assert [hook.every_n_epochs(runner, n) for n in (2, 3, 4, -1)] == [True, False, True, False]
-    assert hook.every_n_epochs(runner, 3, start=1)
-    assert not hook.every_n_epochs(runner, 1, start=4)
+    # The start itself is the first, whatever the interval.
+    starts = range(6)
+    assert [hook.every_n_epochs(runner, 3, start=one) for one in starts] == [0, 1, 0, 0, 1, 0]
+    assert [hook.every_n_epochs(runner, n, start=4) for n in (1, 3, 0, -1)] == [1, 1, 0, 0]
     assert [hook.every_n_train_iters(runner, n) for n in (3, 4, 0)] == [False, True, False]
+    found = [hook.every_n_train_iters(runner, 3, start=one) for one in (2, 5, 7, 8, 9)]
+    assert found == [True, True, False, True, False]
     assert [hook.every_n_inner_iters(i, 3) for i in (1, 2)] == [False, True]
     assert hook.is_last_train_epoch(runner)
     assert hook.is_last_train_iter(runner)

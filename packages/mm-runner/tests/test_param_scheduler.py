@@ -41,6 +41,18 @@ def test_a_warm_up_arrives_with_the_last_step_of_its_window(optimizer):
     )
 
 
+@pytest.mark.parametrize("begin", [0, 3])
+@pytest.mark.parametrize(
+    "cfg",
+    [{"type": "ConstantLR", "factor": 0.25}, {"type": "LinearLR", "start_factor": 0.25}],
+    ids=["constant", "linear"],
+)
+def test_a_window_of_one_step_has_the_first_value_for_good(optimizer, cfg, begin):
+    scheduler = make(optimizer, {**cfg, "begin": begin, "end": begin + 1})
+    rates = rates_of(optimizer, scheduler, steps=begin + 4)
+    assert rates == [1.0] * begin + [0.25] * 4
+
+
 def test_a_schedule_waits_for_its_window(optimizer):
     cfg = {"type": "ExponentialLR", "gamma": 0.5, "begin": 2, "end": 5}
     assert rates_of(optimizer, make(optimizer, cfg), steps=8) == [

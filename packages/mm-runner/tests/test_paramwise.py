@@ -115,6 +115,14 @@ def test_each_rule_changes_what_it_names(paramwise, expected):
     assert changed(settings(Model(), paramwise)) == expected
 
 
+def test_a_single_number_is_not_flat():
+    model = Model()
+    model.temperature = nn.Parameter(torch.tensor(1.0))
+    expected = ["conv.bias", "depthwise.bias", "head.bias", "norm.bias", "norm.weight", "scale"]
+    found = changed(settings(model, {"flat_decay_mult": 0}))
+    assert sorted(found) == sorted([*expected, "deform.bias"])
+
+
 def test_parameters_with_equal_settings_share_a_group():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(5)))
     cfg = {"optimizer": SGD, "paramwise_cfg": {"norm_decay_mult": 0, "bias_decay_mult": 0}}

@@ -141,6 +141,53 @@ def test_a_profiler_that_cannot_be_stopped_does_not_hide_the_error(make_runner, 
         make_runner(custom_hooks=[Fails(), ProfilerHook()], **NO_VALIDATION).train()
 
 
+def _undecodable(original):
+    """What torch's profiler has been seen to do where it reads the name of an event."""
+
+    def fails(self, *arguments):
+        original(self, *arguments)
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    return fails
+
+
+@pytest.mark.parametrize("method", ["stop_trace", "export_chrome_trace"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"by_epoch": False, "profile_times": 4},
+        {"by_epoch": False, "profile_times": 6, "schedule": {"warmup": 1, "active": 2}},
+        {},
+    ],
+    ids=["steps", "schedule", "epochs"],
+)
+def test_an_error_of_torchs_profiler_costs_the_trace_alone(
+    make_runner, monkeypatch, options, method
+):
+    kind = torch.profiler.profile
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, method, _undecodable(getattr(kind, method)))
+        runner = profile(make_runner, with_stack=True, profile_memory=True, **options)
+    assert runner.epoch == 2
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert log.count("ERROR") == 1
+    assert "ProfilerHook: the trace could not be made or written: UnicodeDecodeError" in log
+    assert "Training goes on without it, and is profiled no longer." in log
+    assert not torch._C._autograd._profiler_enabled()
+    assert [name for hook in runner.hooks for name in vars(hook) if name in STAGES] == []
+    again = profile(make_runner)
+    assert "aten::addmm" in names_in(again.log_dir / "trace_rank0.json")
+
+
+def test_an_error_of_a_function_of_ones_own_ends_training(make_runner):
+    def fails(_):
+        raise ArithmeticError("mine")
+
+    for options in ({"by_epoch": False, "profile_times": 2}, {"schedule": {"warmup": 1}}):
+        with pytest.raises(ArithmeticError, match="mine"):
+            profile(make_runner, on_trace_ready=fails, **options)
+
+
 def test_other_ranks_are_left_out(make_runner):
     runner = profile(make_runner, ranks=[1])
     assert not list(runner.log_dir.glob("trace*"))

@@ -28,7 +28,7 @@ class EarlyStoppingHook(Hook):
         min_delta: Least change that counts as better; with 0 any does. Defaults to 0.1.
         strict: Whether a validation without the metric is an error; else it is a warning.
         check_finite: Stop as soon as the metric is infinite or NaN. Defaults to ``True``.
-        patience: Validations. Defaults to 5.
+        patience: Validations; 0 is the same as 1. Defaults to 5.
         stopping_threshold: Stop as soon as the metric is better than that.
 
     Raises:
@@ -51,9 +51,10 @@ class EarlyStoppingHook(Hook):
             raise ConfigError(
                 f"EarlyStoppingHook.rule: 'greater' or 'less' is needed, got {rule!r}."
             )
-        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
             raise ConfigError(
-                f"EarlyStoppingHook.patience: a positive number of validations, got {patience!r}."
+                "EarlyStoppingHook.patience: a number of validations is needed, at least 0, got "
+                f"{patience!r}."
             )
         if not min_delta >= 0:
             raise ConfigError(
@@ -118,8 +119,8 @@ class EarlyStoppingHook(Hook):
             self.best_score + delta, score
         ):
             self.best_score, self.wait_count = score, 0
-        else:
-            self.wait_count += 1
+            return None
+        self.wait_count += 1
         if self.wait_count < self.patience:
             return None
         return f"{self.monitor} did not become better in {self.wait_count} validations; {best}"

@@ -192,18 +192,24 @@ class Hook:
         return [stage for stage in STAGES if self.acts_at(stage)]
 
     def every_n_epochs(self, runner: Any, n: int, start: int = 0) -> bool:
-        """Tell whether the epoch just trained is ``start + n``, ``start + 2 n``, and so on."""
+        """Tell whether the epoch just trained is ``start``, ``start + n``, and so on.
+
+        Without ``start`` it is the first at ``n``. An ``n`` that is not positive is never.
+        """
         count = runner.epoch + 1 - start
-        return n > 0 and count > 0 and count % n == 0
+        return n > 0 and count >= 0 and count % n == 0
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Tell whether ``n`` more steps of this epoch are done."""
+        """Tell whether the step just trained is ``n``, ``2 n``, and so on of this epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
 
     def every_n_train_iters(self, runner: Any, n: int, start: int = 0) -> bool:
-        """Tell whether ``n`` more steps of the run are done, counted from ``start``."""
+        """Tell whether the step of the run just trained is ``start``, ``start + n``, and so on.
+
+        Without ``start`` it is the first at ``n``. An ``n`` that is not positive is never.
+        """
         count = runner.iter + 1 - start
-        return n > 0 and count > 0 and count % n == 0
+        return n > 0 and count >= 0 and count % n == 0
 
     def end_of_epoch(self, dataloader: Any, batch_idx: int) -> bool:
         """Tell whether ``batch_idx`` is the last of ``dataloader``."""

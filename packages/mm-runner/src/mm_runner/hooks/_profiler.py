@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import override
 
+from mm_runner._error_text import text_of
 from mm_runner.errors import ConfigError, did_you_mean
 
 from ._hook import Hook
@@ -37,6 +38,9 @@ class ProfilerHook(Hook):
     directory (``json_trace_path`` names another file); with ``repeat`` in ``schedule`` one for each
     turn. What each hook of the run does at a stage is in it by name, as
     ``LoggerHook.after_train_iter``.
+
+    Where torch fails to make or write a trace, that is logged as an error, and training goes on
+    without profiling; an error of a function of yours as ``on_trace_ready`` ends it.
 
     Args:
         by_epoch: Whether ``profile_times`` counts epochs, else steps. Defaults to ``True``.
@@ -124,6 +128,7 @@ class ProfilerHook(Hook):
         self._calls: HookCalls | None = None
         self._end_history: Callable[[], None] | None = None
         self._write_for_tensorboard: Callable[[Any], None] | None = None
+        self._error_of_user: Exception | None = None
         self._is_writing = False
         self._left = 0
         self._written = 0
@@ -165,18 +170,18 @@ class ProfilerHook(Hook):
         with warnings.catch_warnings():
             # Each turn of a schedule has a file of its own, so it may forget the one before.
             warnings.filterwarnings("ignore", ".*clears events at the end of each cycle")
-            self._profiler.step()
+            self._guard(runner, self._profiler.step)
         if not self.by_epoch:
-            self._count()
+            self._count(runner)
 
     @override
     def after_train_epoch(self, runner: Any) -> None:
         if self._profiler is not None and self.by_epoch:
-            self._count()
+            self._count(runner)
 
     @override
     def after_train(self, runner: Any) -> None:
-        self._stop()  # training may have ended before its time
+        self._guard(runner, self._stop)  # training may have ended before its time
 
     @override
     def clean_up(self, runner: Any) -> None:
@@ -188,10 +193,27 @@ class ProfilerHook(Hook):
         if end is not None:
             end()
 
-    def _count(self) -> None:
+    def _count(self, runner: Any) -> None:
         self._left -= 1
         if self._left == 0:
-            self._stop()
+            self._guard(runner, self._stop)
+
+    def _guard(self, runner: Any, act: Callable[[], Any]) -> None:
+        """Let torch's profiler act: where that fails, a trace is lost, and no training."""
+        try:
+            act()
+        except BaseException as error:
+            profiler, self._profiler = self._profiler, None
+            with suppress(Exception):
+                _abandon(profiler)
+            self._end_calls()
+            if not isinstance(error, Exception) or error is self._error_of_user:
+                raise
+            runner.logger.error(  # noqa: TRY400 - where in torch is of no use
+                f"{type(self).__name__}: the trace could not be made or written: "
+                f"{type(error).__name__}: {text_of(error)} Training goes on without it, and is "
+                "profiled no longer."
+            )
 
     def _stop(self) -> None:
         if self._profiler is not None:
@@ -217,7 +239,11 @@ class ProfilerHook(Hook):
             done.export_chrome_trace(str(path))
             runner.logger.info(f"ProfilerHook: the trace is in {path}.")
         elif not isinstance(ready, Mapping):
-            ready(done)
+            try:
+                ready(done)
+            except Exception as error:
+                self._error_of_user = error
+                raise
         elif ready["type"] == "log_trace":
             table = done.key_averages().table(
                 sort_by=ready.get("sort_by", "self_cpu_time_total"),
@@ -283,6 +309,20 @@ def _record_history(runner: Any) -> Callable[[], None] | None:
         return None
     record(max_entries=_HISTORY)
     return lambda: record(enabled=None)
+
+
+def _abandon(profiler: Any) -> None:
+    """Give up a profiler that has failed.
+
+    Torch's is not told to stop: its state has moved on before the failure, and where nothing
+    records any more, stopping crashes the process.
+    """
+    from torch.profiler import profile  # noqa: PLC0415
+
+    if profiler is not None and not isinstance(profiler, profile):
+        profiler.stop()
+    elif torch._C._autograd._profiler_enabled():  # noqa: SLF001 - there is no public name
+        torch._C._autograd._disable_profiler()  # noqa: SLF001
 
 
 def _profiler_of(device_type: str) -> Any:

@@ -7,6 +7,7 @@ from ._multi_optim_wrapper import MultiOptimWrapperConstructor
 from ._optim_wrapper import build_optim_wrapper, named_wrappers, scale_lr
 from .constructors import (
     DefaultOptimWrapperConstructor,
+    LayerDecayOptimizerConstructor,
     LearningRateDecayOptimWrapperConstructor,
 )
 from .schedules import ParamScheduler, Shape, build_param_schedulers, named_schedulers
@@ -14,6 +15,7 @@ from .schedules import ParamScheduler, Shape, build_param_schedulers, named_sche
 __all__ = [
     "AmpOptimWrapper",
     "DefaultOptimWrapperConstructor",
+    "LayerDecayOptimizerConstructor",
     "LearningRateDecayOptimWrapperConstructor",
     "MultiOptimWrapperConstructor",
     "OptimWrapper",

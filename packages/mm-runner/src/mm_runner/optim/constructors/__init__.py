@@ -1,12 +1,16 @@
 """What builds optimizer wrappers whose parameters differ in their settings."""
 
 from ._default import DefaultOptimWrapperConstructor
-from ._layer_decay import LearningRateDecayOptimWrapperConstructor
+from ._layer_decay import (
+    LayerDecayOptimizerConstructor,
+    LearningRateDecayOptimWrapperConstructor,
+)
 from ._paramwise import ParamwiseRules
 from ._walk import NamedParameter, walk_parameters
 
 __all__ = [
     "DefaultOptimWrapperConstructor",
+    "LayerDecayOptimizerConstructor",
     "LearningRateDecayOptimWrapperConstructor",
     "NamedParameter",
     "ParamwiseRules",

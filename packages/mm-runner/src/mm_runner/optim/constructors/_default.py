@@ -40,8 +40,8 @@ class DefaultOptimWrapperConstructor:
             * ``bias_lr_mult``: for biases, but for those of norms and of deformable convolutions'
               offsets;
             * ``norm_decay_mult``, ``bias_decay_mult``, ``dwconv_decay_mult``, ``flat_decay_mult``:
-              for norms, biases, depth-wise convolutions, and parameters of at most one dimension;
-              the first that applies counts;
+              for norms, biases, depth-wise convolutions, and parameters of one dimension; the
+              first that applies counts;
             * ``dcn_offset_lr_mult``: for the offsets of deformable convolutions;
             * ``bypass_duplicate``: no warning of a shared parameter whose names differ in settings.
         where: Path of the config, for messages.

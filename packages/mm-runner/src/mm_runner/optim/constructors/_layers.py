@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import nn
 
 from mm_runner.model import unwrap_model
 
-__all__ = ["depths_of", "find_blocks", "modules_of"]
+__all__ = ["depths_of", "find_blocks", "find_leads", "modules_of"]
 
 _NUMBERED = re.compile(r"(.*?)\d+$")
 # A member of a list of stages is cut into blocks if these hold that much of its parameters.
@@ -36,7 +36,41 @@ def find_blocks(model: nn.Module, *, by_stage: bool = False) -> list[str]:
     return [name for name, _ in blocks]
 
 
-def depths_of(names: Iterable[str], blocks: list[str]) -> dict[str, int]:
+def find_leads(model: nn.Module, blocks: list[str]) -> dict[str, int]:
+    """Return what leads to a stage and lies in a list of its own, with the stage's first block.
+
+    ConvNeXt is built so: ``downsample_layers.1`` comes between ``stages.0`` and ``stages.1``, and
+    before all of these in the order of the model.
+
+    Args:
+        model: Wrapped or not.
+        blocks: Names of the blocks that the stages were cut into, in order.
+
+    Returns:
+        By the name of each such module, the number of the block that it leads to, from 1.
+    """
+    stages = find_blocks(model, by_stage=True)
+    owner, _, kind = stages[0].rpartition(".")[0].rpartition(".") if stages else ("", "", "")
+    found = dict(modules_of(model))
+    if not kind:
+        return {}
+    leads = {}
+    for own, sibling in found[owner].named_children():
+        if own == kind:
+            break  # what comes after the stages leads to none
+        members = [name for name, _ in sibling.named_children()]
+        if members != [stage.rpartition(".")[2] for stage in stages]:
+            continue
+        prefix = f"{owner}.{own}" if owner else own
+        for member, stage in list(zip(members, stages, strict=True))[1:]:
+            inside = (f"{name}.".startswith(f"{stage}.") for name in blocks)
+            leads[f"{prefix}.{member}"] = list(inside).index(True) + 1
+    return leads
+
+
+def depths_of(
+    names: Iterable[str], blocks: list[str], leads: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Return the depth of each parameter.
 
     0 is before the first block, then come the blocks from 1 on, and one more for what follows the
@@ -45,6 +79,7 @@ def depths_of(names: Iterable[str], blocks: list[str]) -> dict[str, int]:
     Args:
         names: Of all parameters, in the order of the model.
         blocks: Names of the blocks, in order.
+        leads: Modules that lie elsewhere, and which block each leads to.
     """
     ordered = list(names)
     numbers = [_number(name, blocks) for name in ordered]
@@ -55,6 +90,8 @@ def depths_of(names: Iterable[str], blocks: list[str]) -> dict[str, int]:
         following = numbers[place] or following
         is_before = not inside or place < inside[0]
         depths[ordered[place]] = 0 if is_before else following
+    for module, number in (leads or {}).items():
+        depths.update((name, number) for name in ordered if name.startswith(f"{module}."))
     return depths
 
 

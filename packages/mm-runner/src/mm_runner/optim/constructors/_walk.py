@@ -57,8 +57,8 @@ class NamedParameter:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it has at most one dimension."""
-        return self.parameter.ndim <= 1
+        """Whether it has one dimension; a single number has none."""
+        return self.parameter.ndim == 1
 
     @property
     def is_offset(self) -> bool:

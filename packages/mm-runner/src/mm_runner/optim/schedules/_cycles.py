@@ -1,4 +1,4 @@
-"""Schedules that set a value rather than multiply it: cosine with restarts, and one cycle."""
+"""Schedules that set a value rather than only multiply it: cosine with restarts, and one cycle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CosineRestart", "OneCycle"]
 class CosineRestart(Shape):
     """Go down along half a cosine, again and again, from the base times each period's weight.
 
-    After the last period the value stays.
+    Within a period it multiplies, like :class:`CosineAnnealing`; after the last the value stays.
 
     Args:
         length: Of the window.
@@ -55,18 +55,26 @@ class CosineRestart(Shape):
             raise ConfigError(f"periods={periods!r} was given; positive numbers are needed.")
         self._periods, self._weights = list(periods), weights
         self._ends = list(accumulate(periods))
+        self._restarts = {0, *self._ends[:-1]}
         self._eta_min, self._ratio = eta_min, eta_min_ratio
+
+    def restarts_at(self, step: int) -> bool:
+        """Tell whether a period begins, whose first value follows from the base alone."""
+        return step in self._restarts
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
         index = bisect_right(self._ends, step)
         if index == len(self._periods):
             return current
+        if self.restarts_at(step):
+            return base * self._weights[index]
         length = self._periods[index]
         since = step - (self._ends[index] - length)
         floor = floor_of(base, self._eta_min, self._ratio)
-        top = base * self._weights[index]
-        return floor + (top - floor) * math.cos(math.pi * since / (2 * length)) ** 2
+        # No period is as long as its half cosine, so the factor before is never 0.
+        factor, before = (math.cos(math.pi * t / (2 * length)) ** 2 for t in (since, since - 1))
+        return floor + (current - floor) * (factor / before)
 
 
 class OneCycle(Shape):

@@ -54,7 +54,7 @@ class _Course(Shape):
 
 
 class Constant(_Course):
-    """Multiply by ``factor`` until the last step of the window.
+    """Multiply by ``factor`` until the last step of the window, or for good if it has only one.
 
     Args:
         length: Of the window.
@@ -65,7 +65,7 @@ class Constant(_Course):
         if not 0 <= factor <= 1:
             raise ConfigError(f"factor={factor!r} was given; it lies from 0 to 1.")
         self._factor = factor
-        self._last = length - 1
+        self._last = max(length - 1, 1)
 
     @override
     def factor(self, step: int) -> float:
@@ -74,6 +74,8 @@ class Constant(_Course):
 
 class Linear(_Course):
     """Go from ``start_factor`` to ``end_factor`` times the value; the window's last step arrives.
+
+    A window of one step only starts, and the value stays there.
 
     Args:
         length: Of the window.

@@ -10,11 +10,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.registry import PARAM_SCHEDULERS, check_arguments
 
+from ._cycles import CosineRestart
 from ._group_values import GroupValues
 from ._names import family_of, schedule_names
 from ._plateau import ReduceOnPlateau
 from ._shape import Shape
-from ._shape_driver import PlateauDriver, ShapeDriver
+from ._shape_driver import PlateauDriver, RestartDriver, ShapeDriver
 from ._torch_driver import TorchDriver
 from ._window import RunLength, Window, take_window
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ParamScheduler"]
 
-_Driver = ShapeDriver | PlateauDriver | TorchDriver
+_Ours = ShapeDriver | RestartDriver | PlateauDriver
+_Driver = _Ours | TorchDriver
 
 
 class ParamScheduler:
@@ -165,7 +167,7 @@ def _build_ours(
     arguments: dict[str, Any],
     window: Window,
     where: str,
-) -> ShapeDriver | PlateauDriver:
+) -> _Ours:
     name = arguments.pop("type")
     setting = setting or arguments.pop("param_name", None)
     if setting is None:
@@ -181,7 +183,10 @@ def _build_ours(
         if issubclass(family, ReduceOnPlateau):
             _check_by_epoch(window)
             return PlateauDriver(values, family(**arguments), where)
-        return ShapeDriver(values, family(window.length, **arguments))
+        shape = family(window.length, **arguments)
+        if isinstance(shape, CosineRestart):
+            return RestartDriver(values, shape, is_first=window.begin == 0)
+        return ShapeDriver(values, shape)
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from error
 

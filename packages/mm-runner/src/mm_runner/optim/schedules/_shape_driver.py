@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from mm_runner.evaluator import score_of
 
 if TYPE_CHECKING:
+    from ._cycles import CosineRestart
     from ._group_values import GroupValues
     from ._plateau import ReduceOnPlateau
     from ._shape import Shape
 
-__all__ = ["PlateauDriver", "ShapeDriver"]
+__all__ = ["PlateauDriver", "RestartDriver", "ShapeDriver"]
 
 
 class ShapeDriver:
@@ -47,6 +48,68 @@ class ShapeDriver:
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
         """Take back nothing."""
+
+
+class RestartDriver:
+    """Applies :class:`CosineRestart` to every parameter group, beside other schedules.
+
+    A restart sets the value, which would undo what others have multiplied it by since the window
+    began. It cannot be read off the value, in which they are mixed with the floor: so what happens
+    between two steps of this schedule is noted as it happens, and a restart multiplies by it.
+
+    Args:
+        values: The setting.
+        shape: Its course.
+        is_first: Whether the window begins with the run. Other schedules that do may come before
+            this one, such as a warm-up. A later window begins from the base.
+    """
+
+    def __init__(self, values: GroupValues, shape: CosineRestart, *, is_first: bool) -> None:
+        self._values = values
+        self._shape = shape
+        self._is_first = is_first
+        # Of each group what others multiply by, and the value that this schedule has left.
+        self._seen: list[tuple[float, float]] = []
+        for index in range(len(values)):
+            values.read(index)  # before another schedule changes what this one starts from
+
+    def start(self) -> None:
+        """Set the window's first values."""
+        self._seen = []
+        self.advance(0)
+
+    def advance(self, step: int) -> None:
+        """Set the values of the step number ``step`` of the window."""
+        seen = []
+        for index in range(len(self._values)):
+            current, base = self._values.read(index)
+            others = self._others(index, current, base, is_start=step == 0)
+            value = self._shape.value(step, current, base)
+            if self._shape.restarts_at(step):
+                value *= others
+            if value != current:
+                self._values.write(index, value)
+            seen.append((others, value))
+        self._seen = seen
+
+    def _others(self, index: int, current: float, base: float, *, is_start: bool) -> float:
+        """Return what others have multiplied a group's value by."""
+        whole = current / base if base else 1.0
+        if index >= len(self._seen):  # the window begins, or the group is new
+            return whole if is_start and self._is_first else 1.0
+        others, left = self._seen[index]
+        if current == left:
+            return others
+        # A warm-up from 0 has begun anew from the base.
+        return others * (current / left) if others and left else whole
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what others did; the values are in the optimizer."""
+        return {"seen": [list(one) for one in self._seen]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
+        """Go on from what others did."""
+        self._seen = [(others, left) for others, left in (state_dict or {}).get("seen", [])]
 
 
 class PlateauDriver:

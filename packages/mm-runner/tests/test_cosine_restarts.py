@@ -1,0 +1,163 @@
+"""Cosines with restarts, alone and beside other schedules of the same setting."""
+
+import pytest
+import torch
+from test_schedules import cosine, make, make_optimizer, values_of
+from toy import NO_VALIDATION, Killed, RecordRates, StopBeforeEpoch
+
+from mm_runner.optim import build_param_schedulers
+
+RESTARTS = {"type": "CosineRestartLR", "by_epoch": False, "periods": [6, 6], "eta_min": 0.05}
+STEPS = {"type": "MultiStepLR", "by_epoch": False, "milestones": [4], "gamma": 0.1}
+WARM_UP = {"type": "LinearLR", "by_epoch": False, "start_factor": 0.1, "end": 5}
+
+
+def rates_of(*cfgs, steps=16):
+    optimizer = make_optimizer()
+    schedulers = [make(optimizer, **cfg, num_iters=100) for cfg in cfgs]
+    return [rate for rate, _ in values_of(optimizer, *schedulers, steps=steps)]
+
+
+def course(step, *, length=6, floor=0.05):
+    return cosine(step % length, length, floor)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+def test_what_others_multiply_stays_over_a_restart(order):
+    rates = rates_of(*[RESTARTS, STEPS][::order])
+    assert rates[:4] == pytest.approx([course(step) for step in range(4)])
+    # As CosineAnnealingLR does: the cosine goes on from the lowered value to its floor.
+    annealing = {**RESTARTS, "type": "CosineAnnealingLR", "T_max": 6}
+    del annealing["periods"]
+    assert rates[:6] == pytest.approx(rates_of(*[annealing, STEPS][::order])[:6])
+    top = 0.1
+    again = [0.05 + (top - 0.05) * cosine(step, 6) for step in range(6)]
+    assert rates[6:12] == pytest.approx(again)
+    assert rates[12:] == [rates[11]] * 4
+
+
+def test_a_step_down_near_the_floor_is_not_blown_up_by_the_restart():
+    late = {**STEPS, "milestones": [5]}
+    # It goes below the floor, of which the cosine's factor, backwards, would be a huge multiple.
+    assert rates_of(RESTARTS, late)[5:7] == pytest.approx([0.1 * course(5), 0.1], rel=1e-9)
+    bare = {**RESTARTS, "eta_min": 0}
+    assert rates_of(bare, late)[5:7] == pytest.approx([0.1 * cosine(5, 6), 0.1], rel=1e-9)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+@pytest.mark.parametrize("period", [6, 3], ids=["within-a-period", "over-a-restart"])
+def test_a_warm_up_acts_beside_it(order, period):
+    restarts = {**RESTARTS, "eta_min": 0, "periods": [period] * 4}
+    rates = rates_of(*[WARM_UP, restarts][::order], steps=12)
+    expected = [
+        (0.1 + 0.9 * min(step / 4, 1)) * course(step, length=period, floor=0) for step in range(12)
+    ]
+    assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+@pytest.mark.parametrize("floor", [0, 0.05])
+def test_a_warm_up_from_nothing_is_over_at_the_restart(order, floor):
+    warm_up = {**WARM_UP, "start_factor": 0}
+    rates = rates_of(*[warm_up, {**RESTARTS, "eta_min": floor}][::order])
+    assert rates[0] == 0
+    assert all(rate > 0.2 for rate in rates[1:4])
+    assert rates[6:12] == pytest.approx([course(step, floor=floor) for step in range(6)])
+
+
+def test_after_a_warm_up_it_begins_from_the_base():
+    rates = rates_of(WARM_UP, {**RESTARTS, "begin": 5}, steps=20)
+    assert rates[:5] == pytest.approx([0.1, 0.325, 0.55, 0.775, 1.0])
+    assert rates[5:17] == pytest.approx([course(step) for step in range(12)], rel=1e-12)
+
+
+def test_a_period_of_no_weight_is_followed_by_one():
+    rates = rates_of({**RESTARTS, "eta_min": 0, "restart_weights": [0, 1]}, STEPS)
+    assert rates[:7] == [0.0] * 6 + [1.0]
+
+
+def test_a_group_added_later_takes_part():
+    optimizer = make_optimizer()
+    schedulers = [make(optimizer, **cfg) for cfg in (RESTARTS, STEPS)]
+    values_of(optimizer, *schedulers, steps=5)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 8.0})
+    values_of(optimizer, *schedulers, steps=1)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1, 0.03, 8.0])
+
+
+def test_a_rate_that_is_a_tensor_is_followed_too():
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
+        pytest.skip("tensor learning rates need torch 2.4")
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=torch.tensor(1.0))
+    schedulers = [make(optimizer, **cfg) for cfg in (RESTARTS, STEPS)]
+    rates = []
+    for _ in range(16):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        for scheduler in schedulers:
+            scheduler.step()
+    assert rates == pytest.approx(rates_of(RESTARTS, STEPS), rel=1e-6)
+
+
+@pytest.mark.parametrize("cfgs", [[RESTARTS], [WARM_UP, RESTARTS, STEPS]], ids=["alone", "others"])
+@pytest.mark.parametrize("stop", [1, 4, 5, 6, 7, 11, 12], ids=str)
+def test_it_goes_on_from_its_state(stop, cfgs):
+    expected = rates_of(*cfgs)
+    first, second = make_optimizer(), make_optimizer()
+    before = build(first, cfgs)
+    values_of(first, *before, steps=stop)
+    after = build(second, cfgs)
+    second.load_state_dict(first.state_dict())
+    for scheduler, state in zip(after, [one.state_dict() for one in before], strict=True):
+        scheduler.load_state_dict(state)
+    rates = [rate for rate, _ in values_of(second, *after, steps=16 - stop)]
+    assert rates == expected[stop:]
+
+
+def build(optimizer, cfgs):
+    class Wrapper:
+        pass
+
+    wrapper = Wrapper()
+    wrapper.optimizer = optimizer
+    return build_param_schedulers(wrapper, cfgs, num_epochs=10, num_iters=100)
+
+
+def test_a_state_without_what_others_did_is_taken():
+    optimizer = make_optimizer()
+    scheduler = make(optimizer, **RESTARTS)
+    optimizer.param_groups[0]["lr"] = course(4)
+    scheduler.load_state_dict({"count": 4, "scheduler": {}})
+    rates = [rate for rate, _ in values_of(optimizer, scheduler, steps=4)]
+    assert rates == pytest.approx([course(step) for step in range(4, 8)])
+
+
+def test_converted_to_iterations_it_is_the_same_beside_others():
+    cfg = {"type": "CosineRestartLR", "periods": [2, 2], "restart_weights": [1, 0.5], "eta_min": 0}
+    converted, written = make_optimizer(), make_optimizer()
+    found = [
+        make(converted, **cfg, convert_to_iter_based=True, num_epochs=4, num_iters=24),
+        make(converted, **STEPS, num_epochs=4, num_iters=24),
+    ]
+    steps = {**cfg, "periods": [12, 12], "by_epoch": False}
+    right = [make(written, **one, num_epochs=4, num_iters=24) for one in (steps, STEPS)]
+    assert values_of(converted, *found) == values_of(written, *right)
+
+
+def test_a_resumed_run_has_the_same_rates(make_runner):
+    schedules = [
+        {"type": "CosineRestartLR", "by_epoch": False, "periods": [9, 15], "eta_min": 0.01},
+        {"type": "MultiStepLR", "milestones": [1]},
+    ]
+    options = {
+        "train_cfg": {"max_epochs": 4},
+        "optim_wrapper": {"optimizer": {"type": "SGD", "lr": 1.0}},
+        "param_scheduler": schedules,
+        **NO_VALIDATION,
+    }
+    whole, parts = RecordRates(), RecordRates()
+    make_runner(custom_hooks=[whole], default_hooks={"checkpoint": None}, **options).train()
+    with pytest.raises(Killed):
+        make_runner(custom_hooks=[parts, StopBeforeEpoch(1)], **options).train()
+    make_runner(custom_hooks=[parts], resume=True, **options).train()
+    assert parts.rates == whole.rates
+    assert whole.rates[9] == pytest.approx(0.1)  # the restart, after the step down
