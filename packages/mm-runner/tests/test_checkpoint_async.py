@@ -261,9 +261,10 @@ def _directory_gone(rank, tmp_path):
         runner.train()
         dist.barrier()
         # The directory was made anew, and the third and fourth epochs are in it.
-        assert sorted(path.name for path in out.glob("*.pth")) == ["epoch_3.pth", "epoch_4.pth"]
-        kept = load_checkpoint_file(out / "epoch_4.pth")["checkpoint_hook"]["kept"]
-        assert kept == ["epoch_1.pth", "epoch_3.pth", "epoch_4.pth"]
+        files = sorted((out / "work").glob("*.pth"))
+        assert [path.name for path in files] == ["epoch_3.pth", "epoch_4.pth"]
+        kept = load_checkpoint_file(files[-1])["checkpoint_hook"]["kept"]
+        assert kept == ["epoch_3.pth", "epoch_4.pth"]
         if rank == 0:
             log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
             assert log.count("epoch_2.pth failed") == 1

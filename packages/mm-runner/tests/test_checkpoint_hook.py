@@ -40,11 +40,12 @@ def saved(runner):
         ({"interval": 2}, "245"),
         ({"interval": 2, "save_last": False}, "24"),
         ({"interval": -1}, "5"),
-        ({"interval": 2, "save_begin": 1}, "35"),
+        ({"interval": 2, "save_begin": 1}, "135"),
+        ({"interval": 3, "save_begin": 4, "save_last": False}, "4"),
         ({"max_keep_ckpts": 2}, "45"),
         ({"max_keep_ckpts": 1, "interval": 3}, "5"),
     ],
-    ids=["default", "interval", "not-last", "only-last", "begin", "keep-two", "keep-one"],
+    ids=["default", "interval", "not-last", "only-last", "begin", "first", "keep-two", "keep-one"],
 )
 def test_epochs_that_are_saved(run, options, files):
     runner = run(options)
@@ -59,7 +60,7 @@ def test_epochs_that_are_saved(run, options, files):
     [
         ({"interval": 4}, [4, 8, 12]),
         ({"interval": 5, "max_keep_ckpts": 2}, [10, 12]),
-        ({"interval": 5, "save_last": False, "save_begin": 2}, [7, 12]),
+        ({"interval": 5, "save_last": False, "save_begin": 2}, [2, 7, 12]),
         ({"interval": -1, "filename_tmpl": "iter_{}.pth"}, [12]),
     ],
     ids=["interval", "keep-two", "begin", "only-last"],
@@ -72,13 +73,6 @@ def test_steps_that_are_saved(run, options, files):
     newest = runner.work_dir / f"iter_{files[-1]}.pth"
     assert (runner.work_dir / "last_checkpoint").read_text() == f"{newest.name}\n"
     assert load_checkpoint_file(newest)["meta"]["iter"] == files[-1]
-
-
-def test_a_file_name_and_a_directory_of_ones_own(run, tmp_path):
-    runner = run({"out_dir": str(tmp_path / "out"), "filename_tmpl": "e{}.pth"}, epochs=1)
-    assert saved(runner) == []
-    assert (tmp_path / "out" / "e1.pth").is_file()
-    assert (runner.work_dir / "last_checkpoint").read_text().strip() == "../out/e1.pth"
 
 
 def test_optimizer_and_schedules_can_be_left_out(run):

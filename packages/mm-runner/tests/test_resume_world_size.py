@@ -9,6 +9,7 @@ from toy import NO_VALIDATION, Killed, loader_cfg, runner_arguments
 
 from mm_runner import ConfigError, Runner
 from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.runner._other_processes import _how_to_keep
 
 SGD = {"type": "SGD", "lr": 0.1}
 RUN = {
@@ -125,3 +126,24 @@ def test_data_begun_anew_need_no_place(make_runner, saved):
     log = resume(make_runner, saved, cfg={"resume_data": False})
     assert "this run has 1: the data go on with the beginning of epoch 1, in an order" in log
     assert "each sample once" not in log
+
+
+@pytest.mark.parametrize(
+    ("batch", "world_size", "advice"),
+    [
+        (5, 3, "With 3 processes no batch_size and accumulative_counts give 5: start a number of"),
+        (12, 4, "batch_size x accumulative_counts is 3, or scale"),
+        (10, 2, "train_dataloader.batch_size=5 keeps 10"),
+    ],
+    ids=["nothing-whole", "both", "one"],
+)
+def test_only_whole_numbers_are_advised(batch, world_size, advice):
+    told = _how_to_keep(
+        batch,
+        "",
+        per_process=5 if batch == 5 else 2,
+        world_size=world_size,
+        accumulated=2 if batch == 12 else 1,
+    )
+    assert advice in told
+    assert "." not in told.replace("train_dataloader.", "").rstrip(".")

@@ -13,8 +13,9 @@ import torch
 from mm_runner.errors import CheckpointError
 
 from ._allow_list import ALLOW_LIST_PICKLE
-from ._atomic import first_line, write_atomically
+from ._atomic import write_atomically
 from ._content import PARTS_VERSION
+from ._damage import damage_of
 from ._integrity import check_integrity, is_archive
 from ._parts import PARTS, join_parts
 from ._refusal import refusal_of, refused_global
@@ -103,9 +104,11 @@ def _read(path: Path, *, outline: bool = False) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         if with_checksums or refused_global(error):
             raise CheckpointError(refusal_of(path, error)) from error
-        raise CheckpointError(f"{path} is damaged: it is no whole file of torch.save.") from error
+        damage = damage_of(path, error, is_archive=False)
+        raise CheckpointError(f"{path} is damaged: {damage}.") from error
     except Exception as error:  # damaged bytes make torch's loader fail in any way
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+        damage = damage_of(path, error, is_archive=with_checksums)
+        raise CheckpointError(f"{path} is damaged: {damage}.") from error
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path} holds a {type(checkpoint).__name__}, not a dict.")
     _check_format(checkpoint, path)
@@ -146,6 +149,8 @@ def _load_safely(path: Path, *, stays_in_file: bool) -> Any:
         with warnings.catch_warnings():
             # torch 2.0 says so of its own loader.
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
+            # A pickle of another program, which is refused in words of our own.
+            warnings.filterwarnings("ignore", "Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True, **options)
     except pickle.UnpicklingError as error:
         # torch 1.13 cannot read a float this way, so no learning rate either.

@@ -88,11 +88,10 @@ def find_latest_checkpoint(work_dir: Path) -> list[Path]:
     """
     candidates: list[Path] = []
     patterns, directories = [_NUMBERED], [work_dir]
-    marker = work_dir / LAST_CHECKPOINT
-    if marker.is_file():
+    name = _name_in(work_dir / LAST_CHECKPOINT)
+    if name:
         # MMEngine writes an absolute path here; joining keeps that as it is.
-        text = marker.read_text(encoding="utf-8", errors="replace")
-        named = work_dir / text.replace("\0", "").strip()  # a power cut may leave zeros
+        named = work_dir / name
         candidates.append(named)
         patterns += _names_like(named.name)
         if os.path.realpath(named.parent) != os.path.realpath(work_dir):
@@ -103,6 +102,14 @@ def find_latest_checkpoint(work_dir: Path) -> list[Path]:
     numbered.sort(key=lambda one: (one[0].stat().st_mtime_ns if is_mixed else 0, one[2]))
     candidates += [path for path, _, _ in reversed(numbered) if path not in candidates]
     return candidates
+
+
+def _name_in(marker: Path) -> str | None:
+    """Return what ``last_checkpoint`` names, ``""`` if it is empty; ``None`` without it."""
+    if not marker.is_file():
+        return None
+    text = marker.read_text(encoding="utf-8", errors="replace")
+    return text.replace("\0", "").strip()  # a power cut may leave zeros
 
 
 def _names_like(name: str) -> list[re.Pattern[str]]:
@@ -145,6 +152,9 @@ def latest_readable(
             start would overwrite what may still be saved.
     """
     candidates = find_latest_checkpoint(work_dir)
+    names_none = _name_in(work_dir / LAST_CHECKPOINT) == ""
+    if names_none:
+        tell(f"{work_dir / LAST_CHECKPOINT} is empty: it names no checkpoint.")
     for path in candidates:
         try:
             return path, load_checkpoint_file(path)
@@ -154,5 +164,10 @@ def latest_readable(
         raise CheckpointError(
             f"resume was asked for, and none of the {len(candidates)} checkpoints in {work_dir} "
             "can be read. Move them away to train from the start."
+        )
+    if names_none:  # it may have named one elsewhere
+        raise CheckpointError(
+            f"resume was asked for; {work_dir / LAST_CHECKPOINT} is empty, and no checkpoint lies "
+            "beside it. Name one with load_from, or remove that file to train from the start."
         )
     return None

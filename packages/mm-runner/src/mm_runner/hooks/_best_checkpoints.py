@@ -12,7 +12,7 @@ from ._checkpoint_arguments import name_list
 from ._metric_rule import rule_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = ["BestCheckpoints", "file_of"]
 
@@ -77,6 +77,13 @@ class BestCheckpoints:
                 self._resolve_auto(name)
             if name in self._metrics and self._is_better(name, record["score"]):
                 self.records[name] = dict(record)
+
+    def forget(self, files: Collection[str]) -> bool:
+        """Strike off the records of ``files``, which are gone; tell whether there were any."""
+        gone = [name for name, record in self.records.items() if record["file"] in files]
+        for name in gone:
+            del self.records[name]
+        return bool(gone)
 
     def _is_better(self, name: str, score: float) -> bool:
         before = self.records.get(name, {}).get("score", math.nan)

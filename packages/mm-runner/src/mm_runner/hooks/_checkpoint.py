@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mm_amp import OptimWrapper
 from mm_runner._main_process import run_on_main
 from mm_runner.errors import CheckpointWriteError
-from mm_runner.optim import named_wrappers
 
+from ._accumulation import may_accumulate
 from ._best_checkpoints import BestCheckpoints, file_of
 from ._checkpoint_arguments import (
     check_begin,
@@ -21,11 +20,17 @@ from ._checkpoint_arguments import (
     name_list,
     refuse_backends,
 )
-from ._checkpoint_directory import best_records_in, clean_directory, delete_checkpoints
+from ._checkpoint_directory import (
+    best_records_in,
+    clean_directory,
+    delete_checkpoints,
+    directory_of,
+)
 from ._checkpoint_saving import Save, Saving
 from ._hook import Hook
 from ._kept_checkpoints import KeptCheckpoints
 from ._publishing import publish_checkpoints
+from ._written_files import WrittenFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,11 +52,13 @@ class CheckpointHook(Hook):
     optimizer step that takes them in: they are not saved themselves.
 
     Args:
-        interval: Epochs, or steps, between two checkpoints; ``-1`` saves none but the last.
+        interval: Epochs, or steps, between two checkpoints; ``-1``, and whatever is not positive,
+            saves none but the last.
         by_epoch: Count epochs; otherwise steps.
         save_optimizer: Include the optimizer and the loss scaler.
         save_param_scheduler: Include the schedules' positions.
-        out_dir: Where to save; the work directory by default.
+        out_dir: Save to a folder in it that is named like the work directory, so that several runs
+            may share it; by default, or where it is the work directory, to the latter itself.
         max_keep_ckpts: Keep that many of the numbered checkpoints, the newest; ``-1`` keeps all.
             The best ones are never removed.
         save_last: Save at the end of training, whatever the interval, also where a hook ends it
@@ -70,7 +77,8 @@ class CheckpointHook(Hook):
         published_keys: Entries of the checkpoint, such as ``"state_dict"``. At the end of training
             the last and the best ones are written once more with these entries only, as
             ``<name>-<8 digits of the SHA-256>.pth``.
-        save_begin: Epochs, or steps, before the first interval begins.
+        save_begin: The first epoch, or step, that is saved; the others come at ``interval`` from
+            there. Defaults to 0, which saves the first at ``interval``.
         async_save: Let a thread write while training goes on, which then waits only for a copy in
             memory. One file is written at a time; a failure is reported at the next save. The end
             of training and a preemption wait for the file.
@@ -129,6 +137,7 @@ class CheckpointHook(Hook):
         self.in_parts = async_save if in_parts is None else in_parts
         self._kept = KeptCheckpoints(max_keep_ckpts)
         self._best = BestCheckpoints(save_best, rule, greater_keys, less_keys)
+        self._files = WrittenFiles()
         self._saving = Saving(in_background=async_save)
         # The number of steps in the newest file, and the file.
         self._newest: tuple[int, Path] | None = None
@@ -143,9 +152,9 @@ class CheckpointHook(Hook):
     def before_train(self, runner: Any) -> None:
         self._run = self._run or runner.experiment_name
         self._newest = None  # of another training of this process, maybe
-        wrappers = named_wrappers(runner.optim_wrapper).values()
-        self._accumulates = not all(map(_steps_always, wrappers))
-        run_on_main(lambda: clean_directory(self._directory(runner), runner.logger))
+        self._accumulates = may_accumulate(runner.optim_wrapper)
+        self._files.begin(self.directory(runner))
+        run_on_main(lambda: clean_directory(self.directory(runner), runner.logger))
         if self.minutes is not None:
             saves = runner.interruption.save_every(60 * self.minutes, self.save_now)
             if not saves:
@@ -194,13 +203,15 @@ class CheckpointHook(Hook):
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         if not self._best.wants_any or not metrics or not runner.is_training:
             return
+        if not self._saving.is_under_way:  # it may be one that was lost, written again
+            self._forget_lost(runner)
         for name, score in self._best.improved(metrics).items():
             record = {"score": score, "epoch": runner.epoch, "iter": runner.iter}
             self._save_best(runner, name, {**record, "file": file_of(name)})
 
     @override
     def after_train(self, runner: Any) -> None:
-        self._saving.settle(runner)
+        self._saving.settle(runner, is_over=True)
         if self._was_cut_short(runner):
             self._save_last(runner)
         if self._owes_last:
@@ -208,10 +219,10 @@ class CheckpointHook(Hook):
         if self._owes_last:
             raise CheckpointWriteError(
                 f"The checkpoint at the end of training could not be written to "
-                f"{self._directory(runner)}, twice; the log says why. The older ones are whole."
+                f"{self.directory(runner)}, twice; the log says why. The older ones are whole."
             )
         if self.published_keys:
-            directory, best = self._directory(runner), self._best.records.values()
+            directory, best = self.directory(runner), self._best.records.values()
             names = [*self._kept.names[-1:], *(record["file"] for record in best)]
             run_on_main(
                 lambda: publish_checkpoints(directory, names, self.published_keys, runner.logger)
@@ -235,9 +246,11 @@ class CheckpointHook(Hook):
         self._best.take_over(state.get("best", {}))
         # A best file is written after the checkpoint of its epoch, which does not know of it.
         if self._best.wants_any:
-            directory, key = self._directory(runner), self._key(runner)
+            directory, key = self.directory(runner), self._key(runner)
             for records in run_on_main(lambda: best_records_in(directory, key, self._run)):
                 self._best.take_over(records)
+        best = [record["file"] for record in self._best.records.values()]
+        self._files.add([*self._kept.names, *best])
 
     @property
     def best_records(self) -> dict[str, dict[str, Any]]:
@@ -255,7 +268,9 @@ class CheckpointHook(Hook):
             The file, which may have been written before if no step was taken since; ``None`` if it
             could not be written.
         """
-        if self._saving.settle(runner) and self._newest and self._newest[0] == runner.iter:
+        is_written = self._saving.settle(runner)
+        self._forget_lost(runner)
+        if is_written and self._newest and self._newest[0] == runner.iter:
             return self._newest[1]
         template = "iter_{}.pth" if self.by_epoch else None
         count = runner.iter
@@ -272,6 +287,14 @@ class CheckpointHook(Hook):
         count = runner.epoch if self.by_epoch else runner.iter
         self._save(runner, count, num_steps=runner.iter, is_last=True, and_wait=True)
 
+    def directory(self, runner: Any) -> Path:
+        """Return where the files are."""
+        return directory_of(self.out_dir, runner.work_dir)
+
+    def newly_lost(self, runner: Any) -> list[str]:
+        """Return which files somebody has removed, each once; for the main process."""
+        return self._files.newly_lost(self.directory(runner))
+
     def finish_writing(self) -> None:
         """Wait for the file under way, on this process alone; for a run that ends by an error."""
         self._saving.drain()
@@ -286,10 +309,10 @@ class CheckpointHook(Hook):
         is_last: bool,
         and_wait: bool = False,
     ) -> None:
-        # First: what became of the file before decides what is kept.
+        # First: what became of the files before decides what is kept.
         self._saving.settle(runner)
-        directory = self._directory(runner)
-        name = (template or self.filename_tmpl).format(number)
+        self._forget_lost(runner)
+        directory, name = self.directory(runner), (template or self.filename_tmpl).format(number)
         superfluous = self._kept.add(name)
         kept_by_others = self._names_kept_by_others(runner)
         newest, self._newest = self._newest, (num_steps, directory / name)
@@ -299,8 +322,14 @@ class CheckpointHook(Hook):
             self._kept.remove([name])
             self._newest, self._owes_last = newest, is_last
 
+        def note() -> None:
+            self._files.add([name], superfluous)
+            deleted = [one for one in superfluous if one not in kept_by_others]
+            delete_checkpoints(directory, deleted, runner.logger)
+
         save = Save(
             directory / name,
+            num_steps,
             {
                 "save_optimizer": self.save_optimizer,
                 "save_param_scheduler": self.save_param_scheduler,
@@ -308,9 +337,8 @@ class CheckpointHook(Hook):
             },
             on_written=lambda: self._kept.remove(superfluous),
             on_failed=take_back,
-            on_main=lambda: delete_checkpoints(
-                directory, [one for one in superfluous if one not in kept_by_others], runner.logger
-            ),
+            on_main=note,
+            kind="ending" if and_wait else "last" if is_last else "numbered",
         )
         self._saving.save(runner, save, and_wait=and_wait)
         runner.interruption.note_saved()
@@ -330,10 +358,13 @@ class CheckpointHook(Hook):
         options = {"save_optimizer": False, "save_param_scheduler": False}
         text = f"Best {metric} so far: {record['score']:.4f}, saved as {record['file']}."
         save = Save(
-            self._directory(runner) / record["file"],
+            self.directory(runner) / record["file"],
+            runner.iter,
             {**options, "mark_as_latest": False},
             on_written=lambda: runner.logger.info(text),
             on_failed=take_back,
+            on_main=lambda: self._files.add([record["file"]]),
+            kind="best",
         )
         self._saving.save(runner, save)
 
@@ -349,14 +380,20 @@ class CheckpointHook(Hook):
             name
             for hook in runner.hooks
             if isinstance(hook, CheckpointHook) and hook is not self
-            if hook._directory(runner) == self._directory(runner)  # noqa: SLF001 - of this class
-            for name in hook._kept.names  # noqa: SLF001
+            if hook.directory(runner) == self.directory(runner)
+            for name in hook._kept.names  # noqa: SLF001 - of this class
         }
 
-    def _directory(self, runner: Any) -> Path:
-        return Path(self.out_dir or runner.work_dir)
+    def _forget_lost(self, runner: Any) -> None:
+        """Strike off what somebody has removed while training; every process must call this."""
 
+        def find() -> tuple[list[str], bool]:
+            runner.check_directories()  # tells of all that was lost with it
+            return self._files.take_lost(self.directory(runner), runner.logger)
 
-def _steps_always(wrapper: Any) -> bool:
-    is_own = getattr(type(wrapper), "should_update", None) is OptimWrapper.should_update
-    return is_own and wrapper.accumulative_counts == 1
+        lost, is_emptied = run_on_main(find)
+        self._kept.remove(lost)
+        if self._newest is not None and self._newest[1].name in lost:
+            self._newest = None
+        if is_emptied and self._best.forget(lost):
+            runner.logger.info("The next validation is saved as the best again.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.checkpoint import (
@@ -16,9 +18,23 @@ from mm_runner.errors import CheckpointError
 if TYPE_CHECKING:
     import logging
     from collections.abc import Iterable
-    from pathlib import Path
 
-__all__ = ["best_records_in", "clean_directory", "delete_checkpoints"]
+__all__ = ["best_records_in", "clean_directory", "delete_checkpoints", "directory_of"]
+
+
+def directory_of(out_dir: str | Path | None, work_dir: str | Path) -> Path:
+    """Return where the checkpoints of a run go: runs that share an ``out_dir`` each have a folder.
+
+    Links are not followed, so that all processes come to the same, whatever they see of them.
+    """
+    own = _absolute(work_dir)
+    if not out_dir or _absolute(out_dir) == own:
+        return Path(work_dir)
+    return Path(out_dir) / own.name
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() follows links
 
 
 def clean_directory(directory: Path, logger: logging.Logger) -> None:

@@ -22,17 +22,22 @@ class Save:
 
     Args:
         path: The file.
+        num_steps: Steps of training that it holds.
         options: Of ``Runner.save_checkpoint``.
         on_written: Called on all processes once it is known to be whole.
         on_failed: Called on all processes once it is known to have failed.
         on_main: Called on the main process as soon as the file is whole, maybe by another thread.
+        kind: ``"numbered"``, ``"best"``, ``"last"`` of training, or at its ``"ending"``, where
+            nothing follows.
     """
 
     path: Path
+    num_steps: int
     options: dict[str, Any]
     on_written: Callable[[], None]
     on_failed: Callable[[], None]
     on_main: Callable[[], None] | None = None
+    kind: str = "numbered"
 
 
 class Saving:
@@ -47,6 +52,11 @@ class Saving:
     def __init__(self, *, in_background: bool) -> None:
         self._writer = BackgroundWriter() if in_background else None
         self._unsettled: Save | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the outcome of a file is still to be learnt; alike on all processes."""
+        return self._unsettled is not None
 
     def save(self, runner: Any, save: Save, *, and_wait: bool = False) -> None:
         """Save, after the file under way.
@@ -75,8 +85,13 @@ class Saving:
         if and_wait:
             self.settle(runner)
 
-    def settle(self, runner: Any) -> bool:
-        """Wait for the file under way, if any; tell whether it was written."""
+    def settle(self, runner: Any, *, is_over: bool = False) -> bool:
+        """Wait for the file under way, if any; tell whether it was written.
+
+        Args:
+            runner: The run.
+            is_over: Whether training is, so that no interval is to come.
+        """
         save, self._unsettled = self._unsettled, None
         if save is None or self._writer is None:
             return True
@@ -84,7 +99,7 @@ class Saving:
             self._writer.join()  # its part of a sharded model
             run_on_main(self._writer.wait)
         except CheckpointWriteError as error:
-            _fail(runner, save, error)
+            _fail(runner, save, error, is_over=is_over)
             return False
         save.on_written()
         return True
@@ -95,6 +110,21 @@ class Saving:
             self._writer.abandon()
 
 
-def _fail(runner: Any, save: Save, error: CheckpointWriteError) -> None:
+def _fail(runner: Any, save: Save, error: CheckpointWriteError, *, is_over: bool = False) -> None:
     save.on_failed()
-    runner.logger.error(f"{error} Training goes on; the next interval saves again.")
+    is_cut_short = getattr(runner.train_loop, "stop_training", False)
+    is_over = is_over or is_cut_short or save.num_steps >= runner.max_iters
+    runner.logger.error(f"{error} {_outlook(save.kind, is_over=is_over)}".rstrip())
+
+
+def _outlook(kind: str, *, is_over: bool) -> str:
+    """Return what follows a file that could not be written."""
+    if kind == "ending":
+        return ""
+    if kind == "last":
+        return "It is tried once more when training ends."
+    if is_over:
+        return "Training ends without it."
+    if kind == "best":
+        return "Training goes on; the next one that is better is saved."
+    return "Training goes on; the next interval saves again."

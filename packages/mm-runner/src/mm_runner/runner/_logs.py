@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,6 +94,22 @@ class RunLogs:
         if self._scalars is not None:
             self._write_config()
 
+    def begin_anew(self) -> bool:
+        """Make the directory of the logs again if it was removed; tell whether it was.
+
+        On the main process; where it cannot be made again, whatever is written next says so.
+        """
+        path = self.log_dir / "config.yaml"
+        if self._scalars is None or os.path.exists(path):  # noqa: PTH110 - never raises
+            return False
+        had_more = (self.log_dir / "scalars.jsonl").exists()
+        try:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            self._write_config()
+        except OSError:
+            return False
+        return not had_more
+
     def give(self, method: str, *arguments: Any) -> None:
         """Call ``method`` of the writers that have it; only the main process has any."""
         for writer in self._writers:
@@ -150,7 +167,7 @@ def plain_config(value: Any) -> Any:
     Classes and torch's number types are written as a configuration can name them.
     """
     if isinstance(value, Mapping):
-        return {str(key): plain_config(item) for key, item in value.items()}
+        return {str(key): plain_config(_without_samples(key, item)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_config(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -160,3 +177,12 @@ def plain_config(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def _without_samples(key: Any, value: Any) -> Any:
+    """Return ``value``, or the names of lists that are datasets: writing samples takes minutes."""
+    if key == "dataset" and isinstance(value, (list, tuple)):
+        return f"<{type(value).__name__} of {len(value)} samples>"
+    if key == "datasets" and isinstance(value, (list, tuple)):
+        return [_without_samples("dataset", item) for item in value]
+    return value

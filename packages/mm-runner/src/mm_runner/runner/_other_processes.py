@@ -100,9 +100,14 @@ def _how_to_keep(batch: int, name: str, per_process: int, world_size: int, accum
     ]
     if ways:
         return f"{' or '.join(ways)} keeps {batch}."
+    if batch % world_size:
+        return (
+            f"With {world_size} processes no batch_size and accumulative_counts give {batch}: "
+            "start a number of processes that divides it, or scale the learning rate."
+        )
     return (
         f"Neither accumulative_counts nor batch_size alone gives {batch}: choose them so that "
-        f"batch_size x accumulative_counts is {batch / world_size:g}, or scale the learning rate."
+        f"batch_size x accumulative_counts is {batch // world_size}, or scale the learning rate."
     )
 
 

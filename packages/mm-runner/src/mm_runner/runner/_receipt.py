@@ -86,6 +86,7 @@ class RunReceipt(Hook):
 
     def tell(self, runner: Runner) -> None:
         """Log what the training was; on the main process."""
+        runner.check_directories()
         spent = time.perf_counter() - self._started_s
         steps = runner.iter - self._first_iter
         title = f"Trained {runner.model_name}: {steps:,} steps in {_clock(spent)}"
@@ -203,14 +204,15 @@ def _num_samples(runner: Runner, first_iter: int, steps: int) -> int | None:
 
 def _scores(runner: Runner, newest: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     best = {
-        name: record
+        name: (record, hook.directory(runner) / record["file"])
         for hook in runner.hooks
         if isinstance(hook, CheckpointHook)
         for name, record in hook.best_records.items()
     }
-    for name, record in best.items():
+    for name, (record, path) in best.items():
         where = f"epoch {record['epoch']}, step {record['iter']}"
-        yield "best", f"{name} {record['score']:.4g} after {where}: {record['file']}"
+        file = path.name if path.is_file() else f"{path.name}, which is gone"
+        yield "best", f"{name} {record['score']:.4g} after {where}: {file}"
     if newest and not best:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in newest.items())
         yield "metrics", f"{numbers}, in the newest validation"

@@ -24,12 +24,14 @@ from ._data_begin import DataBegin
 from ._ending import cleaning_up, run_to_its_end
 from ._environment import fix_cublas_workspace
 from ._interruption import Interruption
+from ._library_warnings import telling_warnings_of
 from ._loading import StartingPoint
 from ._logs import RunLogs, plain_config
 from ._memory_format import use_channels_last
 from ._overrides import built_by, check_environment, check_seeded
 from ._parts import PartsWriting
 from ._receipt import RunReceipt
+from ._removal import tell_removal
 from ._savable import check_savable
 from ._script_api import ScriptApi
 from ._seed import RunSeed
@@ -282,6 +284,7 @@ class Runner(ScriptApi):
         # In training the epoch under way counts; after it, runner.epoch has moved on.
         epoch = self.epoch + (phase == "train")
         record = {"mode": phase, "epoch": epoch, "step": step, **scalars}
+        self.check_directories()
         self._logs.write_scalars(record, by_epoch=by_epoch)
 
     def save_checkpoint(
@@ -326,6 +329,14 @@ class Runner(ScriptApi):
             parts=self._parts if in_parts else None,
         )
 
+    def check_directories(self) -> None:
+        """Warn if the log directory was removed while training, and write what is lost of it.
+
+        Called where something is written anyway; on processes but the main one it does nothing.
+        """
+        if self.is_training:
+            tell_removal(self, self._logs)
+
     # How it comes about.
 
     def _train_as_built(self) -> None:
@@ -337,8 +348,12 @@ class Runner(ScriptApi):
                 with self._start.beginning(self):
                     self.load_or_resume()
                 check_savable(self)
-                self.optim_wrapper.initialize_count_status(self.model, self.iter, self.max_iters)
+                with telling_warnings_of("mm_amp", self.logger):
+                    self.optim_wrapper.initialize_count_status(
+                        self.model, self.iter, self.max_iters
+                    )
                 self._compiler.begin_training(self)
+                self._logs.begin_anew()
                 tell_start(self)
                 with explaining_lists(self):
                     run_to_its_end(self, self._receipt)

@@ -1,0 +1,77 @@
+"""Where checkpoints lie: the work directory, or a directory that several runs share."""
+
+import pytest
+from test_checkpoint_hook import saved
+from toy import Killed, Scripted, StopBeforeEpoch, runner_arguments
+
+from mm_runner import Runner
+from mm_runner.checkpoint import load_checkpoint_file
+
+
+def run(work_dir, checkpoint, *, epochs=2, values=(0.5, 0.9, 0.7, 0.8), **overrides):
+    runner = Runner(
+        **runner_arguments(
+            work_dir,
+            train_cfg={"max_epochs": epochs},
+            val_evaluator=Scripted(values=values),
+            default_hooks={"checkpoint": checkpoint},
+            **overrides,
+        )
+    )
+    runner.train()
+    return runner
+
+
+def names_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_runs_that_share_a_directory_keep_their_files_apart(tmp_path):
+    out = tmp_path / "out"
+    shared = {"out_dir": str(out), "save_best": "accuracy"}
+    first = run(tmp_path / "a", {**shared, "filename_tmpl": "e{}.pth"}, values=(0.5, 0.9))
+    second = run(tmp_path / "b", {**shared, "max_keep_ckpts": 1}, values=(0.7, 0.6))
+    assert names_in(out) == ["a", "b"]
+    assert names_in(out / "a") == ["best_accuracy.pth", "e1.pth", "e2.pth"]
+    assert names_in(out / "b") == ["best_accuracy.pth", "epoch_2.pth"]
+    assert load_checkpoint_file(out / "a" / "best_accuracy.pth")["meta"]["epoch"] == 2
+    assert load_checkpoint_file(out / "b" / "best_accuracy.pth")["meta"]["epoch"] == 1
+    assert saved(first) == saved(second) == []
+    assert (first.work_dir / "last_checkpoint").read_text() == "../out/a/e2.pth\n"
+
+
+@pytest.mark.parametrize("name", ["here", "./here/", "else/../here"])
+def test_the_work_directory_may_be_named(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    runner = run("here", {"out_dir": name}, epochs=1)
+    assert saved(runner) == ["epoch_1.pth"]
+
+
+def test_a_run_goes_on_from_its_own_of_the_shared_files(tmp_path):
+    shared = {"out_dir": str(tmp_path / "out"), "save_best": "accuracy", "max_keep_ckpts": 2}
+    run(tmp_path / "other", shared, epochs=4)
+    with pytest.raises(Killed):
+        run(tmp_path / "own", shared, epochs=4, custom_hooks=[StopBeforeEpoch(2)])
+    resumed = run(tmp_path / "own", shared, epochs=4, values=(0.7, 0.8), resume=True)
+    assert resumed.epoch == 4
+    own = tmp_path / "out" / "own"
+    # The best of before is still the best, and what is superfluous of before is gone.
+    assert names_in(own) == ["best_accuracy.pth", "epoch_3.pth", "epoch_4.pth"]
+    assert load_checkpoint_file(own / "best_accuracy.pth")["meta"]["epoch"] == 2
+    assert len(names_in(tmp_path / "out" / "other")) == 3
+
+
+def _alike(rank, tmp_path):
+    # What a process sees of a link may differ from what another does.
+    link = tmp_path / "link"
+    if rank == 0:
+        (tmp_path / "real").mkdir()
+        link.symlink_to(tmp_path / "real")
+    runner = run(link, {"out_dir": str(tmp_path / "out")}, epochs=1)
+    hook = next(hook for hook in runner.hooks if type(hook).__name__ == "CheckpointHook")
+    assert hook.save_now(runner) == tmp_path / "out" / "link" / "epoch_1.pth"
+
+
+def test_all_processes_have_the_same_directory(run_ranks, tmp_path):
+    run_ranks(_alike, 2, tmp_path)
+    assert names_in(tmp_path / "out") == ["link"]
