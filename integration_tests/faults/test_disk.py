@@ -111,8 +111,9 @@ def test_a_read_only_disk_is_reported_and_written_again_when_it_can_be(
     runner.train()
     assert "epoch_2.pth failed: [Errno 30] Read-only file system" in "".join(capfd.readouterr())
     assert_equal(runner, undisturbed)
-    assert sorted(path.name for path in folder.glob("*.pth")) == ["epoch_1.pth", "epoch_3.pth"]
-    assert latest_readable(tmp_path / "run", print)[0].samefile(folder / "epoch_3.pth")
+    saved = folder / "run"
+    assert sorted(path.name for path in saved.glob("*.pth")) == ["epoch_1.pth", "epoch_3.pth"]
+    assert latest_readable(tmp_path / "run", print)[0].samefile(saved / "epoch_3.pth")
     remount("ro")
     with pytest.raises(WorkDirError, match="Read-only file system"):
         build(folder / "another")

@@ -177,7 +177,7 @@ def test_a_cut_off_file_is_called_damaged(tmp_path, part):
     torch.save({"state_dict": {"a": torch.ones(100)}}, tmp_path / "a.pth")
     whole = (tmp_path / "a.pth").read_bytes()
     (tmp_path / "a.pth").write_bytes(whole[: int(len(whole) * part)])
-    with pytest.raises(CheckpointError, match=r"a\.pth"):
+    with pytest.raises(CheckpointError, match=r"a\.pth is damaged: it is cut off"):
         convert_mmengine_checkpoint(tmp_path / "a.pth", tmp_path / "b.pth")
 
 

@@ -38,6 +38,10 @@ def test_runs_that_share_a_directory_keep_their_files_apart(tmp_path):
     assert load_checkpoint_file(out / "b" / "best_accuracy.pth")["meta"]["epoch"] == 1
     assert saved(first) == saved(second) == []
     assert (first.work_dir / "last_checkpoint").read_text() == "../out/a/e2.pth\n"
+    log = (first.log_dir / f"{first.timestamp}.log").read_text()
+    assert [line for line in log.splitlines() if line.startswith("  checkpoints")] == [
+        *[f"  checkpoints  {out / 'a'}"] * 2  # as training begins, and as it has ended
+    ]
 
 
 @pytest.mark.parametrize("name", ["here", "./here/", "else/../here"])

@@ -17,6 +17,7 @@ from mm_runner.errors import CheckpointError
 
 from ._atomic import first_line
 from ._content import FORMAT_VERSION, clean_name, plain
+from ._damage import damage_of
 from ._file import save_checkpoint_file
 from ._foreign_pickle import FOREIGN_PICKLE
 from ._integrity import check_integrity, is_archive
@@ -107,7 +108,8 @@ def _read(path: Path) -> Any:
             "state_dict again with torch.save, in a program that trusts it."
         ) from error
     except Exception as error:  # damaged or contrived bytes make the reader fail in any way
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+        damage = damage_of(path, error, is_archive=is_archive(path))
+        raise CheckpointError(f"{path} is damaged: {damage}.") from error
 
 
 def _arrange(content: dict[Any, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
 from mm_runner.hooks._data_waits import train_feed_of
 from mm_runner.optim import named_wrappers
 
-from ._summary import aligned, batch_of_process
+from ._summary import aligned, batch_of_process, checkpoint_places
 
 if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
@@ -114,7 +114,7 @@ class RunReceipt(Hook):
         times = runner.compile_handle.report().steps if runner.compile_handle.enabled else None
         if times is not None:
             yield "compile", str(times)
-        yield "checkpoints", str(runner.work_dir)
+        yield "checkpoints", checkpoint_places(runner)
         yield "logs", str(runner.log_dir)
 
 

@@ -12,13 +12,20 @@ from mm_amp import AmpOptimWrapper
 from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner._tf32 import uses_tf32
+from mm_runner.hooks import CheckpointHook
 from mm_runner.model import MODULE_SETTINGS, told_module_settings, unwrap_model
 from mm_runner.optim import named_wrappers
 
 if TYPE_CHECKING:
     from mm_runner.runner import Runner
 
-__all__ = ["aligned", "batch_of_process", "describe_optimizer", "tell_start"]
+__all__ = [
+    "aligned",
+    "batch_of_process",
+    "checkpoint_places",
+    "describe_optimizer",
+    "tell_start",
+]
 
 _WIDTH = 13
 
@@ -99,8 +106,15 @@ def _lines(runner: Runner) -> Iterator[tuple[str, str]]:
     yield "length", _length(runner)
     deterministic = ", deterministic algorithms" if runner.deterministic else ""
     yield "seed", f"{runner.seed}{deterministic}"
-    yield "checkpoints", str(runner.work_dir)
+    yield "checkpoints", checkpoint_places(runner)
     yield "logs", str(runner.log_dir)
+
+
+def checkpoint_places(runner: Runner) -> str:
+    """Return where the run's hooks save; the work directory if it has none."""
+    hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+    places = [hook.directory(runner) for hook in hooks] or [runner.work_dir]
+    return ", ".join(dict.fromkeys(map(str, places)))
 
 
 def _of(name: str) -> str:
