@@ -197,6 +197,11 @@ def test_an_unknown_schedule_has_one_list_of_all_and_one_hint(optimizer):
             r"param_scheduler: begin=3 and end=3 were given; 0 <= begin < end",
         ),
         (
+            {"type": "CosineAnnealingLR", "begin": 9, "convert_to_iter_based": True},
+            ConfigError,
+            r"param_scheduler: begin=9 was given, and the run ends after 9 epoch\(s\)",
+        ),
+        (
             {"type": "MultiStepLr", "milestones": [1]},
             ComponentNotFoundError,
             r"No parameter scheduler named 'MultiStepLr'.*Did you mean 'MultiStepLR'",
@@ -212,7 +217,7 @@ def test_an_unknown_schedule_has_one_list_of_all_and_one_hint(optimizer):
             r"param_scheduler\.step_size: StepLR needs this argument",
         ),
     ],
-    ids=["text", "missing", "window", "name", "argument", "missing-later"],
+    ids=["text", "missing", "window", "window-of-run", "name", "argument", "missing-later"],
 )
 def test_wrong_schedules_are_named_by_their_path(optimizer, cfg, error, message):
     with pytest.raises(error, match=message):

@@ -89,7 +89,14 @@ def take_window(arguments: dict[str, Any], run: RunLength, where: str) -> Window
     )
     if not 0 <= window.begin < window.end:
         raise ConfigError(
-            f"{where}: begin={window.begin} and end={window.end} were given; "
+            f"{where}: begin={begin} {_told_end(end, run, is_in_epochs=by_epoch or factor > 1)}; "
             "0 <= begin < end is needed."
         )
     return window
+
+
+def _told_end(end: int | None, run: RunLength, *, is_in_epochs: bool) -> str:
+    if end is not None:
+        return f"and end={end} were given"
+    of_run = f"{run.num_epochs:,} epoch(s)" if is_in_epochs else f"{run.num_iters:,} iteration(s)"
+    return f"was given, and the run ends after {of_run}"
