@@ -65,7 +65,7 @@ def take_window(arguments: dict[str, Any], run: RunLength, where: str) -> Window
         ConfigError: If the window is empty, or a key has a value that cannot work.
     """
     given = {key: arguments.pop(key) for key in _KEYS if key in arguments}
-    by_epoch = bool(given.get("by_epoch", True))
+    by_epoch = is_in_epochs = bool(given.get("by_epoch", True))
     factor = 1
     if given.get("convert_to_iter_based", False):
         if not by_epoch:
@@ -89,7 +89,7 @@ def take_window(arguments: dict[str, Any], run: RunLength, where: str) -> Window
     )
     if not 0 <= window.begin < window.end:
         raise ConfigError(
-            f"{where}: begin={begin} {_told_end(end, run, is_in_epochs=by_epoch or factor > 1)}; "
+            f"{where}: begin={begin} {_told_end(end, run, is_in_epochs=is_in_epochs)}; "
             "0 <= begin < end is needed."
         )
     return window
