@@ -16,7 +16,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mm_runner.checkpoint import rng_state, set_rng_state
-from mm_runner.model import power_sgd_states
+from mm_runner.model import power_sgd_states, restore_zeroed_gradients, zeroed_gradients
 from mm_runner.optim import named_wrappers
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def rehearse(
     # Those that are not saved, too.
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     modes = {module: module.training for module in model.modules()}
-    with_gradients = [one for one in model.parameters() if one.grad is not None]  # of zero
+    zeroed = zeroed_gradients(model)
     for _ in range(_micro_batches_of_a_step(runner.optim_wrapper)):
         step(copy.deepcopy(batch), runner.optim_wrapper)
     restore()
@@ -66,9 +66,7 @@ def rehearse(
     for module, was_training in modes.items():
         module.training = was_training
     _clear_gradients(model, runner.optim_wrapper)
-    for parameter in with_gradients:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+    restore_zeroed_gradients(model, zeroed)
     runner.optim_wrapper.initialize_count_status(model, runner.iter, runner.max_iters)
     set_rng_state(generators, runner.device)
 

@@ -21,9 +21,11 @@ from ._settings import (
 from ._steps import EvalStep, TrainStep, eval_step_of, train_step_of, unwrap_model
 from ._supervised import Supervised
 from ._tta import BaseTTAModel
+from ._zeroed_gradients import ZEROED_GRADIENTS, restore_zeroed_gradients, zeroed_gradients
 
 __all__ = [
     "MODULE_SETTINGS",
+    "ZEROED_GRADIENTS",
     "AveragedWeights",
     "BaseDataPreprocessor",
     "BaseModel",
@@ -43,8 +45,10 @@ __all__ = [
     "planned_module_settings",
     "power_sgd_states",
     "read_power_sgd",
+    "restore_zeroed_gradients",
     "told_module_settings",
     "train_step_of",
     "unwrap_model",
     "write_power_sgd",
+    "zeroed_gradients",
 ]

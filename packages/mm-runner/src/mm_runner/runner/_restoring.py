@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mm_runner.checkpoint import load_weights
 from mm_runner.data import DataPosition
 from mm_runner.loops import Resumption, needs_rehearsal
-from mm_runner.model import unwrap_model
+from mm_runner.model import ZEROED_GRADIENTS, restore_zeroed_gradients, unwrap_model
 from mm_runner.optim import named_schedulers
 
 from ._assigned_checks import set_place
@@ -19,7 +19,6 @@ from ._mmengine_groups import optimizer_in_own_groups
 from ._optimizer_fit import loading_optimizers
 from ._rank_state import restore_rank_buffers
 from ._sharded_state import as_sharded, write_optimizer
-from ._zeroed_gradients import ZEROED_GRADIENTS, restore_zeroed_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +102,7 @@ def _restore_tensors(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
             write_optimizer(sharded, runner.optim_wrapper, state)
         else:
             runner.optim_wrapper.load_state_dict(state)
-    restore_zeroed_gradients(runner.model, checkpoint.get(ZEROED_GRADIENTS, []))
+    restore_zeroed_gradients(runner.model, checkpoint.get(ZEROED_GRADIENTS, {}))
 
 
 def _restore_position(

@@ -16,7 +16,7 @@ from mm_runner.checkpoint import (
     plain,
     save_checkpoint_file,
 )
-from mm_runner.model import unwrap_model
+from mm_runner.model import ZEROED_GRADIENTS, unwrap_model, zeroed_gradients
 from mm_runner.optim import named_schedulers
 
 from ._comm_hook_state import COMM_HOOKS, gather_comm_hooks
@@ -24,7 +24,6 @@ from ._hook_states import hook_states
 from ._other_processes import batch_of_run
 from ._rank_state import gather_rank_buffers, gather_rank_states
 from ._sharded_state import as_sharded, read_optimizer
-from ._zeroed_gradients import ZEROED_GRADIENTS, zeroed_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,9 +162,9 @@ def _optimizer_state(runner: Runner, *, is_whole: bool) -> dict[str, Any]:
     return state
 
 
-def _gradients(runner: Runner) -> dict[str, list[str]]:
-    names = zeroed_gradients(runner.model)
-    return {ZEROED_GRADIENTS: names} if names else {}
+def _gradients(runner: Runner) -> dict[str, dict[str, bool]]:
+    zeroed = zeroed_gradients(runner.model)
+    return {ZEROED_GRADIENTS: zeroed} if zeroed else {}
 
 
 def _weights(model: nn.Module, *, is_whole: bool) -> dict[str, Any]:
