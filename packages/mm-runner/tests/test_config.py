@@ -232,12 +232,20 @@ def test_options_empty_a_dict_whatever_their_order(write):
         ("inf", math.inf),
         ("[-.inf,1]", [-math.inf, 1]),
         ("information", "information"),
-        ("INF", "INF"),
+        ("INF", math.inf),
+        ("[INF,-INF]", [math.inf, -math.inf]),
     ],
     ids=repr,
 )
 def test_an_option_is_read_as_python_or_yaml_would(text, value):
     assert parse_options([f"x.y={text}"]) == {"x.y": value}
+
+
+def test_a_log_level_is_told_as_it_was_typed(make_runner):
+    (level,) = parse_options(["log_level=INF"]).values()
+    with pytest.raises(ConfigError, match=r"log_level: 'INF' was given; .*mean 'INFO'"):
+        make_runner(log_level=level)
+    assert parse_options(["log_level=10"]) == {"log_level": 10}
 
 
 @pytest.mark.parametrize("option", ["x", "=1", "a..b=1", "a=[1,(2]"])

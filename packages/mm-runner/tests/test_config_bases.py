@@ -84,6 +84,18 @@ _ABSENT = object()
             "_base_.model.head = dict(_delete_=True, type='Q')",
             {"model": {**_MODEL, "head": {"type": "Q"}}},
         ),
+        (
+            "_base_.model.merge(dict(_delete_=True, w=3, head=dict(_delete_=True, n=1)))",
+            {"model": {"w": 3, "head": {"n": 1}}},
+        ),
+        (
+            "_base_.auto_scale_lr |= dict(on=True, sub=dict(q=1))\n_base_.auto_scale_lr.sub.q = 2",
+            {"auto_scale_lr": {"base_batch_size": 16, "on": True, "sub": {"q": 2}}},
+        ),
+        (
+            "model = _base_.model | dict(head=dict(n=5))\nmodel.head.m = 6",
+            {"model": {**_MODEL, "head": {**_HEAD, "n": 5, "m": 6}}},
+        ),
         ("_base_.new = dict(a=1)\n_base_.new.b = 2", {"new": {"a": 1, "b": 2}}),
         ("_base_.nothing = dict(a=1)", {"nothing": {"a": 1}}),
         (
@@ -198,6 +210,53 @@ def test_update_goes_key_by_key_and_pop_needs_no_key():
     assert cfg.model == {"type": "N", "head": {"n": 1}}
     cfg.update(model=cfg.model)
     assert (cfg.pop("absent"), cfg.pop("absent", 5), cfg.pop("a")) == (None, 5, {"b": 1})
+
+
+def test_delete_at_the_top_replaces_all_keys_and_is_kept_until_then():
+    replacing = ConfigDict(_delete_=True, q=2, sub={"_delete_": True, "r": 1})
+    assert replacing["_delete_"]
+    for method in ("merge", "update", "__ior__"):
+        cfg = ConfigDict(a=1, q=ConfigDict(b=1))
+        getattr(cfg, method)(replacing)
+        assert cfg == {"q": 2, "sub": {"r": 1}}, method
+    cfg.update(_delete_=False, s=1)
+    cfg.merge({"_delete_": False, "t": 1})
+    assert cfg == {"q": 2, "sub": {"r": 1}, "s": 1, "t": 1}
+
+
+def test_dicts_are_united_key_by_key_and_stay_as_they_were():
+    cfg, more = ConfigDict(a={"b": 1, "items": [1]}), {"a": {"c": {"d": 2}}, "e": 3}
+    for united, order in [(cfg | more, ["a", "e"]), (more | cfg, ["a", "e"])]:
+        assert united == {"a": {"b": 1, "items": [1], "c": {"d": 2}}, "e": 3}
+        assert (list(united), united.a.c.d) == (order, 2)
+        united.a.c.d = 4
+        united.a["items"].append(2)
+    assert (cfg, more) == ({"a": {"b": 1, "items": [1]}}, {"a": {"c": {"d": 2}}, "e": 3})
+    assert (cfg | {"_delete_": True, "e": 3}) == {"e": 3}
+    with pytest.raises(TypeError, match="unsupported operand"):
+        cfg | 5
+
+
+def test_objects_that_cannot_be_copied_are_inherited_as_they_are(write):
+    write(
+        "base.py",
+        "import threading, torch\nlock = threading.Lock()\nnumbers = (i for i in range(3))\n"
+        "weight = torch.ones(2, requires_grad=True) * 2\n"
+        "class Data:\n    def __init__(self):\n        self.lock = threading.Lock()\n"
+        "loader = dict(dataset=Data(), batch_size=2, parts=[lock])\n",
+    )
+    child = write(
+        "child.py",
+        "_base_ = 'base.py'\n_base_.loader.batch_size = 4\nloader = dict(again='{{_base_.lock}}')\n"
+        "_base_.loader.merge(dict(merged=True))\n",
+    )
+    cfg = Config.fromfile(write("last.py", "_base_ = 'child.py'\nloader = dict(last=1)\n"))
+    cfg.merge_from_dict({"loader.parts.0": 1, "loader.n": 2})
+    assert cfg.loader.again is cfg.lock
+    assert (cfg.loader.batch_size, cfg.loader.parts, cfg.loader.merged) == (4, [1], True)
+    assert (list(cfg.numbers), cfg.weight.requires_grad) == ([0, 1, 2], True)
+    assert cfg.to_dict()["loader"]["dataset"] is cfg.loader.dataset
+    assert Config.fromfile(child).loader.dataset.lock is not cfg.loader.dataset.lock
 
 
 def test_modules_that_options_name_are_imported(write):

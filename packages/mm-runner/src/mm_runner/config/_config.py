@@ -149,7 +149,7 @@ class Config(ConfigDict):
         """
         merged = merge_options(self, options)
         self.clear()
-        self.update(merged)
+        self._set_all(merged)
         if self._folder and any(path.split(".")[0] == "custom_imports" for path in options):
             self._import_modules(self._folder)
 

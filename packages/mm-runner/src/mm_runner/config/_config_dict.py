@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy, deepcopy
+from copy import copy
 from typing import Any
 
 from typing_extensions import Self
 
 from mm_runner.errors import did_you_mean
 
-from ._merging import DELETE, merge, without_delete
+from ._merging import DELETE, copy_containers, merge, without_delete
 
 __all__ = ["ConfigDict", "to_builtin"]
 
@@ -29,7 +29,8 @@ class ConfigDict(dict[str, Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        self.update(*args, **kwargs)
+        # Not by update: a dict that is to replace another keeps its ``_delete_`` until it does.
+        self._set_all(dict(*args, **kwargs))
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, _convert(value))
@@ -54,7 +55,8 @@ class ConfigDict(dict[str, Any]):
         """Set keys from a mapping, from pairs, and from keyword arguments.
 
         A dict is put over the one that is there key by key, as MMEngine does, unless it has
-        ``_delete_=True``.
+        ``_delete_=True``, which replaces that one, and the whole dict where it stands at the top.
+        ``cfg |= other`` does the same, and ``cfg | other`` to a copy.
 
         Example:
             >>> cfg = ConfigDict(model=dict(type="ResNet", depth=18))
@@ -62,7 +64,11 @@ class ConfigDict(dict[str, Any]):
             >>> cfg.model
             {'type': 'ResNet', 'depth': 50}
         """
-        for key, value in dict(*args, **kwargs).items():
+        other = dict(*args, **kwargs)
+        if other.pop(DELETE, False):
+            self.clear()
+            other = without_delete(other)
+        for key, value in other.items():
             there = self.get(key)
             if not isinstance(there, ConfigDict) or not isinstance(value, Mapping):
                 self[key] = value
@@ -70,6 +76,16 @@ class ConfigDict(dict[str, Any]):
                 self[key] = without_delete(value)
             elif value is not there:
                 there.update(value)
+
+    def __or__(self, other: Any) -> Any:
+        return _united(self, other)
+
+    def __ror__(self, other: Any) -> Any:
+        return _united(other, self)
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override]
+        self.update(other)
+        return self
 
     def pop(self, key: str, default: Any = None) -> Any:
         """Take out ``key`` and return its value, or ``default`` (``None``) if it is not there."""
@@ -84,23 +100,36 @@ class ConfigDict(dict[str, Any]):
     def merge(self, other: Mapping[str, Any]) -> None:
         """Put the keys of ``other`` over these, dicts key by key, as an inheriting file does.
 
-        A dict in ``other`` that has ``_delete_=True`` replaces the one here.
+        A dict in ``other`` that has ``_delete_=True`` replaces the one here; ``other`` itself
+        replaces all keys so.
 
         Raises:
             ConfigError: If a dict stands over something that is none.
         """
-        merged = merge(self, other)
+        merged = without_delete(other) if other.get(DELETE) else merge(self, other)
         self.clear()
-        self.update(merged)
+        self._set_all(merged)
+
+    def _set_all(self, content: Mapping[str, Any]) -> None:
+        for key, value in content.items():
+            self[key] = value
 
     def copy(self) -> Self:
         """Return a copy whose nested dicts are still these."""
         return copy(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a deep copy made of plain dicts."""
-        plain: dict[str, Any] = to_builtin(deepcopy(self))
+        """Return a copy made of plain dicts, at every depth."""
+        plain: dict[str, Any] = to_builtin(copy_containers(self))
         return plain
+
+
+def _united(base: Any, other: Any) -> Any:
+    if not isinstance(base, Mapping) or not isinstance(other, Mapping):
+        return NotImplemented
+    united = ConfigDict(copy_containers(dict(base)))
+    united.update(copy_containers(dict(other)))
+    return united
 
 
 def _convert(value: Any) -> Any:

@@ -49,7 +49,8 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
 
     try:
         base, own = read_file(file, text, inherit)
-        # It copies every dict and list too: two keys that a file gave one object are apart again.
+        # It copies every container too: two keys that a file gave one list are apart again, and
+        # what a file has from a module is not changed for the next one that reads it.
         return Sources(without_delete(_merged(file, base, own)), files, text)
     except RecursionError as error:
         raise ConfigError(f"{file}: a dict or a list is put into itself.") from error

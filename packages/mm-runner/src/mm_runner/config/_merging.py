@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from copy import deepcopy
+from collections.abc import Collection, Mapping
+from copy import copy
 from typing import Any
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-__all__ = ["DELETE", "merge", "merge_options", "without_delete"]
+__all__ = ["DELETE", "copy_containers", "merge", "merge_options", "without_delete"]
 
 DELETE = "_delete_"
 
@@ -25,7 +25,7 @@ def merge(base: Any, child: Mapping[str, Any], where: str = "") -> dict[str, Any
         ConfigError: If a dict stands over something that is none, which is a slip more often than
             not.
     """
-    merged = dict(deepcopy(base))
+    merged = copy_containers(dict(base))
     for key, value in child.items():
         path = f"{where}.{key}" if where else str(key)
         if not isinstance(value, Mapping):
@@ -40,16 +40,31 @@ def merge(base: Any, child: Mapping[str, Any], where: str = "") -> dict[str, Any
                 "it to replace that."
             )
     merged.pop(DELETE, None)
-    return merged
+    return merged  # type: ignore[no-any-return]
+
+
+def copy_containers(value: Any, without: Collection[str] = ()) -> Any:
+    """Return ``value`` with its dicts, lists, tuples and sets anew, at every depth.
+
+    What else is in them stays the same object, as much of it cannot be copied (an open file, a
+    lock) or should not be (a dataset).
+
+    Args:
+        value: Of a configuration.
+        without: Keys to leave out of every dict.
+    """
+    if isinstance(value, Mapping):
+        return {
+            key: copy_containers(item, without) for key, item in value.items() if key not in without
+        }
+    if type(value) in (list, tuple):
+        return type(value)(copy_containers(item, without) for item in value)
+    return copy(value) if isinstance(value, (list, set)) else value
 
 
 def without_delete(value: Any) -> Any:
     """Return ``value`` without the key ``_delete_``, at every depth, in dicts and lists anew."""
-    if isinstance(value, Mapping):
-        return {key: without_delete(item) for key, item in value.items() if key != DELETE}
-    if type(value) in (list, tuple):
-        return type(value)(map(without_delete, value))
-    return value
+    return copy_containers(value, {DELETE})
 
 
 def merge_options(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +79,7 @@ def merge_options(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     Raises:
         ConfigError: If a path leads through something that has no keys, or past the end of a list.
     """
-    changed: Any = deepcopy(dict(cfg))
+    changed = copy_containers(dict(cfg))
     emptied = [path for path, value in options.items() if path.endswith(f".{DELETE}") and value]
     for path in emptied:  # first, wherever they stand among what is put in instead
         changed = _replace(changed, path.split(".")[:-1], {DELETE: True}, "")

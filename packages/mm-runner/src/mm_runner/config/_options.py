@@ -17,8 +17,6 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": No
 # Of Python as text, of YAML with a point.
 _WORDS |= {f"{sign}{dot}inf": float(f"{sign}inf") for sign in ("", "+", "-") for dot in ("", ".")}
 _WORDS |= {word: float("nan") for word in ("nan", ".nan")}
-# The log level INFO with a letter left out, rather than a number.
-_NO_WORDS = ("INF",)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -70,7 +68,10 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(
                 f"{option!r} was given; write path=value, such as optim_wrapper.optimizer.lr=0.1."
             )
-        parsed[path.strip()] = _value(text.strip(), option)
+        path, text = path.strip(), text.strip()
+        # INFO with a letter left out is to be told as it was typed, not as a number.
+        is_level = path == "log_level" and text.isalpha()
+        parsed[path] = text if is_level else _value(text, option)
     return parsed
 
 
@@ -82,7 +83,7 @@ def _value(text: str, option: str) -> Any:
     else:
         is_bare = isinstance(literal, tuple) and not text.startswith("(")
         return list(literal) if is_bare else literal
-    if text.lower() in _WORDS and text not in _NO_WORDS:
+    if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if text[:1] in ("(", "[") and text.endswith(_CLOSING[text[0]]):
         items = [_value(part, option) for part in _split(text[1:-1], option)]

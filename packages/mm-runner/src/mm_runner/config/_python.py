@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import traceback
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -18,7 +17,7 @@ from ._environment import Variables
 from ._read_base import replace_base_blocks
 from ._substitution import BracesToText
 
-__all__ = ["BASE", "at_line", "read_python"]
+__all__ = ["BASE", "at_line", "read_python", "take_base"]
 
 BASE = "_base_"
 
@@ -50,21 +49,20 @@ def read_python(
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{at_line(file, line)}: this is not Python: {error}") from error
     variables.visit(tree)
-    line, base_files = _take_base(file, tree)
+    line, base_files = take_base(file, tree)
     names: dict[str, Any] = {"__file__": str(file), "__name__": file.stem}
     if replace_base_blocks(file, tree, names, inherit) and base_files is not None:
         raise ConfigError(
             f"{at_line(file, line)}: {BASE} and read_base() both say what is inherited, and do so "
             "in different ways. Use one of them."
         )
-    # A copy: what a base has from a module is the same object whenever that base is read.
-    base = ConfigDict(deepcopy(inherit(base_files)))
+    base = ConfigDict(inherit(base_files))
     names[BASE] = base
     _run(file, text, tree, names)
     return base, {
         name: value
         for name, value in names.items()
-        if not name.startswith("_") and not isinstance(value, _HELPERS)
+        if not str(name).startswith("_") and not isinstance(value, _HELPERS)
     }
 
 
@@ -101,7 +99,7 @@ def _hint(error: Exception, text: str) -> str:
     return ""
 
 
-def _take_base(file: Path, tree: ast.Module) -> tuple[int | None, Any]:
+def take_base(file: Path, tree: ast.Module) -> tuple[int | None, Any]:
     """Take the statement ``_base_ = ...`` out of ``tree``, and return its line and value."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and any(

@@ -12,7 +12,7 @@ from mm_runner.errors import ConfigError, did_you_mean
 
 from ._config_dict import ConfigDict
 
-__all__ = ["BASES", "read_base", "replace_base_blocks"]
+__all__ = ["BASES", "is_block", "path_of", "read_base", "replace_base_blocks"]
 
 # The name of the function that stands in for the blocks.
 BASES = "__bases__"
@@ -68,7 +68,7 @@ def replace_base_blocks(
     blocks: list[list[ast.ImportFrom]] = []
     body: list[ast.stmt] = []
     for statement in tree.body:
-        if _is_block(statement):
+        if is_block(statement):
             call = f"{BASES}({len(blocks)})"
             blocks.append(_imports_of(file, statement))
             replacement = ast.parse(call).body[0]
@@ -82,7 +82,8 @@ def replace_base_blocks(
     return bool(blocks)
 
 
-def _is_block(statement: ast.stmt) -> bool:
+def is_block(statement: ast.stmt) -> bool:
+    """Tell whether ``statement`` is ``with read_base():``."""
     return isinstance(statement, ast.With) and any(
         isinstance(item.context_expr, ast.Call)
         and ast.unparse(item.context_expr.func) == "read_base"
@@ -121,7 +122,7 @@ def _imports_of(file: Path, block: Any) -> list[ast.ImportFrom]:
 def _values_of(file: Path, imports: list[ast.ImportFrom], inherit: InheritFrom) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for statement in imports:
-        path = "../" * (statement.level - 1) + str(statement.module).replace(".", "/") + ".py"
+        path = path_of(statement)
         _check_is_python(file, statement, path)
         content = ConfigDict(inherit(path))
         for name in statement.names:
@@ -136,6 +137,11 @@ def _values_of(file: Path, imports: list[ast.ImportFrom], inherit: InheritFrom) 
                     "Functions and classes are imported outside the block."
                 )
     return values
+
+
+def path_of(statement: ast.ImportFrom) -> str:
+    """Return the file that a relative import names, as a path from the folder it stands in."""
+    return "../" * (statement.level - 1) + str(statement.module).replace(".", "/") + ".py"
 
 
 def _check_is_python(file: Path, statement: ast.ImportFrom, path: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from typing_extensions import override
 from mm_runner.errors import ConfigError, did_you_mean
 
 from ._environment import fill_variables
+from ._merging import copy_containers
 
 __all__ = ["BracesToText", "quote_braces", "substitute"]
 
@@ -99,4 +99,4 @@ def _lookup(name: str, file: Path, base: Mapping[str, Any], where: str) -> Any:
                 f"{where}: {{{{ {name} }}}} was given; what is inherited has no {key!r} there, but "
                 f"{', '.join(known) or 'no keys'}.{did_you_mean(key, known)}"
             )
-    return deepcopy(found)
+    return copy_containers(found)
