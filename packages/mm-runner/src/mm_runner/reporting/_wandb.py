@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import os
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -23,6 +25,9 @@ class WandbWriter:
     Without an API key on this machine, and without a word of yours (``mode`` in ``init_kwargs``,
     ``WANDB_MODE``), the run is kept offline: nothing asks for a key in the middle of a job.
 
+    Each writer has a run of its own: one that begins ends that of the writer before. A run that the
+    program has begun by itself is written to, and is left for it to end.
+
     Args:
         log_dir: Existing directory of the run's log files, where wandb keeps its own.
         save_dir: Where it keeps them instead; created if absent.
@@ -33,6 +38,8 @@ class WandbWriter:
     Raises:
         ConfigError: If wandb, the extra ``wandb``, is not installed, or an argument is wrong.
     """
+
+    _newest: ClassVar[weakref.ref[WandbWriter] | None] = None
 
     def __init__(
         self,
@@ -59,6 +66,7 @@ class WandbWriter:
         self._metrics = _metric_definitions(define_metric_cfg)
         self._config_file = log_dir / "config.yaml"
         self._run: Any = None
+        self._is_own = True
         # What the configuration says of a metric is as it is.
         self._by_epoch = {metric["name"] for metric in self._metrics if "name" in metric}
 
@@ -87,9 +95,14 @@ class WandbWriter:
             self._run.define_metric(name, step_metric="epoch")
 
     def close(self) -> None:
-        """Upload what is left, and end the run."""
-        if self._run is not None:
-            self._run.finish(quiet=True)
+        """Upload what is left, and end the run, unless somebody else began it."""
+        run, self._run = self._run, None
+        if run is None or not self._is_own:
+            return
+        atexit.unregister(self.close)
+        # Newer versions are as quiet as their settings say.
+        is_asked = "quiet" in inspect.signature(run.finish).parameters
+        run.finish(**({"quiet": True} if is_asked else {}))
 
     def _started(self) -> Any:
         if self._run is None:  # not before: it may wait for a network
@@ -102,7 +115,16 @@ class WandbWriter:
             arguments["mode"] = "offline"
         if "config" not in arguments and self._config_file.is_file():
             arguments["config"] = yaml.safe_load(self._config_file.read_text(encoding="utf-8"))
+        # Of a Runner before this one, which may train on; wandb would go on with that run.
+        before = None if WandbWriter._newest is None else WandbWriter._newest()
+        if before is not None:
+            before.close()
+        active = getattr(self._wandb, "run", None)
         run = self._wandb.init(**arguments)
+        self._is_own = run is not active
+        WandbWriter._newest = weakref.ref(self)
+        # Before wandb's own end of the process, behind which no run can be ended any more.
+        atexit.register(self.close)
         # By its own step, which may repeat or fall: wandb drops what comes at an earlier one.
         run.define_metric("step")
         run.define_metric("*", step_metric="step")

@@ -1,0 +1,197 @@
+"""Scalars for Weights & Biases; wandb is stood in for where it is not installed."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from test_reporting_writers import RECORD
+
+from mm_runner import ConfigError
+from mm_runner.reporting import WandbWriter
+
+
+class Wandb(ModuleType):
+    """Stands in for wandb: notes what is asked of it."""
+
+    def __init__(self, api_key, *, is_new=True):
+        super().__init__("wandb")
+        self.api = SimpleNamespace(api_key=None if is_new else api_key)
+        self.login = _new_login(api_key) if is_new else _old_login
+        self.is_new, self.calls = is_new, []
+
+    def init(self, **arguments):
+        self.calls.append(("init", arguments))
+        return SimpleNamespace(
+            log=lambda values: self.calls.append(("log", values)),
+            define_metric=lambda *args, **kwargs: self.calls.append(("metric", args, kwargs)),
+            finish=self._finish if self.is_new else self._finish_quietly,
+        )
+
+    def _finish(self, exit_code=None):  # noqa: ARG002
+        self.calls.append(("finish", {}))
+
+    def _finish_quietly(self, exit_code=None, quiet=None):  # noqa: ARG002
+        self.calls.append(("finish", {"quiet": quiet}))
+
+
+def _old_login(key=None):
+    pytest.fail(f"it may ask, with {key!r}")
+
+
+def _new_login(api_key):
+    def login(*, prompt, verify):
+        assert not prompt
+        assert not verify
+        return api_key is not None
+
+    return login
+
+
+def wandb_calls(monkeypatch, tmp_path, api_key, *, is_new=True, **arguments):
+    stand_in = Wandb(api_key, is_new=is_new)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    (tmp_path / "config.yaml").write_text("work_dir: here\n")
+    writer = WandbWriter(tmp_path, **arguments)
+    assert stand_in.calls == [], "a network was asked while the run is built"
+    writer.write(RECORD)
+    writer.close()
+    return stand_in.calls
+
+
+def test_stand_in_wandb_gets_named_scalars_by_step_and_the_config(monkeypatch, tmp_path):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    init = {"project": "p", "name": "mine"}
+    calls = wandb_calls(
+        monkeypatch, tmp_path, "key", init_kwargs=init, define_metric_cfg={"val/accuracy": "max"}
+    )
+    assert calls == [
+        ("init", {"dir": str(tmp_path), **init, "config": {"work_dir": "here"}}),
+        ("metric", ("step",), {}),
+        ("metric", ("*",), {"step_metric": "step"}),
+        ("metric", (), {"name": "val/accuracy", "summary": "max", "step_metric": "step"}),
+        ("log", {"train/loss": 0.5, "epoch": 1, "step": 5}),
+        ("finish", {}),
+    ]
+
+
+def test_stand_in_wandb_draws_by_epoch_what_is_to_be(monkeypatch, tmp_path):
+    stand_in = Wandb("key")
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    writer = WandbWriter(tmp_path)
+    validation = {"mode": "val", "epoch": 1, "step": 6, "axis": "epoch", "accuracy": 0.5}
+    for record in (RECORD, validation, validation):
+        writer.write(record)
+    assert stand_in.calls[3:] == [
+        ("log", {"train/loss": 0.5, "epoch": 1, "step": 5}),
+        ("metric", ("val/accuracy",), {"step_metric": "epoch"}),
+        *2 * [("log", {"val/accuracy": 0.5, "epoch": 1, "step": 6})],
+    ]
+
+
+class Kept:
+    """Keeps the records."""
+
+    def __init__(self):
+        self.records = []
+
+    def write(self, record):
+        self.records.append(record)
+
+
+@pytest.mark.parametrize(
+    ("train_cfg", "by_epoch", "axis"),
+    [
+        ({"max_epochs": 1}, True, "epoch"),
+        ({"max_epochs": 1}, False, None),
+        ({"by_epoch": False, "max_iters": 6, "val_interval": 6}, True, None),
+    ],
+    ids=["epochs", "epochs-by-step", "steps"],
+)
+def test_validations_are_drawn_by_epoch_where_that_was_asked_for(
+    make_runner, train_cfg, by_epoch, axis
+):
+    kept = Kept()
+    runner = make_runner(
+        train_cfg=train_cfg,
+        cfg={"log_writers": [kept]},
+        default_hooks={"logger": {"log_metric_by_epoch": by_epoch, "interval": 3}},
+    )
+    runner.train()
+    found = {record["mode"]: record.get("axis") for record in kept.records}
+    assert found == {"train": None, "val": axis}
+    assert '"axis"' not in (runner.log_dir / "scalars.jsonl").read_text()
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "old"])
+def test_stand_in_wandb_without_a_key_is_kept_offline_unless_told_otherwise(
+    monkeypatch, tmp_path, is_new
+):
+    def mode(api_key=None, **init):
+        calls = wandb_calls(monkeypatch, tmp_path, api_key, is_new=is_new, init_kwargs=init)
+        (_, arguments), *_ = calls
+        return arguments.get("mode")
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert mode() == "offline"
+    assert mode(api_key="key") is None
+    assert mode(mode="disabled") == "disabled"
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert mode() is None
+
+
+def test_stand_in_wandb_checks_its_definitions(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", Wandb(None))
+    with pytest.raises(ConfigError, match=r"define_metric_cfg: a dict of summaries .*got 5"):
+        WandbWriter(tmp_path, define_metric_cfg=5)
+    WandbWriter(tmp_path, define_metric_cfg=[{"name": "loss", "summary": "min"}]).close()
+
+
+@pytest.mark.skipif(
+    getattr(find_spec("wandb"), "origin", None) is None, reason="needs the extra wandb"
+)
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_keeps_a_run_offline_that_has_no_key(run_script, tmp_path, monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # In a process of its own: wandb starts a service, and changes its process's environment.
+    script = Path(__file__).with_name("toy.py").parent
+    source = (
+        "import sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        f"sys.path.insert(0, {str(script)!r})\n"
+        "from toy import runner_arguments\n"
+        "from mm_runner import Runner\n"
+        "backend = dict(type='WandbVisBackend', init_kwargs=dict(project='p'))\n"
+        "visualizer = dict(type='Visualizer', vis_backends=[backend])\n"
+        "if __name__ == '__main__':\n"
+        "    for number in range(2):\n"
+        "        arguments = runner_arguments(f'{sys.argv[1]}/{number}', visualizer=visualizer)\n"
+        "        Runner(**arguments).train()\n"
+    )
+    result = run_script(source, tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert "could not be closed" not in result.stderr
+    for number in range(2):
+        (data,) = (tmp_path / "run" / str(number)).rglob("run-*.wandb")
+        content = data.read_bytes()
+        assert b"train/loss" in content
+        assert b"val/accuracy" in content
+
+
+def test_stand_in_a_run_that_somebody_else_began_goes_on(monkeypatch, tmp_path):
+    for is_new, finish in ((True, {}), (False, {"quiet": True})):
+        for is_active in (False, True):
+            stand_in = Wandb("key", is_new=is_new)
+            active = stand_in.init()
+            if is_active:
+                stand_in.run = active
+                stand_in.init = lambda active=active, **_: active
+            monkeypatch.setitem(sys.modules, "wandb", stand_in)
+            writer = WandbWriter(tmp_path, init_kwargs={"mode": "offline"})
+            writer.write(RECORD)
+            writer.close()
+            writer.close()
+            assert stand_in.calls.count(("finish", finish)) == (0 if is_active else 1)
