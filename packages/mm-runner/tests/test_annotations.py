@@ -18,6 +18,8 @@ from mm_runner.registry import Registry, build_from_cfg, check_arguments
 from mm_runner.registry._annotations import describe_annotation, fits
 
 T = TypeVar("T")
+S = TypeVar("S")
+_INTEGERS = "a list (list[int])"
 
 
 class Colour(enum.Enum):
@@ -69,6 +71,74 @@ class Sized(Protocol):
 def test_values_fit_annotations(annotation, good, bad):
     assert [value for value in good if not fits(value, annotation)] == []
     assert [value for value in bad if fits(value, annotation)] == []
+
+
+def alias_of(value, parameters=()):
+    """Return an alias as ``type X = ...`` makes one, which not every Python can read."""
+
+    class TypeAliasType:
+        __type_params__ = parameters
+
+        @property
+        def __value__(self):
+            return value()
+
+    return TypeAliasType()
+
+
+def test_an_alias_that_only_type_checkers_can_look_up_refuses_nothing():
+    alias = alias_of(lambda: NoSuchName | None)  # noqa: F821
+    for annotation in (alias, list[alias], Union[alias, int]):
+        assert fits([1.0], annotation)
+    assert not fits("1.0", dict[str, alias])
+    assert describe_annotation(alias) == "Any"
+
+    def own(weights: alias = None):
+        return weights
+
+    check_arguments(own, {"weights": [1.0, 2.0]}, "own")
+
+
+def test_aliases_of_each_other_come_to_an_end():
+    def one():
+        return alias_of(other)
+
+    def other():
+        return alias_of(one)
+
+    assert fits("x", one())
+    assert describe_annotation(one()) == "Any"
+
+    def this():
+        return alias_of(lambda: Union[list[int], that()])
+
+    def that():
+        return alias_of(lambda: Union[this(), int])
+
+    assert fits("x", this())
+    assert "TypeAliasType" in describe_annotation(this())
+
+
+@pytest.mark.parametrize(
+    ("alias", "arguments", "good", "bad", "words"),
+    [
+        (TypeAliasType("Many", list[T], type_params=(T,)), int, [1], ["a"], "a list (list[int])"),
+        (
+            TypeAliasType("Turned", dict[S, T], type_params=(T, S)),
+            (int, str),
+            {"a": 1},
+            {"a": "b"},
+            "a dict",
+        ),
+        (TypeAliasType("Maybe", list[T] | None, type_params=(T,)), int, None, ["a"], _INTEGERS),
+        (TypeAliasType("Same", list[int], type_params=(T,)), str, [1], ["a"], _INTEGERS),
+    ],
+    ids=str,
+)
+def test_the_parameters_of_an_alias_are_filled_in(alias, arguments, good, bad, words):
+    assert fits(good, alias[arguments])
+    assert not fits(bad, alias[arguments])
+    assert describe_annotation(alias[arguments]) == words
 
 
 def test_objects_are_taken_as_they_are():

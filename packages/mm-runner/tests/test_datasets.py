@@ -1,11 +1,15 @@
 """What a dataloader's dataset may be: whatever torch's DataLoader draws samples from."""
 
 import pytest
+import torch
+import yaml
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from toy import Blobs, runner_arguments
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
+from mm_runner.data import DataSettings, build_dataloader
+from mm_runner.plan import make_plan
 from mm_runner.registry import DATASETS, build_from_cfg, check_arguments
 
 _SAMPLES = [Blobs()[index] for index in range(24)]
@@ -98,14 +102,136 @@ def test_a_stream_trains(make_runner):
     assert runner.iter == 3
 
 
-def test_the_configuration_of_a_run_names_lists_of_samples_by_their_length(make_runner):
-    both = {"type": "ConcatDataset", "datasets": [_SAMPLES, tuple(_SAMPLES), {"type": as_list}]}
-    runner = make_runner(train_dataloader=loader(_SAMPLES), val_dataloader=loader(both))
-    (config,) = runner.work_dir.glob("*/config.yaml")
-    text = config.read_text()
-    assert "dataset: <list of 24 samples>" in text
-    assert "- <tuple of 24 samples>" in text
+class Joined:
+    """Finds its samples by names."""
+
+    def __init__(self, dataset=(), datasets=(), indices=()):
+        self.names = [*dataset, *datasets, *indices]
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return _SAMPLES[index]
+
+
+def config_of(runner):
+    (path,) = runner.work_dir.glob("*/config.yaml")
+    return path
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["coco", "lvis"],
+        [["coco", "2017"], ["lvis"]],
+        [{"type": "Joined", "ann_file": "a"}, {"type": "Joined"}],
+        [f"{index}.jpg" for index in range(1001)],
+        [{"type": "Joined"}] * 1001,
+        [],
+    ],
+    ids=["names", "lists", "configs", "files", "many", "none"],
+)
+def test_the_configuration_of_a_run_keeps_settings_called_dataset(make_runner, value):
+    dataset = {"type": Joined, "dataset": value, "datasets": value}
+    runner = make_runner(
+        train_dataloader=loader(dataset),
+        cfg={"own": {"dataset": value, "datasets": value, "samples": [1] * 1001}},
+    )
+    config = yaml.safe_load(config_of(runner).read_text())
+    kept = config["train_dataloader"]["dataset"]
+    assert kept["dataset"] == kept["datasets"] == value
+    assert config["own"] == {"dataset": value, "datasets": value, "samples": [1] * 1001}
+
+
+def test_the_configuration_of_a_run_names_long_lists_of_data_by_their_length(make_runner):
+    many = _SAMPLES * 50
+    subset = {"type": "torch.utils.data:Subset", "dataset": many, "indices": list(range(1100))}
+    runner = make_runner(
+        train_dataloader=loader(many, sampler=list(range(1200))),
+        val_dataloader=loader({"type": "ConcatDataset", "datasets": [tuple(many), [(7, 8)]]}),
+        test_dataloader=loader(subset),
+        test_evaluator={"type": "Accuracy"},
+        test_cfg={},
+    )
+    text = config_of(runner).read_text()
+    config = yaml.safe_load(text)
+    assert config["train_dataloader"]["dataset"] == "<list of 1200 samples>"
+    assert config["train_dataloader"]["sampler"] == "<list of 1200 samples>"
+    assert config["val_dataloader"]["dataset"]["datasets"] == ["<tuple of 1200 samples>", [[7, 8]]]
+    assert config["test_dataloader"]["dataset"]["indices"] == "<list of 1100 samples>"
     assert len(text) < 4000
+
+
+@pytest.mark.parametrize(
+    ("dataset", "where"),
+    [
+        ("<list of 1200 samples>", "dataset"),
+        ({"type": Joined, "datasets": ["<tuple of 7 samples>"]}, r"dataset\.datasets\[0\]"),
+        ({"type": Joined, "indices": "<list of 1200 samples>"}, r"dataset\.indices"),
+        ([["<torch.Tensor>", 0]] * 24, r"dataset\[0\]\[0\]"),
+    ],
+    ids=["dataset", "within", "indices", "tensors"],
+)
+def test_a_run_is_not_begun_with_what_stands_for_data(tmp_path, dataset, where):
+    arguments = runner_arguments(tmp_path / "run", train_dataloader=loader(dataset))
+    message = rf"^train_dataloader\.{where}: '<.*>' is what a run's config\.yaml has"
+    with pytest.raises(ConfigError, match=message):
+        Runner.from_cfg(arguments)
+
+
+@pytest.mark.parametrize("kind", [Joined, "test_datasets:Joined", "RepeatDataset", as_list])
+def test_a_list_of_configs_is_no_dataset(tmp_path, kind):
+    configs = [{"type": kind, "dataset": _SAMPLES}, {"type": kind}]
+    message = r"a list of configs is no dataset, got 2, .*dict\(type=\"ConcatDataset\", datasets="
+    arguments = runner_arguments(tmp_path / "run", train_dataloader=loader(configs))
+    with pytest.raises(ConfigError, match=rf"^train_dataloader\.dataset: {message}"):
+        make_plan(arguments)
+    settings = DataSettings(0, torch.Generator(), 0, 1)
+    with pytest.raises(ConfigError, match=rf"^here\.dataset: {message}"):
+        build_dataloader(loader(configs), settings, shuffle=True, where="here")
+    with pytest.raises(ConfigError, match=rf"dataset: {message}"):
+        build_from_cfg({"type": "RepeatDataset", "dataset": configs, "times": 2}, DATASETS)
+
+    def own(dataset: Dataset):
+        return dataset
+
+    with pytest.raises(ConfigError, match=r"^own\.dataset: a dataset is needed, got \["):
+        check_arguments(own, {"dataset": configs}, "own")
+
+
+@pytest.mark.parametrize("kind", ["car", "os.name", "a/b.jpg", 3, None])
+def test_samples_may_have_a_type_of_their_own(kind):
+    samples = [{"type": kind, "box": (1, 2)}] * 8
+    settings = DataSettings(0, torch.Generator(), 0, 1)
+    built = build_dataloader(loader(samples), settings, shuffle=True, where="here")
+    assert built.dataset is samples
+
+
+def test_text_in_brackets_may_be_a_sample():
+    samples = ["<unk>", "<first.name>", "<list of samples>", "<torch>"]
+    settings = DataSettings(0, torch.Generator(), 0, 1)
+    built = build_dataloader(loader(samples), settings, shuffle=True, where="here")
+    assert built.dataset is samples
+
+
+class OnlyBatches:
+    def __len__(self):
+        return 24
+
+    def __getitems__(self, indices):
+        return [_SAMPLES[index] for index in indices]
+
+
+@pytest.mark.skipif(
+    not hasattr(torch, "set_default_device"), reason="torch before 2.0 asks for one at a time"
+)
+def test_a_dataset_may_give_batches_only(make_runner):
+    runner = make_runner(
+        train_dataloader=loader(OnlyBatches()), train_cfg={"by_epoch": False, "max_iters": 3}
+    )
+    runner.train()
+    assert runner.iter == 3
 
 
 _NEEDED = r"^{}\.dataset: a dataset or a dict with 'type' is needed, got "

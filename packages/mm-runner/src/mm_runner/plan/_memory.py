@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mm_dist
+from mm_runner.errors import ComponentNotFoundError, ConfigError
 from mm_runner.hooks import EMAHook
 from mm_runner.model import AveragedWeights
 from mm_runner.optim import named_wrappers
 from mm_runner.registry import MODEL_WRAPPERS
 from mm_runner.runner._wrapping import is_wrapped
 
+from ._length import Length
 from ._model import bytes_by_dtype
 from ._optimizers import state_bytes
 
@@ -30,6 +33,7 @@ _WRAPPERS_WITH_BUCKETS = (
     mm_dist.MMSeparateDistributedDataParallel,
 )
 _MIB = 2**20
+_LONGEST_REASON = 200
 
 
 def describe_memory(
@@ -37,6 +41,7 @@ def describe_memory(
     model: nn.Module,
     optim_wrapper: Any,
     hooks: Iterable[Any],
+    length: Length,
     notes: list[str],
     *,
     world_size: int,
@@ -49,12 +54,13 @@ def describe_memory(
         model: Without memory, not wrapped by the run.
         optim_wrapper: Over it.
         hooks: Of the run.
+        length: Of the run.
         notes: Says what is not known, or lies elsewhere.
         world_size: Processes of the run.
         device_type: Whose memory is meant.
 
     Raises:
-        ConfigError: If an average cannot be built.
+        ConfigError: If an average does not fit, or would not be made in this run.
     """
     trained = [
         parameter
@@ -62,22 +68,41 @@ def describe_memory(
         for group in one.optimizer.param_groups
         for parameter in group["params"]
     ]
+    run = SimpleNamespace(
+        model=model,
+        optim_wrapper=optim_wrapper,
+        max_epochs=length.num_epochs,
+        max_iters=length.num_steps,
+    )
     return {
         "gradients": bytes_by_dtype(trained),
         "optimizer_state": state_bytes(optim_wrapper, notes),
-        "averages": _averages(hooks, model, optim_wrapper, device_type, notes),
+        "averages": _averages(hooks, run, device_type, notes),
         "ddp_buckets": _buckets(cfg.get("model_wrapper_cfg") or {}, model, world_size, notes),
     }
 
 
 def _averages(
-    hooks: Iterable[Any], model: nn.Module, optim_wrapper: Any, device_type: str, notes: list[str]
+    hooks: Iterable[Any], run: SimpleNamespace, device_type: str, notes: list[str]
 ) -> dict[str, int] | None:
     """Return what the averages of the weights take where the model is."""
     kept: list[Tensor] = []
-    run = SimpleNamespace(model=model, optim_wrapper=optim_wrapper)
     for hook in hooks:
-        averages: dict[str, Any] = hook._build(run) if isinstance(hook, EMAHook) else {}  # noqa: SLF001
+        if not isinstance(hook, EMAHook):
+            continue
+        trial = copy.copy(hook)  # the hook may be the user's own object
+        run.hooks = [trial if one is hook else one for one in hooks]
+        try:
+            # Not a derived class's own, which may want a whole run.
+            EMAHook.before_train(trial, run)
+        except Exception as error:
+            if _is_told_by_training(error):
+                raise
+            kind = hook._cfg["type"]  # noqa: SLF001
+            reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+            notes.append(f"What {getattr(kind, '__name__', kind)} keeps is not known: {reason}")
+            return None
+        averages: dict[str, Any] = trial.averages
         for average in averages.values():
             if not isinstance(average, AveragedWeights):
                 notes.append(f"What {type(average).__name__} keeps is not known.")
@@ -90,6 +115,12 @@ def _averages(
             size = sum(bytes_by_dtype(planned).values()) / _MIB
             notes.append(f"The average of the weights, {size:,.2f} MiB, is kept on {device}.")
     return bytes_by_dtype(kept)
+
+
+def _is_told_by_training(error: Exception) -> bool:
+    """Return whether an average fails in a run too, and not only for a model without memory."""
+    is_ours = isinstance(error, (ComponentNotFoundError, ConfigError))
+    return is_ours and " meta " not in str(error.__cause__)
 
 
 def _buckets(

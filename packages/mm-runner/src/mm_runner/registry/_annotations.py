@@ -27,6 +27,7 @@ _MODULES_OF_VALUES = ("builtins", "datetime", "os", "pathlib")
 # Whose objects a configuration names.
 _BY_NAME: tuple[Any, ...] = (type, collections.abc.Callable)
 _UNIONS = (Union, types.UnionType)
+_MOST_ALIASES = 20
 _WORDS: dict[Any, str] = {
     bool: "True or False",
     int: "an integer",
@@ -58,16 +59,23 @@ def annotation_of(component: Callable[..., Any], parameter: inspect.Parameter) -
 
 def fits(value: Any, annotation: Any) -> bool:
     """Return whether ``value`` may be given where ``annotation`` stands."""
+    try:
+        return _fits(value, annotation)
+    except RecursionError:  # aliases that stand for unions of each other
+        return True
+
+
+def _fits(value: Any, annotation: Any) -> bool:
     annotation = _without_alias(annotation)
     if not isinstance(value, _LITERALS) or annotation is Any:
         return True
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in _UNIONS:
-        return any(fits(value, one) for one in _kinds_for(value, arguments))
+        return any(_fits(value, one) for one in _kinds_for(value, arguments))
     if origin is Literal:
         return any(value == one and type(value) is type(one) for one in arguments)
     if origin in (typing.Annotated, typing.Final, typing.ClassVar):
-        return fits(value, arguments[0])
+        return _fits(value, arguments[0])
     kind = type(None) if annotation is None else origin or annotation
     if not inspect.isclass(kind):
         return True
@@ -89,11 +97,18 @@ def describe_annotation(annotation: Any) -> str:
         >>> describe_annotation(int | str | None)
         'an integer or text'
     """
+    try:
+        return _described(annotation)
+    except RecursionError:  # as in fits
+        return _text(annotation)
+
+
+def _described(annotation: Any) -> str:
     annotation = _without_alias(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in _UNIONS:
         kinds = [one for one in arguments if one is not type(None)]
-        return " or ".join(dict.fromkeys(map(describe_annotation, kinds)))
+        return " or ".join(dict.fromkeys(map(_described, kinds)))
     if origin is Literal:
         return " or ".join(map(repr, arguments))
     kind = type(None) if annotation is None else origin or annotation
@@ -109,10 +124,30 @@ def describe_annotation(annotation: Any) -> str:
 
 
 def _without_alias(annotation: Any) -> Any:
-    """Return what an alias made by ``type X = ...`` stands for, as numpy's ``NDArray`` is one."""
-    while type(get_origin(annotation) or annotation).__name__ == "TypeAliasType":
-        annotation = annotation.__value__
-    return annotation
+    """Return what an alias made by ``type X = ...`` stands for, as numpy's ``NDArray`` is one.
+
+    ``Any`` if that cannot be told: the names in it are looked up only now, and some are known to
+    type checkers only; and aliases may stand for each other.
+    """
+    for _ in range(_MOST_ALIASES):
+        alias = get_origin(annotation) or annotation
+        if type(alias).__name__ != "TypeAliasType":
+            return annotation
+        try:
+            annotation = _of_parameters(alias, get_args(annotation))
+        except RecursionError:  # of whoever asks for what this one is made of
+            raise
+        except Exception:  # noqa: BLE001 - whatever the alias's own source raises
+            return Any
+    return Any
+
+
+def _of_parameters(alias: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return the value of an alias, with ``arguments`` in the places of its type parameters."""
+    value = alias.__value__
+    given = dict(zip(alias.__type_params__, arguments, strict=False))
+    places = getattr(value, "__parameters__", ())
+    return value[tuple(given[one] for one in places)] if given and places else value
 
 
 def _kinds_for(value: Any, kinds: tuple[Any, ...]) -> Iterable[Any]:
@@ -145,15 +180,15 @@ def _fit_items(value: Any, kind: type, arguments: tuple[Any, ...]) -> bool:
         return True
     if isinstance(value, Mapping):
         return not issubclass(kind, Mapping) or all(
-            fits(key, arguments[0]) and fits(item, arguments[-1]) for key, item in value.items()
+            _fits(key, arguments[0]) and _fits(item, arguments[-1]) for key, item in value.items()
         )
     if isinstance(value, str):
-        return fits("", arguments[0])
+        return _fits("", arguments[0])
     if not isinstance(value, _LISTS):
         return True
     if kind is tuple and Ellipsis not in arguments:
-        return len(value) == len(arguments) and all(map(fits, value, arguments))
-    return all(fits(item, arguments[0]) for item in value)
+        return len(value) == len(arguments) and all(map(_fits, value, arguments))
+    return all(_fits(item, arguments[0]) for item in value)
 
 
 def _fits_class(value: Any, kind: type) -> bool:
@@ -182,7 +217,13 @@ def _is_number(value: Any, kind: type) -> bool:
 
 def _stands_for(value: Any, kind: type) -> bool:
     """Return whether a plain value commonly stands for an object of this class."""
-    if (_is_array(kind) or _is_dataset(kind)) and isinstance(value, _LISTS):
+    if _is_dataset(kind) and isinstance(value, _LISTS):
+        # Only this asks for a registry, which asks for this module.
+        from . import DATASETS  # noqa: PLC0415
+        from ._build import holds_configs  # noqa: PLC0415
+
+        return not holds_configs(value, DATASETS)
+    if _is_array(kind) and isinstance(value, _LISTS):
         return True
     if kind.__module__ == "torch" and kind.__name__ == "device":
         return isinstance(value, (str, int)) and not isinstance(value, bool)

@@ -83,6 +83,21 @@ def check_cfg(
     return component, arguments
 
 
+def holds_configs(value: Any, registry: Registry) -> bool:
+    """Return whether ``value`` is a list of configs, as its first item tells.
+
+    Samples may be dicts, and have a ``type`` of their own: one that ``registry`` can find counts.
+    """
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    kind = value[0].get("type") if is_list and isinstance(value[0], Mapping) else None
+    if not isinstance(kind, str):
+        return callable(kind)
+    try:
+        return callable(registry.get(kind))
+    except Exception:  # noqa: BLE001 - importing what a sample is called may end in anything
+        return False
+
+
 def call_component(
     component: Callable[..., Any],
     arguments: Mapping[str, Any],

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from mm_runner.data._datasets import check_dataset
+from mm_runner.data._datasets import check_dataset, refuse_left_out
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import (
     DATA_SAMPLERS,
@@ -39,6 +39,7 @@ def check_dataloader(cfg: Any, where: str) -> None:
     need_mapping(cfg, where, "a DataLoader or a dict")
     _check_names(cfg, where)
     _check_there(cfg, where)
+    refuse_left_out(cfg, where)
     dataset = cfg["dataset"]
     if isinstance(dataset, Mapping):
         check_component(dataset, DATASETS, f"{where}.dataset")

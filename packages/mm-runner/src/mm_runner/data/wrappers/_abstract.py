@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
+from mm_runner.data._datasets import refuse_configs
 from mm_runner.errors import ConfigError
 from mm_runner.registry import DATASETS, build_from_cfg, short_repr
 
@@ -138,9 +139,10 @@ def as_dataset(value: Any, where: str) -> Any:
         where: The argument that it was given as, for messages.
 
     Raises:
-        ConfigError: If it is no such dataset.
+        ConfigError: If it is no such dataset, or a list of configs.
     """
     dataset = build_from_cfg(value, DATASETS) if isinstance(value, Mapping) else value
+    refuse_configs(dataset, where)
     is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     # torch's IterableDataset inherits a __getitem__, which fails.
     if not is_indexed or isinstance(dataset, (str, bytes, type, Mapping, IterableDataset)):
