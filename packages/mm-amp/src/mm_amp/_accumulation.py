@@ -48,9 +48,9 @@ def warn_about_accumulation(model: nn.Module, init_counts: int, window: int) -> 
     """Warn where accumulation will not equal one big batch."""
     if init_counts % window != 0:
         _logger.warning(
-            "Training goes on at micro-batch %d, which accumulative_counts=%d does not divide: the "
-            "gradients of the window's batches before it are missing, and its step uses the rest "
-            "only.",
+            "Training goes on at micro-batch %d, which accumulative_counts=%d does not divide: its "
+            "first step uses the batches that are left of the window only. The gradients of those "
+            "before are missing, unless the end of a training has stepped with them.",
             init_counts,
             window,
         )
