@@ -33,7 +33,7 @@ def message_of(path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "it is empty"),
+        (b"", "it is empty."),
         (b"<html>404</html>", "it is no checkpoint, and begins with '<html>404</html>'."),
         (bytes(5000), "it is no checkpoint, and begins with zeros."),
         (b"\xc8\xc9\xca", "it is no checkpoint, and begins with the bytes c8 c9 ca."),
@@ -43,7 +43,8 @@ def message_of(path):
 def test_what_the_first_bytes_tell_is_said(tmp_path, content, reason):
     path = tmp_path / "epoch_1.pth"
     path.write_bytes(content)
-    assert message_of(path).startswith(f"{path} is damaged: {reason}")
+    # Without what the loader missed in it, which differs from version to version.
+    assert message_of(path) == f"{path} is damaged: {reason}"
 
 
 @pytest.mark.parametrize("size", [3, 50, 1200, -1])

@@ -1,11 +1,15 @@
 """Where checkpoints lie: the work directory, or a directory that several runs share."""
 
+import os
+
 import pytest
 from test_checkpoint_hook import saved
 from toy import Killed, Scripted, StopBeforeEpoch, runner_arguments
+from typing_extensions import override
 
 from mm_runner import Runner
 from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.hooks import Hook
 
 
 def run(work_dir, checkpoint, *, epochs=2, values=(0.5, 0.9, 0.7, 0.8), **overrides):
@@ -79,3 +83,24 @@ def _alike(rank, tmp_path):
 def test_all_processes_have_the_same_directory(run_ranks, tmp_path):
     run_ranks(_alike, 2, tmp_path)
     assert names_in(tmp_path / "out") == ["link"]
+
+
+class ChangeDirectory(Hook):
+    def __init__(self, directory):
+        self.directory = directory
+
+    @override
+    def before_train_epoch(self, runner):
+        if runner.epoch == 1:
+            os.chdir(self.directory)
+
+
+def test_a_program_may_change_its_directory_while_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    saving = {"out_dir": "out", "save_best": "accuracy", "max_keep_ckpts": 1}
+    runner = run("run", saving, custom_hooks=[ChangeDirectory("other")])
+    assert names_in(tmp_path / "out" / "run") == ["best_accuracy.pth", "epoch_2.pth"]
+    assert names_in(tmp_path / "other") == []
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert "removed" not in log

@@ -143,6 +143,64 @@ def test_single_files_may_be_taken_away(tmp_path):
     assert saved(runner) == ["epoch_3.pth", "epoch_4.pth"]
 
 
+def test_the_only_file_may_be_moved_away(tmp_path):
+    def best(runner):
+        return [runner.work_dir / "best_accuracy.pth"]
+
+    saving = {"interval": -1, "save_last": False}
+    runner = train(tmp_path / "run", Remove(13, best), checkpoint=saving)
+    log = log_of(runner)
+    assert removals(log) == []
+    assert "0.9 after epoch 2, step 12: best_accuracy.pth, which is gone\n" in log
+
+
+@pytest.mark.parametrize("out_dir", [None, "out"])
+def test_the_only_file_is_lost_with_its_directory(tmp_path, out_dir):
+    saving = {"interval": -1, "save_last": False}
+    if out_dir:
+        saving["out_dir"] = str(tmp_path / out_dir)
+    directory = (tmp_path / out_dir / "run") if out_dir else tmp_path / "run"
+    runner = train(tmp_path / "run", Remove(13, lambda _: [directory]), checkpoint=saving)
+    (line,) = removals(log_of(runner))
+    assert "best_accuracy.pth" in line
+    assert load_checkpoint_file(directory / "best_accuracy.pth")["meta"]["epoch"] == 4
+
+
+class MoveBestThenRemoveLogs(Hook):
+    priority = "VERY_HIGH"
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == 13:
+            (runner.work_dir / "best_accuracy.pth").rename(runner.work_dir.parent / "mine.pth")
+        if runner.iter == 14:
+            shutil.rmtree(runner.log_dir)
+
+
+def test_a_file_that_was_moved_before_the_logs_were_removed_is_not_lost_with_them(tmp_path):
+    runner = train(tmp_path / "run", MoveBestThenRemoveLogs())
+    log = log_of(runner)
+    (line,) = removals(log)
+    assert f"{runner.log_dir} was removed while training. Lost: the log and the scalars" in line
+    assert "0.9 after epoch 2, step 12: best_accuracy.pth, which is gone\n" in log
+
+
+def test_the_configuration_alone_is_written_again_without_a_word(tmp_path):
+    def config(runner):
+        return [runner.log_dir / "config.yaml"]
+
+    # Before the first line of scalars.
+    runner = train(tmp_path / "run", Remove(2, config), interval=100)
+    assert removals(log_of(runner)) == []
+    assert (runner.log_dir / "config.yaml").is_file()
+
+
+def test_the_directory_of_the_logs_is_told_before_the_first_scalars(tmp_path):
+    runner = train(tmp_path / "run", Remove(1, lambda runner: [runner.log_dir]))
+    (line,) = removals(log_of(runner))
+    assert f"{runner.log_dir} was removed while training" in line
+
+
 def test_a_run_that_goes_on_elsewhere_has_lost_nothing(tmp_path):
     first = train(tmp_path / "first", None)
     newest = str(first.work_dir / "epoch_4.pth")

@@ -25,30 +25,33 @@ def damage_of(path: Path, error: BaseException, *, is_archive: bool) -> str:
 
     Args:
         path: The file.
-        error: What the loader raised; its reason stands behind.
+        error: What the loader raised; its reason stands behind what looks like a checkpoint.
         is_archive: Whether the file is an archive with an end.
     """
     reason = _reason(error)
     if is_archive:
         return reason or "a part of it cannot be read"
     try:
-        what = _what_it_is(path)
+        with path.open("rb") as file:
+            begin = file.read(_SHOWN)
+        size = path.stat().st_size
     except OSError:  # the disk does not give it
         return reason
+    # What the loader missed in a file that is no checkpoint at all would only lead astray.
+    if not begin:
+        return "it is empty"
+    what = _cut_off(begin, size)
+    if what is None:
+        return f"it is no checkpoint, and begins with {_shown(begin)}"
     return f"{what} ({reason})" if reason else what
 
 
-def _what_it_is(path: Path) -> str:
-    with path.open("rb") as file:
-        begin = file.read(_SHOWN)
-    size = path.stat().st_size
-    if not begin:
-        return "it is empty"
+def _cut_off(begin: bytes, size: int) -> str | None:
     if begin[: len(_ARCHIVE)] == _ARCHIVE[: len(begin)]:
         return f"it is cut off: {size:,} bytes, no end of its archive"
     if begin.startswith(_PICKLE):
         return f"it is cut off, or a pickle that torch.save did not write: {size:,} bytes"
-    return f"it is no checkpoint, and begins with {_shown(begin)}"
+    return None
 
 
 def _shown(begin: bytes) -> str:

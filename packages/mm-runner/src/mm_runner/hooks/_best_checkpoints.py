@@ -12,7 +12,8 @@ from ._checkpoint_arguments import name_list
 from ._metric_rule import rule_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    import logging
+    from collections.abc import Callable, Collection, Mapping
 
 __all__ = ["BestCheckpoints", "file_of"]
 
@@ -55,6 +56,16 @@ class BestCheckpoints:
         """Whether a metric was asked for."""
         return bool(self._metrics)
 
+    @property
+    def files(self) -> list[str]:
+        """The names of the files of all metrics, saved yet or not."""
+        return [file_of(name) for name in self._metrics if name != "auto"]
+
+    @property
+    def saved_files(self) -> list[str]:
+        """The names of the files that were saved."""
+        return [record["file"] for record in self.records.values()]
+
     def improved(self, reported: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics, and their scores, that are better than ever.
 
@@ -77,6 +88,29 @@ class BestCheckpoints:
                 self._resolve_auto(name)
             if name in self._metrics and self._is_better(name, record["score"]):
                 self.records[name] = dict(record)
+
+    def put(self, name: str, record: dict[str, Any]) -> Callable[[], None]:
+        """Note what is saved as the best now; return what takes that back."""
+        before = dict(self.records)
+        self.records[name] = record
+
+        def take_back() -> None:
+            self.records.pop(name, None)
+            if name in before:
+                self.records[name] = before[name]
+
+        return take_back
+
+    def adopt(self, records: Mapping[str, Mapping[str, Any]], logger: logging.Logger) -> None:
+        """Note what a file says of itself that has come in the place of the saved one."""
+        for name, record in records.items():
+            # Better or not: a model that is better than what is there has to be saved.
+            if name in self._metrics and record != self.records.get(name):
+                self.records[name] = dict(record)
+                logger.info(
+                    f"{record['file']} is another one than was saved last: {name} "
+                    f"{record['score']:.4f} after epoch {record['epoch']} is the best now."
+                )
 
     def forget(self, files: Collection[str]) -> bool:
         """Strike off the records of ``files``, which are gone; tell whether there were any."""

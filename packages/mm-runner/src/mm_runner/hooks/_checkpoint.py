@@ -21,6 +21,7 @@ from ._checkpoint_arguments import (
     refuse_backends,
 )
 from ._checkpoint_directory import (
+    absolute,
     best_records_in,
     clean_directory,
     delete_checkpoints,
@@ -153,7 +154,7 @@ class CheckpointHook(Hook):
         self._run = self._run or runner.experiment_name
         self._newest = None  # of another training of this process, maybe
         self._accumulates = may_accumulate(runner.optim_wrapper)
-        self._files.begin(self.directory(runner))
+        self._files.begin(self.directory(runner), self._best.files)
         run_on_main(lambda: clean_directory(self.directory(runner), runner.logger))
         if self.minutes is not None:
             saves = runner.interruption.save_every(60 * self.minutes, self.save_now)
@@ -192,19 +193,15 @@ class CheckpointHook(Hook):
         if self._postponed is not None and (is_last or not runner.holds_gradients):
             num_steps = runner.iter + 1
             count, self._postponed = self._postponed, None
-            self._save(
-                runner,
-                count if self.by_epoch else num_steps,
-                num_steps=num_steps,
-                is_last=is_last,
-            )
+            number = count if self.by_epoch else num_steps
+            self._save(runner, number, num_steps=num_steps, is_last=is_last)
 
     @override
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         if not self._best.wants_any or not metrics or not runner.is_training:
             return
-        if not self._saving.is_under_way:  # it may be one that was lost, written again
-            self._forget_lost(runner)
+        if not self._saving.is_of_best:  # which is not learnt yet
+            self._look_at_files(runner)
         for name, score in self._best.improved(metrics).items():
             record = {"score": score, "epoch": runner.epoch, "iter": runner.iter}
             self._save_best(runner, name, {**record, "file": file_of(name)})
@@ -222,8 +219,8 @@ class CheckpointHook(Hook):
                 f"{self.directory(runner)}, twice; the log says why. The older ones are whole."
             )
         if self.published_keys:
-            directory, best = self.directory(runner), self._best.records.values()
-            names = [*self._kept.names[-1:], *(record["file"] for record in best)]
+            directory = self.directory(runner)
+            names = [*self._kept.names[-1:], *self._best.saved_files]
             run_on_main(
                 lambda: publish_checkpoints(directory, names, self.published_keys, runner.logger)
             )
@@ -247,10 +244,10 @@ class CheckpointHook(Hook):
         # A best file is written after the checkpoint of its epoch, which does not know of it.
         if self._best.wants_any:
             directory, key = self.directory(runner), self._key(runner)
-            for records in run_on_main(lambda: best_records_in(directory, key, self._run)):
+            files = directory.glob("best_*.pth")
+            for records in run_on_main(lambda: best_records_in(files, key, self._run)):
                 self._best.take_over(records)
-        best = [record["file"] for record in self._best.records.values()]
-        self._files.add([*self._kept.names, *best])
+        self._files.add([*self._kept.names, *self._best.saved_files])
 
     @property
     def best_records(self) -> dict[str, dict[str, Any]]:
@@ -269,12 +266,12 @@ class CheckpointHook(Hook):
             could not be written.
         """
         is_written = self._saving.settle(runner)
-        self._forget_lost(runner)
+        self._look_at_files(runner)
         if is_written and self._newest and self._newest[0] == runner.iter:
             return self._newest[1]
         template = "iter_{}.pth" if self.by_epoch else None
-        count = runner.iter
-        self._save(runner, count, template, num_steps=count, is_last=False, and_wait=and_wait)
+        now = runner.iter
+        self._save(runner, now, template, num_steps=now, is_last=False, and_wait=and_wait)
         return self._newest[1] if self._newest and self._newest[0] == runner.iter else None
 
     def _was_cut_short(self, runner: Any) -> bool:
@@ -289,6 +286,8 @@ class CheckpointHook(Hook):
 
     def directory(self, runner: Any) -> Path:
         """Return where the files are."""
+        if self.out_dir:  # from now on: a program may change its directory
+            self.out_dir = str(absolute(self.out_dir))
         return directory_of(self.out_dir, runner.work_dir)
 
     def newly_lost(self, runner: Any) -> list[str]:
@@ -311,7 +310,7 @@ class CheckpointHook(Hook):
     ) -> None:
         # First: what became of the files before decides what is kept.
         self._saving.settle(runner)
-        self._forget_lost(runner)
+        self._look_at_files(runner)
         directory, name = self.directory(runner), (template or self.filename_tmpl).format(number)
         superfluous = self._kept.add(name)
         kept_by_others = self._names_kept_by_others(runner)
@@ -346,24 +345,17 @@ class CheckpointHook(Hook):
     def _save_best(self, runner: Any, metric: str, record: dict[str, Any]) -> None:
         # First: what became of the file before decides what was best before.
         self._saving.settle(runner)
-        before = self._best.records.get(metric)
-        self._best.records[metric] = record
-
-        def take_back() -> None:
-            if before is None:
-                del self._best.records[metric]
-            else:
-                self._best.records[metric] = before
-
+        take_back = self._best.put(metric, record)
+        directory, file = self.directory(runner), record["file"]
         options = {"save_optimizer": False, "save_param_scheduler": False}
-        text = f"Best {metric} so far: {record['score']:.4f}, saved as {record['file']}."
+        text = f"Best {metric} so far: {record['score']:.4f}, saved as {file}."
         save = Save(
-            self.directory(runner) / record["file"],
+            directory / file,
             runner.iter,
             {**options, "mark_as_latest": False},
             on_written=lambda: runner.logger.info(text),
             on_failed=take_back,
-            on_main=lambda: self._files.add([record["file"]]),
+            on_main=lambda: self._files.add_best(directory, file),
             kind="best",
         )
         self._saving.save(runner, save)
@@ -384,16 +376,24 @@ class CheckpointHook(Hook):
             for name in hook._kept.names  # noqa: SLF001 - of this class
         }
 
-    def _forget_lost(self, runner: Any) -> None:
-        """Strike off what somebody has removed while training; every process must call this."""
+    def _look_at_files(self, runner: Any) -> None:
+        """Take in what others did to the files while training; every process must call this."""
+        directory, key = self.directory(runner), self._key(runner)
 
-        def find() -> tuple[list[str], bool]:
-            runner.check_directories()  # tells of all that was lost with it
-            return self._files.take_lost(self.directory(runner), runner.logger)
+        def find() -> tuple[list[str], bool, list[dict[str, Any]]]:
+            lost: list[str] = []
+            is_emptied = False
+            if not self._saving.is_under_way:  # it may be one that was lost, written again
+                runner.check_directories()  # tells of all that was lost with it
+                lost, is_emptied = self._files.take_lost(directory, runner.logger)
+            others = self._files.replaced(directory, self._best.files)
+            return lost, is_emptied, best_records_in(others, key, self._run)
 
-        lost, is_emptied = run_on_main(find)
+        lost, is_emptied, records = run_on_main(find)
         self._kept.remove(lost)
         if self._newest is not None and self._newest[1].name in lost:
             self._newest = None
         if is_emptied and self._best.forget(lost):
             runner.logger.info("The next validation is saved as the best again.")
+        for found in records:
+            self._best.adopt(found, runner.logger)

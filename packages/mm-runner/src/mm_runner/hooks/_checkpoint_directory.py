@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Iterable
 
-__all__ = ["best_records_in", "clean_directory", "delete_checkpoints", "directory_of"]
+__all__ = [
+    "absolute",
+    "best_records_in",
+    "clean_directory",
+    "delete_checkpoints",
+    "directory_of",
+]
 
 
 def directory_of(out_dir: str | Path | None, work_dir: str | Path) -> Path:
@@ -27,13 +33,14 @@ def directory_of(out_dir: str | Path | None, work_dir: str | Path) -> Path:
 
     Links are not followed, so that all processes come to the same, whatever they see of them.
     """
-    own = _absolute(work_dir)
-    if not out_dir or _absolute(out_dir) == own:
+    own = absolute(work_dir)
+    if not out_dir or absolute(out_dir) == own:
         return Path(work_dir)
     return Path(out_dir) / own.name
 
 
-def _absolute(path: str | Path) -> Path:
+def absolute(path: str | Path) -> Path:
+    """Return the path from the root, without following links."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() follows links
 
 
@@ -54,11 +61,11 @@ def delete_checkpoints(directory: Path, names: Iterable[str], logger: logging.Lo
             logger.warning(f"The superfluous {directory / name} stays: {error}")
 
 
-def best_records_in(directory: Path, key: str, run: str) -> list[dict[str, Any]]:
+def best_records_in(paths: Iterable[Path], key: str, run: str) -> list[dict[str, Any]]:
     """Return what the files of the best models of a run say of themselves.
 
     Args:
-        directory: Where they are; files of other runs there, and unreadable ones, are left out.
+        paths: The files; those of other runs, and unreadable ones, are left out.
         key: The checkpoint's entry of the hook that saved them.
         run: The run's name, as the hook wrote it.
 
@@ -66,8 +73,8 @@ def best_records_in(directory: Path, key: str, run: str) -> list[dict[str, Any]]
         For each file its records, by the name of the metric.
     """
     found = []
-    for path in directory.glob("best_*.pth"):
-        with suppress(CheckpointError):
+    for path in paths:
+        with suppress(CheckpointError, OSError):
             state = load_checkpoint_file(path).get(key, {})
             own = {
                 metric: record

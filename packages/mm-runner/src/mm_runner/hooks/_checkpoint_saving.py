@@ -58,6 +58,11 @@ class Saving:
         """Whether the outcome of a file is still to be learnt; alike on all processes."""
         return self._unsettled is not None
 
+    @property
+    def is_of_best(self) -> bool:
+        """Whether that file is one of the best."""
+        return self._unsettled is not None and self._unsettled.kind == "best"
+
     def save(self, runner: Any, save: Save, *, and_wait: bool = False) -> None:
         """Save, after the file under way.
 

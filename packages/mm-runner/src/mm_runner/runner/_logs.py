@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +13,10 @@ import torch
 import yaml
 
 import mm_dist
+from mm_runner._disk import is_gone
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import plain
+from mm_runner.data._datasets import LONGEST_WRITTEN
 from mm_runner.errors import ConfigError
 from mm_runner.registry import LOG_WRITERS, build_from_cfg
 from mm_runner.reporting import (
@@ -25,6 +26,7 @@ from mm_runner.reporting import (
     close_logger,
     open_logger,
 )
+from mm_runner.reporting._run_logger import is_begun_anew
 
 from ._work_dir import open_work_dir
 
@@ -74,6 +76,7 @@ class RunLogs:
         # The file is closed with the run: a search over many runs must not run out of files.
         self._scalars: JsonLinesWriter | None = None
         self._is_told = False
+        self._has_scalars = False
         self._writers: list[BackgroundScalars] = []
         weakref.finalize(self, _close, self._writers, self.logger)
         # What writers can do besides keeping records, alike on all processes.
@@ -89,7 +92,7 @@ class RunLogs:
         config = {**self._config, **changes}
         if config != self._config:
             self._config, self.config_text = config, _as_yaml(config)
-        elif (self.log_dir / "config.yaml").exists():
+        elif not is_gone(self.log_dir / "config.yaml"):
             return
         if self._scalars is not None:
             self._write_config()
@@ -97,18 +100,18 @@ class RunLogs:
     def begin_anew(self) -> bool:
         """Make the directory of the logs again if it was removed; tell whether it was.
 
-        On the main process; where it cannot be made again, whatever is written next says so.
+        On the main process; where it cannot be made again, whatever is written next says so. A
+        directory that cannot be looked at, as a share's at times, was not removed.
         """
-        path = self.log_dir / "config.yaml"
-        if self._scalars is None or os.path.exists(path):  # noqa: PTH110 - never raises
+        if self._scalars is None or not is_gone(self.log_dir / "config.yaml"):
             return False
-        had_more = (self.log_dir / "scalars.jsonl").exists()
+        is_removed = self._is_removed()
         try:
             self.log_dir.mkdir(parents=True, exist_ok=True)
             self._write_config()
         except OSError:
             return False
-        return not had_more
+        return is_removed
 
     def give(self, method: str, *arguments: Any) -> None:
         """Call ``method`` of the writers that have it; only the main process has any."""
@@ -130,10 +133,17 @@ class RunLogs:
     def _keep(self, scalars: JsonLinesWriter, record: Mapping[str, Any]) -> None:
         try:
             scalars.write(record)
+            self._has_scalars = True
         except OSError as error:  # the disk is full, or its server is gone: training goes on
             if not self._is_told:
                 self.logger.warning(f"scalars.jsonl could not be written: {error}")
             self._is_told = True
+
+    def _is_removed(self) -> bool:
+        """Tell whether more is gone than the configuration."""
+        if self._has_scalars:
+            return is_gone(self.log_dir / "scalars.jsonl")
+        return is_gone(self.log_dir) or is_begun_anew(self.logger)
 
     def _write_config(self) -> None:
         (self.log_dir / "config.yaml").write_text(self.config_text, encoding="utf-8")
@@ -161,15 +171,26 @@ def _close(writers: list[BackgroundScalars], logger: logging.Logger) -> None:
     close_logger(logger)
 
 
-def plain_config(value: Any) -> Any:
+def plain_config(value: Any, *, is_of_data: bool = False) -> Any:
     """Return ``value`` in primitives that YAML can hold; objects appear as their type's name.
 
     Classes and torch's number types are written as a configuration can name them.
+
+    Args:
+        value: A configuration, or a part of one.
+        is_of_data: Whether it belongs to a dataloader, where long lists are samples or their
+            indices: writing them takes minutes, so their length is named. A run is not begun with
+            that text. Defaults to what the keys say.
     """
     if isinstance(value, Mapping):
-        return {str(key): plain_config(_without_samples(key, item)) for key, item in value.items()}
+        return {
+            str(key): plain_config(item, is_of_data=is_of_data or str(key).endswith("_dataloader"))
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [plain_config(item) for item in value]
+        is_left_out = is_of_data and _are_samples(value)
+        name = f"<{type(value).__name__} of {len(value)} samples>"
+        return name if is_left_out else [plain_config(one, is_of_data=is_of_data) for one in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return plain(value)  # without a subclass's name, which YAML cannot hold
     if isinstance(value, type):
@@ -179,10 +200,8 @@ def plain_config(value: Any) -> Any:
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
-def _without_samples(key: Any, value: Any) -> Any:
-    """Return ``value``, or the names of lists that are datasets: writing samples takes minutes."""
-    if key == "dataset" and isinstance(value, (list, tuple)):
-        return f"<{type(value).__name__} of {len(value)} samples>"
-    if key == "datasets" and isinstance(value, (list, tuple)):
-        return [_without_samples("dataset", item) for item in value]
-    return value
+def _are_samples(values: list[Any] | tuple[Any, ...]) -> bool:
+    """Return whether a list of a dataloader's is long, and of no names or configs."""
+    return len(values) > LONGEST_WRITTEN and not any(
+        isinstance(one, str) or (isinstance(one, Mapping) and "type" in one) for one in values
+    )

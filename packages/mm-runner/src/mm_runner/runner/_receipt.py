@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from mm_runner._disk import is_gone
 from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
 from mm_runner.hooks._data_waits import train_feed_of
 from mm_runner.optim import named_wrappers
@@ -211,7 +212,7 @@ def _scores(runner: Runner, newest: Mapping[str, float]) -> Iterator[tuple[str, 
     }
     for name, (record, path) in best.items():
         where = f"epoch {record['epoch']}, step {record['iter']}"
-        file = path.name if path.is_file() else f"{path.name}, which is gone"
+        file = f"{path.name}, which is gone" if is_gone(path) else path.name
         yield "best", f"{name} {record['score']:.4g} after {where}: {file}"
     if newest and not best:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in newest.items())
