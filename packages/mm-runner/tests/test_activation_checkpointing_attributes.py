@@ -1,5 +1,6 @@
 """Plain attributes of a checkpointed module: as its forward began with, and changed once."""
 
+import enum
 from collections import deque
 
 import numpy as np
@@ -56,6 +57,25 @@ class Alternates(Layers):
     def between(self, hidden):
         self.name = "relu" if self.name == "tanh" else "tanh"
         return getattr(torch, self.name)(hidden)
+
+
+class Phase(enum.Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+class Switches(Layers):
+    """Has members of an Enum, and tuples within tuples."""
+
+    def __init__(self):
+        super().__init__()
+        self.phase, self.sizes = Phase.FIRST, ((1, Phase.FIRST), (2,))
+
+    def between(self, hidden):
+        hidden = hidden * self.phase.value * self.sizes[0][0]
+        self.phase = Phase.SECOND if self.phase is Phase.FIRST else Phase.FIRST
+        self.sizes = ((self.sizes[0][0] + 1, self.phase), (2,))
+        return hidden
 
 
 class Fills(Layers):
@@ -150,7 +170,7 @@ def plain(model):
     "kind",
     [
         *[Rotary, Counts, CountsWithin, Alternates, Fills, Adds, Removes, Registers, Learns],
-        Anneals,
+        *[Anneals, Switches],
     ],
 )
 def test_plain_attributes_are_as_they_were_and_change_once(kind):

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 from blocks import Block, Net, SavedNumbers
+from layers import Layers, within
 from torch import nn
 
 from mm_runner import ConfigError
@@ -203,3 +204,25 @@ def test_a_container_with_a_forward_of_its_own_can_be_named(key):
 def test_a_module_that_only_holds_others_cannot_be_named():
     with pytest.raises(ConfigError, match=r"'parts' names a Module, which has no forward"):
         apply_module_settings(Detector(), {KEY: "parts"})
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_a_part_of_torch_jit_is_refused(how):
+    block = Layers()
+    block.last = (
+        torch.jit.script(block.last)
+        if how == "script"
+        else torch.jit.trace(block.last, torch.ones(8, 4))
+    )
+    model = nn.Sequential(block, nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=r"'0' cannot be checkpointed.*'last' was.*outside of"):
+        apply_module_settings(model, {"activation_checkpointing": "0"})
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_part_of_torch_jit_that_comes_later_is_refused_in_the_forward():
+    _, other = within(Layers())
+    other[0].last = torch.jit.script(other[0].last)
+    with pytest.raises(ConfigError, match=r"'0' has a scripted or traced part, 'last'.*outside of"):
+        other(torch.ones(8, 4))

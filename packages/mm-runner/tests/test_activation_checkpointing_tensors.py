@@ -113,13 +113,103 @@ class Forgets(Layers):
         return hidden
 
 
+class OfSequence(Layers):
+    """Its state is the last of many outputs, whose memory it is in."""
+
+    def __init__(self, *, in_tuple):
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+        self.state, self.in_tuple = torch.zeros(8, 4), in_tuple
+        if in_tuple:
+            self.state = (self.state, 1)
+
+    def between(self, hidden):
+        outputs = self.cell(hidden, self.state[0] if self.in_tuple else self.state)
+        all_outputs = outputs.detach().repeat(LARGE // 32, 1, 1)
+        self.state = (all_outputs[-1], 1) if self.in_tuple else all_outputs[-1]
+        return outputs
+
+
+class Nested(Layers):
+    """States of two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList([nn.LSTMCell(4, 4), nn.LSTMCell(4, 4)])
+        self.state = None
+
+    def between(self, hidden):
+        states = []
+        for index, cell in enumerate(self.cells):
+            states.append(cell(hidden, None if self.state is None else self.state[index]))
+            hidden = states[-1][0]
+        self.state = tuple((one.detach(), other.detach()) for one, other in states)
+        return hidden
+
+
+class AccumulatesInTuple(Layers):
+    """Changes its state within a tuple in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = ((torch.ones(4), 0.5), 1)
+
+    def between(self, hidden):
+        (state, factor), _ = self.state
+        hidden = hidden * state.clone()
+        state.add_(1).mul_(factor)
+        return hidden
+
+
+class Descends(Layers):
+    """Lets its state need gradients for a time."""
+
+    def __init__(self, *, in_tuple):
+        super().__init__()
+        self.state = torch.zeros(8, 4)
+        self.held = (self.state,) if in_tuple else None
+
+    def between(self, hidden):
+        state = self.state if self.held is None else self.held[0]
+        hidden = hidden * (state + 1)
+        state.requires_grad_()
+        self.state = (state - 0.1 * hidden).detach()
+        if self.held is not None:
+            self.held = (self.state,)
+        return hidden
+
+
+class Compares(Layers):
+    """Computes with a tuple only while it is the one that it began with."""
+
+    def __init__(self):
+        super().__init__()
+        self.initial = (torch.ones(4), (torch.ones(4), 1))
+        self.state = self.initial
+
+    def between(self, hidden):
+        if self.state is self.initial:
+            hidden = hidden * 2
+        self.state = self.state if self.state is not self.initial else (torch.ones(4), 1)
+        return hidden
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: Recurrent(by_owner=False),
         *[Memory, Accumulates, Shares, Aliases, lambda: Aliases(LARGE), Fills, Forgets],
+        lambda: OfSequence(in_tuple=False),
+        lambda: OfSequence(in_tuple=True),
+        lambda: Descends(in_tuple=False),
+        lambda: Descends(in_tuple=True),
+        *[Nested, AccumulatesInTuple, Compares],
     ],
-    ids=["state", "tuple", "in place", "shared", "buffer", "large buffer", "made", "forgotten"],
+    ids=[
+        *["state", "tuple", "in place", "shared", "buffer", "large buffer", "made", "forgotten"],
+        *["part of outputs", "part in a tuple", "with gradients", "with gradients in a tuple"],
+        *["nested", "in place in a tuple", "compared"],
+    ],
 )
 def test_a_repetition_begins_with_the_tensors_that_the_forward_began_with(make):
     model, other = within(make())
@@ -176,8 +266,9 @@ def test_a_state_that_is_changed_in_place_later_is_right_from_the_next_step_on()
         lambda _: torch.zeros(LARGE),
         lambda _: torch.zeros(LARGE)[:4],
         lambda _: (torch.zeros(LARGE), 1),
+        lambda _: tuple(torch.zeros(LARGE // 4) for _ in range(5)),
     ],
-    ids=["with gradients", "large", "of a large one", "in a tuple"],
+    ids=["with gradients", "large", "of a large one", "in a tuple", "many in a tuple"],
 )
 def test_what_would_keep_much_memory_is_not_kept_until_the_backward_pass(make):
     _, other = within(Layers())

@@ -35,7 +35,8 @@ def check_can_checkpoint(module: nn.Module, name: str, where: str) -> None:
         where: The key that names it, for messages.
 
     Raises:
-        ConfigError: If the module is called in a way of its own, which leads past a changed class.
+        ConfigError: If the module is called in a way of its own, which leads past a changed class,
+            or has a part whose buffers cannot be replaced.
     """
     own_call = own_class(module).__call__ is not nn.Module.__call__
     # The one of torch.fx only writes better messages.
@@ -46,7 +47,13 @@ def check_can_checkpoint(module: nn.Module, name: str, where: str) -> None:
         found = "its forward was replaced on the object, as torch.compile and some libraries do"
         remedy = "Give the model without that (cfg['compile'] compiles it later), or name others."
     else:
-        return
+        for part_name, part in module.named_modules():
+            if isinstance(part, torch.jit.ScriptModule):
+                found = f"its part {part_name!r} was scripted or traced by torch.jit"
+                remedy = "Name modules outside of that, or give it as it was before torch.jit."
+                break
+        else:
+            return
     raise ConfigError(f"{where}: {name!r} cannot be checkpointed, for {found}. {remedy}")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ._kept_containers import CONTAINERS
 from ._kept_generators import generator_kinds
-from ._plain_values import PLAIN, is_plain
+from ._plain_values import PLAIN, PlainTuples, is_plain_kind
 
 __all__ = ["PlainAttributes", "is_registered", "noted_kinds"]
 
@@ -45,31 +45,33 @@ class PlainAttributes:
     Args:
         module: Of its parts, nothing is noted.
         kinds: Those of ``noted_kinds``.
+        tuples: Those that are known to be plain, which is added to.
         others: Gets the module, name and value of each tensor, each generator of random numbers,
             and each tuple that is not plain.
     """
 
-    __slots__ = ("_attributes", "_module", "_names", "_plain")
+    __slots__ = ("_attributes", "_module", "_names", "_plain", "_tuples")
 
     def __init__(
         self,
         module: nn.Module,
         kinds: frozenset[type],
+        tuples: PlainTuples,
         others: list[tuple[nn.Module, str, Any]],
     ) -> None:
         # torch's older sharded wrapper notes that it has begun, and cannot begin again.
         is_sharded = "_fsdp_wrapped_module" in module._modules  # noqa: SLF001
-        self._module = module
+        self._module, self._tuples = module, tuples
         attributes = self._attributes = {} if is_sharded else vars(module)
         self._plain = {
             name: value
-            for name, value in attributes.items()
-            if name not in _OF_EVERY_MODULE and type(value) in kinds
+            for name, value in attributes.copy().items()  # another thread may add some
+            if name not in _OF_EVERY_MODULE and (type(value) in kinds or is_plain_kind(type(value)))
         }
         not_plain = [name for name, value in self._plain.items() if type(value) not in PLAIN]
         for name in not_plain:
             value = self._plain[name]
-            if not is_plain(value):
+            if value not in tuples and not is_plain_kind(type(value)):
                 others.append((module, name, value))
                 if type(value) in _WITH_TENSORS:
                     del self._plain[name]
@@ -86,13 +88,14 @@ class PlainAttributes:
             containers: Gets the lists, dicts, tuples and the like that attributes hold now.
         """
         attributes = self._attributes
-        holding = [
-            value
-            for name, value in attributes.items()
-            if name not in _OF_EVERY_MODULE and type(value) in _HOLDING
-        ]
-        containers += [value for value in holding if not is_plain(value)]
         before = attributes.copy()
+        containers += [
+            value
+            for name, value in before.items()
+            if name not in _OF_EVERY_MODULE
+            and type(value) in _HOLDING
+            and value not in self._tuples
+        ]
         names = (*before, *self._module._parameters)  # noqa: SLF001
         changed = {
             name: value
@@ -102,7 +105,7 @@ class PlainAttributes:
         if names != self._names:
             kinds = noted_kinds()
             for name in before.keys() - set(self._names):
-                if type(before[name]) in kinds:
+                if type(before[name]) in kinds or is_plain_kind(type(before[name])):
                     del attributes[name]
         attributes.update(changed)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -20,6 +21,7 @@ from ._kept_generators import KeptGenerators
 from ._kept_parameters import KeptParameters
 from ._kept_tensors import KeptTensors
 from ._noted_tensors import SMALL, Noted, overlaps
+from ._plain_values import PlainTuples
 
 __all__ = ["ForwardState", "KnownChanges"]
 
@@ -43,6 +45,7 @@ class KnownChanges:
         self.parameters: set[str] = set()
         self.shares_memory = False
         self.constant = ConstantContainers()
+        self.plain_tuples = PlainTuples()
 
     def refuse(self, what: str) -> NoReturn:
         """Raise the error that the module does what cannot be repeated."""
@@ -72,23 +75,21 @@ class ForwardState:
         modules = list(module.named_modules())
         self._modes = tuple([part.training for _, part in modules])
         self._is_new = self._modes not in known.modes
-        if self._is_new and any(_is_lazy(part) for _, part in modules):
-            known.refuse(
-                "has lazy modules, which begin in a forward, and cannot begin again. Call the "
-                "model once without gradients before it is trained"
-            )
+        if self._is_new:
+            _expect_repeatable(modules, known)
         self._is_sharing = self._is_new or known.shares_memory
         # Those whose changes count, by name.
         self._watched: list[tuple[str, Noted]] = []
         noted: dict[int, Noted] = {}  # one may be in several modules
         kinds = noted_kinds()
+        known.plain_tuples.begin_forward()
         others: list[tuple[nn.Module, str, Any]] = []
         self._parts = [
             _Part(
                 part,
                 part.training,
                 self._note_buffers(name, part, noted),
-                PlainAttributes(part, kinds, others),
+                PlainAttributes(part, kinds, known.plain_tuples, others),
             )
             for name, part in modules
         ]
@@ -156,18 +157,28 @@ class ForwardState:
         self._parameters.expect_unchanged()
         self._expect_buffers()
         stand_ins: dict[int, Tensor] = {}
-        now = [(part, part.module.training, part.module._buffers.copy()) for part in self._parts]  # noqa: SLF001
-        root = vars(self._parts[0].module)
-        computed = {name: root[name] for name in self._computed if name in root}
-        random_state = _random_state()
-        containers: list[Any] = []
-        undo = [part.attributes.restore(containers) for part in self._parts]
-        if containers or self._known.constant:
-            undo.append(KeptContainers(containers, self._known.constant).restore)
-        undo.append(self._parameters.restore())
-        if self._generators is not None:
-            undo.append(self._generators.restore())
-        try:
+        # What undoes all, as far as it was done; torch ends a repetition by an exception, once it
+        # has what it needs.
+        with ExitStack() as undo:
+            undo.callback(_set_random_state, _random_state())
+            root = vars(self._parts[0].module)
+            undo.callback(
+                root.update, {name: root[name] for name in self._computed if name in root}
+            )
+            now = [
+                (part.module, part.module.training, part.module._buffers.copy())  # noqa: SLF001
+                for part in self._parts
+            ]
+            undo.callback(_set_all, now)
+            containers: list[Any] = []
+            attributes: list[Callable[[], None]] = []
+            undo.callback(_call_all, attributes)
+            attributes += (part.attributes.restore(containers) for part in self._parts)
+            if containers or self._known.constant:
+                undo.callback(KeptContainers(containers, self._known.constant).restore)
+            undo.callback(self._parameters.restore())
+            if self._generators is not None:
+                undo.callback(self._generators.restore())
             _set_random_state(self._random)
             root.update(self._computed)
             for kept in self._parts:
@@ -176,13 +187,6 @@ class ForwardState:
             if self._tensors is not None:
                 self._tensors.put(stand_ins)
             yield
-        finally:  # torch ends a repetition by an exception, once it has what it needs
-            for kept, training, before in now:
-                _set(kept.module, training, before)
-            root.update(computed)
-            for undo_one in undo:
-                undo_one()
-            _set_random_state(random_state)
 
     def _note_buffers(
         self, prefix: str, part: nn.Module, found: dict[int, Noted]
@@ -246,6 +250,20 @@ def _joined(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
+def _expect_repeatable(modules: list[tuple[str, nn.Module]], known: KnownChanges) -> None:
+    for name, module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            known.refuse(
+                f"has a scripted or traced part, {name!r}, whose buffers cannot be replaced for a "
+                "repetition. Name modules outside of it"
+            )
+        if _is_lazy(module):
+            known.refuse(
+                "has lazy modules, which begin in a forward, and cannot begin again. Call the "
+                "model once without gradients before it is trained"
+            )
+
+
 def _is_lazy(module: nn.Module) -> bool:
     return isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
 
@@ -263,6 +281,16 @@ def _set(module: nn.Module, training: bool, buffers: dict[str, Tensor | None]) -
     if module._buffers or buffers:  # noqa: SLF001
         module._buffers.clear()  # noqa: SLF001
         module._buffers.update(buffers)  # noqa: SLF001
+
+
+def _set_all(states: list[tuple[nn.Module, bool, dict[str, Tensor | None]]]) -> None:
+    for state in states:
+        _set(*state)
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _stand_ins(

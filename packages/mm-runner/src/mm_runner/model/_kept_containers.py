@@ -3,42 +3,92 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
-from ._plain_values import PLAIN
+from ._plain_values import kinds_not_plain
 
 __all__ = ["CONTAINERS", "ConstantContainers", "KeptContainers"]
 
 # Of a subclass, nobody knows how it is copied and filled.
 CONTAINERS = frozenset((list, dict, set, OrderedDict, defaultdict, Counter, deque))
 _HOLDING = CONTAINERS | {tuple}
-# Of that many entries, a copy costs next to nothing.
+# Of that many entries, with those within them, copies cost next to nothing.
 _LONG = 1000
+# The lengths of that many containers cost next to nothing.
+_MOST_WATCHED = 5000
+_ATTEMPTS = 10
+
+
+class _Structure:
+    """What an attribute holds, with all containers in that.
+
+    ``is_plain`` says that there is nothing but numbers, strings and the like in it, at any depth,
+    and that the repetition changed nothing of it.
+    """
+
+    __slots__ = ("_lengths", "_watched", "containers", "is_plain", "num_entries", "root")
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.is_plain = True
+        self.num_entries = 0
+        self.containers: list[Any] = []
+        self._watched: list[Any] = []
+        self._lengths: list[int] = []
+
+    def watch(self) -> None:
+        """Note the lengths now: of long ones, of empty ones, which await something, of others."""
+        groups: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        for one in self.containers:
+            groups[0 if len(one) > _LONG else 1 if not one else 2].append(one)
+        # Most often, the first one is the outermost.
+        self._watched = [one for group in (self.containers[:1], *groups) for one in group]
+        del self._watched[_MOST_WATCHED:]
+        self._lengths = list(map(len, self._watched))
+        self.containers = []
+
+    def has_lengths(self) -> bool:
+        """Return whether all that are watched are as long as they were."""
+        return list(map(len, self._watched)) == self._lengths
+
+    def shorten(self) -> None:
+        """Take away what was added at the ends of those that are watched."""
+        for one, length in zip(self._watched, self._lengths):  # noqa: B905 - of one length
+            if not length:
+                one.clear()
+            elif isinstance(one, list):
+                del one[length:]
+            while isinstance(one, dict) and len(one) > length:
+                one.popitem()
 
 
 class ConstantContainers:
-    """Long containers of numbers and strings, as vocabularies, that a repetition did not change.
+    """Long structures of numbers and strings, as vocabularies, that a repetition did not change.
 
-    Neither they nor what is in them is copied again for as long as their lengths stay the same.
+    They are not copied again for as long as the containers in them have the same lengths.
     """
 
     def __init__(self) -> None:
-        # By identity, with the container, so that no other gets its place.
-        self._lengths: dict[int, tuple[Any, int]] = {}
+        # By identity of the outermost, with that, so that no other gets its place.
+        self._structures: dict[int, _Structure] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._lengths)
+        return bool(self._structures)
 
-    def length_of(self, container: Any) -> int | None:
-        """Return how long ``container`` is, or None if it is none of these or has changed."""
-        known, length = self._lengths.get(id(container), (None, 0))
-        return length if known is container and len(container) == length else None
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConstantContainers, ()  # in a copy, all are others
 
-    def replace(self, containers: Iterable[Any]) -> None:
+    def get(self, root: Any) -> _Structure | None:
+        """Return what is known of ``root``, or None if it is none of these or has changed."""
+        known = self._structures.get(id(root))
+        is_same = known is not None and known.root is root and known.has_lengths()
+        return known if is_same else None
+
+    def replace(self, structures: Iterable[_Structure]) -> None:
         """Know these, and no others: what a module has no more is not kept alive."""
-        self._lengths = {id(one): (one, len(one)) for one in containers}
+        self._structures = {id(one.root): one for one in structures}
 
 
 class KeptContainers:
@@ -51,48 +101,75 @@ class KeptContainers:
 
     def __init__(self, containers: list[Any], constant: ConstantContainers) -> None:
         self._known = constant
-        self._copied: list[tuple[Any, Any]] = []
-        self._constant: list[tuple[Any, int]] = []
-        seen: set[int] = set()  # all are alive until they have been seen
-        todo = containers
-        while todo:
-            one = todo.pop()
-            if id(one) not in seen:
-                seen.add(id(one))
-                todo += self._note(one)
+        self._constant: list[_Structure] = []
+        self._others: list[_Structure] = []
+        self._copied: list[tuple[Any, Any, _Structure]] = []
+        found: dict[int, _Structure] = {}  # what was copied keeps all alive
+        for root in {id(one): one for one in containers}.values():
+            known = constant.get(root)
+            if known is not None:
+                self._constant.append(known)
+            elif id(root) not in found:
+                self._others.append(_Structure(root))
+                self._note(self._others[-1], found)
 
     def restore(self) -> None:
         """Let them hold again what they held."""
         constant = []
-        for container, length in self._constant:
-            if len(container) == length:
-                constant.append(container)
+        for structure in self._constant:
+            if structure.has_lengths():
+                constant.append(structure)
             else:
-                _shorten(container, length)
-        unchanged = {id(one): one for one in constant}
-        for container, content in self._copied:
-            if _holds(container, content):
-                unchanged[id(container)] = container
-            else:
+                structure.shorten()
+        for container, content, structure in self._copied:
+            try:
+                is_unchanged = _holds(container, content)
+            except RuntimeError:  # another thread changes it, even now
+                is_unchanged = False
+            if not is_unchanged:
+                structure.is_plain = False
                 _refill(container, content)
-        known = set(map(id, constant))
-        constant += [
-            one
-            for key, one in unchanged.items()
-            if len(one) > _LONG and key not in known and _is_constant(one, unchanged, known)
-        ]
+        for structure in self._others:
+            if structure.is_plain and structure.num_entries > _LONG:
+                structure.watch()
+                constant.append(structure)
         self._known.replace(constant)
 
-    def _note(self, one: Any) -> list[Any]:
-        """Note what is in ``one``, and return the containers among that."""
-        if type(one) is not tuple:
-            length = self._known.length_of(one)
-            if length is not None:
-                self._constant.append((one, length))
-                return []
-            self._copied.append((one, one.copy()))
-        values = one.values() if isinstance(one, dict) else one
-        return [value for value in values if type(value) in _HOLDING]
+    def _note(self, structure: _Structure, found: dict[int, _Structure]) -> None:
+        todo = [structure.root]
+        while todo:
+            one = todo.pop()
+            if id(one) in found:
+                # Next time, what has it in common with this one may be known.
+                structure.is_plain &= found[id(one)] is structure
+                continue
+            found[id(one)] = structure
+            content = one
+            if type(one) is not tuple:
+                content = _copied(one)
+                if content is None:
+                    structure.is_plain = False
+                    continue
+                self._copied.append((one, content, structure))
+                structure.containers.append(one)
+            structure.num_entries += len(content)
+            values = content.values() if isinstance(content, dict) else content
+            kinds = kinds_not_plain(values)
+            # A queue that is full changes at one length.
+            if type(one) is deque or not kinds <= _HOLDING:
+                structure.is_plain = False
+            if not kinds.isdisjoint(_HOLDING):
+                todo += [value for value in values if type(value) in _HOLDING]
+
+
+def _copied(container: Any) -> Any:
+    """Return a copy, or None if another thread changes ``container`` all the time."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return container.copy()
+        except RuntimeError:
+            continue
+    return None
 
 
 def _holds(container: Any, content: Any) -> bool:
@@ -108,32 +185,3 @@ def _holds(container: Any, content: Any) -> bool:
 def _refill(container: Any, content: Any) -> None:
     container.clear()
     (container.extend if hasattr(container, "extend") else container.update)(content)
-
-
-def _is_constant(container: Any, unchanged: Collection[int], known: Collection[int]) -> bool:
-    """Return whether nothing but numbers, strings and the like is in ``container`` at any depth."""
-    seen = set(known)
-    todo = [container]
-    while todo:
-        one = todo.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        # What is empty waits for something, and a queue that is full changes at one length.
-        is_certain = bool(one) and type(one) is not deque and id(one) in unchanged
-        if not (is_certain or type(one) is tuple):
-            return False
-        values = one.values() if isinstance(one, dict) else one
-        others = [value for value in values if type(value) not in PLAIN]
-        if not _HOLDING.issuperset(map(type, others)):
-            return False
-        todo += others
-    return True
-
-
-def _shorten(container: Any, length: int) -> None:
-    """Take away what was added at the end."""
-    if isinstance(container, list):
-        del container[length:]
-    while isinstance(container, dict) and len(container) > length:
-        container.popitem()

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ._kept_attributes import is_registered
-from ._noted_tensors import SMALL, Noted, is_ordinary, version_of
-from ._plain_values import is_plain
+from ._noted_tensors import SMALL, Noted, is_ordinary
+from ._plain_values import is_plain_kind
 
 __all__ = ["KeptTensors"]
 
+# Of entries of tuples, with those within them.
+_MOST_ENTRIES = 64
 _storage_of: Any = getattr(Tensor, "untyped_storage", Tensor.storage)  # since torch 2.0
 
 
@@ -20,10 +22,13 @@ class _Attribute(NamedTuple):
     module: nn.Module
     name: str
     full_name: str
+    tensors: list[Noted]
+    value: Any  # with these in place of the tensors
+    whole: tuple[Any, ...] | None  # if it is one, and keeps nothing else alive
 
 
 class KeptTensors:
-    """Tensors in attributes, and tuples of tensors there, before a forward.
+    """Tensors in attributes, and in tuples there, before a forward.
 
     Args:
         attributes: The module of each, its name there and in the whole, and what it holds.
@@ -42,28 +47,33 @@ class KeptTensors:
         is_copied: bool,
     ) -> None:
         self._changing = changing
-        self._buffers: list[tuple[_Attribute, Noted]] = []
-        self._tensors: list[tuple[_Attribute, Noted]] = []
-        self._tuples: list[tuple[_Attribute, tuple[Any, ...], list[int]]] = []
+        self._buffers = {id(noted) for noted in buffers.values()}
+        self._attributes: list[_Attribute] = []
         found: dict[int, Noted] = {}  # one may be in several modules
         for module, name, full_name, value in attributes:
-            place, key = _Attribute(module, name, full_name), id(value)
-            if key in buffers:
-                self._buffers.append((place, buffers[key]))
-            elif not _can_be_kept(value):
+            tensors = _tensors_in(value)
+            own = [one for one in tensors or () if id(one) not in buffers]
+            if not tensors or not _can_be_kept(own):
                 continue
-            elif isinstance(value, tuple):
-                self._tuples.append((place, value, _versions(value)))
-            else:
-                if key not in found:
-                    is_kept = is_copied or full_name in changing
-                    found[key] = Noted(value, is_copied=is_kept, is_watched=True)
-                self._tensors.append((place, found[key]))
+            is_kept = is_copied or full_name in changing
+            for one in own:
+                if id(one) not in found:
+                    is_part = _is_part(one)
+                    found[id(one)] = Noted(
+                        one, is_copied=is_kept or is_part, is_watched=not is_part
+                    )
+            notes = {id(one): buffers.get(id(one)) or found[id(one)] for one in tensors}
+            kept = [notes[id(one)] for one in tensors]
+            is_whole = all(id(one) in found and found[id(one)].tensor is one for one in tensors)
+            whole = value if is_whole and type(value) is tuple else None
+            self._attributes.append(
+                _Attribute(module, name, full_name, kept, _replaced(value, notes), whole)
+            )
 
     def note_changes(self) -> None:
         """Learn which of them the forward changed in place."""
-        for place, noted in self._tensors:
-            if noted.is_changed(by_value=False):
+        for place in self._attributes:
+            if any(map(self._is_changed, place.tensors)):
                 self._changing.add(place.full_name)
 
     def put(self, stand_ins: dict[int, Tensor]) -> None:
@@ -72,40 +82,77 @@ class KeptTensors:
         Args:
             stand_ins: For the buffers, by identity of what was noted.
         """
-        for place, noted in self._buffers:
-            _set(place, stand_ins[id(noted)])
-        changed: dict[int, Tensor] = {}
-        for place, noted in self._tensors:
-            if not noted.is_changed(by_value=False):
-                if _can_be_kept(noted.tensor):  # it may have no memory now
-                    _set(place, noted.tensor)
-                continue
-            self._changing.add(place.full_name)
-            if noted.values is not None:
-                if id(noted) not in changed:
-                    changed[id(noted)] = noted.stand_in()
-                _set(place, changed[id(noted)])
-        for place, values, versions in self._tuples:
-            if _versions(values) == versions and _can_be_kept(values):
-                _set(place, values)
+        self.note_changes()
+        found: dict[int, Tensor | None] = {}
+        for place in self._attributes:
+            for noted in place.tensors:
+                key = id(noted)
+                if key not in found:
+                    found[key] = stand_ins[key] if key in self._buffers else self._before(noted)
+            is_known = all(found[id(noted)] is not None for noted in place.tensors)
+            if is_known and not is_registered(place.module, place.name):
+                is_same = all(found[id(noted)] is noted.tensor for noted in place.tensors)
+                vars(place.module)[place.name] = (
+                    place.whole
+                    if is_same and place.whole is not None
+                    else _replaced(place.value, found)
+                )
+
+    def _is_changed(self, noted: Noted) -> bool:
+        if id(noted) in self._buffers or noted.tensor is None:
+            return False
+        return noted.is_changed(by_value=False)
+
+    def _before(self, noted: Noted) -> Tensor | None:
+        if noted.tensor is None:
+            return noted.stand_in()
+        if self._is_changed(noted):
+            return None if noted.values is None else noted.stand_in()
+        if not _has_memory(noted.tensor):  # of what was gathered, nothing is left
+            return None
+        # The forward may let it need gradients, for a time.
+        return noted.tensor.detach() if noted.tensor.requires_grad else noted.tensor
 
 
-def _can_be_kept(value: Any) -> bool:
-    """Return whether keeping ``value`` until the backward pass keeps next to no memory."""
-    if isinstance(value, tuple):
-        return all(_can_be_kept(one) if type(one) is Tensor else is_plain(one) for one in value)
+def _tensors_in(value: Any) -> list[Tensor] | None:
+    """Return the tensors in ``value``; None if something else is there, or too much."""
+    tensors, todo, num_entries = [], [value], 0
+    while todo:
+        one = todo.pop()
+        kind = type(one)
+        if kind is tuple:
+            num_entries += len(one)
+            if num_entries > _MOST_ENTRIES:
+                return None
+            todo += one
+        elif isinstance(one, Tensor):
+            tensors.append(one)
+        elif not is_plain_kind(kind):
+            return None
+    return tensors
+
+
+def _can_be_kept(tensors: list[Tensor]) -> bool:
+    """Return whether keeping ``tensors`` until the backward pass keeps next to no memory."""
     # What needs gradients is a loss or an output that was left there, and leads to all that it
     # was computed from, or is a part of sharded parameters, whose memory comes and goes.
-    if value.requires_grad or not is_ordinary(value):
-        return False
-    size = value.element_size()
-    return bool(value.numel() * size <= _storage_of(value).nbytes() <= SMALL * size)
+    for one in tensors:
+        if one.requires_grad or not is_ordinary(one) or not _has_memory(one):
+            return False
+    return sum({id(one): one.numel() for one in tensors}.values()) <= SMALL
 
 
-def _set(place: _Attribute, value: Any) -> None:
-    if not is_registered(place.module, place.name):
-        vars(place.module)[place.name] = value
+def _is_part(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` keeps the memory of a larger one, as the last of many outputs."""
+    return bool(_storage_of(tensor).nbytes() > SMALL * tensor.element_size())
 
 
-def _versions(values: tuple[Any, ...]) -> list[int]:
-    return [version_of(one) for one in values if type(one) is Tensor]
+def _has_memory(tensor: Tensor) -> bool:
+    return bool(tensor.numel() * tensor.element_size() <= _storage_of(tensor).nbytes())
+
+
+def _replaced(value: Any, replacements: dict[int, Any]) -> Any:
+    """Return ``value`` with what stands in the place of its tensors, or of their notes."""
+    if type(value) is tuple:
+        return tuple(_replaced(one, replacements) for one in value)
+    return replacements.get(id(value), value) if isinstance(value, (Tensor, Noted)) else value
