@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from mm_runner.runner import Runner
 
-__all__ = ["position_of_run"]
+__all__ = ["position_of_run", "steps_done"]
 
 _WAY_OUT = "resume_data=False (--no-resume-data) begins the data anew."
 
@@ -38,7 +38,7 @@ def position_of_run(
     """
     place = ""
     if not is_kept:
-        position, place = _anew(runner, position, _steps_done(checkpoint))
+        position, place = _anew(runner, position, steps_done(checkpoint))
     if has_numbers:
         if is_kept:
             _tell_of_other_data(runner, position)
@@ -64,7 +64,8 @@ def _anew(runner: Runner, position: DataPosition, step: int) -> tuple[DataPositi
     return anew._replace(order=step), place
 
 
-def _steps_done(checkpoint: Mapping[str, Any]) -> int:
+def steps_done(checkpoint: Mapping[str, Any]) -> int:
+    """Return how many steps the checkpoint's run had taken."""
     counts = checkpoint.get("data", {}) if "iter" in checkpoint.get("data", {}) else None
     return int((counts or checkpoint.get("meta", {})).get("iter", 0))
 

@@ -13,11 +13,12 @@ from mm_runner.optim import named_schedulers
 
 from ._assigned_checks import set_place
 from ._comm_hook_state import restore_comm_hooks, warn_of_comm_hooks
-from ._data_position import position_of_run
+from ._data_position import position_of_run, steps_done
 from ._hook_states import restore_hooks
 from ._mmengine_groups import optimizer_in_own_groups
 from ._optimizer_fit import loading_optimizers
 from ._rank_state import restore_rank_buffers
+from ._schedule_replay import KeptSettings, fit_to_length
 from ._sharded_state import as_sharded, write_optimizer
 
 if TYPE_CHECKING:
@@ -77,13 +78,12 @@ def restore_training(
     elif "optimizer" not in checkpoint:
         runner.logger.warning("The checkpoint has no optimizer state: the optimizer starts anew.")
     _restore_tensors(runner, checkpoint)
-    if schedules:
-        _restore_schedulers(runner, checkpoint.get("param_schedulers", []))
+    settings = _restore_schedulers(runner, checkpoint) if schedules else None
     restore_hooks(runner, checkpoint.get("hooks", {}))
     windows = _of_this_rank(runner, checkpoint.get("message_hub"))
     if windows:
         runner.message_hub.load_state_dict(windows)
-    _restore_position(runner, checkpoint, seed, keeps_data=keeps_data)
+    _restore_position(runner, checkpoint, seed, settings, keeps_data=keeps_data)
     warn_of_comm_hooks(runner, checkpoint)
 
 
@@ -106,7 +106,12 @@ def _restore_tensors(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
 
 
 def _restore_position(
-    runner: Runner, checkpoint: Mapping[str, Any], seed: RunSeed, *, keeps_data: bool
+    runner: Runner,
+    checkpoint: Mapping[str, Any],
+    seed: RunSeed,
+    settings: KeptSettings | None,
+    *,
+    keeps_data: bool,
 ) -> None:
     """Tell the loop where to go on, and with which random numbers."""
     state = _loop_state(runner, checkpoint, keeps_data=keeps_data)
@@ -120,6 +125,8 @@ def _restore_position(
     def restore() -> None:
         restore_weights(runner, checkpoint, strict=True)
         _restore_tensors(runner, checkpoint)
+        if settings is not None:
+            settings.restore()
         # Only now: what it keeps is by buckets as they are after the rehearsal.
         restore_comm_hooks(runner, checkpoint)
 
@@ -153,7 +160,11 @@ def _position_after(loop: Any, counts: Mapping[str, int]) -> DataPosition:
     return DataPosition(counts["epoch"], samples=0)
 
 
-def _restore_schedulers(runner: Runner, saved: list[Any] | dict[str, list[Any]]) -> None:
+def _restore_schedulers(runner: Runner, checkpoint: Mapping[str, Any]) -> KeptSettings | None:
+    """Restore the schedules, and return the optimizers' settings if they are not the saved ones."""
+    saved = checkpoint.get("param_schedulers", [])
+    num_iters = steps_done(checkpoint)
+    refitted = []
     by_name = saved if isinstance(saved, dict) else {"": saved}
     for name, schedulers in named_schedulers(runner.param_schedulers).items():
         states = by_name.get(name, [])
@@ -165,6 +176,11 @@ def _restore_schedulers(runner: Runner, saved: list[Any] | dict[str, list[Any]])
             )
         for scheduler, state in zip(schedulers, states, strict=False):
             scheduler.load_state_dict(state)
+        if len(states) == len(schedulers) and fit_to_length(
+            runner, name, schedulers, states, num_iters
+        ):
+            refitted.append(name)
+    return KeptSettings(runner.optim_wrapper, refitted) if refitted else None
 
 
 def _of_this_rank(runner: Runner, states: Any) -> Any:

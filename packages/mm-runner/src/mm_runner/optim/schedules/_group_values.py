@@ -27,13 +27,16 @@ class GroupValues:
         optimizer: Has the groups; one added later takes part from then on.
         name: The key. ``"momentum"`` is the first beta of an optimizer that has betas instead.
 
+    Attributes:
+        name: See above.
+
     Raises:
         ConfigError: If a group has no such number.
     """
 
     def __init__(self, optimizer: Optimizer, name: str) -> None:
         self._optimizer = optimizer
-        self._name = name
+        self.name = name
         self._initial, self._exact = f"initial_{name}", f"scheduled_{name}"
         for group in optimizer.param_groups:
             self._check(group)
@@ -53,6 +56,12 @@ class GroupValues:
             group[self._initial] = float(current)
         return float(current), float(group[self._initial])
 
+    def reset(self, index: int) -> None:
+        """Set the value of a group to the one that schedules started from."""
+        initial = self._optimizer.param_groups[index].get(self._initial)
+        if initial is not None:
+            self.write(index, float(initial))
+
     def write(self, index: int, value: float) -> None:
         """Set the value of a group."""
         group = self._optimizer.param_groups[index]
@@ -60,21 +69,21 @@ class GroupValues:
         if isinstance(current, Tensor):
             group[self._exact] = value
             current.fill_(value)
-        elif self._name in group:
-            group[self._name] = value
+        elif self.name in group:
+            group[self.name] = value
         else:
             group["betas"] = (value, *group["betas"][1:])
 
     def _value(self, group: dict[str, Any]) -> Any:
-        if self._name == "momentum" and self._name not in group and "betas" in group:
+        if self.name == "momentum" and self.name not in group and "betas" in group:
             return group["betas"][0]
-        return group.get(self._name)
+        return group.get(self.name)
 
     def _check(self, group: dict[str, Any]) -> None:
         if not _is_number(self._value(group)):
             numbers = ", ".join(key for key, value in group.items() if _is_number(value))
             raise ConfigError(
-                f"{self._name!r} is to be scheduled, and the parameter groups of "
+                f"{self.name!r} is to be scheduled, and the parameter groups of "
                 f"{type(self._optimizer).__name__} have no such number; they have {numbers}."
             )
 

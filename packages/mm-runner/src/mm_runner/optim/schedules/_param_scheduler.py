@@ -81,18 +81,30 @@ class ParamScheduler:
     ) -> None:
         self.optimizer = optimizer
         arguments = dict(cfg)
-        window = take_window(arguments, RunLength(num_epochs, num_iters, epoch_length), where)
+        run = RunLength(num_epochs, num_iters, epoch_length)
+        window = take_window(arguments, run, where)
         self.by_epoch, self.begin, self.end = window.by_epoch, window.begin, window.end
         self.where = where
         self._driver = _build_driver(optimizer, arguments, window, where)
+        self._epoch_length = run.iters_per_epoch
+        self._last_step = window.last_step
         self._count = max(window.last_step, 0)
-        if self.begin == 0 and window.last_step < 0:
-            self._driver.start()
+        self.start()
 
     @property
     def need_val_args(self) -> bool:
         """Whether it follows a metric, by :meth:`follow`."""
         return isinstance(self._driver, PlateauDriver)
+
+    @property
+    def setting(self) -> str:
+        """Name of what it changes, such as ``"lr"``."""
+        return self._driver.setting
+
+    def start(self) -> None:
+        """Set the first values if the window begins with the run; the constructor does this."""
+        if self.begin == 0 and self._last_step < 0:
+            self._driver.start()
 
     def step(self) -> None:
         """Count one epoch or iteration, and change the value if inside the window."""
@@ -109,11 +121,57 @@ class ParamScheduler:
             ConfigError: If the metric that it follows is not among them, or no number.
         """
         if isinstance(self._driver, PlateauDriver) and self.begin <= self._count < self.end:
-            self._driver.follow(metrics)
+            self._driver.follow(metrics, self._count)
+
+    def rewind(self) -> int:
+        """Go back to the beginning, where groups have their initial values.
+
+        :meth:`start` has to follow, once all schedules of the optimizer are there.
+
+        Returns:
+            How many steps were taken.
+        """
+        first = max(self._last_step, 0)
+        done, self._count = self._count - first, first
+        self._driver.rewind()
+        return done
+
+    def repeat(self) -> None:
+        """Change values once more as metrics did at this count; nothing for other schedules."""
+        if isinstance(self._driver, PlateauDriver):
+            self._driver.repeat(self._count)
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether the steps taken can be taken again: of a metric's, older files know no times."""
+        return not isinstance(self._driver, PlateauDriver) or self._driver.can_repeat
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, in primitives; what the config says is not repeated."""
-        return {"count": self._count, "scheduler": self._driver.state_dict()}
+        """Return the position and the window, in primitives; arguments are not repeated."""
+        return {
+            "count": self._count,
+            "begin": self.begin,
+            "end": self.end,
+            "epoch_length": self._epoch_length,
+            "scheduler": self._driver.state_dict(),
+        }
+
+    def has_other_window(self, state_dict: Mapping[str, Any]) -> bool:
+        """Tell whether a state is of a schedule that began or ended elsewhere.
+
+        One that only counts the same epochs in steps of another length is none; neither is one
+        whose window is not known, as older versions wrote it.
+        """
+        if not {"begin", "end", "epoch_length"} <= state_dict.keys():
+            return False
+        own, saved = (self.begin, self.end), (state_dict["begin"], state_dict["end"])
+        if self.by_epoch or own == saved:
+            return own != saved
+        before = state_dict["epoch_length"]
+        return any(
+            one * before != other * self._epoch_length
+            for one, other in zip(own, saved, strict=True)
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Return to a position. The values themselves are the optimizer's state."""

@@ -26,9 +26,15 @@ class ShapeDriver:
 
     def __init__(self, values: GroupValues, shape: Shape) -> None:
         self._values = values
+        self.setting = values.name
         self._shape = shape
         for index in range(len(values)):
             values.read(index)  # before another schedule changes what this one starts from
+
+    def rewind(self) -> None:
+        """Set the values that schedules started from."""
+        for index in range(len(self._values)):
+            self._values.reset(index)
 
     def start(self) -> None:
         """Set the window's first values."""
@@ -66,12 +72,18 @@ class RestartDriver:
 
     def __init__(self, values: GroupValues, shape: CosineRestart, *, is_first: bool) -> None:
         self._values = values
+        self.setting = values.name
         self._shape = shape
         self._is_first = is_first
         # Of each group what others multiply by, and the value that this schedule has left.
         self._seen: list[tuple[float, float]] = []
         for index in range(len(values)):
             values.read(index)  # before another schedule changes what this one starts from
+
+    def rewind(self) -> None:
+        """Set the values that schedules started from."""
+        for index in range(len(self._values)):
+            self._values.reset(index)
 
     def start(self) -> None:
         """Set the window's first values."""
@@ -124,8 +136,21 @@ class PlateauDriver:
     def __init__(self, values: GroupValues, plateau: ReduceOnPlateau, where: str) -> None:
         plateau.check_groups(len(values))
         self._values = values
+        self.setting = values.name
         self._plateau = plateau
         self._where = where
+        # Epochs after which values were changed; None if a state of before does not say.
+        self._reduced_at: list[int] | None = []
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether it is known when values were changed."""
+        return self._reduced_at is not None
+
+    def rewind(self) -> None:
+        """Set the values that schedules started from; what was seen of the metric stays."""
+        for index in range(len(self._values)):
+            self._values.reset(index)
 
     def start(self) -> None:
         """Do nothing: only metrics change a value."""
@@ -133,8 +158,8 @@ class PlateauDriver:
     def advance(self, step: int) -> None:
         """Do nothing: only metrics change a value."""
 
-    def follow(self, metrics: Mapping[str, Any]) -> None:
-        """Take in the results of a validation.
+    def follow(self, metrics: Mapping[str, Any], count: int) -> None:
+        """Take in the results of a validation after ``count`` epochs.
 
         Raises:
             ConfigError: If the metric is not among them, or no number.
@@ -143,15 +168,27 @@ class PlateauDriver:
             score_of(metrics, self._plateau.monitor, f"{self._where}.monitor")
         ):
             return
+        if self._reduced_at is not None:
+            self._reduced_at.append(count)
+        self._reduce()
+
+    def repeat(self, count: int) -> None:
+        """Change the values as it was done after ``count`` epochs."""
+        for _ in range((self._reduced_at or []).count(count)):
+            self._reduce()
+
+    def _reduce(self) -> None:
         for index in range(len(self._values)):
             current, _ = self._values.read(index)
             self._values.write(index, self._plateau.reduced(index, current))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was seen of the metric."""
-        return self._plateau.state_dict()
+        return {**self._plateau.state_dict(), "reduced_at": self._reduced_at}
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
         """Go on from what was seen of the metric."""
         if state_dict:
             self._plateau.load_state_dict(dict(state_dict))
+            reduced_at = state_dict.get("reduced_at")
+            self._reduced_at = None if reduced_at is None else list(reduced_at)

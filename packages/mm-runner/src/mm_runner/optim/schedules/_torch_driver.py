@@ -7,6 +7,8 @@ from collections import Counter
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg, check_cfg
 
 if TYPE_CHECKING:
@@ -27,12 +29,26 @@ class TorchDriver:
         ConfigError: If an argument does not fit, before the window begins.
     """
 
+    setting = "lr"
+
     def __init__(self, optimizer: Optimizer, arguments: dict[str, Any], where: str) -> None:
         self._optimizer = optimizer
         self._arguments = arguments
         self._where = where
         self._scheduler: Any = None
         check_cfg(arguments, PARAM_SCHEDULERS, {"optimizer": optimizer}, where=where)
+
+    def rewind(self) -> None:
+        """Set the learning rates that schedules started from."""
+        self._scheduler = None
+        for group in self._optimizer.param_groups:
+            if "initial_lr" not in group:  # none has started
+                continue
+            initial = float(group["initial_lr"])
+            if isinstance(group["lr"], Tensor):  # groups, and compiled code, may hold this very one
+                group["lr"].fill_(initial)
+            else:
+                group["lr"] = initial
 
     def start(self) -> None:
         """Make the scheduler, which sets its first learning rate."""
