@@ -30,6 +30,63 @@ def test_accuracy_says_what_it_takes():
         Accuracy().process(None, SCORES)
 
 
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        (([[0.9, 0.1]], torch.tensor([0])), r"scores a tensor .*; got \[\[0\.9, 0\.1\]\] for the"),
+        (
+            ({"scores": 1}, torch.tensor([0])),
+            r"scores a tensor .*; got \{'scores': 1\} for the sco",
+        ),
+        (
+            (SCORES[0], torch.tensor([0])),
+            r"\(batch, classes\); got a tensor of shape \(2,\) for the",
+        ),
+        ((SCORES, [0, 1, 1]), r"labels a tensor .*; got \[0, 1, 1\] for the labels"),
+    ],
+    ids=["list", "dict", "no classes", "labels"],
+)
+def test_accuracy_says_which_part_does_not_fit(prediction, message):
+    with pytest.raises(ConfigError, match=message):
+        Accuracy().process(None, prediction)
+
+
+def test_accuracy_of_nothing_is_told():
+    with pytest.raises(
+        ConfigError, match=r"Accuracy has no prediction .* the loader gave no batch"
+    ):
+        Accuracy().evaluate(3)
+
+
+@pytest.mark.parametrize("phase", ["val", "test"])
+def test_a_loader_without_a_batch_is_refused_before_anything_runs(make_runner, phase):
+    loader = loader_cfg(size=9, batch_size=10, drop_last=True)
+    parts = {"dataloader": loader, "cfg": {}, "evaluator": {"type": "Accuracy"}}
+    runner = make_runner(**{f"{phase}_{name}": part for name, part in parts.items()})
+    message = (
+        rf"{phase}_dataloader gives no batch: .* 9 samples, and a batch has 10, with drop_last"
+    )
+    with pytest.raises(ConfigError, match=message):
+        (runner.train if phase == "val" else runner.test)()
+    assert runner.iter == 0
+
+
+def test_a_rank_without_a_sample_evaluates_with_the_others(run_ranks, tmp_path):
+    run_ranks(_evaluate_one_sample, 2, tmp_path)
+
+
+def _evaluate_one_sample(rank, work_dir):
+    del rank
+    sampler = {"type": "DefaultSampler", "shuffle": False, "round_up": False}
+    loader = loader_cfg(size=1, sampler=sampler)
+    runner = Runner(**runner_arguments(work_dir, val_dataloader=loader))
+    assert set(runner.val()) == {"accuracy"}
+    loader = loader_cfg(size=7, batch_size=5, drop_last=True)
+    runner = Runner(**runner_arguments(work_dir, val_dataloader=loader))
+    with pytest.raises(ConfigError, match="val_dataloader gives no batch: "):
+        runner.val()
+
+
 def test_a_prefix_stands_before_every_name():
     class Prefixed(Scripted):
         default_prefix = "toy"

@@ -13,6 +13,7 @@ from typing_extensions import override
 from mm_dist import MMDistributedDataParallel
 from mm_runner import ConfigError
 from mm_runner.cli import main
+from mm_runner.hooks import EMAHook
 from mm_runner.model import BaseModel, ExponentialMovingAverage
 from mm_runner.plan import make_plan, plan_as_text
 from mm_runner.plan._model import bytes_by_dtype
@@ -255,6 +256,67 @@ def test_an_average_that_is_elsewhere_or_unknown_is_said_to_be(tmp_path):
     assert "average not known" in plan_as_text(plan)
     with pytest.raises(ConfigError, match="momentum: a number between 0 and 1"):
         plan_of(tmp_path, custom_hooks=[{"type": "EMAHook", "momentum": 5}])
+
+
+def test_a_hook_that_is_an_object_is_left_as_it_is(tmp_path):
+    hook = EMAHook()
+    assert plan_of(tmp_path, custom_hooks=[hook])["memory"]["averages"]
+    assert hook.averages == {}
+
+
+class NormAverage(ExponentialMovingAverage):
+    """Looks at the weights as it is made."""
+
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self.start = sum(float(one.detach().norm()) for one in model.parameters())
+
+
+class ArrayAverage(ExponentialMovingAverage):
+    """Cannot be made without memory either, which is a mistake of type to NumPy."""
+
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self.start = [one.detach().numpy() for one in model.parameters()]
+
+
+class WrongAverage(ExponentialMovingAverage):
+    """Cannot be made in any run."""
+
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self.start = {}["metainfo"]
+
+
+@_needs_meta
+@pytest.mark.parametrize("kind", [NormAverage, ArrayAverage])
+def test_an_average_that_needs_values_is_said_not_to_be_known(tmp_path, kind):
+    plan = plan_of(tmp_path, custom_hooks=[{"type": "EMAHook", "ema_type": kind}])
+    assert plan["memory"]["averages"] is None
+    assert plan["notes"][-1].startswith(f"What {kind.__name__} keeps is not known: ")
+    assert " meta " in plan["notes"][-1]
+    assert "average not known" in plan_as_text(plan)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        ([{"ema_type": WrongAverage}], "WrongAverage refused its arguments: KeyError: 'metainfo'"),
+        ([{}, {}], "EMAHook: two of them were given"),
+        ([{}, EMAHook()], "EMAHook: two of them were given"),
+        ([{"begin_epoch": 9}], r"EMAHook\.begin_epoch: 9 was given, and the run ends at 2"),
+        ([{"begin_iter": 13}], r"EMAHook\.begin_iter: 13 was given, and the run ends at 12"),
+    ],
+    ids=["wrong", "two", "object", "epoch", "iter"],
+)
+def test_an_average_that_training_refuses_is_refused(tmp_path, make_runner, hooks, message):
+    custom_hooks = [
+        {"type": "EMAHook", **hook} if isinstance(hook, dict) else hook for hook in hooks
+    ]
+    with pytest.raises(ConfigError, match=message):
+        plan_of(tmp_path, custom_hooks=custom_hooks)
+    with pytest.raises(ConfigError, match=message):
+        make_runner(custom_hooks=custom_hooks).train()
 
 
 class OwnWrapper(MMDistributedDataParallel):

@@ -234,6 +234,36 @@ def test_schedules_of_several_optimizers_are_tried_on_their_own(tmp_path):
         check(tmp_path, optim_wrapper=wrapper, param_scheduler={"layers.0": [eps]})
 
 
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            {"by_epoch": True, "gamma": 0.1},
+            r"^param_scheduler: the key 'type' is missing; given: 'by_epoch', 'gamma'\. .*CosineRestartLR.* PolyLR, .*torch\.optim",
+        ),
+        (
+            [{"type": "StepLR", "step_size": 2}, {"end": 3}],
+            r"^param_scheduler\[1\]: the key 'type' is missing; given: 'end'",
+        ),
+        ({}, r"^param_scheduler: the key 'type' is missing; given: nothing"),
+    ],
+)
+def test_a_schedule_without_a_type_tells_what_was_given_and_what_there_is(
+    tmp_path, schedule, message
+):
+    with pytest.raises(ConfigError, match=message):
+        check(tmp_path, param_scheduler=schedule)
+
+
+def test_names_of_optimizers_go_outside_of_the_lists(tmp_path):
+    several = {"constructor": "MultiOptimWrapperConstructor", "one": _ONE, "other": _ONE}
+    step = {"type": "StepLR", "step_size": 2}
+    check(tmp_path, optim_wrapper=several, param_scheduler={"one": [step], "other": step})
+    message = r"^param_scheduler\[0\]: .*names go outside of the lists: param_scheduler=dict\(one="
+    with pytest.raises(ConfigError, match=message):
+        check(tmp_path, optim_wrapper=several, param_scheduler=[{"one": step}, {"other": step}])
+
+
 def test_trying_a_schedule_leaves_a_ready_optimizer_as_it_is(tmp_path):
     rate = torch.tensor(0.5)
     optimizer = torch.optim.Adam(

@@ -57,6 +57,7 @@ def _try_out(cfg: Mapping[str, Any], num_batches: int) -> _FirstBatches:
     runner = _UnsavedRunner.from_cfg(cfg)
     counter = _FirstBatches(num_batches)
     runner.register_hook(counter)
+    runner.interruption.saves = False
     runner.train()
     # A training loop of the user's own may have another mind about when.
     if cfg.get("val_dataloader") is not None and "val" not in counter.counts:

@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
+from mm_runner.registry import short_repr
 
 from ._metric import BaseMetric
 
@@ -22,6 +23,9 @@ class Accuracy(BaseMetric):
 
     Args:
         **kwargs: As in :class:`BaseMetric`.
+
+    Raises:
+        ConfigError: As it is evaluated, if predictions are anything else, or there are none.
     """
 
     @override
@@ -32,8 +36,19 @@ class Accuracy(BaseMetric):
                 f"{type(data_samples).__name__}."
             )
         scores, labels = data_samples
+        if not (isinstance(scores, Tensor) and scores.ndim > 1):
+            raise ConfigError(
+                "Accuracy takes (scores, labels) from forward(mode='predict'), scores a tensor of "
+                f"shape (batch, classes); got {_describe(scores)} for the scores."
+            )
         # Left on the device: a transfer here would make every step of the validation wait.
-        self.results.append(scores.argmax(dim=1) == labels)
+        hits = scores.argmax(dim=1) == labels
+        if isinstance(hits, bool):  # labels that no tensor can be compared with
+            raise ConfigError(
+                "Accuracy takes (scores, labels) from forward(mode='predict'), labels a tensor of "
+                f"shape (batch,); got {_describe(labels)} for the labels."
+            )
+        self.results.append(hits)
 
     @override
     def sample_results(self) -> list[bool]:
@@ -42,4 +57,15 @@ class Accuracy(BaseMetric):
 
     @override
     def compute_metrics(self, results: list[bool]) -> dict[str, float]:
+        if not results:
+            raise ConfigError(
+                "Accuracy has no prediction to evaluate: the loader gave no batch. Make its "
+                "batch_size smaller, drop_last false, or the dataset larger."
+            )
         return {"accuracy": sum(results) / len(results)}
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return short_repr(value)

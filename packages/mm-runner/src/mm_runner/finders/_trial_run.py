@@ -123,6 +123,7 @@ def run_trial(cfg: Mapping[str, Any], hook: Hook) -> None:
     """
     runner = Runner.from_cfg(cfg)
     runner.register_hook(hook)
+    runner.interruption.saves = False
     with suppress(EndOfTrialError):
         runner.train()
 

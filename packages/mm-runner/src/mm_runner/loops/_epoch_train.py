@@ -129,8 +129,16 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         if left is not None and not self._has_own_steps(resumption):
             # Another number of processes, or another batch size, takes another number of steps.
             whole_epochs = self.max_epochs - self.epoch - 1
-            self.max_iters = self.iter + left + max(whole_epochs, 0) * len(self.dataloader)
+            to_come = left + whole_epochs * len(self.dataloader) if whole_epochs >= 0 else 0
+            self.max_iters = self.iter + to_come
         self._max_iters_of_resumption = before, self.max_iters
+        if self.epoch + start.is_begun > self.max_epochs:
+            begun = " and a part of the next" if start.is_begun else ""
+            self.runner.logger.warning(
+                f"max_epochs={self.max_epochs} was asked for and {self.epoch} "
+                f"epoch{'s' if self.epoch > 1 else ''}{begun} are done: there is nothing to train. "
+                "To train on, ask for more."
+            )
 
     @override
     def _take_loader(self, resumption: Resumption | None) -> bool:

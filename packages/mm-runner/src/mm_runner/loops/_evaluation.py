@@ -41,7 +41,7 @@ class ValLoop:
         is_rehearsal: Whether nothing is to be reported of a run that is asked to stop meanwhile.
 
     Raises:
-        ConfigError: If the loader or its dataset has no length.
+        ConfigError: If the loader or its dataset has no length, or the loader no batch.
     """
 
     phase = "val"
@@ -54,11 +54,18 @@ class ValLoop:
         fp16: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
     ) -> None:
         where = f"{self.phase}_dataloader"
-        num_batches(dataloader, where)
+        length = num_batches(dataloader, where)
         if not hasattr(dataloader.dataset, "__len__"):  # its sampler has one
             raise ConfigError(
                 f"{where}: the dataset {type(dataloader.dataset).__name__} has no length, by which "
                 "samples are told from those that fill up. Give it a __len__."
+            )
+        if length == 0 and _is_empty_for_all(dataloader):
+            drops = getattr(dataloader, "drop_last", False)
+            told = f", and a batch has {dataloader.batch_size}, with drop_last" if drops else ""
+            raise ConfigError(
+                f"{where} gives no batch: the dataset has {len(dataloader.dataset)} samples{told}. "
+                "Make batch_size smaller, drop_last false, or the dataset larger."
             )
         metainfo = getattr(dataloader.dataset, "metainfo", None)
         if metainfo is not None:
@@ -154,6 +161,18 @@ class ValLoop:
 
     def _precision(self) -> AbstractContextManager[object]:
         return mm_amp.autocast(self.runner.device.type) if self.fp16 else nullcontext()
+
+
+def _is_empty_for_all(loader: Any) -> bool:
+    """Tell whether an empty loader is so on all processes, without asking them: any may build it.
+
+    One of several may have no sample of a small dataset, of which another one has some.
+    """
+    num_processes = mm_dist.get_world_size()
+    share = -(-len(loader.dataset) // num_processes)
+    size = getattr(loader, "batch_size", None) or 1
+    drops = bool(getattr(loader, "drop_last", False))
+    return num_processes == 1 or share < (size if drops else 1)
 
 
 class TestLoop(ValLoop):

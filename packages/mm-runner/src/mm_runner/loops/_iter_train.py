@@ -205,6 +205,11 @@ class IterBasedTrainLoop(AbstractTrainLoop):
     def resume(self, resumption: Resumption) -> None:
         super().resume(resumption)
         self.epoch = self._epochs_done = 0  # the passes are the data's
+        if self.iter > self.max_iters:
+            self.runner.logger.warning(
+                f"max_iters={self.max_iters} was asked for and {self.iter} steps are done: there "
+                "is nothing to train. To train on, ask for more."
+            )
 
     @override
     def position_after(self, epoch: int, iteration: int) -> DataPosition:

@@ -21,6 +21,7 @@ from ._settings import (
 from ._steps import EvalStep, TrainStep, eval_step_of, train_step_of, unwrap_model
 from ._supervised import Supervised
 from ._tta import BaseTTAModel
+from ._wrapped_steps import check_wrapped_step, uncalled_step
 from ._zeroed_gradients import ZEROED_GRADIENTS, restore_zeroed_gradients, zeroed_gradients
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "TrainStep",
     "apply_module_settings",
     "check_module_settings",
+    "check_wrapped_step",
     "comm_hook_states",
     "eval_step_of",
     "is_model_wrapper",
@@ -48,6 +50,7 @@ __all__ = [
     "restore_zeroed_gradients",
     "told_module_settings",
     "train_step_of",
+    "uncalled_step",
     "unwrap_model",
     "write_power_sgd",
     "zeroed_gradients",

@@ -13,6 +13,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.registry import MODEL_WRAPPERS
 
 from ._data_preprocessor import BaseDataPreprocessor
+from ._wrapped_steps import check_wrapped_step
 
 __all__ = [
     "EvalStep",
@@ -48,9 +49,10 @@ def train_step_of(model: nn.Module) -> TrainStep:
         ConfigError: If neither the model nor what it wraps can be stepped.
     """
     own = getattr(model, "train_step", None)
-    if own is not None:
-        return own  # type: ignore[no-any-return]
     inner = unwrap_model(model)
+    if own is not None:
+        check_wrapped_step(inner, type(model))
+        return own  # type: ignore[no-any-return]
     if inner is not model and hasattr(inner, "parse_losses"):
         return lambda data, optim_wrapper: run_train_step(model, inner, data, optim_wrapper)
     raise ConfigError(

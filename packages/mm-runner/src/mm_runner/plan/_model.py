@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mm_runner.errors import MMRunnerError
-from mm_runner.runner._wrapping import build_model, with_preprocessor
+from mm_runner.model import check_wrapped_step, uncalled_step, unwrap_model
+from mm_runner.runner._wrapping import build_model, is_wrapped, with_preprocessor, wrapper_type
 
-__all__ = ["bytes_by_dtype", "describe_model", "model_without_memory"]
+__all__ = ["bytes_by_dtype", "check_step_of_plan", "describe_model", "model_without_memory"]
 
 
 def model_without_memory(cfg: Mapping[str, Any], notes: list[str]) -> nn.Module:
@@ -60,6 +61,24 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "buffers": _count(buffers),
         "bytes": bytes_by_dtype([*parameters, *buffers]),
     }
+
+
+def check_step_of_plan(cfg: Mapping[str, Any], model: nn.Module, notes: list[str]) -> None:
+    """Check that the model can be trained in the wrapper that several processes put it into.
+
+    Args:
+        cfg: The full configuration.
+        model: As it was built.
+        notes: Gets one if the model's own ``train_step`` is left out.
+
+    Raises:
+        ConfigError: If not.
+    """
+    wrapper = type(model) if is_wrapped(model) else wrapper_type(cfg.get("model_wrapper_cfg") or {})
+    check_wrapped_step(unwrap_model(model), wrapper)
+    told = uncalled_step(unwrap_model(model), wrapper)
+    if told is not None:
+        notes.append(told)
 
 
 def bytes_by_dtype(tensors: Iterable[Tensor]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from mm_runner.runner._checks import check_run
 
 from ._length import Length, length_of_run
 from ._memory import describe_memory
-from ._model import describe_model, model_without_memory
+from ._model import check_step_of_plan, describe_model, model_without_memory
 from ._optimizer_state import without_compiler
 from ._optimizers import describe_optimizers, wrapper_of_plan
 from ._schedule import rates_at_key_steps
@@ -60,6 +60,8 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
     settings = planned_module_settings(unwrap_model(model), cfg)
     plan: dict[str, Any] = {"model": describe_model(model)}
     if cfg.get("optim_wrapper") is not None:
+        if world_size > 1:
+            check_step_of_plan(cfg, model, notes)
         wrapper = wrapper_of_plan(model, cfg["optim_wrapper"], device_type, notes)
         length = length_of_run(cfg, world_size)
         plan |= _plan_training(cfg, wrapper, length, world_size, notes)
@@ -68,6 +70,7 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
             model,
             wrapper,
             hooks.hooks,
+            length,
             notes,
             world_size=world_size,
             device_type=device_type,

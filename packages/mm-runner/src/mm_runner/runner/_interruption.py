@@ -51,10 +51,13 @@ class Interruption:
                 runner.interruption.settle(runner)
         saved: What the run saved as it left; ``None`` if it did not leave, or could not.
         ran_out_of_time: Whether training has ended because :meth:`end_after` was asked for it.
+        saves: Whether to save a checkpoint where the run leaves; set to ``False`` for one of which
+            nothing is to be kept. Defaults to ``True``.
     """
 
     def __init__(self) -> None:
         self.pending = self.ran_out_of_time = self._is_listening = False
+        self.saves = True
         self.saved: Path | None = None
         self._marks = 0
         self._wishes: set[int] = set()
@@ -89,7 +92,7 @@ class Interruption:
             mm_dist.broadcast_object_list(token)
             self._agreement = _open_agreement(runner, token[0], self._place, self._note)
         if self._can_agree:  # else a signal means what it meant before
-            self._signals = StopSignals(self._on_signal, runner.logger)
+            self._signals = StopSignals(self._on_signal, runner.logger, saves=self.saves)
 
     def _stop(self, runner: Runner, error: BaseException | None) -> None:
         # What came too late, also from a thread that is still to end, must not cut what follows.
@@ -248,7 +251,7 @@ class Interruption:
         status = _STATUS[wish]
         runner.logger.warning(
             f"The run was {_CAUSE[wish]} and leaves after epoch {runner.epoch}, step "
-            f"{runner.iter}, with status {status}; {saved}. resume=True goes on from there."
+            f"{runner.iter}, with status {status}; {saved}."
         )
         raise RunStopped(status)
 
@@ -256,15 +259,18 @@ class Interruption:
         saved = self._saved(runner)
         runner.logger.warning(
             f"The time is up: training ends after epoch {runner.epoch}, step {runner.iter} of "
-            f"{runner.max_iters}; {saved}. resume=True goes on from there."
+            f"{runner.max_iters}; {saved}."
         )
         self.ran_out_of_time = runner.train_loop.stop_training = True
         if isinstance(runner.train_loop, AbstractTrainLoop):  # one of the user's own reads the flag
             raise EndOfTrainingError
 
     def _saved(self, runner: Runner) -> str:
+        if not self.saves:
+            return "nothing is kept"
         self.saved = path = _save_checkpoint(runner)
-        return f"saved {path}" if path is not None else "the checkpoints before it are untouched"
+        saved = f"saved {path}" if path is not None else "the checkpoints before it are untouched"
+        return f"{saved}. resume=True goes on from there"
 
 
 def _open_agreement(

@@ -37,7 +37,8 @@ from ._script_api import ScriptApi
 from ._seed import RunSeed
 from ._snapshot import write_snapshot
 from ._summary import tell_start
-from ._wrapping import with_preprocessor
+from ._unvalidated import tell_unvalidated
+from ._wrapping import tell_uncalled_step, with_preprocessor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -203,6 +204,8 @@ class Runner(ScriptApi):
             self.dist_info,
             lambda bare: built_by(self, "wrap_model", self.cfg.get("model_wrapper_cfg"), bare),
         )
+        if self._train:
+            tell_uncalled_step(self.model, self.logger)
 
         self._keep_part("optim_wrapper", None)
         self._keep_schedules([])
@@ -355,6 +358,7 @@ class Runner(ScriptApi):
                 self._compiler.begin_training(self)
                 self._logs.begin_anew()
                 tell_start(self)
+                tell_unvalidated(self)
                 with explaining_lists(self):
                     run_to_its_end(self, self._receipt)
             self._receipt.tell(self)

@@ -21,9 +21,11 @@ __all__ = ["StopSignals"]
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")
 # Schedulers and launchers repeat themselves; a process that leaves must not die of it.
 _LEAVING_S = 30.0
-_ON_CTRL_C = (
-    b"\nCtrl-C: saving after this step, and leaving. Once more: leaving at once, without saving.\n"
-)
+_ON_CTRL_C = {
+    True: b"\nCtrl-C: saving after this step, and leaving. Once more: leaving at once, without "
+    b"saving.\n",
+    False: b"\nCtrl-C: leaving after this step; nothing is kept. Once more: leaving at once.\n",
+}
 
 
 class StopSignals:
@@ -36,10 +38,13 @@ class StopSignals:
     Args:
         on_stop: Called with the signal's number, between two instructions of the main thread.
         logger: Told which signals cannot be handled.
+        saves: Whether a checkpoint is saved then, for what is said at Ctrl-C. Defaults to ``True``.
     """
 
-    def __init__(self, on_stop: Callable[[int], None], logger: logging.Logger) -> None:
-        self._on_stop = on_stop
+    def __init__(
+        self, on_stop: Callable[[int], None], logger: logging.Logger, *, saves: bool = True
+    ) -> None:
+        self._on_stop, self._saves = on_stop, saves
         self._previous: dict[int, Any] = {}
         self._pid = os.getpid()
         self._left_at: float | None = None
@@ -92,7 +97,7 @@ class StopSignals:
         self._received = number
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
-            os.write(2, _ON_CTRL_C)
+            os.write(2, _ON_CTRL_C[self._saves])
         self._on_stop(number)
         _call_previous(self._previous[number], number, frame)
 

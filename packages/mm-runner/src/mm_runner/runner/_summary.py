@@ -192,6 +192,8 @@ def _data(loader: Any) -> str:
 
 
 def _length(runner: Runner) -> str:
+    if runner.iter and runner.iter >= runner.max_iters:
+        return f"no step, {runner.iter:,} are done"
     steps = f"{runner.max_iters:,} steps"
     if runner.max_epochs > 1:
         steps += f" in {runner.max_epochs:,} epochs"

@@ -12,18 +12,22 @@ from torch.nn.parallel import DistributedDataParallel
 import mm_dist
 from mm_runner.config import ConfigDict
 from mm_runner.errors import ConfigError
-from mm_runner.model import unwrap_model
+from mm_runner.model import uncalled_step, unwrap_model
 from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg
 
 if TYPE_CHECKING:
+    import logging
+
     from mm_dist import DistInfo
 
 __all__ = [
     "build_model",
     "is_wrapped",
     "synchronize_batch_norm",
+    "tell_uncalled_step",
     "with_preprocessor",
     "wrap_model",
+    "wrapper_type",
 ]
 
 _DEFAULT_WRAPPER = "MMDistributedDataParallel"
@@ -102,8 +106,7 @@ def wrap_model(
         wrapper_cfg = {}
     if not isinstance(wrapper_cfg, Mapping):
         raise ConfigError(f"model_wrapper_cfg: a dict is needed, got {wrapper_cfg!r}.")
-    kind = wrapper_cfg.get("type", _DEFAULT_WRAPPER)
-    wrapper = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+    wrapper = wrapper_type(wrapper_cfg)
     defaults = _default_arguments(wrapper, cfg, dist_info)
     return build_from_cfg(  # type: ignore[no-any-return]
         {**wrapper_cfg, "type": wrapper},
@@ -111,6 +114,19 @@ def wrap_model(
         {"module": model, **defaults},
         where="model_wrapper_cfg",
     )
+
+
+def wrapper_type(wrapper_cfg: Mapping[str, Any]) -> Any:
+    """Return what a distributed run puts a model into, as ``model_wrapper_cfg`` says."""
+    kind = wrapper_cfg.get("type", _DEFAULT_WRAPPER)
+    return MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+
+
+def tell_uncalled_step(model: nn.Module, logger: logging.Logger) -> None:
+    """Warn if the wrapper of a model leaves out the ``train_step`` of the model's own."""
+    told = uncalled_step(unwrap_model(model), type(model))
+    if told is not None:
+        logger.warning(told)
 
 
 def _default_arguments(wrapper: Any, cfg: Mapping[str, Any], dist_info: DistInfo) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 from mm_runner.optim import ParamScheduler
+from mm_runner.optim.schedules._names import schedule_names
 
 from ._components import need_mapping
 from ._optim import Optimizers, try_to_build
@@ -39,6 +40,8 @@ def check_schedules(cfg: Any, where: str, num_epochs: Any, optimizers: Optimizer
         if isinstance(one, ParamScheduler):
             continue
         need_mapping(one, place, "a dict with the key 'type'")
+        if one.get("type") is None:
+            raise ConfigError(_without_type(one, place, where, optimizers))
         for key in ("by_epoch", "convert_to_iter_based"):
             if not isinstance(one.get(key, True), bool):
                 raise ConfigError(f"{place}.{key}: True or False is needed, got {one[key]!r}.")
@@ -52,6 +55,22 @@ def check_schedules(cfg: Any, where: str, num_epochs: Any, optimizers: Optimizer
             raise ComponentNotFoundError(
                 text if text.startswith(place) else f"{place}.type: {text}"
             ) from error
+
+
+def _without_type(cfg: Mapping[str, Any], place: str, where: str, optimizers: Optimizers) -> str:
+    names = [name for name in cfg if name in optimizers]
+    if names and place.endswith("]") and _is_by_name(cfg):
+        form = ", ".join(f"{name}=[...]" for name in names)
+        return (
+            f"{place}: schedules by the name of an optimizer were given within a list; the names "
+            f"go outside of the lists: {where}=dict({form})."
+        )
+    families = [name for name in schedule_names() if name.endswith("LR")]
+    return (
+        f"{place}: the key 'type' is missing; given: {', '.join(map(repr, cfg)) or 'nothing'}. It "
+        f"names a schedule: {', '.join(families)}, for another setting with Momentum or "
+        "ParamScheduler at the end; or a class of torch.optim.lr_scheduler."
+    )
 
 
 def _build(

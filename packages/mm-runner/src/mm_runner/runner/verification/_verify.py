@@ -134,6 +134,7 @@ def _record(cfg: Mapping[str, Any], recorder: Recorder, **changes: Any) -> None:
     _scramble_generators()
     runner = Runner.from_cfg({**_short(cfg, recorder.directory), **changes})
     runner.register_hook(recorder)
+    runner.interruption.saves = False
     try:
         runner.train()
         raise ConfigError(
