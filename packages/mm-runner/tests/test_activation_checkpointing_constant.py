@@ -105,6 +105,33 @@ def test_what_is_added_to_a_structure_that_was_constant_is_there_once():
     assert other[0].tree["all"][MANY:] == [3, 7]
 
 
+class Counts(Layers):
+    """Counts classes, of which the second batch has none; and what is beside many names."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = [0] * MANY
+        self.info = {"names": tuple(map(str, range(MANY))), "load": [0] * 8}
+        self.calls = 0
+
+    def between(self, hidden):
+        self.calls += 1
+        if self.calls != 2:
+            self.counts[7] += 1
+        if self.calls > 2:
+            self.info["load"][0] += 1
+        return hidden
+
+
+def test_what_pauses_or_begins_late_in_a_long_structure_counts_once():
+    model, other = within(Counts())
+    expect_same(model, other, steps=8)
+    assert other[0].counts == model[0].counts
+    assert other[0].counts[7] == 7
+    assert other[0].info == model[0].info
+    assert other[0].info["load"][0] == 6
+
+
 class Holds(Layers):
     """Holds what is in a part, too."""
 

@@ -18,22 +18,36 @@ _HOLDING = CONTAINERS | {tuple}
 _LONG = 1000
 # The lengths of that many containers cost next to nothing.
 _MOST_WATCHED = 5000
+# So do that many short ones, such as counters beside names.
+_SHORT, _MOST_FOLLOWED = 64, 16
 _ATTEMPTS = 10
 
 
 class _Structure:
     """What an attribute holds, with all containers in that.
 
-    ``is_plain`` says that there is nothing but numbers, strings and the like in it, at any depth,
-    and that the repetition changed nothing of it.
+    ``is_plain`` says that there is nothing but numbers, strings and the like in it, at any depth;
+    ``has_changed``, that a forward changed something. In one that is constant, ``followed`` are
+    the short containers that are kept all the same: itself if it is one, and those directly in it.
     """
 
-    __slots__ = ("_lengths", "_watched", "containers", "is_plain", "num_entries", "root")
+    __slots__ = (
+        "_lengths",
+        "_watched",
+        "containers",
+        "followed",
+        "has_changed",
+        "is_plain",
+        "num_entries",
+        "root",
+    )
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, *, has_changed: bool = False) -> None:
         self.root = root
         self.is_plain = True
+        self.has_changed = has_changed
         self.num_entries = 0
+        self.followed: list[Any] = []
         self.containers: list[Any] = []
         self._watched: list[Any] = []
         self._lengths: list[int] = []
@@ -48,6 +62,11 @@ class _Structure:
         del self._watched[_MOST_WATCHED:]
         self._lengths = list(map(len, self._watched))
         self.containers = []
+        if len(self.root) <= _SHORT:
+            inner = self.root.values() if isinstance(self.root, dict) else self.root
+            near = [one for one in (self.root, *inner) if type(one) in CONTAINERS]
+            self.followed = [one for one in near if len(one) <= _SHORT]
+        del self.followed[_MOST_FOLLOWED:]
 
     def has_lengths(self) -> bool:
         """Return whether all that are watched are as long as they were."""
@@ -73,6 +92,8 @@ class ConstantContainers:
     def __init__(self) -> None:
         # By identity of the outermost, with that, so that no other gets its place.
         self._structures: dict[int, _Structure] = {}
+        # The outermost of those that have changed once, as statistics do with most batches.
+        self._changing: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
         return bool(self._structures)
@@ -86,9 +107,14 @@ class ConstantContainers:
         is_same = known is not None and known.root is root and known.has_lengths()
         return known if is_same else None
 
-    def replace(self, structures: Iterable[_Structure]) -> None:
+    def has_changed(self, root: Any) -> bool:
+        """Return whether ``root`` is known to change."""
+        return self._changing.get(id(root)) is root
+
+    def replace(self, constant: Iterable[_Structure], changing: Iterable[_Structure]) -> None:
         """Know these, and no others: what a module has no more is not kept alive."""
-        self._structures = {id(one.root): one for one in structures}
+        self._structures = {id(one.root): one for one in constant}
+        self._changing = {id(one.root): one.root for one in changing}
 
 
 class KeptContainers:
@@ -109,31 +135,34 @@ class KeptContainers:
             known = constant.get(root)
             if known is not None:
                 self._constant.append(known)
+                copies = ((one, _copied(one), known) for one in known.followed)
+                self._copied += [copy for copy in copies if copy[1] is not None]
             elif id(root) not in found:
-                self._others.append(_Structure(root))
+                self._others.append(_Structure(root, has_changed=constant.has_changed(root)))
                 self._note(self._others[-1], found)
 
     def restore(self) -> None:
         """Let them hold again what they held."""
-        constant = []
-        for structure in self._constant:
-            if structure.has_lengths():
-                constant.append(structure)
-            else:
-                structure.shorten()
         for container, content, structure in self._copied:
             try:
                 is_unchanged = _holds(container, content)
             except RuntimeError:  # another thread changes it, even now
                 is_unchanged = False
             if not is_unchanged:
-                structure.is_plain = False
+                structure.has_changed = True
                 _refill(container, content)
+        constant: list[_Structure] = []
+        changing: list[_Structure] = []
+        for structure in self._constant:
+            if not structure.has_lengths():
+                structure.shorten()
+                structure.has_changed = True
+            (changing if structure.has_changed else constant).append(structure)
         for structure in self._others:
             if structure.is_plain and structure.num_entries > _LONG:
                 structure.watch()
-                constant.append(structure)
-        self._known.replace(constant)
+                (changing if structure.has_changed else constant).append(structure)
+        self._known.replace(constant, changing)
 
     def _note(self, structure: _Structure, found: dict[int, _Structure]) -> None:
         todo = [structure.root]
