@@ -132,12 +132,14 @@ def test_the_remedy_that_is_named_trains(run_ranks, tmp_path):
 
 
 def test_a_plan_of_several_processes_tells_it(tmp_path):
+    def told(world_size, **more):
+        notes = make_plan({**arguments, **more}, world_size=world_size)["notes"]
+        return [note for note in notes if re.match(UNCALLED, note)]
+
     arguments = runner_arguments(tmp_path, model={"type": OwnStep})
-    assert not any("not called" in note for note in make_plan(arguments, world_size=1)["notes"])
-    (note,) = make_plan(arguments, world_size=2)["notes"]
-    assert re.match(UNCALLED, note)
+    assert told(1) == told(2, **SEPARATE) == []
+    (note,) = told(2)
     assert "MMSeparateDistributedDataParallel" in note
-    assert make_plan({**arguments, **SEPARATE}, world_size=2)["notes"] == []
 
 
 def test_a_plan_of_several_processes_refuses_what_training_would(tmp_path):
