@@ -58,3 +58,17 @@ def trained(model, between=nn.Module.train, steps=3):
 def expect_same(model, other, **options):
     """Expect the same of both models to the last bit."""
     torch.testing.assert_close(trained(other, **options), trained(model, **options), rtol=0, atol=0)
+
+
+def copies_of(monkeypatch, train):
+    """Return the tensors that are copied by ``train()``."""
+    copied, copy_of = [], torch.Tensor.clone
+
+    def counted(tensor, **options):
+        copied.append(tensor)
+        return copy_of(tensor, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", counted)
+        train()
+    return copied

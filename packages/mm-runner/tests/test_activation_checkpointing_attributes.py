@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from blocks import SHARDS
-from layers import Layers, expect_same, trained, within
+from layers import Layers, copies_of, expect_same, trained, within
 from torch import nn
 
 import mm_runner.model._kept_parameters
@@ -354,17 +354,9 @@ def test_a_parameter_that_changes_within_a_reentrant_checkpoint_is_refused():
 
 
 def test_the_values_of_others_are_not_kept_beyond_the_first_forward(monkeypatch):
-    copied = []
     _, other = within(Scale(3.0, by_data=False))
     trained(other, steps=1)
-    copy = torch.Tensor.clone
-
-    def counted(tensor, **options):
-        copied.append(tensor)
-        return copy(tensor, **options)
-
-    monkeypatch.setattr(torch.Tensor, "clone", counted)
-    trained(other, steps=1)
+    copied = copies_of(monkeypatch, lambda: trained(other, steps=1))
     assert {tuple(one.shape) for one in copied} == {(4,)}  # its weights are of (4, 4)
 
 

@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from layers import Layers, expect_same, trained, within
+from layers import Layers, copies_of, expect_same, trained, within
 from torch import nn
 
 LARGE = 1 << 17  # is not kept
@@ -294,15 +294,7 @@ class Scales(Layers):
 
 
 def test_constant_tensors_are_copied_in_the_first_step_only(monkeypatch):
-    copied = []
     _, other = within(Scales())
     trained(other, steps=1)
-    copy = torch.Tensor.clone
-
-    def counted(tensor, **options):
-        copied.append(tensor)
-        return copy(tensor, **options)
-
-    monkeypatch.setattr(torch.Tensor, "clone", counted)
-    trained(other, steps=2)
+    copied = copies_of(monkeypatch, lambda: trained(other, steps=2))
     assert not any(one.data_ptr() == other[0].scale.data_ptr() for one in copied)

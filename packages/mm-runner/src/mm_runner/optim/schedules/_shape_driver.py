@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from mm_runner.evaluator import score_of
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class ShapeDriver:
         """Take back nothing."""
 
 
-class RestartDriver:
+class RestartDriver(ShapeDriver):
     """Applies :class:`CosineRestart` to every parameter group, beside other schedules.
 
     A restart sets the value, which would undo what others have multiplied it by since the window
@@ -70,26 +72,21 @@ class RestartDriver:
             this one, such as a warm-up. A later window begins from the base.
     """
 
+    _shape: CosineRestart
+
     def __init__(self, values: GroupValues, shape: CosineRestart, *, is_first: bool) -> None:
-        self._values = values
-        self.setting = values.name
-        self._shape = shape
+        super().__init__(values, shape)
         self._is_first = is_first
         # Of each group what others multiply by, and the value that this schedule has left.
         self._seen: list[tuple[float, float]] = []
-        for index in range(len(values)):
-            values.read(index)  # before another schedule changes what this one starts from
 
-    def rewind(self) -> None:
-        """Set the values that schedules started from."""
-        for index in range(len(self._values)):
-            self._values.reset(index)
-
+    @override
     def start(self) -> None:
         """Set the window's first values."""
         self._seen = []
         self.advance(0)
 
+    @override
     def advance(self, step: int) -> None:
         """Set the values of the step number ``step`` of the window."""
         seen = []
@@ -115,10 +112,12 @@ class RestartDriver:
         # A warm-up from 0 has begun anew from the base.
         return others * (current / left) if others and left else whole
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return what others did; the values are in the optimizer."""
         return {"seen": [list(one) for one in self._seen]}
 
+    @override
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
         """Go on from what others did."""
         self._seen = [(others, left) for others, left in (state_dict or {}).get("seen", [])]
