@@ -65,7 +65,7 @@ class KeptTensors:
             notes = {id(one): buffers.get(id(one)) or found[id(one)] for one in tensors}
             kept = [notes[id(one)] for one in tensors]
             is_whole = all(id(one) in found and found[id(one)].tensor is one for one in tensors)
-            whole = value if is_whole and _is_tuple(type(value)) else None
+            whole = value if is_whole and type(value) is tuple else None
             self._attributes.append(
                 _Attribute(module, name, full_name, kept, _replaced(value, notes), whole)
             )
@@ -120,7 +120,7 @@ def _tensors_in(value: Any) -> list[Tensor] | None:
     while todo:
         one = todo.pop()
         kind = type(one)
-        if _is_tuple(kind):
+        if kind is tuple:
             num_entries += len(one)
             if num_entries > _MOST_ENTRIES:
                 return None
@@ -130,11 +130,6 @@ def _tensors_in(value: Any) -> list[Tensor] | None:
         elif not is_plain_kind(kind):
             return None
     return tensors
-
-
-def _is_tuple(kind: type) -> bool:
-    """Return whether it is the class of tuples, or of such with names of their entries."""
-    return kind is tuple or (issubclass(kind, tuple) and hasattr(kind, "_make"))
 
 
 def _can_be_kept(tensors: list[Tensor]) -> bool:
@@ -158,7 +153,6 @@ def _has_memory(tensor: Tensor) -> bool:
 
 def _replaced(value: Any, replacements: dict[int, Any]) -> Any:
     """Return ``value`` with what stands in the place of its tensors, or of their notes."""
-    if _is_tuple(type(value)):
-        parts = [_replaced(one, replacements) for one in value]
-        return tuple(parts) if type(value) is tuple else type(value)._make(parts)
+    if type(value) is tuple:
+        return tuple(_replaced(one, replacements) for one in value)
     return replacements.get(id(value), value) if isinstance(value, (Tensor, Noted)) else value
