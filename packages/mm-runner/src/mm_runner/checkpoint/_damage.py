@@ -11,7 +11,7 @@ from ._atomic import first_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["damage_of"]
+__all__ = ["damage_of", "is_cut_archive"]
 
 # What torch.save writes begins so: an archive, and before torch 1.6 a pickle.
 _ARCHIVE = b"PK\x03\x04"
@@ -44,6 +44,18 @@ def damage_of(path: Path, error: BaseException, *, is_archive: bool) -> str:
     if what is None:
         return f"it is no checkpoint, and begins with {_shown(begin)}"
     return f"{what} ({reason})" if reason else what
+
+
+def is_cut_archive(path: Path) -> bool:
+    """Return whether a file that is no archive as a whole begins as one, as torch.save's do.
+
+    Torch 1.13 takes such a file for a pickle.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_ARCHIVE)) == _ARCHIVE
+    except OSError:  # the disk does not give it
+        return False
 
 
 def _cut_off(begin: bytes, size: int) -> str | None:

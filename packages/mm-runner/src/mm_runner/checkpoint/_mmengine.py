@@ -17,7 +17,7 @@ from mm_runner.errors import CheckpointError
 
 from ._atomic import first_line
 from ._content import FORMAT_VERSION, clean_name, plain
-from ._damage import damage_of
+from ._damage import damage_of, is_cut_archive
 from ._file import save_checkpoint_file
 from ._foreign_pickle import FOREIGN_PICKLE
 from ._integrity import check_integrity, is_archive
@@ -102,13 +102,14 @@ def _read(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
             return load_restricted(path, FOREIGN_PICKLE)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "
-            "state_dict again with torch.save, in a program that trusts it."
-        ) from error
     except Exception as error:  # damaged or contrived bytes make the reader fail in any way
-        damage = damage_of(path, error, is_archive=is_archive(path))
+        whole = is_archive(path)
+        if isinstance(error, pickle.UnpicklingError) and (whole or not is_cut_archive(path)):
+            raise CheckpointError(
+                f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "
+                "state_dict again with torch.save, in a program that trusts it."
+            ) from error
+        damage = damage_of(path, error, is_archive=whole)
         raise CheckpointError(f"{path} is damaged: {damage}.") from error
 
 
