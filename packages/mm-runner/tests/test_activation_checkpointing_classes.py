@@ -97,6 +97,17 @@ def test_a_parametrization_that_comes_later_stays():
     model(torch.randn(2, 4)).sum().backward()
 
 
+def test_auto_takes_blocks_whose_layers_are_parametrized():
+    def block():
+        return nn.Sequential(
+            nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.LayerNorm(4)
+        )
+
+    model = nn.Sequential(block(), block())
+    apply_module_settings(model, {KEY: "auto"})
+    assert told_module_settings(model) == {KEY: "0, 1"}
+
+
 def test_what_is_done_twice_is_done_once():
     model = checkpointed(Block())
     kind = type(model[0])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ._kept_containers import CONTAINERS
 from ._kept_generators import generator_kinds
-from ._plain_values import PLAIN, PlainTuples, is_plain_kind
+from ._plain_values import PLAIN, is_plain, is_plain_kind
 
 __all__ = ["PlainAttributes", "is_registered", "noted_kinds"]
 
@@ -45,23 +45,21 @@ class PlainAttributes:
     Args:
         module: Of its parts, nothing is noted.
         kinds: Those of ``noted_kinds``.
-        tuples: Those that are known to be plain, which is added to.
         others: Gets the module, name and value of each tensor, each generator of random numbers,
             and each tuple that is not plain.
     """
 
-    __slots__ = ("_attributes", "_module", "_names", "_plain", "_tuples")
+    __slots__ = ("_attributes", "_module", "_names", "_plain")
 
     def __init__(
         self,
         module: nn.Module,
         kinds: frozenset[type],
-        tuples: PlainTuples,
         others: list[tuple[nn.Module, str, Any]],
     ) -> None:
         # torch's older sharded wrapper notes that it has begun, and cannot begin again.
         is_sharded = "_fsdp_wrapped_module" in module._modules  # noqa: SLF001
-        self._module, self._tuples = module, tuples
+        self._module = module
         attributes = self._attributes = {} if is_sharded else vars(module)
         self._plain = {
             name: value
@@ -71,7 +69,7 @@ class PlainAttributes:
         not_plain = [name for name, value in self._plain.items() if type(value) not in PLAIN]
         for name in not_plain:
             value = self._plain[name]
-            if value not in tuples and not is_plain_kind(type(value)):
+            if not is_plain(value):
                 others.append((module, name, value))
                 if type(value) in _WITH_TENSORS:
                     del self._plain[name]
@@ -94,7 +92,7 @@ class PlainAttributes:
             for name, value in before.items()
             if name not in _OF_EVERY_MODULE
             and type(value) in _HOLDING
-            and value not in self._tuples
+            and self._plain.get(name) is not value  # a tuple without any
         ]
         names = (*before, *self._module._parameters)  # noqa: SLF001
         changed = {

@@ -16,12 +16,11 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from mm_runner.errors import ConfigError
 
 from ._kept_attributes import PlainAttributes, noted_kinds
-from ._kept_containers import ConstantContainers, KeptContainers
+from ._kept_containers import KeptContainers
 from ._kept_generators import KeptGenerators
 from ._kept_parameters import KeptParameters
 from ._kept_tensors import KeptTensors
 from ._noted_tensors import SMALL, Noted, overlaps
-from ._plain_values import PlainTuples
 
 __all__ = ["ForwardState", "KnownChanges"]
 
@@ -44,8 +43,6 @@ class KnownChanges:
         self.buffers: set[str] = set()
         self.parameters: set[str] = set()
         self.shares_memory = False
-        self.constant = ConstantContainers()
-        self.plain_tuples = PlainTuples()
 
     def refuse(self, what: str) -> NoReturn:
         """Raise the error that the module does what cannot be repeated."""
@@ -82,14 +79,13 @@ class ForwardState:
         self._watched: list[tuple[str, Noted]] = []
         noted: dict[int, Noted] = {}  # one may be in several modules
         kinds = noted_kinds()
-        known.plain_tuples.begin_forward()
         others: list[tuple[nn.Module, str, Any]] = []
         self._parts = [
             _Part(
                 part,
                 part.training,
                 self._note_buffers(name, part, noted),
-                PlainAttributes(part, kinds, known.plain_tuples, others),
+                PlainAttributes(part, kinds, others),
             )
             for name, part in modules
         ]
@@ -174,8 +170,8 @@ class ForwardState:
             attributes: list[Callable[[], None]] = []
             undo.callback(_call_all, attributes)
             attributes += (part.attributes.restore(containers) for part in self._parts)
-            if containers or self._known.constant:
-                undo.callback(KeptContainers(containers, self._known.constant).restore)
+            if containers:
+                undo.callback(KeptContainers(containers).restore)
             undo.callback(self._parameters.restore())
             if self._generators is not None:
                 undo.callback(self._generators.restore())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,11 +16,16 @@ __all__ = ["InputVersions", "with_copied_containers"]
 
 # Of a subclass, nobody knows how it is copied.
 _MAPPINGS = (dict, OrderedDict, defaultdict)
+# What decoders of Hugging Face's fill in training, too, unless they are told not to.
+_CACHES = "transformers.cache_utils"
 
 
 def with_copied_containers(values: Sequence[Any]) -> list[Any]:
-    """Return ``values`` with copies of the containers among them and in those, not of tensors."""
-    return [_copied(one) if isinstance(one, (list, tuple, dict)) else one for one in values]
+    """Return ``values`` with copies of the containers among them and in those, not of tensors.
+
+    The caches of decoders count as such.
+    """
+    return [_copied(one) for one in values]
 
 
 class InputVersions:
@@ -48,6 +54,10 @@ def _copied(values: Any) -> Any:
         copied = values.copy()
         for key, value in values.items():
             copied[key] = _copied(value)
+        return copied
+    if any(one.__module__ == _CACHES for one in kind.__mro__):
+        copied = copy.copy(values)
+        vars(copied).update({name: _copied(value) for name, value in vars(values).items()})
         return copied
     return values
 

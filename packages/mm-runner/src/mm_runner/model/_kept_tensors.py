@@ -24,7 +24,6 @@ class _Attribute(NamedTuple):
     full_name: str
     tensors: list[Noted]
     value: Any  # with these in place of the tensors
-    whole: tuple[Any, ...] | None  # if it is one, and keeps nothing else alive
 
 
 class KeptTensors:
@@ -64,10 +63,8 @@ class KeptTensors:
                     )
             notes = {id(one): buffers.get(id(one)) or found[id(one)] for one in tensors}
             kept = [notes[id(one)] for one in tensors]
-            is_whole = all(id(one) in found and found[id(one)].tensor is one for one in tensors)
-            whole = value if is_whole and type(value) is tuple else None
             self._attributes.append(
-                _Attribute(module, name, full_name, kept, _replaced(value, notes), whole)
+                _Attribute(module, name, full_name, kept, _replaced(value, notes))
             )
 
     def note_changes(self) -> None:
@@ -91,12 +88,7 @@ class KeptTensors:
                     found[key] = stand_ins[key] if key in self._buffers else self._before(noted)
             is_known = all(found[id(noted)] is not None for noted in place.tensors)
             if is_known and not is_registered(place.module, place.name):
-                is_same = all(found[id(noted)] is noted.tensor for noted in place.tensors)
-                vars(place.module)[place.name] = (
-                    place.whole
-                    if is_same and place.whole is not None
-                    else _replaced(place.value, found)
-                )
+                vars(place.module)[place.name] = _replaced(place.value, found)
 
     def _is_changed(self, noted: Noted) -> bool:
         if id(noted) in self._buffers or noted.tensor is None:

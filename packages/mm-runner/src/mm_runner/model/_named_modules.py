@@ -158,7 +158,8 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _structure(module: nn.Module) -> tuple[Any, ...]:
-    parts = ((name, own_class(part)) for name, part in module.named_modules())
+    # By the name of the class: torch's parametrizations make a class for each module.
+    parts = ((name, own_class(part).__qualname__) for name, part in module.named_modules())
     shapes = (None if is_lazy(one) else one.shape for one in module.parameters())
     return (*parts, *shapes)
 

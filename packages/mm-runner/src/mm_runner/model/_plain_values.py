@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 import torch
 
-__all__ = ["PLAIN", "PlainTuples", "is_plain_kind", "kinds_not_plain"]
+__all__ = ["PLAIN", "is_plain", "is_plain_kind", "kinds_not_plain"]
 
 
 def _numbers_of_numpy() -> set[type]:
@@ -39,46 +40,14 @@ def kinds_not_plain(values: Iterable[Any]) -> set[type]:
     return {kind for kind in kinds if not issubclass(kind, Enum)} if kinds else kinds
 
 
-class PlainTuples:
-    """Tuples of what is plain, and of such tuples, as those of a vocabulary.
-
-    None is looked through a second time. One that the module has no more is kept alive until the
-    forward after the next one.
-    """
-
-    def __init__(self) -> None:
-        # By identity, with the tuple, so that no other gets its place.
-        self._known: dict[int, Any] = {}
-        self._of_last_forward: dict[int, Any] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PlainTuples, ()  # in a copy, all are others
-
-    def begin_forward(self) -> None:
-        """Forget those that nobody asked for since the last forward began."""
-        self._known, self._of_last_forward = {}, self._known
-
-    def __contains__(self, value: Any) -> bool:
-        key = id(value)
-        if type(value) is not tuple:
+def is_plain(value: Any) -> bool:
+    """Return whether ``value`` is plain, or a tuple of what is, and of such tuples."""
+    if type(value) is not tuple:
+        return is_plain_kind(type(value))
+    level = [value]
+    while kinds := kinds_not_plain(chain.from_iterable(level)):
+        if kinds != {tuple}:
             return False
-        if self._known.get(key) is not value:
-            if self._of_last_forward.get(key) is not value and not _is_plain(value):
-                return False
-            self._known[key] = value
-        return True
-
-
-def _is_plain(value: tuple[Any, ...]) -> bool:
-    seen: set[int] = set()  # of a tree, a tuple may be in many places
-    todo: list[Any] = [value]
-    while todo:
-        one = todo.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            kinds = kinds_not_plain(one)
-            if kinds:
-                if kinds != {tuple}:
-                    return False
-                todo += [entry for entry in one if type(entry) is tuple]
+        inner = (one for one in chain.from_iterable(level) if type(one) is tuple)
+        level = list({id(one): one for one in inner}.values())  # of a tree, one may be there often
     return True
