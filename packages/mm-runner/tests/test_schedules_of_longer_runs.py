@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume_midway import StopAfter
+from test_resume_midway import StopAfter, Stream
 from test_resume_ranks import Wide, _train
 from test_schedules import make, make_optimizer, values_of
 from test_several_optimizers import Pair
@@ -140,6 +140,18 @@ def test_a_run_by_iterations_has_them_too(settings_of, stop):
     assert settings_of(15, resume=True, **changes) == whole[len(done) :]
 
 
+@pytest.mark.parametrize("stop", [None, 5], ids=["at-the-end", "in-the-middle"])
+def test_so_has_one_whose_data_have_no_length(settings_of, stop):
+    changes = {
+        "param_scheduler": {**FAMILIES["poly"], **BY_ITER},
+        "train_dataloader": {**loader_cfg(), "dataset": {"type": Stream}},
+        "by_epoch": False,
+    }
+    whole = settings_of(15, "whole", **changes)
+    done = settings_of(8, stop=stop, **changes)
+    assert settings_of(15, resume=True, **changes) == whole[len(done) :]
+
+
 def test_each_of_several_groups_and_optimizers_has_its_own(settings_of):
     changes = {
         "model": {"type": Pair},
@@ -174,6 +186,23 @@ def test_what_a_metric_has_changed_stays(settings_of, stop, family):
     settings_of(3, stop=stop and stop + EPOCH, **changes(0))
     resumed = settings_of(5, resume=True, **changes(1 if stop else 2))
     assert resumed == whole[-len(resumed) :]
+
+
+def test_a_metric_is_followed_in_a_longer_run_by_iterations(make_runner):
+    def rate_after(length, values, **resume):
+        runner = make_runner(
+            train_cfg={"by_epoch": False, "max_iters": length, "val_interval": 3},
+            optim_wrapper=SGD,
+            param_scheduler=PLATEAU,
+            val_evaluator={"type": Scripted, "values": values},
+            **resume,
+        )
+        runner.train()
+        return runner.optim_wrapper.param_groups[0]["lr"]
+
+    assert rate_after(6, [0.8, 0.7]) == 0.05
+    # The validation after step 6 is in the checkpoint.
+    assert rate_after(12, [0.6, 0.5], resume=True) == 0.0125
 
 
 def test_without_the_times_of_a_metric_the_values_stay_and_it_is_said(
@@ -243,8 +272,9 @@ def test_an_end_of_its_own_that_was_changed_is_named(settings_of, capsys):
     assert said in capsys.readouterr().out
 
 
-def test_epochs_of_another_length_alone_are_no_other_run(settings_of, capsys):
-    schedules = {"param_scheduler": {**FAMILIES["poly"], **BY_ITER}}
+@pytest.mark.parametrize("begin", [0, 4])
+def test_epochs_of_another_length_alone_are_no_other_run(settings_of, capsys, begin):
+    schedules = {"param_scheduler": {**FAMILIES["poly"], **BY_ITER, "begin": begin}}
     done = settings_of(4, stop=6, **schedules)
     loader = loader_cfg(batch_size=8)
     resumed = settings_of(4, resume=True, train_dataloader=loader, **schedules)

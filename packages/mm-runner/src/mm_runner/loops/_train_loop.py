@@ -101,6 +101,7 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         self._resumption: Resumption | None = None
         self._at_pass_begin = {}
         self._before_validation: dict[str, Any] | None = None  # the generators
+        self._validated_at: int | None = None  # the step
 
     @property
     def val_begin(self) -> int:
@@ -185,7 +186,8 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
 
         Returns:
             ``epoch`` and ``iter``; ``data``, a :class:`~mm_runner.data.DataPosition` as a dict;
-            ``rng``, the generators; ``pass``, the generators as the pass over the data began.
+            ``rng``, the generators; ``pass``, the generators as the pass over the data began;
+            ``is_validated``, whether what follows these steps has been validated already.
         """
         if self._resumption is not None:  # nothing was done since
             return self._resumption.state
@@ -197,6 +199,7 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
             "data": position._asdict(),
             "rng": self._before_validation or rng_state(self.runner.device),
             "pass": self._at_pass_begin if position.is_begun else to_come,
+            "is_validated": self._validated_at == self._iters_done,
         }
 
     def resume(self, resumption: Resumption) -> None:
@@ -215,7 +218,7 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         self.iter = self._iters_done = iteration
         self._batches_done, self._knows_place = 0, True
         self.stop_training = self.is_drawing = self._has_rehearsed = False
-        self._resumption = self._step = self._before_validation = None
+        self._resumption = self._step = self._before_validation = self._validated_at = None
 
     # The parts of a loop.
 
@@ -338,9 +341,11 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
     def _must_validate_again(self) -> bool:
         """Tell whether a run that goes on needs the validation after its checkpoint.
 
-        Checkpoints are written before it: the stop may have cut it off, or what a hook or a
-        schedule learned from it is not in them.
+        Most are written before it: the stop may have cut it off, or what a hook or a schedule
+        learned from it is not in them.
         """
+        if self._resumption is not None and self._resumption.state.get("is_validated"):
+            return False  # as of a run by steps that has come to its end
         return self._learns_from_validations() or not self._is_validated(self._count)
 
     def _learns_from_validations(self) -> bool:
@@ -375,6 +380,7 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         runner.val_loop.run()
         self._end_validation()
         self._mark_validated(count)
+        self._validated_at = self._iters_done
 
     # Training draws the same random numbers with and without a validation in between.
 

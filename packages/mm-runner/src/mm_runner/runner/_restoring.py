@@ -149,7 +149,13 @@ def _loop_state(
         position = DataPosition(**{**known, "state": own.get("state")})
     is_kept = keeps_data or runner.cfg.get("resume_data") is not False
     position = position_of_run(runner, checkpoint, position, has_numbers=bool(rng), is_kept=is_kept)
-    return {**counts, "data": position._asdict(), "rng": rng, "pass": own.get("pass", {})}
+    return {
+        **counts,
+        "data": position._asdict(),
+        "rng": rng,
+        "pass": own.get("pass", {}),
+        "is_validated": bool(data.get("is_validated")),
+    }
 
 
 def _position_after(loop: Any, counts: Mapping[str, int]) -> DataPosition:

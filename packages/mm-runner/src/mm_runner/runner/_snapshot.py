@@ -140,6 +140,7 @@ def _content(
         "data": {
             **common,
             "iter": loops[0]["iter"],
+            "is_validated": loops[0].get("is_validated", False),
             "ranks": [{"state": loop["data"]["state"], "pass": loop["pass"]} for loop in loops],
         },
         "message_hub": [state["scalars"] for state in ranks],

@@ -86,7 +86,8 @@ class ParamScheduler:
         self.by_epoch, self.begin, self.end = window.by_epoch, window.begin, window.end
         self.where = where
         self._driver = _build_driver(optimizer, arguments, window, where)
-        self._epoch_length = run.iters_per_epoch
+        self._has_own_end = cfg.get("end") is not None
+        self._epoch_length = epoch_length
         self._last_step = window.last_step
         self._count = max(window.last_step, 0)
         self.start()
@@ -120,7 +121,11 @@ class ParamScheduler:
         Raises:
             ConfigError: If the metric that it follows is not among them, or no number.
         """
-        if isinstance(self._driver, PlateauDriver) and self.begin <= self._count < self.end:
+        if not isinstance(self._driver, PlateauDriver):
+            return
+        # Without an end of its own it follows every validation: a run by iterations counts one
+        # epoch, when it ends, and may be resumed with more iterations.
+        if self.begin <= self._count and (self._count < self.end or not self._has_own_end):
             self._driver.follow(metrics, self._count)
 
     def rewind(self) -> int:
@@ -164,13 +169,13 @@ class ParamScheduler:
         """
         if not {"begin", "end", "epoch_length"} <= state_dict.keys():
             return False
-        own, saved = (self.begin, self.end), (state_dict["begin"], state_dict["end"])
-        if self.by_epoch or own == saved:
-            return own != saved
-        before = state_dict["epoch_length"]
+        before, now = state_dict["epoch_length"], self._epoch_length
+        if self.by_epoch or not before or not now:
+            before = now = 1
+        # Each by itself: after a warm-up of so many steps, a schedule may end with the epochs.
         return any(
-            one * before != other * self._epoch_length
-            for one, other in zip(own, saved, strict=True)
+            own != saved and own * before != saved * now
+            for own, saved in ((self.begin, state_dict["begin"]), (self.end, state_dict["end"]))
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
