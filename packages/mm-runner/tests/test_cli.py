@@ -150,6 +150,11 @@ def test_amp_is_switched_for_each_of_several_optimizers(config, tmp_path, monkey
             ["toy_run.yaml", "--cfg-options", "optim_wrapper.optimizer.lrr=1"],
             "toy_run.yaml:8: optim_wrapper.optimizer.lrr: unknown argument of SGD",
         ),
+        (
+            ["toy_run.yaml", "--cfg-options", "optim_wrapper.clip_grad.max_norm=text"],
+            "toy_run.yaml:8: optim_wrapper.clip_grad",
+        ),
+        (["toy_run.yaml", "--cfg-options", "compile.mode=3"], "toy_run.yaml: compile.mode"),
         (["toy_run.yaml", "--resume", "none.pth"], "none.pth"),
         (["toy_run.yaml", "--launcher", "pytorch"], "torchrun"),
         (
@@ -157,7 +162,10 @@ def test_amp_is_switched_for_each_of_several_optimizers(config, tmp_path, monkey
             "empty",
         ),
     ],
-    ids=["no-file", "no-base-batch", "amp-type", "slip", "checkpoint", "launcher", "empty"],
+    ids=[
+        *("no-file", "no-base-batch", "amp-type", "slip", "clipping", "compile", "checkpoint"),
+        *("launcher", "empty"),
+    ],
 )
 def test_what_the_user_can_repair_is_one_message(config, capsys, arguments, message):
     del config

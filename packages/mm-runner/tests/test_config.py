@@ -62,6 +62,8 @@ def test_copies_are_apart_and_know_their_file(write):
 def test_yaml_reads_exponents_as_numbers_and_runs_nothing(write):
     cfg = Config.fromfile(write("base.yaml", "lr: 1e-3\nname: e5\nversion: 1.2.3"))
     assert cfg == {"lr": 0.001, "name": "e5", "version": "1.2.3"}
+    with_tuples = "a: !!python/tuple\n- 1\n- !!python/tuple [2, {b: 3}]\n"  # as MMEngine dumps them
+    assert Config.fromfile(write("tuples.yaml", with_tuples)) == {"a": (1, (2, {"b": 3}))}
     evil = write("evil.yaml", "a: 1\nb: !!python/object/apply:os.system ['exit 1']")
     with pytest.raises(ConfigError, match=r"evil\.yaml:2: this is not YAML: could not determine"):
         Config.fromfile(evil)
@@ -114,10 +116,10 @@ def test_braces_stand_for_the_file_and_for_inherited_values(write):
     child = write("child.py", "_base_ = 'base.yaml'\nhead = dict(a={{_base_.model.depth}})")
     assert Config.fromfile(child).head.a == 18
     child = write("child.json", '{"_base_": "base.yaml", "a": {{_base_.model.dpeth}}}')
-    with pytest.raises(ConfigError, match=r"child\.json: a: .*no 'dpeth' there.*'depth'"):
+    with pytest.raises(ConfigError, match=r"child\.json:1: a: .*no 'dpeth' there.*'depth'"):
         Config.fromfile(child)
     child = write("child.json", '{"a": ["{{ fileDirnam }}"]}')
-    with pytest.raises(ConfigError, match=r"child\.json: a\[0\]: .*Did you mean 'fileDirname'"):
+    with pytest.raises(ConfigError, match=r"child\.json:1: a\[0\]: .*Did you mean 'fileDirname'"):
         Config.fromfile(child)
 
 
@@ -146,7 +148,11 @@ def test_braces_stand_for_the_file_and_for_inherited_values(write):
             r"a\.yaml: _base_: the files inherit each other: .*a\.yaml -> ",
         ),
         ("a.yaml", "_base_: [base.yaml, twin.yaml]", r"twin\.yaml sets model, which a file before"),
-        ("a.yaml", "_base_: base.yaml\nwork_dir: {a: 1}", r"a\.yaml: work_dir: a dict stands over"),
+        (
+            "a.yaml",
+            "_base_: base.yaml\nwork_dir: {a: 1}",
+            r"a\.yaml:2: work_dir: a dict stands over",
+        ),
         ("a.txt", "", r"a\.txt was given; a configuration is a file that ends in \.py, \.yaml"),
         (
             "a.yaml",
@@ -198,6 +204,17 @@ def test_options_change_single_values(write):
             cfg.merge_from_dict(options)
 
 
+def test_dicts_of_numbers_change_the_items_of_a_list():
+    cfg = Config({"steps": [{"type": "A", "n": 1}, {"type": "B"}], "sub": {"pair": (1, 2)}, "n": 1})
+    cfg.merge_from_dict({"steps": {"0": {"n": 2}}, "sub": {"pair": {"1": 3}}})
+    assert cfg.steps == [{"type": "A", "n": 2}, {"type": "B"}]
+    assert cfg.sub.pair == (1, 3)
+    with pytest.raises(ConfigError, match=r"steps\.2: the list has 2 items"):
+        cfg.merge_from_dict({"steps": {"2": {"n": 2}}})
+    cfg.merge_from_dict({"steps": {"type": "C"}, "n": {"0": 1}})
+    assert (cfg.steps, cfg.n) == ({"type": "C"}, {"0": 1})
+
+
 def test_options_empty_a_dict_whatever_their_order(write):
     cfg = Config.fromfile(write("base.yaml", _BASE))
     cfg.merge_from_dict({"model.type": "ViT", "model._delete_": True, "model.norm.p": 2})
@@ -246,6 +263,14 @@ def test_a_log_level_is_told_as_it_was_typed(make_runner):
     with pytest.raises(ConfigError, match=r"log_level: 'INF' was given; .*mean 'INFO'"):
         make_runner(log_level=level)
     assert parse_options(["log_level=10"]) == {"log_level": 10}
+
+
+def test_no_launcher_is_a_launcher_as_with_its_own_option():
+    assert parse_options(["launcher=none"]) == {"launcher": "none"}
+    assert parse_options(["launcher=None", "load_from=none"]) == {
+        "launcher": None,
+        "load_from": None,
+    }
 
 
 @pytest.mark.parametrize("option", ["x", "=1", "a..b=1", "a=[1,(2]"])

@@ -119,6 +119,13 @@ def test_what_a_file_changes_in_place_counts(write, text, changed):
     assert Config.fromfile(base) == _CONTENT
 
 
+def test_the_path_of_a_base_may_be_put_together(write):
+    write("a_base.py", "model = dict(\n    w=1)\n")
+    cfg = Config.fromfile(write("child.py", "_base_ = ['a_' + 'base.py']\nmodel = dict(v=2)\n"))
+    assert cfg == {"model": {"w": 1, "v": 2}}
+    assert "a_base.py:2: " in str(cfg.located(ConfigError("model.w: wrong")))
+
+
 def test_changes_reach_through_several_bases_of_any_form(write):
     write("base.py", _BASE)
     write("b.yaml", "sched: {lr: 0.1, steps: [1, 2]}")
@@ -169,9 +176,9 @@ def test_nothing_is_shared_between_keys_or_with_the_next_reading(write):
         ("x = _base_.widht", r"child\.py:2: .*no key 'widht'; .*Did you mean 'width'\?"),
         (
             "_base_.model = 5\nmodel = dict(w=1)",
-            r"model: a dict stands over the inherited 5; add _de",
+            r"child\.py:3: model: a dict stands over the inherited 5; add _de",
         ),
-        ("_base_.a = '{{ _base_.b }}'", r"child\.py: a: .*no 'b' there"),
+        ("_base_.a = '{{ _base_.b }}'", r"child\.py:2: a: .*no 'b' there"),
         ("_base_.model.again = _base_.model", r"child\.py: a dict or a list is put into itself"),
     ],
     ids=lambda value: value.partition("\n")[0],
@@ -210,6 +217,14 @@ def test_update_goes_key_by_key_and_pop_needs_no_key():
     assert cfg.model == {"type": "N", "head": {"n": 1}}
     cfg.update(model=cfg.model)
     assert (cfg.pop("absent"), cfg.pop("absent", 5), cfg.pop("a")) == (None, 5, {"b": 1})
+
+
+def test_merge_replaces_by_a_dict_what_is_none():
+    cfg = ConfigDict(model={"init": [{"type": "A"}], "act": "gelu", "norm": None})
+    cfg.merge(
+        {"model": {"init": {"type": "B"}, "act": {"p": 1}, "norm": {"_delete_": True, "q": 2}}}
+    )
+    assert cfg == {"model": {"init": {"type": "B"}, "act": {"p": 1}, "norm": {"q": 2}}}
 
 
 def test_delete_at_the_top_replaces_all_keys_and_is_kept_until_then():

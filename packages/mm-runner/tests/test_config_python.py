@@ -89,6 +89,26 @@ def test_a_base_may_inherit_and_its_keys_are_located(write):
     assert located.startswith(f"{path.parent / 'bases/model.py'}:4: ")
 
 
+@pytest.mark.usefixtures("bases")
+def test_what_a_base_imports_and_defines_serves_as_a_type_in_what_inherits_it(write):
+    write(
+        "middle.py",
+        "from mm_runner.config import read_base\nwith read_base():\n"
+        "    from .bases.model import *\n    from .bases.schedules.sgd import SGD as Plain\n"
+        "def doubled(x):\n    return 2 * x\nmodel = dict(type=Linear, in_features=doubled(2))\n",
+    )
+    path = write(
+        "last.py",
+        "from mm_runner.config import read_base\nwith read_base():\n    from .middle import *\n"
+        "head = dict(type=Linear, size=doubled(3))\noptimizer = dict(type=Plain, lr=1)\n",
+    )
+    cfg = Config.fromfile(path)
+    assert list(cfg) == ["model", "data_root", "head", "optimizer"]
+    assert cfg.model == {"type": torch.nn.Linear, "in_features": 4}
+    assert cfg.head == {"type": torch.nn.Linear, "size": 6}
+    assert cfg.optimizer.type is torch.optim.SGD
+
+
 _READ = "from mm_runner.config import read_base\n"
 
 
@@ -105,7 +125,10 @@ _READ = "from mm_runner.config import read_base\n"
             "with read_base():\n    from .bases.model import modle",
             r"a\.py:3: modle is imported from bases/model\.py, which sets model, data_root\. Did",
         ),
-        ("with read_base():\n    from .bases.model import Linear", r"outside the block"),
+        (
+            "with read_base():\n    from .bases.model import *\nmodel.updaet(in_features=8)",
+            r"a\.py:4: AttributeError: .*no key 'updaet'; there are type, .*head\.$",
+        ),
         ("with read_base():\n    from .data import *", r"data\.yaml does\. .*name that one in _ba"),
         (
             "_base_ = 'data.yaml'\nwith read_base():\n    from .bases.model import *",
@@ -176,7 +199,7 @@ def test_variables_of_the_environment_are_text_in_quotes_and_else_what_they_look
         ("b.py", "a = 1\nb = {{$MM_TEST_NONE}}", r"b\.py:2"),
         ("b.py", "b = 'x{{$MM_TEST_NONE:}}'", r"b\.py:1"),
         ("b.yaml", "b: [{{$MM_TEST_NONE:}}]", r"b\.yaml"),
-        ("b.yaml", "b: 'x{{$MM_TEST_NONE}}'", r"b\.yaml: b"),
+        ("b.yaml", "b: 'x{{$MM_TEST_NONE}}'", r"b\.yaml:1: b"),
     ]:
         with pytest.raises(ConfigError, match=rf"{place}: .*the environment has no MM_TEST_NONE"):
             Config.fromfile(write(path, text))

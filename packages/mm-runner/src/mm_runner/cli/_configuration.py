@@ -10,10 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import mm_amp
+import mm_compile
+import mm_dist
+import mm_npu
 from mm_runner.config import Config
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 
 __all__ = ["load_config", "locating"]
+
+# Their messages begin with the path of a key, whichever package reads it.
+_CONFIG_ERRORS = (
+    *(ConfigError, ComponentNotFoundError),
+    *(mm_amp.ConfigError, mm_compile.ConfigError, mm_dist.ConfigError, mm_npu.ConfigError),
+)
 
 
 def load_config(options: Namespace) -> Config:
@@ -41,7 +51,7 @@ def locating(cfg: Config) -> Iterator[None]:
     """Put file and line before the message of an error that begins with the path of a key."""
     try:
         yield
-    except (ConfigError, ComponentNotFoundError) as error:
+    except _CONFIG_ERRORS as error:
         raise cfg.located(error) from error
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import Self, override
 
-from mm_runner.errors import ConfigError, MMRunnerError
+from mm_runner.errors import ConfigError
 
 from ._config_dict import ConfigDict
 from ._custom_imports import import_modules, importable_folder
@@ -19,6 +19,8 @@ from ._reading import SUFFIXES
 from ._text import as_python, write_config
 
 __all__ = ["Config"]
+
+AnyError = TypeVar("AnyError", bound=Exception)
 
 
 class Config(ConfigDict):
@@ -164,7 +166,7 @@ class Config(ConfigDict):
         """
         return write_config(self, file)
 
-    def located(self, error: MMRunnerError) -> MMRunnerError:
+    def located(self, error: AnyError) -> AnyError:
         """Return ``error`` with the file and line of the key that its message begins with."""
         place = describe_location(self._files, str(error))
         return type(error)(f"{place}: {error}") if place else error

@@ -101,12 +101,10 @@ class ConfigDict(dict[str, Any]):
         """Put the keys of ``other`` over these, dicts key by key, as an inheriting file does.
 
         A dict in ``other`` that has ``_delete_=True`` replaces the one here; ``other`` itself
-        replaces all keys so.
-
-        Raises:
-            ConfigError: If a dict stands over something that is none.
+        replaces all keys so. Unlike in a file, a dict also replaces what is no dict.
         """
-        merged = without_delete(other) if other.get(DELETE) else merge(self, other)
+        replaced = other.get(DELETE)
+        merged = without_delete(other) if replaced else merge(self, other, replaces=True)
         self.clear()
         self._set_all(merged)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mm_runner.errors import ConfigError, did_you_mean
 
+from ._location import describe_location
 from ._merging import merge, without_delete
 from ._reading import BASE, SUFFIXES, read_file
 
@@ -15,11 +16,15 @@ __all__ = ["Sources", "load"]
 
 
 class Sources(NamedTuple):
-    """A configuration, and the files it was read from, the one that was asked for first."""
+    """A configuration, and the files it was read from, the one that was asked for first.
+
+    Beside it stand the modules, functions and classes that the first one has imported or defined.
+    """
 
     content: dict[str, Any]
     files: list[Path]
     text: str
+    helpers: dict[str, Any]
 
 
 def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sources:
@@ -38,20 +43,22 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
     text = _text_of(file, chain) if text is None else text
     files = [file]
 
-    def inherit(base: Any) -> dict[str, Any]:
+    def inherit(base: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         inherited: dict[str, Any] = {}
+        helpers: dict[str, Any] = {}
         for parent in _parents(file, base):
             found = load(parent, (*chain, file))
             files.extend(found.files)
             _check_apart(file, parent, inherited, found.content)
             inherited.update(found.content)
-        return inherited
+            helpers.update(found.helpers)
+        return inherited, helpers
 
     try:
-        base, own = read_file(file, text, inherit)
+        base, own, helpers = read_file(file, text, inherit)
         # It copies every container too: two keys that a file gave one list are apart again, and
         # what a file has from a module is not changed for the next one that reads it.
-        return Sources(without_delete(_merged(file, base, own)), files, text)
+        return Sources(without_delete(_merged(file, base, own)), files, text, helpers)
     except RecursionError as error:
         raise ConfigError(f"{file}: a dict or a list is put into itself.") from error
 
@@ -60,7 +67,7 @@ def _merged(file: Path, base: Any, own: Any) -> dict[str, Any]:
     try:
         return merge(base, own)
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{describe_location([file], str(error)) or file}: {error}") from error
 
 
 def _parents(file: Path, base: Any) -> list[Path]:

@@ -13,17 +13,20 @@ __all__ = ["DELETE", "copy_containers", "merge", "merge_options", "without_delet
 DELETE = "_delete_"
 
 
-def merge(base: Any, child: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def merge(
+    base: Any, child: Mapping[str, Any], where: str = "", *, replaces: bool = False
+) -> dict[str, Any]:
     """Return ``base`` with the keys of ``child`` put over it; dicts are merged key by key.
 
     Args:
         base: What is inherited. It is not changed.
         child: Wins. A dict in it that has ``_delete_=True`` replaces what is inherited.
         where: Path of both in the whole configuration, for messages.
+        replaces: Let a dict replace what is no dict.
 
     Raises:
-        ConfigError: If a dict stands over something that is none, which is a slip more often than
-            not.
+        ConfigError: If a dict stands over something that is none, which in a file is a slip more
+            often than not.
     """
     merged = copy_containers(dict(base))
     for key, value in child.items():
@@ -33,7 +36,9 @@ def merge(base: Any, child: Mapping[str, Any], where: str = "") -> dict[str, Any
         elif value.get(DELETE, False) or merged.get(key) is None:
             merged[key] = without_delete(value)
         elif isinstance(merged[key], Mapping):
-            merged[key] = merge(merged[key], value, path)
+            merged[key] = merge(merged[key], value, path, replaces=replaces)
+        elif replaces:
+            merged[key] = without_delete(value)
         else:
             raise ConfigError(
                 f"{path}: a dict stands over the inherited {merged[key]!r}; add {DELETE}=True to "
@@ -73,7 +78,8 @@ def merge_options(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     Args:
         cfg: It is not changed.
         options: Values by path: ``{"optim_wrapper.optimizer.lr": 0.1, "custom_hooks.0.interval":
-            5}``. Dicts on the way that are not there are made; the items of a list are numbered;
+            5}``. Dicts on the way that are not there are made; the items of a list are numbered,
+            also as the keys of a dict: ``{"custom_hooks": {"0": {"interval": 5}}}``;
             ``a._delete_`` lets the dict ``a`` begin empty.
 
     Raises:
@@ -92,9 +98,11 @@ def merge_options(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
 def _replace(holder: Any, keys: list[str], value: Any, where: str) -> Any:
     """Return ``holder`` with what ``keys`` lead to replaced by ``value``."""
     if not keys:
-        if isinstance(value, Mapping) and isinstance(holder, Mapping) and not value.get(DELETE):
-            return merge(holder, value, where)
-        return without_delete(value)
+        if not _goes_into(holder, value):
+            return without_delete(value)
+        for one, item in value.items():
+            holder = holder if one == DELETE else _replace(holder, [one], item, where)
+        return holder
     key, *rest = keys
     path = f"{where}.{key}" if where else key
     if holder is None:
@@ -107,6 +115,14 @@ def _replace(holder: Any, keys: list[str], value: Any, where: str) -> Any:
     if not isinstance(holder, Mapping):
         raise ConfigError(f"{path}: {where} is {holder!r}, which has no keys to change.")
     return {**holder, key: _replace(holder.get(key), rest, value, path)}
+
+
+def _goes_into(holder: Any, value: Any) -> bool:
+    """Tell whether ``value`` changes keys of ``holder``, or numbered items of it."""
+    if not isinstance(value, Mapping) or value.get(DELETE):
+        return False
+    numbered = bool(value) and all(isinstance(key, str) and key.isdecimal() for key in value)
+    return isinstance(holder, Mapping) or (numbered and isinstance(holder, (list, tuple)))
 
 
 def _index(items: list[Any] | tuple[Any, ...], key: str, path: str) -> int:

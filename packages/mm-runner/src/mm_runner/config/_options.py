@@ -69,9 +69,11 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
                 f"{option!r} was given; write path=value, such as optim_wrapper.optimizer.lr=0.1."
             )
         path, text = path.strip(), text.strip()
-        # INFO with a letter left out is to be told as it was typed, not as a number.
+        # INFO with a letter left out is to be told as it was typed, not as a number; and the
+        # launcher "none" is one, where None would find one out.
         is_level = path == "log_level" and text.isalpha()
-        parsed[path] = text if is_level else _value(text, option)
+        is_word = is_level or (path, text) == ("launcher", "none")
+        parsed[path] = text if is_word else _value(text, option)
     return parsed
 
 

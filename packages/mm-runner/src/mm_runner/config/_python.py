@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -14,7 +13,7 @@ from mm_runner.errors import ConfigError, MMRunnerError
 from ._config_dict import ConfigDict
 from ._custom_imports import importable_folder
 from ._environment import Variables
-from ._read_base import replace_base_blocks
+from ._read_base import InheritFrom, replace_base_blocks
 from ._substitution import BracesToText
 
 __all__ = ["BASE", "at_line", "read_python", "take_base"]
@@ -26,8 +25,8 @@ _HELPERS = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 
 def read_python(
-    file: Path, text: str, inherit: Callable[[Any], dict[str, Any]]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    file: Path, text: str, inherit: InheritFrom
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Run ``text``.
 
     Args:
@@ -36,8 +35,8 @@ def read_python(
         inherit: Called with each thing that it inherits.
 
     Returns:
-        What ``_base_`` names, as the file has changed it in place, and the values of the file
-        itself, with those of ``read_base()``.
+        What ``_base_`` names, as the file has changed it in place; the values of the file itself,
+        with those of ``read_base()``; and the modules, functions and classes, which are no values.
 
     Raises:
         ConfigError: Naming the file, and the line where that is known.
@@ -56,14 +55,12 @@ def read_python(
             f"{at_line(file, line)}: {BASE} and read_base() both say what is inherited, and do so "
             "in different ways. Use one of them."
         )
-    base = ConfigDict(inherit(base_files))
+    base = ConfigDict(inherit(base_files)[0])
     names[BASE] = base
     _run(file, text, tree, names)
-    return base, {
-        name: value
-        for name, value in names.items()
-        if not str(name).startswith("_") and not isinstance(value, _HELPERS)
-    }
+    public = {name: value for name, value in names.items() if not str(name).startswith("_")}
+    helpers = {name: value for name, value in public.items() if isinstance(value, _HELPERS)}
+    return base, {name: public[name] for name in public if name not in helpers}, helpers
 
 
 def at_line(file: Path, line: int | None) -> str:
@@ -82,16 +79,17 @@ def _run(file: Path, text: str, tree: ast.Module, names: dict[str, Any]) -> None
         frames = traceback.extract_tb(error.__traceback__)
         line = next((one.lineno for one in reversed(frames) if one.filename == str(file)), None)
         reason = f"{type(error).__name__}: {error}".rstrip(".")
-        raise ConfigError(f"{at_line(file, line)}: {reason}.{_hint(error, text)}") from error
+        statement = "" if line is None else text.splitlines()[line - 1]
+        raise ConfigError(f"{at_line(file, line)}: {reason}.{_hint(error, statement)}") from error
 
 
-def _hint(error: Exception, text: str) -> str:
+def _hint(error: Exception, statement: str) -> str:
     if isinstance(error, ImportError) and str(error.name).split(".")[0] == "mmengine":
         return (
             " mm-runner has MMEngine's components under their names: write type='EMAHook', or "
             "import them from mm_runner and mm_amp."
         )
-    if "read_base" in text:
+    if "read_base" in statement or "relative import" in str(error):
         return (
             " read_base() is for 'with read_base():' at the top level of the file, and comes from "
             "mm_runner.config."
@@ -106,9 +104,11 @@ def take_base(file: Path, tree: ast.Module) -> tuple[int | None, Any]:
             isinstance(target, ast.Name) and target.id == BASE for target in statement.targets
         ):
             tree.body.remove(statement)
+            # Run too, as a long path may be put together of several texts.
+            code = compile(ast.Expression(statement.value), str(file), "eval")
             try:
-                return statement.lineno, ast.literal_eval(statement.value)
-            except ValueError as error:
+                return statement.lineno, eval(code, {})  # noqa: S307 - as the file itself
+            except Exception as error:
                 raise ConfigError(
                     f"{at_line(file, statement.lineno)}: {BASE}: text or a list of texts is "
                     f"needed, got {ast.unparse(statement.value)}."

@@ -12,7 +12,7 @@ from mm_runner.errors import ConfigError, did_you_mean
 
 from ._config_dict import ConfigDict
 
-__all__ = ["BASES", "is_block", "path_of", "read_base", "replace_base_blocks"]
+__all__ = ["BASES", "InheritFrom", "is_block", "path_of", "read_base", "replace_base_blocks"]
 
 # The name of the function that stands in for the blocks.
 BASES = "__bases__"
@@ -20,18 +20,18 @@ BASES = "__bases__"
 _HOMES = ("mm_runner.config", "mmengine.config", "mmengine")
 _EXAMPLE = "Write 'with read_base():' at the top level, and in it only 'from .base import *'"
 
-# Gives the content of a file, for its path relative to the one that is read.
-InheritFrom = Callable[[Any], dict[str, Any]]
+# For what a file inherits: the content of that, and the modules, functions and classes in it.
+InheritFrom = Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]
 
 
 def read_base() -> AbstractContextManager[None]:
     """Mark the imports by which a configuration in Python inherits others.
 
     ``from .base import *`` within the block gives all keys of ``base.py`` beside the file (``..``
-    leads to the folder above), ``from .base import model as backbone`` single ones; the file
-    changes them as the values that they are: ``model.depth = 50``, ``model.merge(dict(...))``,
-    ``model = dict(...)``. Imports outside the block are Python's own, and what they give may be
-    used as a ``type``.
+    leads to the folder above), and what that imports or defines, ``from .base import model as
+    backbone`` single ones; the file changes them as the values that they are: ``model.depth =
+    50``, ``model.merge(dict(...))``, ``model = dict(...)``. Imports outside the block are Python's
+    own, and what they give may be used as a ``type``.
 
     :meth:`mm_runner.config.Config.fromfile` reads such blocks, and runs nothing of them; so a
     program that comes here has not read a configuration.
@@ -124,17 +124,18 @@ def _values_of(file: Path, imports: list[ast.ImportFrom], inherit: InheritFrom) 
     for statement in imports:
         path = path_of(statement)
         _check_is_python(file, statement, path)
-        content = ConfigDict(inherit(path))
+        content, helpers = inherit(path)
+        # A file uses what its base imports, as a type.
+        found = {**helpers, **ConfigDict(content)}
         for name in statement.names:
             if name.name == "*":
-                values.update(content)
-            elif name.name in content:
-                values[name.asname or name.name] = content[name.name]
+                values.update(found)
+            elif name.name in found:
+                values[name.asname or name.name] = found[name.name]
             else:
                 raise ConfigError(
                     f"{file}:{statement.lineno}: {name.name} is imported from {path}, which sets "
-                    f"{', '.join(content) or 'nothing'}.{did_you_mean(name.name, content)} "
-                    "Functions and classes are imported outside the block."
+                    f"{', '.join(content) or 'nothing'}.{did_you_mean(name.name, found)}"
                 )
     return values
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mm_runner.errors import ConfigError
 
 from ._environment import fill_whole_values
+from ._location import describe_location
 from ._python import BASE, at_line, read_python
+from ._read_base import InheritFrom
 from ._substitution import quote_braces, substitute
 
 __all__ = ["BASE", "SUFFIXES", "read_file"]
 
 SUFFIXES = (".py", ".yaml", ".yml", ".json")
 
-# Gives what the file inherits, for the value of its key _base_.
-InheritFrom = Callable[[Any], dict[str, Any]]
 
-
-def read_file(file: Path, text: str, inherit: InheritFrom) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_file(
+    file: Path, text: str, inherit: InheritFrom
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Read one file.
 
     Args:
@@ -31,13 +31,14 @@ def read_file(file: Path, text: str, inherit: InheritFrom) -> tuple[dict[str, An
             under ``read_base()`` names.
 
     Returns:
-        What it inherits, as it has changed that in place, and what it says itself.
+        What it inherits, as it has changed that in place; what it says itself; and, of Python, its
+        modules, functions and classes.
 
     Raises:
         ConfigError: Naming the file, and the line where that is known.
     """
     if file.suffix == ".py":
-        base, own = read_python(file, text, inherit)
+        base, own, helpers = read_python(file, text, inherit)
     else:
         parse = _parse_json if file.suffix == ".json" else _parse_yaml
         own = parse(file, quote_braces(fill_whole_values(text, str(file))))
@@ -45,11 +46,11 @@ def read_file(file: Path, text: str, inherit: InheritFrom) -> tuple[dict[str, An
             own = {}
         if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
             raise ConfigError(f"{file}: keys with values are needed at the top, got {own!r:.80}.")
-        base = inherit(own.pop(BASE, None))
+        base, helpers = inherit(own.pop(BASE, None))[0], {}
     try:
-        return substitute(base, file, base), substitute(own, file, base)
+        return substitute(base, file, base), substitute(own, file, base), helpers
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{describe_location([file], str(error)) or file}: {error}") from error
 
 
 def _parse_json(file: Path, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""PyYAML's safe loader, without two of its traps."""
+"""PyYAML's safe loader, without two of its traps, and with the tuples that MMEngine writes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ class ConfigLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _construct_tuple(loader: ConfigLoader, node: yaml.SequenceNode) -> tuple[Any, ...]:
+    return tuple(yaml.SafeLoader.construct_sequence(loader, node, deep=True))
+
+
+ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", _construct_tuple)
 ConfigLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
