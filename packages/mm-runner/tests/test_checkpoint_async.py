@@ -1,7 +1,9 @@
 """Checkpoints that a thread writes while training goes on."""
 
 import errno
+import multiprocessing
 import os
+import signal
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from toy import Killed, StopBeforeEpoch, runner_arguments
+from toy import Killed, Scripted, StopBeforeEpoch, runner_arguments
 from typing_extensions import override
 
 from mm_runner import CheckpointError, Runner
@@ -185,6 +187,46 @@ def test_a_file_written_asynchronously_holds_the_same(make_runner, tmp_path):
     )
 
 
+class MostAtOnce:
+    """Counts how many threads are in ``torch.save`` at once, at most."""
+
+    def __init__(self, monkeypatch):
+        self.save, self.now, self.most = torch.save, 0, 0
+        self.second = threading.Event()
+        monkeypatch.setattr(torch, "save", self)
+
+    def __call__(self, content, file):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        if self.now > 1:
+            self.second.set()
+        self.second.wait(0.2)  # long enough for another hook, if it does not wait
+        self.save(content, file)
+        self.now -= 1
+
+
+@pytest.mark.parametrize("other_is_async", [False, True], ids=["and-at-once", "both-in-threads"])
+def test_two_hooks_write_the_same_file_one_after_the_other(
+    make_runner, monkeypatch, other_is_async
+):
+    writing = MostAtOnce(monkeypatch)
+    for_good = {"type": "CheckpointHook", "interval": 2, "async_save": other_is_async}
+    runner = make_runner(
+        train_cfg={"max_epochs": 4},
+        default_hooks={"checkpoint": {"max_keep_ckpts": 1, "async_save": True}},
+        custom_hooks=[for_good],
+    )
+    runner.train()
+    assert writing.most == 1
+    assert "failed" not in (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    files = sorted(runner.work_dir.glob("*.pth"))
+    assert [path.name for path in files] == ["epoch_2.pth", "epoch_4.pth"]
+    for path in files:  # the later hook's: it knows of both
+        content = load_checkpoint_file(path)
+        assert content["checkpoint_hook"]["kept"][-1] == path.name
+        assert content["checkpoint_hook#2"]["kept"][-1] == path.name
+
+
 class FullDisk(Hook):
     """Lets the file of one epoch be written to a device that is always full."""
 
@@ -272,3 +314,53 @@ def _directory_gone(rank, tmp_path):
 
 def test_a_directory_that_is_gone_is_survived_by_all_ranks(run_ranks, tmp_path):
     run_ranks(_directory_gone, 2, tmp_path)
+
+
+def _is_killed_while_it_writes_the_best(work_dir):
+    save = torch.save
+
+    def stop_halfway(content, file):
+        if content["meta"]["epoch"] == 2 and "optimizer" not in content:
+            file.write(b"half")
+            written.set()
+            threading.Event().wait()
+        save(content, file)
+
+    written = threading.Event()
+    torch.save = stop_halfway
+
+    class Kill(Hook):
+        @override
+        def before_train_epoch(self, runner):
+            if runner.epoch == 2 and written.wait(30):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with_best(work_dir, [0.5, 0.9, 0.6], custom_hooks=[Kill()])
+
+
+def with_best(work_dir, values, **more):
+    saving = {"save_best": "accuracy", "async_save": True}
+    runner = Runner(
+        **runner_arguments(
+            work_dir,
+            train_cfg={"max_epochs": 3},
+            default_hooks={"checkpoint": saving},
+            val_evaluator=Scripted(values=values),
+            **more,
+        )
+    )
+    runner.train()
+    return runner
+
+
+def test_the_best_that_a_kill_has_cut_off_is_saved_by_the_resumed_run(tmp_path):
+    process = multiprocessing.get_context("spawn").Process(
+        target=_is_killed_while_it_writes_the_best, args=(tmp_path,)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert load_checkpoint_file(tmp_path / "best_accuracy.pth")["meta"]["epoch"] == 1
+    runner = with_best(tmp_path, [0.9, 0.6], resume=True)
+    assert runner.iter == 18
+    assert load_checkpoint_file(tmp_path / "best_accuracy.pth")["meta"]["epoch"] == 2

@@ -181,6 +181,25 @@ def test_a_cut_off_file_is_called_damaged(tmp_path, part):
         convert_mmengine_checkpoint(tmp_path / "a.pth", tmp_path / "b.pth")
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"<!DOCTYPE html><html>404</html>", "it is no checkpoint, and begins with '<!DOCTYPE"),
+        (
+            b"version https://git-lfs.github.com/spec/v1",
+            "it is no checkpoint, and begins with 'ver",
+        ),
+        (b"", "it is empty"),
+    ],
+    ids=["page", "pointer", "empty"],
+)
+def test_what_is_no_checkpoint_is_called_that(tmp_path, content, reason):
+    path = tmp_path / "a.pth"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"a.pth is damaged: {reason}"):
+        convert_mmengine_checkpoint(path, path)
+
+
 def test_an_absent_file_and_one_without_a_dict_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"no such file"):
         convert_mmengine_checkpoint(tmp_path / "a.pth", tmp_path / "b.pth")

@@ -104,3 +104,17 @@ def test_a_program_may_change_its_directory_while_training(tmp_path, monkeypatch
     assert names_in(tmp_path / "other") == []
     log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
     assert "removed" not in log
+
+
+def test_a_run_whose_work_directory_is_reached_by_a_link_goes_on_from_out_dir(tmp_path):
+    (tmp_path / "disk" / "deep" / "runs").mkdir(parents=True)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "runs").symlink_to(tmp_path / "disk" / "deep" / "runs")
+    work_dir, saving = tmp_path / "project" / "runs" / "a", {"out_dir": str(tmp_path / "out")}
+    run(work_dir, saving)
+    # The disk and what is saved may be moved together.
+    assert (work_dir / "last_checkpoint").read_text() == "../../../../out/a/epoch_2.pth\n"
+    resumed = run(work_dir, saving, epochs=3, resume=True)
+    log = (resumed.log_dir / f"{resumed.timestamp}.log").read_text()
+    assert "Going on after epoch 2" in log
+    assert "Passing over" not in log

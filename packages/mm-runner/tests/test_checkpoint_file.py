@@ -2,7 +2,9 @@ import logging
 import os
 import pickle
 import random
+import struct
 import warnings
+import zipfile
 from argparse import Namespace
 from collections import OrderedDict
 from contextlib import suppress
@@ -267,6 +269,22 @@ def test_no_changed_byte_is_loaded_or_makes_loading_fail_in_another_way(tmp_path
             loaded = load_checkpoint_file(path)
             assert torch.equal(loaded["state_dict"]["weight"], CONTENT["state_dict"]["weight"])
             assert loaded["meta"] == CONTENT["meta"]
+
+
+def test_an_end_that_torch_alone_can_read_hides_no_other_damage(tmp_path):
+    path = tmp_path / "a.pth"
+    save_checkpoint_file(CONTENT, path)
+    changed = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        record = next(one for one in archive.infolist() if one.filename.endswith("data/0"))
+    lengths = changed[record.header_offset + 26 : record.header_offset + 30]
+    begin = record.header_offset + 30 + sum(struct.unpack("<HH", lengths))
+    changed[begin + 3] ^= 0x6D
+    # The number of a disk, which Python's reader looks at and torch's does not.
+    changed[changed.rindex(b"PK\x06\x07") + 4] = 1
+    path.write_bytes(changed)
+    with pytest.raises(CheckpointError, match=r"a\.pth is damaged: "):
+        load_checkpoint_file(path)
 
 
 def test_a_pickled_object_is_refused_and_its_code_not_run(tmp_path):

@@ -11,6 +11,7 @@ from ._mmengine import Conversion, convert_mmengine_checkpoint
 from ._newest import (
     LAST_CHECKPOINT,
     find_latest_checkpoint,
+    forget_validation,
     is_validated,
     latest_readable,
     mark_latest,
@@ -32,6 +33,7 @@ __all__ = [
     "clean_name",
     "convert_mmengine_checkpoint",
     "find_latest_checkpoint",
+    "forget_validation",
     "is_validated",
     "latest_readable",
     "load_checkpoint_file",

@@ -6,30 +6,29 @@ import pickle
 import re
 from typing import TYPE_CHECKING
 
+from ._archive import ARCHIVE, has_end
 from ._atomic import first_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["damage_of", "is_cut_archive"]
+__all__ = ["damage_of"]
 
-# What torch.save writes begins so: an archive, and before torch 1.6 a pickle.
-_ARCHIVE = b"PK\x03\x04"
+# What torch.save wrote before torch 1.6 begins so.
 _PICKLE = b"\x80"
 _SHOWN = 16
 _END_OF_SENTENCE = re.compile(r"(?<=\w)\. ")
 
 
-def damage_of(path: Path, error: BaseException, *, is_archive: bool) -> str:
+def damage_of(path: Path, error: BaseException) -> str:
     """Return what is wrong with a file, as far as its size and first bytes tell.
 
     Args:
         path: The file.
         error: What the loader raised; its reason stands behind what looks like a checkpoint.
-        is_archive: Whether the file is an archive with an end.
     """
     reason = _reason(error)
-    if is_archive:
+    if has_end(path):
         return reason or "a part of it cannot be read"
     try:
         with path.open("rb") as file:
@@ -46,20 +45,8 @@ def damage_of(path: Path, error: BaseException, *, is_archive: bool) -> str:
     return f"{what} ({reason})" if reason else what
 
 
-def is_cut_archive(path: Path) -> bool:
-    """Return whether a file that is no archive as a whole begins as one, as torch.save's do.
-
-    Torch 1.13 takes such a file for a pickle.
-    """
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_ARCHIVE)) == _ARCHIVE
-    except OSError:  # the disk does not give it
-        return False
-
-
 def _cut_off(begin: bytes, size: int) -> str | None:
-    if begin[: len(_ARCHIVE)] == _ARCHIVE[: len(begin)]:
+    if begin[: len(ARCHIVE)] == ARCHIVE[: len(begin)]:
         return f"it is cut off: {size:,} bytes, no end of its archive"
     if begin.startswith(_PICKLE):
         return f"it is cut off, or a pickle that torch.save did not write: {size:,} bytes"

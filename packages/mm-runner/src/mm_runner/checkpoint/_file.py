@@ -13,10 +13,11 @@ import torch
 from mm_runner.errors import CheckpointError
 
 from ._allow_list import ALLOW_LIST_PICKLE
+from ._archive import is_archive
 from ._atomic import write_atomically
 from ._content import PARTS_VERSION
 from ._damage import damage_of
-from ._integrity import check_integrity, is_archive
+from ._integrity import check_integrity
 from ._parts import PARTS, join_parts
 from ._refusal import refusal_of, refused_global
 from ._restricted import load_restricted
@@ -104,10 +105,10 @@ def _read(path: Path, *, outline: bool = False) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         if with_checksums or refused_global(error):
             raise CheckpointError(refusal_of(path, error)) from error
-        damage = damage_of(path, error, is_archive=False)
+        damage = damage_of(path, error)
         raise CheckpointError(f"{path} is damaged: {damage}.") from error
     except Exception as error:  # damaged bytes make torch's loader fail in any way
-        damage = damage_of(path, error, is_archive=with_checksums)
+        damage = damage_of(path, error)
         raise CheckpointError(f"{path} is damaged: {damage}.") from error
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path} holds a {type(checkpoint).__name__}, not a dict.")

@@ -24,7 +24,7 @@ from ._stand_ins import (
 if TYPE_CHECKING:
     from typing import IO
 
-__all__ = ["FOREIGN_PICKLE"]
+__all__ = ["FOREIGN_PICKLE", "ForeignNameError"]
 
 # Classes under these names hold a configuration or logs: data, which stand-ins keep.
 _INERT_PREFIXES = ("mmengine.", "mmcv.", "addict.")
@@ -61,6 +61,10 @@ _TORCH = {
 }
 
 
+class ForeignNameError(pickle.UnpicklingError):
+    """A file names what is not taken from it; any other error of the kind means damage."""
+
+
 class _ForeignUnpickler(pickle.Unpickler):
     @override
     def find_class(self, module: str, name: str) -> Any:
@@ -72,7 +76,7 @@ class _ForeignUnpickler(pickle.Unpickler):
             return getattr(torch, name)
         if (module, name) in _TORCH:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(
+        raise ForeignNameError(
             f"it names {module}.{name}, which is neither a tensor, a number nor a part of MMEngine."
         )
 

@@ -10,24 +10,16 @@ from typing import TYPE_CHECKING
 
 from mm_runner.errors import CheckpointError
 
-from ._atomic import first_line
+from ._damage import damage_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["check_integrity", "is_archive"]
+__all__ = ["check_integrity"]
 
 _CHUNK = 1 << 20
 # In the attributes of a record; torch's reader reads nothing of it then, and returns any memory.
 _IS_DIRECTORY = 0x10
-
-
-def is_archive(path: Path) -> bool:
-    """Tell whether ``path`` has the form that ``torch.save`` writes since torch 1.6."""
-    try:
-        return zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:  # the end of the file is damaged just so
-        return False
 
 
 def check_integrity(path: Path) -> None:
@@ -47,7 +39,7 @@ def check_integrity(path: Path) -> None:
                     while stream.read(_CHUNK):  # compares at the end
                         pass
     except Exception as error:  # damaged bytes make the reader fail in any way
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+        raise CheckpointError(f"{path} is damaged: {damage_of(path, error)}.") from error
     if any(record.external_attr & _IS_DIRECTORY for record in records):
         raise CheckpointError(f"{path} is damaged: a record is marked as a directory.")
     if any(record.filename.endswith("/constants.pkl") for record in records):

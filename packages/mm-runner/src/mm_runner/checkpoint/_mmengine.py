@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import tarfile
 import warnings
 from collections.abc import Mapping
@@ -15,12 +14,13 @@ import torch
 
 from mm_runner.errors import CheckpointError
 
+from ._archive import is_archive
 from ._atomic import first_line
 from ._content import FORMAT_VERSION, clean_name, plain
-from ._damage import damage_of, is_cut_archive
+from ._damage import damage_of
 from ._file import save_checkpoint_file
-from ._foreign_pickle import FOREIGN_PICKLE
-from ._integrity import check_integrity, is_archive
+from ._foreign_pickle import FOREIGN_PICKLE, ForeignNameError
+from ._integrity import check_integrity
 from ._restricted import load_restricted
 from ._stand_ins import Array, Inert
 
@@ -102,14 +102,13 @@ def _read(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
             return load_restricted(path, FOREIGN_PICKLE)
+    except ForeignNameError as error:
+        raise CheckpointError(
+            f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "
+            "state_dict again with torch.save, in a program that trusts it."
+        ) from error
     except Exception as error:  # damaged or contrived bytes make the reader fail in any way
-        whole = is_archive(path)
-        if isinstance(error, pickle.UnpicklingError) and (whole or not is_cut_archive(path)):
-            raise CheckpointError(
-                f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "
-                "state_dict again with torch.save, in a program that trusts it."
-            ) from error
-        damage = damage_of(path, error, is_archive=whole)
+        damage = damage_of(path, error)
         raise CheckpointError(f"{path} is damaged: {damage}.") from error
 
 

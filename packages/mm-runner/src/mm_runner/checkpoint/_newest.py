@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LAST_CHECKPOINT",
     "find_latest_checkpoint",
+    "forget_validation",
     "is_validated",
     "latest_readable",
     "mark_latest",
@@ -36,6 +37,9 @@ _NUMBERED = re.compile(r"^(epoch|iter)_(\d+)\.pth$")
 def mark_latest(path: Path, work_dir: Path) -> None:
     """Let ``work_dir/last_checkpoint`` name ``path``."""
     name = os.path.relpath(path, work_dir)
+    if name.startswith(os.pardir):  # which leads up from what a link names, not from the link
+        folder = os.path.relpath(os.path.realpath(path.parent), os.path.realpath(work_dir))
+        name = os.path.join(folder, path.name)  # noqa: PTH118 - relpath's own separators
     write_atomically(work_dir / LAST_CHECKPOINT, lambda file: file.write(f"{name}\n".encode()))
 
 
@@ -72,6 +76,12 @@ def is_validated(
         return False
     wanted = [_note(count, seed, of, is_done=one) for one in {True, is_done}]
     return marker.read_text(errors="replace").strip() in wanted
+
+
+def forget_validation(work_dir: Path) -> None:
+    """Let a run that goes on in ``work_dir`` validate once more: what the newest led to is lost."""
+    with suppress(OSError):
+        (work_dir / _LAST_VALIDATION).unlink()
 
 
 def _note(count: int, seed: int, of: str, *, is_done: bool) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._integrity import is_archive
+from ._archive import is_archive
 
 __all__ = ["load_restricted"]
 

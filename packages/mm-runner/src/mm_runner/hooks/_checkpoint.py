@@ -154,8 +154,9 @@ class CheckpointHook(Hook):
         self._run = self._run or runner.experiment_name
         self._newest = None  # of another training of this process, maybe
         self._accumulates = may_accumulate(runner.optim_wrapper)
-        self._files.begin(self.directory(runner), self._best.files)
-        run_on_main(lambda: clean_directory(self.directory(runner), runner.logger))
+        directory, work_dir = self.directory(runner), Path(runner.work_dir)
+        self._files.begin(directory, self._best.files)
+        run_on_main(lambda: clean_directory(directory, work_dir, runner.logger))
         if self.minutes is not None:
             saves = runner.interruption.save_every(60 * self.minutes, self.save_now)
             if not saves:
@@ -309,11 +310,11 @@ class CheckpointHook(Hook):
         and_wait: bool = False,
     ) -> None:
         # First: what became of the files before decides what is kept.
-        self._saving.settle(runner)
+        self._settle_all(runner)
         self._look_at_files(runner)
         directory, name = self.directory(runner), (template or self.filename_tmpl).format(number)
         superfluous = self._kept.add(name)
-        kept_by_others = self._names_kept_by_others(runner)
+        kept_by_others = {one for hook in self._beside(runner) for one in hook._kept.names}  # noqa: SLF001
         newest, self._newest = self._newest, (num_steps, directory / name)
         self._owes_last = False
 
@@ -344,7 +345,7 @@ class CheckpointHook(Hook):
 
     def _save_best(self, runner: Any, metric: str, record: dict[str, Any]) -> None:
         # First: what became of the file before decides what was best before.
-        self._saving.settle(runner)
+        self._settle_all(runner)
         take_back = self._best.put(metric, record)
         directory, file = self.directory(runner), record["file"]
         options = {"save_optimizer": False, "save_param_scheduler": False}
@@ -366,15 +367,15 @@ class CheckpointHook(Hook):
         number = hooks.index(self) + 1 if self in hooks else 1
         return "checkpoint_hook" if number == 1 else f"checkpoint_hook#{number}"
 
-    def _names_kept_by_others(self, runner: Any) -> set[str]:
-        """Return what other such hooks keep in the same directory."""
-        return {
-            name
-            for hook in runner.hooks
-            if isinstance(hook, CheckpointHook) and hook is not self
-            if hook.directory(runner) == self.directory(runner)
-            for name in hook._kept.names  # noqa: SLF001 - of this class
-        }
+    def _beside(self, runner: Any) -> list[CheckpointHook]:
+        """Return the other such hooks that save to the same directory."""
+        hooks = (one for one in runner.hooks if isinstance(one, CheckpointHook) and one is not self)
+        return [one for one in hooks if one.directory(runner) == self.directory(runner)]
+
+    def _settle_all(self, runner: Any) -> None:
+        """Wait for the file under way, and for the others' in the directory: it may be the same."""
+        for hook in [*self._beside(runner), self]:
+            hook._saving.settle(runner)  # noqa: SLF001 - of this class
 
     def _look_at_files(self, runner: Any) -> None:
         """Take in what others did to the files while training; every process must call this."""

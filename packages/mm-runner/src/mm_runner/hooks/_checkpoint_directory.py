@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.checkpoint import (
+    forget_validation,
     load_checkpoint_file,
     remove_checkpoint,
     remove_orphaned_parts,
@@ -44,10 +45,12 @@ def absolute(path: str | Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() follows links
 
 
-def clean_directory(directory: Path, logger: logging.Logger) -> None:
+def clean_directory(directory: Path, work_dir: Path, logger: logging.Logger) -> None:
     """Remove what killed runs left half written, and parts that belong to no checkpoint."""
     for path in remove_unfinished(directory):
         logger.info(f"Removed {path}, which a killed run left half written.")
+        if path.name.startswith(".best_"):  # by a thread: its validation was over by then
+            forget_validation(work_dir)
     for path in remove_orphaned_parts(directory):
         logger.info(f"Removed {path}, which belongs to no checkpoint.")
 
