@@ -59,7 +59,11 @@ class Sized(Protocol):
         (Optional[torch.Tensor], [torch.ones(2), [0.1, 0.9], None], ["0.1", {"a": 1}]),
         (np.ndarray, [np.ones(2), [[1, 2], [3, 4]]], ["a", None]),
         (npt.NDArray[np.float32] | None, [[1, 2], None], ["a"]),
-        (Colour, [Colour.RED, "RED"], [None]),
+        (Colour, [Colour.RED, "RED", 1], [None, True, 1.5]),
+        (torch.Size, [torch.Size([1]), [1, 2], (1, 2)], ["a", 1, {"a": 1}]),
+        (complex, [1, 1.5, 1j], ["1", None, [1]]),
+        (npt.ArrayLike, [0.5, 1, [1, 2], [[0.5]]], []),
+        (dict[str, object], [{"a": {"b": 1}, "c": [1], "d": None}], [1, [1]]),
         (TypeAliasType("Size", int | list[int]), [1, [1, 2]], ["a", ["a"]]),
         (Any, [1, "a", None, {}], []),
         (T, [1, "a", None], []),
@@ -82,6 +86,9 @@ def alias_of(value, parameters=()):
         @property
         def __value__(self):
             return value()
+
+        def __call__(self):  # Python 3.10 takes what cannot be called into no union
+            raise NotImplementedError
 
     return TypeAliasType()
 

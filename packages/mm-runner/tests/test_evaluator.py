@@ -40,11 +40,29 @@ def test_accuracy_says_what_it_takes():
         ),
         (
             (SCORES[0], torch.tensor([0])),
-            r"\(batch, classes\); got a tensor of shape \(2,\) for the",
+            r"\(batch, classes\), of two .*; got a tensor of shape \(2,\) for the",
+        ),
+        ((SCORES[:, :1], torch.ones(3)), r"two classes at least; got .* \(3, 1\) for the scores"),
+        (
+            (torch.ones(2, 3, 4), torch.ones(2, 4)),
+            r"scores a tensor .*; got .* \(2, 3, 4\) for the",
         ),
         ((SCORES, [0, 1, 1]), r"labels a tensor .*; got \[0, 1, 1\] for the labels"),
+        ((SCORES, torch.ones(3, 1)), r"labels a tensor .*; got .* \(3, 1\) for the labels of 3 "),
+        ((SCORES, torch.ones(3, 2)), r"labels a tensor .*; got .* \(3, 2\) for the labels of 3 "),
+        ((SCORES, torch.ones(2)), r"labels a tensor .*; got .* \(2,\) for the labels of 3 "),
     ],
-    ids=["list", "dict", "no classes", "labels"],
+    ids=[
+        "list",
+        "dict",
+        "no classes",
+        "one class",
+        "maps",
+        "list of labels",
+        "column",
+        "one-hot",
+        "too few",
+    ],
 )
 def test_accuracy_says_which_part_does_not_fit(prediction, message):
     with pytest.raises(ConfigError, match=message):
@@ -83,7 +101,7 @@ def _evaluate_one_sample(rank, work_dir):
     assert set(runner.val()) == {"accuracy"}
     loader = loader_cfg(size=7, batch_size=5, drop_last=True)
     runner = Runner(**runner_arguments(work_dir, val_dataloader=loader))
-    with pytest.raises(ConfigError, match="val_dataloader gives no batch: "):
+    with pytest.raises(ConfigError, match=r"val_dataloader gives no batch: .* 7 samples for 2 pro"):
         runner.val()
 
 

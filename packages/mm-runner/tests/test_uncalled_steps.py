@@ -13,13 +13,14 @@ from mm_runner import ConfigError, Runner
 from mm_runner.model import Supervised
 from mm_runner.plan import make_plan
 
+TORCHS = {"model_wrapper_cfg": {"type": "DistributedDataParallel"}}
 SEPARATE = {"model_wrapper_cfg": {"type": "MMSeparateDistributedDataParallel"}}
 UNCALLED = (
     r"The train_step of OwnStep is not called by MMDistributedDataParallel, which calls "
     r"forward\(mode='loss'\), data_preprocessor and parse_losses of the model: what else"
 )
 LACKS = (
-    r"MMDistributedDataParallel trains by forward\(mode='loss'\).*; Bare has no data_preprocessor "
+    r"DistributedDataParallel trains by forward\(mode='loss'\).*; Bare has no data_preprocessor "
     r"and no parse_losses, and its train_step is not called\. .*BaseModel.*"
     r"MMSeparateDistributedDataParallel"
 )
@@ -62,17 +63,40 @@ class CallsIt(mm_dist.MMDistributedDataParallel):
         return self.module.train_step(data, optim_wrapper)
 
 
+class PassesOn(nn.Module):
+    """A wrapper that has what its model has."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    @override
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
 def log_of(runner):
     return (runner.log_dir / f"{runner.timestamp}.log").read_text()
 
 
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize("model", [OwnStep, Derived])
-def test_a_step_that_is_not_called_is_told_once(make_runner, model):
-    runner = make_runner(model={"type": model})
+@pytest.mark.parametrize(
+    ("model", "cfg", "wrapper"),
+    [
+        (OwnStep, {}, "MMDistributedDataParallel"),
+        (Derived, {}, "MMDistributedDataParallel"),
+        (OwnStep, TORCHS, "DistributedDataParallel"),
+    ],
+    ids=["own", "derived", "torch's wrapper"],
+)
+def test_a_step_that_is_not_called_is_told_once(make_runner, model, cfg, wrapper):
+    runner = make_runner(model={"type": model}, cfg=cfg)
     runner.train()
     assert runner.model.module.calls == 0
-    assert log_of(runner).count("The train_step of OwnStep is not called by MMDistri") == 1
+    assert log_of(runner).count(f"The train_step of OwnStep is not called by {wrapper}, ") == 1
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -83,8 +107,10 @@ def test_a_step_that_is_not_called_is_told_once(make_runner, model):
         (Supervised(nn.Linear(4, 3), nn.functional.cross_entropy), {}),
         ({"type": OwnStep}, SEPARATE),
         ({"type": OwnStep}, {"model_wrapper_cfg": {"type": CallsIt}}),
+        ({"type": OwnStep}, {"model_wrapper_cfg": {"type": PassesOn}}),
+        ({"type": Classifier}, TORCHS),
     ],
-    ids=["BaseModel", "Supervised", "separate", "own wrapper"],
+    ids=["BaseModel", "Supervised", "separate", "own wrapper", "passed on", "torch's"],
 )
 def test_one_that_is_called_or_is_ours_is_not_told(make_runner, model, cfg):
     runner = make_runner(model=model, cfg=cfg)
@@ -100,7 +126,8 @@ def test_a_run_that_only_validates_is_not_told(make_runner):
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_a_model_that_cannot_be_stepped_is_refused_before_the_first_step(make_runner):
+@pytest.mark.parametrize("cfg", [{}, TORCHS], ids=["default", "torch's wrapper"])
+def test_a_model_that_cannot_be_stepped_is_refused_before_the_first_step(make_runner, cfg):
     drawn = []
 
     class Watched(Blobs):
@@ -109,7 +136,7 @@ def test_a_model_that_cannot_be_stepped_is_refused_before_the_first_step(make_ru
             return super().__getitem__(index)
 
     loader = {"dataset": Watched(), "batch_size": 4, "collate_fn": "default_collate"}
-    runner = make_runner(model={"type": Bare}, train_dataloader=loader, **NO_VALIDATION)
+    runner = make_runner(model={"type": Bare}, train_dataloader=loader, cfg=cfg, **NO_VALIDATION)
     with pytest.raises(ConfigError, match=LACKS):
         runner.train()
     assert drawn == []

@@ -19,7 +19,8 @@ class Accuracy(BaseMetric):
     """Share of samples whose label has the highest score.
 
     Takes what ``forward(mode='predict')`` returns as ``(scores, labels)``: ``scores`` of shape
-    ``(batch, classes)``, ``labels`` of shape ``(batch,)``. Reports ``accuracy``, from 0 to 1.
+    ``(batch, classes)``, of two classes at least, ``labels`` of shape ``(batch,)``. Reports
+    ``accuracy``, from 0 to 1.
 
     Args:
         **kwargs: As in :class:`BaseMetric`.
@@ -36,17 +37,22 @@ class Accuracy(BaseMetric):
                 f"{type(data_samples).__name__}."
             )
         scores, labels = data_samples
-        if not (isinstance(scores, Tensor) and scores.ndim > 1):
+        # Of a single score the highest is always the first.
+        if not (isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > 1):
             raise ConfigError(
                 "Accuracy takes (scores, labels) from forward(mode='predict'), scores a tensor of "
-                f"shape (batch, classes); got {_describe(scores)} for the scores."
+                "shape (batch, classes), of two classes at least; got "
+                f"{_describe(scores)} for the scores."
             )
         # Left on the device: a transfer here would make every step of the validation wait.
-        hits = scores.argmax(dim=1) == labels
-        if isinstance(hits, bool):  # labels that no tensor can be compared with
+        predicted = scores.argmax(dim=1)
+        # Labels of another shape would be compared in pairs with all.
+        has_shape = tuple(getattr(labels, "shape", ())) in ((), tuple(predicted.shape))
+        hits = predicted == labels if has_shape else None
+        if not isinstance(hits, Tensor):  # no tensor can be compared with such labels
             raise ConfigError(
                 "Accuracy takes (scores, labels) from forward(mode='predict'), labels a tensor of "
-                f"shape (batch,); got {_describe(labels)} for the labels."
+                f"shape (batch,); got {_describe(labels)} for the labels of {len(scores)} samples."
             )
         self.results.append(hits)
 

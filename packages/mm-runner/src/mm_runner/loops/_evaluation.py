@@ -63,8 +63,11 @@ class ValLoop:
         if length == 0 and _is_empty_for_all(dataloader):
             drops = getattr(dataloader, "drop_last", False)
             told = f", and a batch has {dataloader.batch_size}, with drop_last" if drops else ""
+            num_processes = mm_dist.get_world_size()
+            of = f" for {num_processes} processes" if num_processes > 1 else ""
+            size = len(dataloader.dataset)
             raise ConfigError(
-                f"{where} gives no batch: the dataset has {len(dataloader.dataset)} samples{told}. "
+                f"{where} gives no batch: the dataset has {size} samples{of}{told}. "
                 "Make batch_size smaller, drop_last false, or the dataset larger."
             )
         metainfo = getattr(dataloader.dataset, "metainfo", None)

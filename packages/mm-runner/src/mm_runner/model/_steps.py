@@ -50,8 +50,9 @@ def train_step_of(model: nn.Module) -> TrainStep:
     """
     own = getattr(model, "train_step", None)
     inner = unwrap_model(model)
-    if own is not None:
+    if inner is not model:
         check_wrapped_step(inner, type(model))
+    if own is not None:
         return own  # type: ignore[no-any-return]
     if inner is not model and hasattr(inner, "parse_losses"):
         return lambda data, optim_wrapper: run_train_step(model, inner, data, optim_wrapper)

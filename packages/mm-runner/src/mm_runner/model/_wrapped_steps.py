@@ -70,8 +70,11 @@ def _missing_in(model: nn.Module) -> list[str]:
 
 def _steps_by_itself(wrapper: Any) -> bool:
     """Tell whether the step is one of ours that does not call the model's own."""
-    # A subclass may have a step of its own, which may do so.
-    return getattr(wrapper, "train_step", None) in (
+    step = getattr(wrapper, "train_step", None)
+    if step is None:  # it is stepped as ours are, unless it passes on what it is asked for
+        return getattr(wrapper, "__getattr__", None) is nn.Module.__getattr__
+    # A subclass may have a step of its own, which may call the model's.
+    return step in (
         mm_dist.MMDistributedDataParallel.train_step,
         mm_dist.MMFullyShardedDataParallel.train_step,
     )

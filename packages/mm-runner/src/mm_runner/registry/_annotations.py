@@ -14,7 +14,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Complex, Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin
 
 __all__ = ["annotation_of", "describe_annotation", "fits", "fits_default"]
@@ -32,6 +32,7 @@ _WORDS: dict[Any, str] = {
     bool: "True or False",
     int: "an integer",
     float: "a number",
+    complex: "a number",
     str: "text",
     dict: "a dict",
     type(None): "None",
@@ -67,7 +68,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 def _fits(value: Any, annotation: Any) -> bool:
     annotation = _without_alias(annotation)
-    if not isinstance(value, _LITERALS) or annotation is Any:
+    if not isinstance(value, _LITERALS) or annotation is Any or annotation is object:
         return True
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in _UNIONS:
@@ -223,12 +224,14 @@ def _stands_for(value: Any, kind: type) -> bool:
         from ._build import holds_configs  # noqa: PLC0415
 
         return not holds_configs(value, DATASETS)
-    if _is_array(kind) and isinstance(value, _LISTS):
-        return True
+    if isinstance(value, _LISTS) and (_is_array(kind) or issubclass(kind, _LISTS)):
+        return True  # a named tuple is one of these
+    if issubclass(kind, enum.Enum):  # by its value, or its name
+        return isinstance(value, (str, int)) and not isinstance(value, bool)
     if kind.__module__ == "torch" and kind.__name__ == "device":
         return isinstance(value, (str, int)) and not isinstance(value, bool)
     is_dtype = kind.__module__ == "torch" and kind.__name__ == "dtype"
-    return isinstance(value, str) and (is_dtype or issubclass(kind, (os.PathLike, enum.Enum)))
+    return isinstance(value, str) and (is_dtype or issubclass(kind, os.PathLike))
 
 
 # What no object of another class stands for, nor the config of one.
@@ -236,6 +239,7 @@ _NARROW: dict[Any, Callable[[Any], bool]] = {
     bool: lambda value: isinstance(value, bool) or value in (0, 1),
     int: lambda value: _is_number(value, Integral),
     float: lambda value: _is_number(value, Real),
+    complex: lambda value: _is_number(value, Complex),
     str: lambda value: isinstance(value, str),
     type(None): lambda value: value is None,
     # YAML and JSON have lists only.
