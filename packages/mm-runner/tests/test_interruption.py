@@ -153,12 +153,14 @@ def test_a_signal_before_the_first_step_waits_for_its_end(make_runner):
     assert runner.iter == 1
 
 
-def test_a_run_without_a_checkpoint_hook_saves_too(make_runner):
+@pytest.mark.parametrize("hook", [None, {"save_optimizer": False}], ids=["none", "weights"])
+def test_a_run_without_a_hook_that_saves_all_of_it_is_saved_too(make_runner, hook):
     runner = make_runner(
-        default_hooks={"checkpoint": None}, custom_hooks=[SendAt(signal.SIGTERM, at=1)]
+        default_hooks={"checkpoint": hook}, custom_hooks=[SendAt(signal.SIGTERM, at=1)]
     )
     assert stopped(runner) == 75
     assert (runner.work_dir / "last_checkpoint").read_text() == "iter_2.pth\n"
+    assert "optimizer" in load_checkpoint_file(runner.work_dir / "iter_2.pth")
 
 
 def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_run_leaves(make_runner, tmp_path):

@@ -293,9 +293,11 @@ def _open_agreement(
 
 
 def _save_checkpoint(runner: Runner) -> Path | None:
-    hook = next((one for one in runner.hooks if isinstance(one, CheckpointHook)), None)
-    if hook is not None:
-        return hook.save_now(runner, and_wait=True)
+    hooks = [one for one in runner.hooks if isinstance(one, CheckpointHook)]
+    # A checkpoint of the weights alone would be no place to go on from.
+    whole = [one for one in hooks if one.save_optimizer and one.save_param_scheduler]
+    if whole:
+        return whole[0].save_now(runner, and_wait=True)
     path = Path(runner.work_dir) / f"iter_{runner.iter}.pth"
     try:
         runner.save_checkpoint(path.parent, path.name)
