@@ -337,16 +337,19 @@ def test_a_dict_that_another_thread_fills_is_no_error():
     assert other[0].calls == other[0].mean == 100
 
 
+def let_be_followed(monkeypatch, kind):
+    kinds = mm_runner.model._kept_containers.CONTAINERS | {tuple, kind}
+    for part in (mm_runner.model._kept_containers, mm_runner.model._kept_attributes):
+        monkeypatch.setattr(part, "_HOLDING", kinds)
+
+
 class Unsteady(dict):
     def copy(self):
         raise RuntimeError("dictionary changed size during iteration")
 
 
 def test_a_container_that_changes_all_the_time_is_not_followed(monkeypatch):
-    # As a thread that never rests would let it be.
-    kinds = mm_runner.model._kept_containers.CONTAINERS | {tuple, Unsteady}
-    for part in (mm_runner.model._kept_containers, mm_runner.model._kept_attributes):
-        monkeypatch.setattr(part, "_HOLDING", kinds)
+    let_be_followed(monkeypatch, Unsteady)  # as a thread that never rests would let it be
     model, other = within(Layers())
     for one in (model, other):
         one[0].value = {"a": Unsteady(b=1), "c": [1]}
@@ -359,9 +362,7 @@ class Fails(list):
 
 
 def test_an_error_in_putting_back_leaves_the_module_as_the_forward_left_it(monkeypatch):
-    kinds = mm_runner.model._kept_containers.CONTAINERS | {tuple, Fails}
-    for part in (mm_runner.model._kept_containers, mm_runner.model._kept_attributes):
-        monkeypatch.setattr(part, "_HOLDING", kinds)
+    let_be_followed(monkeypatch, Fails)
     _, other = within(Fed())
     other[0].fed = Fails()
     loss = other(torch.ones(8, 4)).sum()
