@@ -19,6 +19,7 @@ from mm_runner.checkpoint import BackgroundWriter, load_checkpoint_file
 from mm_runner.checkpoint import _host_buffers as host_buffers
 from mm_runner.checkpoint._host_buffers import HostBuffers
 from mm_runner.hooks import Hook
+from mm_runner.loops import EpochBasedTrainLoop
 
 
 def pointers(content):
@@ -227,6 +228,18 @@ def test_two_hooks_write_the_same_file_one_after_the_other(
         assert content["checkpoint_hook#2"]["kept"][-1] == path.name
 
 
+def test_hooks_of_two_directories_write_one_after_the_other(make_runner, monkeypatch, tmp_path):
+    writing = MostAtOnce(monkeypatch)
+    saving = {"interval": 1, "async_save": True, "max_keep_ckpts": 1}
+    elsewhere = {"type": "CheckpointHook", "out_dir": str(tmp_path / "out"), **saving}
+    runner = make_runner(default_hooks={"checkpoint": saving}, custom_hooks=[elsewhere])
+    runner.train()
+    assert writing.most == 1
+    assert [path.name for path in runner.work_dir.glob("*.pth")] == ["epoch_2.pth"]
+    # Both name theirs in the same file.
+    assert (runner.work_dir / "last_checkpoint").read_text() == "../out/run/epoch_2.pth\n"
+
+
 class FullDisk(Hook):
     """Lets the file of one epoch be written to a device that is always full."""
 
@@ -316,7 +329,16 @@ def test_a_directory_that_is_gone_is_survived_by_all_ranks(run_ranks, tmp_path):
     run_ranks(_directory_gone, 2, tmp_path)
 
 
-def _is_killed_while_it_writes_the_best(work_dir):
+class OwnRun(EpochBasedTrainLoop):
+    def run(self):
+        self.runner.call_hook("before_train")
+        while self._epoch < self._max_epochs:
+            self.run_epoch()
+            self.runner.val_loop.run()
+        self.runner.call_hook("after_train")
+
+
+def _is_killed_while_it_writes_the_best(work_dir, loop):
     save = torch.save
 
     def stop_halfway(content, file):
@@ -335,15 +357,15 @@ def _is_killed_while_it_writes_the_best(work_dir):
             if runner.epoch == 2 and written.wait(30):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    with_best(work_dir, [0.5, 0.9, 0.6], custom_hooks=[Kill()])
+    with_best(work_dir, [0.5, 0.9, 0.6], loop, custom_hooks=[Kill()])
 
 
-def with_best(work_dir, values, **more):
+def with_best(work_dir, values, loop, **more):
     saving = {"save_best": "accuracy", "async_save": True}
     runner = Runner(
         **runner_arguments(
             work_dir,
-            train_cfg={"max_epochs": 3},
+            train_cfg={"type": loop, "max_epochs": 3},
             default_hooks={"checkpoint": saving},
             val_evaluator=Scripted(values=values),
             **more,
@@ -353,14 +375,15 @@ def with_best(work_dir, values, **more):
     return runner
 
 
-def test_the_best_that_a_kill_has_cut_off_is_saved_by_the_resumed_run(tmp_path):
+@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, OwnRun])
+def test_the_best_that_a_kill_has_cut_off_is_saved_by_the_resumed_run(tmp_path, loop):
     process = multiprocessing.get_context("spawn").Process(
-        target=_is_killed_while_it_writes_the_best, args=(tmp_path,)
+        target=_is_killed_while_it_writes_the_best, args=(tmp_path, loop)
     )
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert load_checkpoint_file(tmp_path / "best_accuracy.pth")["meta"]["epoch"] == 1
-    runner = with_best(tmp_path, [0.9, 0.6], resume=True)
+    runner = with_best(tmp_path, [0.9, 0.6], loop, resume=True)
     assert runner.iter == 18
     assert load_checkpoint_file(tmp_path / "best_accuracy.pth")["meta"]["epoch"] == 2

@@ -91,3 +91,14 @@ def test_an_empty_marker_alone_does_not_begin_training_anew(tmp_path):
     (tmp_path / LAST_CHECKPOINT).touch()
     with pytest.raises(CheckpointError, match="is empty, and no checkpoint lies beside it"):
         latest_readable(tmp_path, [].append)
+
+
+def test_a_float_in_torchs_old_form_is_read(tmp_path):
+    path = tmp_path / "epoch_1.pth"
+    content = {"meta": {"lr": 0.1}, "state_dict": {"a": torch.arange(3.0)}}
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+    loaded = load_checkpoint_file(path)
+    assert loaded["meta"] == content["meta"]
+    assert torch.equal(loaded["state_dict"]["a"], content["state_dict"]["a"])
+    torch.save({**content, "b": Command()}, path, _use_new_zipfile_serialization=False)
+    assert "It is refused" in message_of(path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 from typing_extensions import override
 
@@ -25,9 +25,14 @@ class _AllowListUnpickler(pickle.Unpickler):
     @override
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} is neither a tensor nor a primitive.")
+            # In torch's words, which are told as a refusal.
+            raise pickle.UnpicklingError(f"Unsupported class {module}.{name}")
         return super().find_class(module, name)
 
 
+def _load(file: IO[bytes], **options: Any) -> Any:
+    return _AllowListUnpickler(file, **options).load()
+
+
 # What torch.load takes as pickle_module; storages it resolves by itself, before asking find_class.
-ALLOW_LIST_PICKLE = SimpleNamespace(Unpickler=_AllowListUnpickler, __name__="pickle")
+ALLOW_LIST_PICKLE = SimpleNamespace(Unpickler=_AllowListUnpickler, load=_load, __name__="pickle")

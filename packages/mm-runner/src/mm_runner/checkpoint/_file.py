@@ -155,6 +155,6 @@ def _load_safely(path: Path, *, stays_in_file: bool) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, **options)
     except pickle.UnpicklingError as error:
         # torch 1.13 cannot read a float this way, so no learning rate either.
-        if "Unsupported operand" not in str(error) or not is_archive(path):
+        if "Unsupported operand" not in str(error):
             raise
     return load_restricted(path, ALLOW_LIST_PICKLE)

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.errors import CheckpointError
+from mm_runner.errors import CheckpointError, CheckpointWriteError
 
 from ._atomic import write_atomically
 from ._file import load_checkpoint_file
@@ -30,6 +30,7 @@ __all__ = [
 LAST_CHECKPOINT = "last_checkpoint"
 # Says which validation was the last to end: a stop may come between a checkpoint and its own.
 _LAST_VALIDATION = "last_validation"
+_BEGUN = " begun"
 
 _NUMBERED = re.compile(r"^(epoch|iter)_(\d+)\.pth$")
 
@@ -80,12 +81,14 @@ def is_validated(
 
 def forget_validation(work_dir: Path) -> None:
     """Let a run that goes on in ``work_dir`` validate once more: what the newest led to is lost."""
-    with suppress(OSError):
-        (work_dir / _LAST_VALIDATION).unlink()
+    marker = work_dir / _LAST_VALIDATION
+    with suppress(OSError, CheckpointWriteError):
+        text = marker.read_text(errors="replace").strip().removesuffix(_BEGUN)
+        write_atomically(marker, lambda file: file.write(f"{text}{_BEGUN}\n".encode()))
 
 
 def _note(count: int, seed: int, of: str, *, is_done: bool) -> str:
-    return f"{of} {count} seed {seed}{'' if is_done else ' begun'}"
+    return f"{of} {count} seed {seed}{'' if is_done else _BEGUN}"
 
 
 def find_latest_checkpoint(work_dir: Path) -> list[Path]:

@@ -373,8 +373,8 @@ class CheckpointHook(Hook):
         return [one for one in hooks if one.directory(runner) == self.directory(runner)]
 
     def _settle_all(self, runner: Any) -> None:
-        """Wait for the file under way, and for the others' in the directory: it may be the same."""
-        for hook in [*self._beside(runner), self]:
+        """Wait for the files under way, others' too: they, or what names them, may be the same."""
+        for hook in [one for one in [*runner.hooks, self] if isinstance(one, CheckpointHook)]:
             hook._saving.settle(runner)  # noqa: SLF001 - of this class
 
     def _look_at_files(self, runner: Any) -> None:
