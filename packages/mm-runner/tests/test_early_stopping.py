@@ -84,6 +84,36 @@ def test_a_resumed_run_waits_as_long_as_an_uninterrupted_one(make_runner):
     assert resumed.epoch == 4
 
 
+@pytest.mark.parametrize("by_epoch", [True, False])
+@pytest.mark.parametrize(
+    ("values", "ends", "goes_on"),
+    [
+        ([0.5, 0.1, 0.1], {"patience": 2}, {"patience": 4}),
+        ([0.5, 0.6, 0.9], {"stopping_threshold": 0.8}, {}),
+    ],
+    ids=["patience", "threshold"],
+)
+def test_a_run_that_it_has_ended_trains_on_only_if_asked(
+    make_runner, by_epoch, values, ends, goes_on
+):
+    def trained(values, options, **resume):
+        length = "max_epochs" if by_epoch else "max_iters"
+        runner = make_runner(
+            train_cfg={"by_epoch": by_epoch, length: 5, "val_interval": 1},
+            val_evaluator=Scripted(values=values),
+            default_hooks={"checkpoint": {"type": "CheckpointHook", "interval": 10}},
+            custom_hooks=[{"type": "EarlyStoppingHook", "monitor": "accuracy", **options}],
+            **resume,
+        )
+        runner.train()
+        return runner.epoch if by_epoch else runner.iter
+
+    assert trained(values, ends) == 3
+    for _ in range(2):  # its validation is not done again
+        assert trained([], ends, resume=True) == 3
+    assert trained([0.1, 0.1], goes_on, resume=True) == 5
+
+
 def test_a_second_training_of_a_runner_begins_anew(make_runner):
     runner = make_runner(
         train_cfg={"max_epochs": 6},

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from own_loops import OwnIterations
 from test_resume_midway import StopAfter, Stream
 from test_resume_ranks import Wide, _train
 from test_schedules import make, make_optimizer, values_of
@@ -13,6 +14,7 @@ from typing_extensions import override
 
 from mm_runner.checkpoint import load_checkpoint_file, save_checkpoint_file
 from mm_runner.hooks import Hook
+from mm_runner.loops import IterBasedTrainLoop
 from mm_runner.optim.schedules import replay
 
 EPOCH = 6  # steps
@@ -140,6 +142,15 @@ def test_a_run_by_iterations_has_them_too(settings_of, stop):
     assert settings_of(15, resume=True, **changes) == whole[len(done) :]
 
 
+@pytest.mark.parametrize("begin", [0, 4])
+def test_so_has_one_of_twice_the_steps_of_half_the_size(settings_of, begin):
+    schedules = {"param_scheduler": {**FAMILIES["poly"], **BY_ITER, "begin": begin}}
+    changes = {**schedules, "by_epoch": False, "train_dataloader": loader_cfg(batch_size=2)}
+    whole = settings_of(16, "whole", **changes)
+    done = settings_of(8, stop=6, **schedules, by_epoch=False)
+    assert settings_of(16, resume=True, **changes) == whole[len(done) :]
+
+
 @pytest.mark.parametrize("stop", [None, 5], ids=["at-the-end", "in-the-middle"])
 def test_so_has_one_whose_data_have_no_length(settings_of, stop):
     changes = {
@@ -188,10 +199,11 @@ def test_what_a_metric_has_changed_stays(settings_of, stop, family):
     assert resumed == whole[-len(resumed) :]
 
 
-def test_a_metric_is_followed_in_a_longer_run_by_iterations(make_runner):
+@pytest.mark.parametrize("loop", [IterBasedTrainLoop, OwnIterations])
+def test_a_metric_is_followed_in_a_longer_run_by_iterations(make_runner, loop):
     def rate_after(length, values, **resume):
         runner = make_runner(
-            train_cfg={"by_epoch": False, "max_iters": length, "val_interval": 3},
+            train_cfg={"type": loop, "max_iters": length, "val_interval": 3},
             optim_wrapper=SGD,
             param_scheduler=PLATEAU,
             val_evaluator={"type": Scripted, "values": values},
@@ -201,7 +213,8 @@ def test_a_metric_is_followed_in_a_longer_run_by_iterations(make_runner):
         return runner.optim_wrapper.param_groups[0]["lr"]
 
     assert rate_after(6, [0.8, 0.7]) == 0.05
-    # The validation after step 6 is in the checkpoint.
+    # The validation after step 6 is in the checkpoint, also in that of a run without a step.
+    assert rate_after(6, [], resume=True) == 0.05
     assert rate_after(12, [0.6, 0.5], resume=True) == 0.0125
 
 

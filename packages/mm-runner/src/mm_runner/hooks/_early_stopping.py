@@ -75,6 +75,17 @@ class EarlyStoppingHook(Hook):
         self._forget()  # of a training before; what a resumed one goes on from comes after this
 
     @override
+    def before_train(self, runner: Any) -> None:
+        # Of a checkpoint that was written after the validation that ended training, which a
+        # resumed run does not repeat.
+        if self._has_waited() or self._is_enough(self.best_score):
+            runner.train_loop.stop_training = True
+            runner.logger.info(
+                f"EarlyStoppingHook: by what the checkpoint knows of {self.monitor}, training has "
+                "ended; to train on, change patience or stopping_threshold."
+            )
+
+    @override
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         if not runner.is_training:
             return
@@ -109,10 +120,9 @@ class EarlyStoppingHook(Hook):
         best = f"the best was {self.best_score:g}"
         if self.check_finite and not math.isfinite(score):
             return f"{self.monitor} is {score}; {best}"
-        threshold = self.stopping_threshold
-        if threshold is not None and self._is_better(score, threshold):
+        if self._is_enough(score):
             self.best_score = score
-            return f"{self.monitor} is {score:g}, {self.rule} than {threshold:g}"
+            return f"{self.monitor} is {score:g}, {self.rule} than {self.stopping_threshold:g}"
         delta = self.min_delta if self.rule == "greater" else -self.min_delta
         # The same once more is no progress, nor is a NaN, of which neither is better.
         if self._is_better(score, self.best_score) and not self._is_better(
@@ -121,9 +131,16 @@ class EarlyStoppingHook(Hook):
             self.best_score, self.wait_count = score, 0
             return None
         self.wait_count += 1
-        if self.wait_count < self.patience:
+        if not self._has_waited():
             return None
         return f"{self.monitor} did not become better in {self.wait_count} validations; {best}"
+
+    def _has_waited(self) -> bool:
+        return bool(self.wait_count >= max(self.patience, 1))
+
+    def _is_enough(self, score: float) -> bool:
+        threshold = self.stopping_threshold
+        return threshold is not None and self._is_better(score, threshold)
 
     def _is_better(self, one: float, other: float) -> bool:
         return one > other if self.rule == "greater" else one < other

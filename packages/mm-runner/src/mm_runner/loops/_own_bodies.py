@@ -264,11 +264,14 @@ class OwnBody:
         if self._is_validating:
             self._is_validating = False
             self._loop._mark_validated(self._loop._iters_done, of="step")  # noqa: SLF001
+            self._loop._validated_at = self._loop._iters_done  # noqa: SLF001
 
     def validate_again(self) -> None:
         """Do a validation that a stop cut off; when to validate only the body knows."""
         loop = self._loop
         if "run" not in overridden(loop) or loop.runner.val_loop is None:
+            return
+        if loop._validated_at == loop.iter:  # noqa: SLF001 - the checkpoint has learned from it
             return
         has_begun = loop._is_validated(loop.iter, of="step", is_done=False)  # noqa: SLF001
         is_done = loop._is_validated(loop.iter, of="step")  # noqa: SLF001

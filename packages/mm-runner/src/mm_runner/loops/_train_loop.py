@@ -189,8 +189,9 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
             ``rng``, the generators; ``pass``, the generators as the pass over the data began;
             ``is_validated``, whether what follows these steps has been validated already.
         """
-        if self._resumption is not None:  # nothing was done since
-            return self._resumption.state
+        is_validated = self._validated_at == self._iters_done
+        if self._resumption is not None:  # nothing was trained since
+            return {**self._resumption.state, "is_validated": is_validated}
         position = self._data_position()._replace(order=self.batches.order)
         to_come = {"generators": self.batches.generator_states()}
         return {
@@ -199,7 +200,7 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
             "data": position._asdict(),
             "rng": self._before_validation or rng_state(self.runner.device),
             "pass": self._at_pass_begin if position.is_begun else to_come,
-            "is_validated": self._validated_at == self._iters_done,
+            "is_validated": is_validated,
         }
 
     def resume(self, resumption: Resumption) -> None:
@@ -208,6 +209,7 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         self.batches.use_order(resumption.position.order)
         self.epoch = self._epochs_done = resumption.state["epoch"]
         self.iter = self._iters_done = resumption.state["iter"]
+        self._validated_at = self.iter if resumption.state.get("is_validated") else None
 
     def begin_at(self, epoch: int, iteration: int) -> None:
         """Let :meth:`run` begin after so many, and forget what a training before it has left."""
@@ -341,10 +343,9 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
     def _must_validate_again(self) -> bool:
         """Tell whether a run that goes on needs the validation after its checkpoint.
 
-        Most are written before it: the stop may have cut it off, or what a hook or a schedule
-        learned from it is not in them.
+        Most are written before it, and know nothing of what hooks or schedules learned from it.
         """
-        if self._resumption is not None and self._resumption.state.get("is_validated"):
+        if self._validated_at == self.iter:
             return False  # as of a run by steps that has come to its end
         return self._learns_from_validations() or not self._is_validated(self._count)
 

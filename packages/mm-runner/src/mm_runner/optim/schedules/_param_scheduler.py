@@ -87,7 +87,9 @@ class ParamScheduler:
         self.where = where
         self._driver = _build_driver(optimizer, arguments, window, where)
         self._has_own_end = cfg.get("end") is not None
-        self._epoch_length = epoch_length
+        # A run by iterations is as long as it says, whatever its data.
+        counts_epochs = epoch_length is not None and num_iters == num_epochs * epoch_length
+        self._epoch_length = epoch_length if counts_epochs else None
         self._last_step = window.last_step
         self._count = max(window.last_step, 0)
         self.start()
