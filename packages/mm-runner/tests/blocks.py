@@ -70,7 +70,10 @@ def batch(size=6):
 
 
 # Sharding came with torch 2.6.
-SHARDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+SINCE_2_6 = _VERSION >= (2, 6)
+# On the CPU.
+SHARDS = _VERSION >= (2, 8)
 
 
 def whole(tensor):

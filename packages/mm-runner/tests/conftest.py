@@ -23,6 +23,8 @@ def pytest_configure(config):
         # Said once per process by torch older than 2.6; test_checkpoint_file.py expects it.
         "ignore:torch .* reads checkpoints with a loader whose safety:UserWarning",
         "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning",
+        # Of torch.fx before torch 2.7, on Python 3.12.
+        "ignore:co_lnotab is deprecated:DeprecationWarning",
         # Of torch 2.4's own checkpoint.
         "ignore:`torch.cpu.amp.autocast:FutureWarning",
     ):

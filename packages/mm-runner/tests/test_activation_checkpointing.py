@@ -8,6 +8,7 @@ import pytest
 import torch
 from blocks import (
     SHARDS,
+    SINCE_2_6,
     Block,
     Counting,
     Dropless,
@@ -215,7 +216,7 @@ class Holder(nn.Module):
 
 
 @needs_compile
-@pytest.mark.skipif(not SHARDS, reason="torch before 2.6 cannot compile within what is repeated")
+@pytest.mark.skipif(not SINCE_2_6, reason="torch before 2.6 cannot compile within what is repeated")
 def test_statistics_of_compiled_blocks_in_what_is_checkpointed_change_once():
     torch.manual_seed(0)
     model = Holder()

@@ -242,7 +242,7 @@ def _train_around_a_sharded_part(_):
     assert losses[0] == losses[1]
 
 
-@pytest.mark.skipif(not SHARDS, reason="shards on GPUs only")
+@pytest.mark.skipif(not SHARDS, reason="torch shards on the CPU since 2.8")
 def test_a_part_that_torch_shards_begins_once(run_ranks):
     run_ranks(_train_around_a_sharded_part, 1)
 

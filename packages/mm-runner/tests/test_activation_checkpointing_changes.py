@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from blocks import SHARDS, whole
+from blocks import SHARDS, SINCE_2_6, whole
 from layers import Layers, expect_same, trained, within
 from torch import nn
 
@@ -300,7 +300,7 @@ def test_an_input_that_changes_before_the_backward_pass_is_refused():
         loss.backward()
 
 
-@pytest.mark.skipif(not SHARDS, reason="an early torch 2 does not move inputs away")
+@pytest.mark.skipif(not SINCE_2_6, reason="an early torch 2 does not move inputs away")
 def test_an_input_that_was_moved_away_may_change():
     found = []
     for model in within(Layers()):
@@ -343,7 +343,7 @@ def test_other_parameters_in_the_backward_pass_are_refused():
         loss.backward()
 
 
-@pytest.mark.skipif(not SHARDS, reason="torch shards modules within modules so since 2.6")
+@pytest.mark.skipif(not SHARDS, reason="torch shards on the CPU since 2.8")
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("early", [False, True])
 def test_parameters_that_are_gathered_for_the_backward_pass_are_the_same(early):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from blocks import SHARDS
+from blocks import SINCE_2_6
 from layers import Layers, within
 from torch import nn
 from toy import needs_compile
@@ -39,7 +39,7 @@ def compiled(model):
 @pytest.mark.parametrize("wrap", [
     lambda model: model,
     pytest.param(compiled, marks=[needs_compile, pytest.mark.skipif(
-        not SHARDS, reason="torch before 2.6 cannot guard an argument that is left out"
+        not SINCE_2_6, reason="torch before 2.6 cannot guard an argument that is left out"
     )]),
 ])  # fmt: skip
 def test_arguments_may_have_any_name(wrap):
@@ -108,7 +108,7 @@ def test_what_cannot_be_compiled_is_repeated_from_what_it_was():
     torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()))
 
 
-in_graphs = pytest.mark.skipif(not SHARDS, reason="graphs show it since torch 2.6")
+in_graphs = pytest.mark.skipif(not SINCE_2_6, reason="graphs show it since torch 2.6")
 
 
 class OwnNorm(nn.BatchNorm1d):

@@ -311,6 +311,6 @@ def _in_two_units(rank, _):  # noqa: ARG001 - as all that run on ranks
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.skipif(not SHARDS, reason="FSDP2 is needed")
+@pytest.mark.skipif(not SHARDS, reason="torch shards on the CPU since 2.8")
 def test_a_norm_that_is_sharded_by_itself_is_computed_by_itself(run_ranks, tmp_path):
     run_ranks(_in_two_units, 2, tmp_path)

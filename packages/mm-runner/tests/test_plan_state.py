@@ -114,7 +114,8 @@ param_scheduler: [{type: LinearLR, by_epoch: false, end: 3}, {type: CosineAnneal
 
 
 @pytest.mark.skipif(
-    not hasattr(torch, "accelerator"), reason="torch before 2.6 imports a part of it itself"
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7),
+    reason="torch before 2.7 imports a part of it itself",
 )
 @pytest.mark.skipif(
     "disable_fn" not in torch._disable_dynamo(lambda: None).__code__.co_varnames
