@@ -1,4 +1,4 @@
-"""Where the keys of a configuration were written last, found in the files without running them."""
+"""Where the keys of a configuration were written last; of the files, only ``_base_`` is run."""
 
 from __future__ import annotations
 
