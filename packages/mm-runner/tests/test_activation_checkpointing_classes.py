@@ -217,7 +217,7 @@ def test_a_module_that_only_holds_others_cannot_be_named():
         apply_module_settings(Detector(), {KEY: "parts"})
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("how", ["script", "trace"])
 def test_a_part_of_torch_jit_is_refused(how):
     block = Layers()
@@ -231,7 +231,7 @@ def test_a_part_of_torch_jit_is_refused(how):
         apply_module_settings(model, {"activation_checkpointing": "0"})
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_part_of_torch_jit_that_comes_later_is_refused_in_the_forward():
     _, other = within(Layers())
     other[0].last = torch.jit.script(other[0].last)

@@ -165,6 +165,11 @@ def mutated(seed):
             return cfg, fault.__name__, path
 
 
+_needs_annotations = pytest.mark.skipif(
+    not hasattr(torch, "get_autocast_dtype"), reason="torch annotates its optimizers since 2.4"
+)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -187,9 +192,7 @@ def test_the_configuration_itself_has_no_fault(folder, capsys):
     assert "training began" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
-    not hasattr(torch, "get_autocast_dtype"), reason="torch annotates its optimizers since 2.4"
-)
+@_needs_annotations
 def test_a_thousand_faults_end_in_one_message_that_names_the_path(folder, capsys):
     silent = []
     for seed in range(_NUM):
@@ -201,6 +204,23 @@ def test_a_thousand_faults_end_in_one_message_that_names_the_path(folder, capsys
         if status != 1 or not is_one or "Traceback" in message or not names(message, path):
             silent.append((seed, fault, path, status, message[-300:]))
     assert not silent, f"{len(silent)} of {_NUM}: {silent[:20]}"
+
+
+@_needs_annotations
+def test_no_key_that_is_null_ends_in_a_traceback(folder, capsys):
+    seen = []
+    for keys in walk(strict_config()):
+        cfg = copy.deepcopy(strict_config())
+        holder_of(cfg, keys)[keys[-1]] = None
+        (folder / "config.json").write_text(json.dumps(cfg))
+        status = main(["train", "config.json"])
+        message = capsys.readouterr().err
+        # Without custom_hooks nothing stops it before its data.
+        has_begun = "training began" in message or "data was read" in message
+        is_told = message.startswith("mm-runner: ") and "Traceback" not in message
+        if status != 1 or not (has_begun or (is_told and names(message, path_of(keys)))):
+            seen.append((path_of(keys), status, message[-300:]))
+    assert not seen
 
 
 @pytest.mark.parametrize("seed", [1, 2])

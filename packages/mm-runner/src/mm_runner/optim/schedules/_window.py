@@ -78,7 +78,8 @@ def take_window(arguments: dict[str, Any], run: RunLength, where: str) -> Window
         warnings.warn(f"{where}.verbose has no effect: log lines show the value.", stacklevel=2)
     begin, end, last_step = given.get("begin", 0), given.get("end"), given.get("last_step", -1)
     for name, value in (("begin", begin), ("end", end), ("last_step", last_step)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        is_left_out = value is None and name == "end"
+        if not is_left_out and (not isinstance(value, int) or isinstance(value, bool)):
             raise ConfigError(
                 f"{where}: {name}={value!r} was given; begin, end and last_step are integers, "
                 "epochs or iterations."
