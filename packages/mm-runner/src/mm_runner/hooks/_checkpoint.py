@@ -277,9 +277,9 @@ class CheckpointHook(Hook):
 
     def _was_cut_short(self, runner: Any) -> bool:
         """Tell whether a hook has ended training early, and what it has come to is unsaved."""
-        is_saved = self._newest is not None and self._newest[0] == runner.iter
+        is_newest = self._newest is not None and self._newest[0] == runner.iter
         is_cut_short = bool(getattr(runner.train_loop, "stop_training", False))
-        return self.save_last and is_cut_short and not is_saved
+        return self.save_last and is_cut_short and not (is_newest or runner.interruption.saved)
 
     def _save_last(self, runner: Any) -> None:
         count = runner.epoch if self.by_epoch else runner.iter
@@ -310,7 +310,7 @@ class CheckpointHook(Hook):
         and_wait: bool = False,
     ) -> None:
         # First: what became of the files before decides what is kept.
-        self._settle_all(runner)
+        self.settle_all(runner)
         self._look_at_files(runner)
         directory, name = self.directory(runner), (template or self.filename_tmpl).format(number)
         superfluous = self._kept.add(name)
@@ -345,7 +345,7 @@ class CheckpointHook(Hook):
 
     def _save_best(self, runner: Any, metric: str, record: dict[str, Any]) -> None:
         # First: what became of the file before decides what was best before.
-        self._settle_all(runner)
+        self.settle_all(runner)
         take_back = self._best.put(metric, record)
         directory, file = self.directory(runner), record["file"]
         options = {"save_optimizer": False, "save_param_scheduler": False}
@@ -372,7 +372,7 @@ class CheckpointHook(Hook):
         hooks = (one for one in runner.hooks if isinstance(one, CheckpointHook) and one is not self)
         return [one for one in hooks if one.directory(runner) == self.directory(runner)]
 
-    def _settle_all(self, runner: Any) -> None:
+    def settle_all(self, runner: Any) -> None:
         """Wait for the files under way, others' too: they, or what names them, may be the same."""
         for hook in [one for one in [*runner.hooks, self] if isinstance(one, CheckpointHook)]:
             hook._saving.settle(runner)  # noqa: SLF001 - of this class
