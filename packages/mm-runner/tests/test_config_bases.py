@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from located import expect_places
 
 from mm_runner import ConfigError
 from mm_runner.config import Config, ConfigDict
@@ -197,15 +198,17 @@ def test_a_key_is_located_where_it_was_changed_in_place(write):
         "_base_.width += 1\nmodel = dict(w=1)\nother = _base_.nine\n",
     )
     cfg = Config.fromfile(child)
-    for path, place in [
-        ("model.depht", f"{child}:2: "),
-        ("model.layers[1].kk", f"{child}:4: "),
-        ("width", f"{child}:5: "),
-        ("model.w", f"{child}:6: "),
-        ("model.head.n", f"{base}:6: "),
-        ("nine", f"{base}:5: "),
-    ]:
-        assert str(cfg.located(ConfigError(f"{path}: wrong"))) == f"{place}{path}: wrong"
+    expect_places(
+        cfg,
+        [
+            ("model.depht: wrong", f"{child}:2"),
+            ("model.layers[1].kk: wrong", f"{child}:4"),
+            ("width: wrong", f"{child}:5"),
+            ("model.w: wrong", f"{child}:6"),
+            ("model.head.n: wrong", f"{base}:6"),
+            ("nine: wrong", f"{base}:5"),
+        ],
+    )
 
 
 def test_update_goes_key_by_key_and_pop_needs_no_key():

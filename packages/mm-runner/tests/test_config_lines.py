@@ -1,6 +1,7 @@
 """Lines that messages name, of keys that files set and change in place."""
 
 import pytest
+from located import expect_places
 
 from mm_runner import ConfigError
 from mm_runner.config import Config
@@ -97,17 +98,19 @@ def test_lines_are_known_through_several_files_of_any_form(write):
         "loader = dict(\n    _delete_=True,\n    k=2)\n",
     )
     cfg = Config.fromfile(last)
-    for key, place in [
-        ("model.depth", f"{base}:2"),
-        ("model.parts[1]", f"{base}:3"),
-        ("model.parts[2]", f"{last}:3"),
-        ("model.width", f"{middle}:3"),
-        ("lr", f"{other}:1"),
-        ("loader.k", f"{last}:6"),
-        ("loader.m", f"{last}:4"),
-        ("size", f"{last}:2"),
-        ("absent", f"{last}"),
-    ]:
-        assert str(cfg.located(ConfigError(f"{key}: x"))) == f"{place}: {key}: x"
+    expect_places(
+        cfg,
+        [
+            ("model.depth: x", f"{base}:2"),
+            ("model.parts[1]: x", f"{base}:3"),
+            ("model.parts[2]: x", f"{last}:3"),
+            ("model.width: x", f"{middle}:3"),
+            ("lr: x", f"{other}:1"),
+            ("loader.k: x", f"{last}:6"),
+            ("loader.m: x", f"{last}:4"),
+            ("size: x", f"{last}:2"),
+            ("absent: x", f"{last}"),
+        ],
+    )
     last.write_text("model = (", encoding="utf-8")
     assert str(cfg.located(ConfigError("lr: x"))) == f"{last}: lr: x"
