@@ -12,7 +12,7 @@ import torch
 
 from mm_runner.errors import CheckpointError
 
-from ._allow_list import ALLOW_LIST_PICKLE
+from ._allow_list import AllowListUnpickler
 from ._archive import is_archive
 from ._atomic import write_atomically
 from ._content import PARTS_VERSION
@@ -155,6 +155,6 @@ def _load_safely(path: Path, *, stays_in_file: bool) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, **options)
     except pickle.UnpicklingError as error:
         # torch 1.13 cannot read a float this way, so no learning rate either.
-        if "Unsupported operand" not in str(error):
+        if hasattr(torch, "compile") or "Unsupported operand" not in str(error):
             raise
-    return load_restricted(path, ALLOW_LIST_PICKLE)
+    return load_restricted(path, AllowListUnpickler)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from typing_extensions import override
 
+from ._restricted import RestrictedUnpickler
 from ._stand_ins import (
     Array,
     Inert,
@@ -21,10 +21,7 @@ from ._stand_ins import (
     number,
 )
 
-if TYPE_CHECKING:
-    from typing import IO
-
-__all__ = ["FOREIGN_PICKLE", "ForeignNameError"]
+__all__ = ["ForeignNameError", "ForeignUnpickler"]
 
 # Classes under these names hold a configuration or logs: data, which stand-ins keep.
 _INERT_PREFIXES = ("mmengine.", "mmcv.", "addict.")
@@ -65,7 +62,11 @@ class ForeignNameError(pickle.UnpicklingError):
     """A file names what is not taken from it; any other error of the kind means damage."""
 
 
-class _ForeignUnpickler(pickle.Unpickler):
+class ForeignUnpickler(RestrictedUnpickler):
+    """Let stand-ins keep the data of MMEngine's and NumPy's objects."""
+
+    with_state = (Inert, NumberType, Array)
+
     @override
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _STAND_INS:
@@ -79,11 +80,3 @@ class _ForeignUnpickler(pickle.Unpickler):
         raise ForeignNameError(
             f"it names {module}.{name}, which is neither a tensor, a number nor a part of MMEngine."
         )
-
-
-def _load(file: IO[bytes], **options: Any) -> Any:
-    return _ForeignUnpickler(file, **options).load()
-
-
-# What torch.load takes as pickle_module; storages it resolves by itself, before asking find_class.
-FOREIGN_PICKLE = SimpleNamespace(Unpickler=_ForeignUnpickler, load=_load, __name__="pickle")

@@ -19,7 +19,7 @@ from ._atomic import first_line
 from ._content import FORMAT_VERSION, clean_name, plain
 from ._damage import damage_of
 from ._file import save_checkpoint_file
-from ._foreign_pickle import FOREIGN_PICKLE, ForeignNameError
+from ._foreign_pickle import ForeignNameError, ForeignUnpickler
 from ._integrity import check_integrity
 from ._restricted import load_restricted
 from ._stand_ins import Array, Inert
@@ -101,7 +101,7 @@ def _read(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
-            return load_restricted(path, FOREIGN_PICKLE)
+            return load_restricted(path, ForeignUnpickler)
     except ForeignNameError as error:
         raise CheckpointError(
             f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "

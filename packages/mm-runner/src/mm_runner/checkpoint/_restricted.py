@@ -1,33 +1,102 @@
-"""Reading torch's files with an unpickler that allows only what it knows."""
+"""Unpickling of torch's files restricted to an allow-list."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import io
+import pickle
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from typing_extensions import override
 
 from ._archive import is_archive
 
-__all__ = ["load_restricted"]
+if TYPE_CHECKING:
+    from pathlib import Path
 
-# torch's type information does not list these names.
+__all__ = ["RestrictedUnpickler", "load_restricted"]
+
+# Neither is in torch's nor in typeshed's type information.
 _SERIALIZATION: Any = torch.serialization
+_Unpickler: Any = pickle._Unpickler  # noqa: SLF001 - C's lets no opcode be overridden
 
 
-def load_restricted(path: Path, pickle_module: Any) -> Any:
+class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
+    """Base of unpicklers that set no state but of allowed objects and load nothing but storages.
+
+    A subclass decides in ``find_class`` which names a file may use.
+    """
+
+    # Classes whose instances take their state from a file, by their own __setstate__.
+    with_state: ClassVar[tuple[type, ...]] = ()
+    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
+
+    def load_build(self) -> None:
+        """Set the state of the object on the stack; functions and classes have none to set."""
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if type(target) is OrderedDict:  # a state_dict, whose only attribute is its metadata
+            if isinstance(state, dict) and "_metadata" in state:
+                vars(target)["_metadata"] = state["_metadata"]
+        elif isinstance(target, self.with_state):
+            target.__setstate__(state)  # type: ignore[attr-defined]
+        else:
+            raise pickle.UnpicklingError(f"it sets the state of a {type(target).__name__}")
+
+    def load_persistent(self) -> None:
+        """Load a storage; torch would write a file for the id of a module."""
+        saved_id = self.stack.pop()
+        is_storage = isinstance(saved_id, tuple) and saved_id[:1] in (("storage",), (b"storage",))
+        if not is_storage:
+            raise pickle.UnpicklingError("it refers to something besides a storage")
+        self.stack.append(self.persistent_load(saved_id))
+
+    def refuse(self) -> None:
+        """Refuse an opcode that torch.save does not write."""
+        raise pickle.UnpicklingError("it has an opcode that torch.save does not write")
+
+    dispatch[pickle.BUILD[0]] = load_build
+    dispatch[pickle.BINPERSID[0]] = load_persistent
+    # The last three name a function or class without find_class.
+    dispatch.update(dict.fromkeys(pickle.PERSID + pickle.EXT1 + pickle.EXT2 + pickle.EXT4, refuse))
+
+    @classmethod
+    def load_from(cls, file: Any, **options: Any) -> Any:
+        """Unpickle ``file``."""
+        return cls(file, **options).load()
+
+
+class _Stream(io.FileIO):
+    """A file without a descriptor, with which torch reads no archive of its version 0.1."""
+
+    @override
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation
+
+
+def load_restricted(path: Path, unpickler: type[RestrictedUnpickler]) -> Any:
     """Read a file of ``torch.save`` onto the CPU.
+
+    ``torch.load`` itself would run a file that it takes for a TorchScript program.
 
     Args:
         path: The file.
-        pickle_module: Has the only ``Unpickler``, and ``load``, that may be used.
+        unpickler: The only one that is used.
     """
-    if hasattr(torch, "compile"):
-        return torch.load(path, map_location="cpu", weights_only=False, pickle_module=pickle_module)
-    # torch 1.13 takes the argument pickle_module, and unpickles with Python's own all the same.
+    module = _PickleModule(unpickler)
     options = {"encoding": "utf-8"}
-    with path.open("rb") as file:
-        if not is_archive(path):
-            return _SERIALIZATION._legacy_load(file, "cpu", pickle_module, **options)  # noqa: SLF001
-        with _SERIALIZATION._open_zipfile_reader(file) as archive:  # noqa: SLF001
-            return _SERIALIZATION._load(archive, "cpu", pickle_module, **options)  # noqa: SLF001
+    if not is_archive(path):
+        with io.BufferedReader(_Stream(path)) as stream:
+            return _SERIALIZATION._legacy_load(stream, "cpu", module, **options)  # noqa: SLF001
+    with path.open("rb") as file, _SERIALIZATION._open_zipfile_reader(file) as archive:  # noqa: SLF001
+        return _SERIALIZATION._load(archive, "cpu", module, **options)  # noqa: SLF001
+
+
+class _PickleModule:
+    """The part of the module ``pickle`` that torch uses."""
+
+    __name__ = "pickle"
+
+    def __init__(self, unpickler: type[RestrictedUnpickler]) -> None:
+        self.Unpickler, self.load = unpickler, unpickler.load_from
