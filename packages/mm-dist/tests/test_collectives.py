@@ -15,6 +15,8 @@ OPERATIONS = {
     "bor": ([2 | 3, 4 | 5], torch.int64),
     "bxor": ([2 ^ 3, 4 ^ 5], torch.int64),
     "Mean": ([2.5, 4.5], torch.float32),
+    "avg": ([2.5, 4.5], torch.float64),
+    "AVG": ([2, 4], torch.int64),
 }
 
 

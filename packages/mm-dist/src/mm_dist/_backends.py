@@ -70,6 +70,15 @@ def check_backend(backend: str | None) -> None:
         _check_known(backend.lower())
 
 
+def is_backend(name: str) -> bool:
+    """Return whether a name, or pairs of device and name, mean a backend."""
+    try:
+        check_backend(name)
+    except (ConfigError, TorchVersionError):
+        return False
+    return True
+
+
 def _choose_usable(backend: str, device_type: str) -> str:
     if ":" not in backend:
         return backend if _is_usable(backend, device_type) else _own_backend(find_row(device_type))

@@ -8,7 +8,7 @@ import torch
 from mm_dist._errors import ConfigError
 from mm_dist._suggestion import suggest_name
 
-OPERATIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "mean")
+OPERATIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "mean", "avg")
 BITWISE = ("band", "bor", "bxor")
 # A bool travels as 0 or 1, which every backend can reduce: 'or' is max, 'and' is min.
 _OF_BOOLS = {
@@ -53,7 +53,8 @@ def read_operation(op: str, dtype: torch.dtype) -> str:
 
 @lru_cache(maxsize=512)
 def _find_operation(op: str, dtype: torch.dtype) -> str:
-    operation = op.lower()
+    # torch's name for the mean, which only NCCL computes.
+    operation = "mean" if op.lower() == "avg" else op.lower()
     if not _has_meaning(operation, dtype):
         raise ConfigError(f"op={op!r} has no meaning for {dtype}; convert the tensor first.")
     return operation

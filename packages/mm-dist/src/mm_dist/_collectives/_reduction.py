@@ -25,9 +25,9 @@ def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
     Args:
         data: Of the same shape and dtype on all ranks, on any device. In ``bool``, a sum means
             *or*, a product *and*, and ``bxor`` an odd number.
-        op: ``sum``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor`` or ``mean``, in
-            any case. The mean of integers is rounded toward zero. Complex numbers have a sum
-            and a mean.
+        op: ``sum``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor``, ``mean`` or
+            ``avg`` (the same), in any case. The mean of integers is rounded toward zero. Complex
+            numbers have a sum and a mean.
         group: Ranks that take part, of which this one must be a member. Defaults to all.
 
     Raises:

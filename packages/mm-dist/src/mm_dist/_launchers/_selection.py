@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
 
+from mm_dist._backends import is_backend
 from mm_dist._errors import ArgumentTypeError, ConfigError, MMDistError
 from mm_dist._launchers._enclosing import check_agreement
 from mm_dist._launchers._environment import Launcher
@@ -55,6 +56,10 @@ def check_launcher(name: str) -> None:
         )
     if name == "auto" or name in find_plugins(GROUP):
         return
+    if is_backend(name):
+        raise ConfigError(
+            f"launcher={name!r} is a backend: give it as backend={name!r}, and leave launcher out."
+        )
     names = launcher_names()
     raise ConfigError(
         f"launcher={name!r} is not known; there are: {', '.join(names)}."
