@@ -1,5 +1,6 @@
 import contextlib
 import warnings
+from collections import UserDict
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from mm_dist import (
     ArgumentTypeError,
     ConfigError,
+    GradientSyncError,
     LaunchError,
     MMDistributedDataParallel,
     all_gather,
@@ -90,8 +92,8 @@ def test_train_step_averages_gradients_over_ranks(run_ranks):
 
 @pytest.mark.parametrize(
     "make_batch",
-    [dict, lambda data: [data["inputs"]], lambda data: (data["inputs"],)],
-    ids=["dict", "list", "tuple"],
+    [dict, UserDict, lambda data: [data["inputs"]], lambda data: (data["inputs"],)],
+    ids=["dict", "mapping", "list", "tuple"],
 )
 @pytest.mark.usefixtures("group_of_one")
 def test_train_step_passes_the_batch_to_forward(make_batch):
@@ -104,6 +106,32 @@ def test_train_step_refuses_another_kind_of_batch():
     model = MMDistributedDataParallel(Net(lambda data: data["inputs"]))
     with pytest.raises(ArgumentTypeError, match=r"of Net returned <class 'torch\.Tensor'>"):
         model.train_step({"inputs": torch.ones(1, 2)}, Optim(model))
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_what_was_frozen_when_it_was_wrapped_is_not_trained_unaveraged():
+    net = Net()
+    net.used.bias.requires_grad_(False)  # noqa: FBT003
+    net.head.requires_grad_(False)  # noqa: FBT003
+    model = MMDistributedDataParallel(net)
+    optim, batch = Optim(model), {"inputs": torch.ones(1, 2)}
+    model.train_step(batch, optim)
+    net.used.bias.requires_grad_()
+    with pytest.raises(GradientSyncError, match=r"used\.bias was frozen .*freeze it afterwards"):
+        model.train_step(batch, optim)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_what_is_frozen_after_wrapping_may_be_trained_again():
+    model = MMDistributedDataParallel(Net(), find_unused_parameters=True)
+    weight, optim = model.module.used.weight, Optim(model)
+    weight.requires_grad_(False)  # noqa: FBT003
+    before = weight.clone()
+    model.train_step({"inputs": torch.ones(1, 2)}, optim)
+    assert torch.equal(weight, before)
+    weight.requires_grad_()
+    model.train_step({"inputs": torch.ones(1, 2)}, optim)
+    assert not torch.equal(weight, before)
 
 
 @pytest.mark.usefixtures("group_of_one")

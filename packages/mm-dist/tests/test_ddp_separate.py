@@ -118,6 +118,14 @@ def test_children_that_learn_are_wrapped_in_their_place():
 
 
 @pytest.mark.usefixtures("group_of_one")
+def test_a_child_that_was_frozen_when_it_was_wrapped_is_not_trained_unaveraged():
+    model = MMSeparateDistributedDataParallel(Gan())
+    model.module.teacher.requires_grad_()
+    with pytest.raises(GradientSyncError, match=r"teacher\.weight, teacher\.bias was frozen"):
+        model.train_step(_batches(0)[0], Descent(model))
+
+
+@pytest.mark.usefixtures("group_of_one")
 def test_state_has_the_names_of_the_module():
     plain = Gan()
     wrapper = MMSeparateDistributedDataParallel(copy.deepcopy(plain))

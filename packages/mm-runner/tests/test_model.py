@@ -1,4 +1,5 @@
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,6 +10,7 @@ from torch.nn.utils.rnn import pack_sequence
 from toy import Classifier
 from typing_extensions import override
 
+import mm_dist
 from mm_amp import OptimWrapper
 from mm_runner import ComponentNotFoundError, ConfigError
 from mm_runner.errors import ModelOutputError
@@ -52,6 +54,52 @@ def test_train_step_is_forward_backward_and_update(model, wrapper):
     assert not logged["loss"].requires_grad
     for ours, by_hand in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(ours, by_hand)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        mm_dist.MMDistributedDataParallel,
+        DistributedDataParallel,
+        mm_dist.MMSeparateDistributedDataParallel,
+    ],
+)
+@pytest.mark.usefixtures("group_of_one")
+def test_a_wrapped_model_takes_the_step_of_the_model_alone(wrap):
+    """Of whatever batch: mm-dist, which knows nothing of this package, has a step of its own."""
+    pair = (BATCH["inputs"], BATCH["labels"])
+    batches = [
+        BATCH,
+        OrderedDict(BATCH),
+        UserDict(BATCH),  # as transformers' BatchEncoding is
+        MappingProxyType(BATCH),
+        list(pair),
+        Point(*pair),
+        BATCH["inputs"],
+        None,
+    ]
+    outcomes = [[_outcome(batch, kind) for batch in batches] for kind in (lambda x: x, wrap)]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][6:] == [TypeError] * 2
+    assert len({str(outcome) for outcome in outcomes[0][:6]}) == 1
+
+
+def _outcome(batch, wrap):
+    """What a step logs, and the weights after it; or the kind of error."""
+    torch.manual_seed(0)
+    model = wrap(Classifier(data_preprocessor=_AsItIs()))
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    try:
+        logged = train_step_of(model)(batch, wrapper)
+    except TypeError:
+        return TypeError
+    return [(*logged, float(logged["loss"])), [one.tolist() for one in model.parameters()]]
+
+
+class _AsItIs(BaseDataPreprocessor):
+    @override
+    def forward(self, data, training=False):
+        return data
 
 
 def test_a_batch_may_be_a_sequence(model, wrapper):

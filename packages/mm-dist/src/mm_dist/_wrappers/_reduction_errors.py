@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from mm_dist._errors import GradientSyncError, MMDistError
 
@@ -36,6 +37,26 @@ def explain(error: RuntimeError, wrapper: Any, names: Sequence[str]) -> Gradient
     if _GRAPH_CHANGED in text:
         return GradientSyncError(_describe_change(found), found)
     return None
+
+
+def check_still_frozen(frozen: Sequence[tuple[str, Tensor]]) -> None:
+    """Check that nothing is trained that the reducer does not manage: ranks would drift apart.
+
+    Args:
+        frozen: Names and parameters that required no gradient when the model was wrapped.
+
+    Raises:
+        GradientSyncError: If one requires gradients by now.
+    """
+    unfrozen = tuple(name for name, parameter in frozen if parameter.requires_grad)
+    if unfrozen:
+        raise GradientSyncError(
+            f"Rank {dist.get_rank()}: {join_names(unfrozen)} was frozen when the model was wrapped "
+            "and requires gradients now, which torch's DistributedDataParallel does not average. "
+            "Wrap the model while everything that is ever trained requires gradients, with "
+            "find_unused_parameters=True, and freeze it afterwards, as in before_train of a hook.",
+            unfrozen,
+        )
 
 
 def _select(names: Sequence[str], match: re.Match[str] | None) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The steps that a training loop calls, for every wrapper of ours."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -66,7 +66,7 @@ def run_train_step(
 
     Raises:
         ArgumentTypeError: If the model lacks a method that a step needs, or its preprocessor
-            returns no dict, list or tuple.
+            returns no mapping, list or tuple.
     """
     advance_iteration()
     model: Any = wrapper._modules["module"]  # noqa: SLF001 (wrapper.module, at a fraction of its cost)
@@ -77,10 +77,7 @@ def run_train_step(
         check_methods(wrapper, "train_step", "data_preprocessor", "parse_losses")
     with optim_wrapper.optim_context(wrapper):
         batch = preprocess(data, True)  # type: ignore[misc] # noqa: FBT003 (MMEngine's order)
-        if isinstance(batch, dict):
-            losses = wrapper(**batch, mode="loss")
-        else:
-            losses = call_with_batch(wrapper, batch, mode="loss")
+        losses = call_with_batch(wrapper, batch, mode="loss")
     loss, log_vars = parse_losses(losses)  # type: ignore[misc]
     optim_wrapper.update_params(loss)
     if check_reduction is not None:
@@ -92,13 +89,13 @@ def run_train_step(
 
 
 def call_with_batch(wrapper: Any, batch: Any, mode: str) -> Any:
-    """Call ``wrapper`` with a batch: a dict by name, a list or tuple by position.
+    """Call ``wrapper`` with a batch: a mapping by name, a list or tuple by position.
 
     Raises:
         ArgumentTypeError: If it is none of these.
     """
     # Through __call__: what the wrapper does around the model's forward must not be bypassed.
-    if isinstance(batch, dict):
+    if isinstance(batch, (dict, Mapping)):  # a dict first: the cheaper question
         return wrapper(**batch, mode=mode)
     if isinstance(batch, (list, tuple)):
         return wrapper(*batch, mode=mode)

@@ -1,7 +1,7 @@
 """Data parallelism: every rank holds the whole model, gradients are averaged."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ from mm_dist._wrappers._ddp_arguments import (
     check_only_hook,
     read_ddp_arguments,
 )
-from mm_dist._wrappers._reduction_errors import explain
+from mm_dist._wrappers._reduction_errors import check_still_frozen, explain
 from mm_dist._wrappers._steps import OptimWrapperProtocol, run_train_step
 
 _logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
     def _attach_to_reducer(self) -> None:
         """Set up what depends on torch's reducer, which is made anew in a copy."""
-        parameters = _reduced_parameters(self)
+        parameters = _parameters(self, trained=True)
         self._reduced_names = tuple(self._name_prefix + name for name, _ in parameters)
         self._gradient_watch = (
             GradientWatch(self.module, self._name_prefix) if self.detect_anomalous_params else None
@@ -118,6 +118,9 @@ class MMDistributedDataParallel(DistributedDataParallel):
         )
         # Since torch 2.1; before, an unfinished reduction shows in the next forward.
         self._check_reduction = getattr(reducer, "_check_reducer_finalized", _do_nothing)
+        frozen = [(self._name_prefix + n, p) for n, p in _parameters(self, trained=False)]
+        if frozen:
+            self._check_reduction = _checking_frozen(self._check_reduction, frozen)
         self.comm_hook_state = None
         if self.comm_hook is not None:
             # It needs torch.distributed at import.
@@ -212,7 +215,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
         Args:
             data: One batch, as the model's ``data_preprocessor`` takes it. What that returns is
-                passed to ``forward``: a dict by name, a list or tuple by position.
+                passed to ``forward``: a mapping by name, a list or tuple by position.
             optim_wrapper: Provides the context of the forward pass, and runs backward.
 
         Returns:
@@ -220,8 +223,9 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
         Raises:
             ArgumentTypeError: If the module lacks a method that a step needs, or the batch is no
-                dict, list or tuple.
-            GradientSyncError: If the gradients were not averaged over the ranks.
+                mapping, list or tuple.
+            GradientSyncError: If the gradients were not averaged over the ranks, or a parameter was
+                unfrozen since the model was wrapped, whose gradient is not.
         """
         watch = self._gradient_watch
         if watch is not None:
@@ -238,16 +242,31 @@ class MMDistributedDataParallel(DistributedDataParallel):
         return log_vars
 
 
-def _reduced_parameters(wrapper: Any) -> list[tuple[str, Tensor]]:
-    """Return name and parameter of all that torch's reducer manages, in its order."""
+def _parameters(wrapper: Any, *, trained: bool) -> list[tuple[str, Tensor]]:
+    """Return name and parameter of all that torch's reducer manages, in its order.
+
+    Args:
+        wrapper: Around the module.
+        trained: Otherwise those that it leaves out because they are frozen.
+    """
     found: dict[Tensor, str] = {}
     for module_name, module in wrapper.module.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
             # torch compares with the name in this form, dot included for the outermost module.
             is_ignored = f"{module_name}.{own_name}" in wrapper.parameters_to_ignore
-            if parameter.requires_grad and not is_ignored:
+            if parameter.requires_grad == trained and not is_ignored:
                 found.setdefault(parameter, f"{module_name}.{own_name}".lstrip("."))
     return [(name, parameter) for parameter, name in found.items()]
+
+
+def _checking_frozen(
+    check_reduction: Callable[[], None], frozen: Sequence[tuple[str, Tensor]]
+) -> Callable[[], None]:
+    def check() -> None:
+        check_still_frozen(frozen)
+        check_reduction()
+
+    return check
 
 
 def _do_nothing() -> None:

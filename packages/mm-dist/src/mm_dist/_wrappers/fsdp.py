@@ -156,7 +156,7 @@ class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
 
         Args:
             data: One batch, as the model's ``data_preprocessor`` takes it. What that returns is
-                passed to ``forward``: a dict by name, a list or tuple by position.
+                passed to ``forward``: a mapping by name, a list or tuple by position.
             optim_wrapper: Provides the context of the forward pass, and runs backward.
 
         Returns:
@@ -164,7 +164,7 @@ class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
 
         Raises:
             ArgumentTypeError: If the module lacks a method that a step needs, or the batch is no
-                dict, list or tuple.
+                mapping, list or tuple.
             ConfigError: If the optimizer holds the parameters from before the sharding.
         """
         if optim_wrapper is not self._checked_optimizers[0]:

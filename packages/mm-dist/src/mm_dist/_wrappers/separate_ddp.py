@@ -12,7 +12,7 @@ from mm_dist._progress import advance_iteration
 from mm_dist._wrappers import _steps
 from mm_dist._wrappers._ddp_arguments import check_module
 from mm_dist._wrappers._recognition import is_model_wrapper
-from mm_dist._wrappers._reduction_errors import explain
+from mm_dist._wrappers._reduction_errors import check_still_frozen, explain
 from mm_dist._wrappers._steps import check_methods
 from mm_dist._wrappers.ddp import MMDistributedDataParallel
 
@@ -69,6 +69,12 @@ class MMSeparateDistributedDataParallel(nn.Module):
                     **ddp_kwargs,
                 )
             setattr(module, name, wrapped[child])
+        self._frozen = [
+            (f"{name}.{own_name}", parameter)
+            for name, child in module.named_children()
+            if not is_model_wrapper(child)
+            for own_name, parameter in child.named_parameters()
+        ]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module, whose children are wrapped."""
@@ -88,7 +94,8 @@ class MMSeparateDistributedDataParallel(nn.Module):
 
         Raises:
             ArgumentTypeError: If the module has none.
-            GradientSyncError: If the gradients of a child were not averaged over the ranks.
+            GradientSyncError: If the gradients of a child were not averaged over the ranks, or a
+                parameter was unfrozen since the model was wrapped.
         """
         check_methods(self, "train_step", "train_step")
         advance_iteration()
@@ -98,6 +105,7 @@ class MMSeparateDistributedDataParallel(nn.Module):
         log_vars = self.module.train_step(data, optim_wrapper)
         for child in children:
             child.end_step()
+        check_still_frozen(self._frozen)
         if steady_switch.is_due:
             enter_steady_state()
         return log_vars
