@@ -7,6 +7,7 @@ from toy import NO_VALIDATION, Classifier
 
 from mm_amp import AmpOptimWrapper, OptimWrapper
 from mm_runner import ComponentNotFoundError, ConfigError
+from mm_runner.hooks import Hook
 from mm_runner.optim import build_optim_wrapper, scale_lr
 
 
@@ -39,13 +40,48 @@ def test_ready_wrappers_and_optimizers_are_taken_as_they_are(model):
     assert build_optim_wrapper(model, {"optimizer": optimizer}).optimizer is optimizer
 
 
-def test_frozen_parameters_are_left_out(model):
+def test_frozen_parameters_are_kept_but_integers(model):
     model[0].requires_grad_(requires_grad=False)
+    model.codes = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
     wrapper = build_optim_wrapper(model, {"optimizer": {"type": "SGD", "lr": 0.1}})
-    assert wrapper.param_groups[0]["params"] == list(model[1].parameters())
+    assert wrapper.param_groups[0]["params"] == [*model[0].parameters(), *model[1].parameters()]
     model.requires_grad_(requires_grad=False)
     with pytest.raises(ConfigError, match=r"optim_wrapper: Sequential has no parameter.*unfreeze"):
         build_optim_wrapper(model, {"optimizer": {"type": "SGD", "lr": 0.1}})
+
+
+class Unfreeze(Hook):
+    """Trains the first layer from the second epoch on."""
+
+    def before_run(self, runner):
+        runner.model.layers[0].requires_grad_(requires_grad=False)
+
+    def before_train_epoch(self, runner):
+        self.begins_with = runner.model.layers[0].weight.clone()
+        if runner.epoch == 1:
+            runner.model.layers[0].requires_grad_()
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "NpuFusedAdamW"])
+@pytest.mark.filterwarnings("ignore:NpuFusedAdamW")
+def test_what_is_unfrozen_later_is_trained_and_resumed(make_runner, tmp_path, optimizer):
+    def run(epochs, **overrides):
+        hook = Unfreeze()
+        wrapper = {"optimizer": {"type": optimizer, "lr": 0.01}}
+        cfg = {"max_epochs": epochs}
+        runner = make_runner(
+            custom_hooks=[hook], optim_wrapper=wrapper, train_cfg=cfg, **overrides, **NO_VALIDATION
+        )
+        initial = runner.model.layers[0].weight.clone()
+        runner.train()
+        return runner.model.layers[0].weight, hook.begins_with, initial
+
+    _, begins_with, initial = run(1)
+    assert torch.equal(begins_with, initial)
+    resumed, begins_with, _ = run(3, resume=True)
+    assert not torch.equal(resumed, begins_with)
+    whole, _, _ = run(3, work_dir=tmp_path / "whole")
+    assert torch.equal(resumed, whole)
 
 
 @pytest.mark.parametrize(

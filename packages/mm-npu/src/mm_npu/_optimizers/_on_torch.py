@@ -81,7 +81,8 @@ class AbstractTorchOptimizer(AbstractNamedOptimizer):
         Elsewhere torch chooses between multi-tensor and per-tensor kernels, as ever.
         """
         if "fused" in group:  # not in torch.optim.AdamW of 1.13, and in SGD before 2.3
-            can_fuse = all(self._may_fuse(p) and self._is_laid_alike(p) for p in group["params"])
+            trained = [p for p in group["params"] if p.requires_grad]
+            can_fuse = all(self._may_fuse(p) and self._is_laid_alike(p) for p in trained)
             group["fused"] = True if can_fuse else None
 
     def prepare_plain_step(self, group: dict[str, Any]) -> None:

@@ -67,6 +67,7 @@ def describe_memory(
         for one in named_wrappers(optim_wrapper).values()
         for group in one.optimizer.param_groups
         for parameter in group["params"]
+        if parameter.requires_grad
     ]
     run = SimpleNamespace(
         model=model,

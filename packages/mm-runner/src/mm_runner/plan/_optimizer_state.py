@@ -66,7 +66,7 @@ def without_compiler() -> Iterator[None]:
 def _kept_on_meta(optimizer: Optimizer) -> list[Tensor]:
     """Take a step over parameters without values."""
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
+        for parameter in _trained(group):
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     return list(_tensors_in(list(optimizer.state.values())))
@@ -80,11 +80,12 @@ def _kept_for_stand_ins(optimizer: Optimizer) -> list[Tensor]:
     """
     groups = [group["params"] for group in optimizer.param_groups]
     kept: list[Tensor] = []
+    trained = [_trained(group) for group in optimizer.param_groups]
     try:
-        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+        for group, parameters in zip(optimizer.param_groups, trained, strict=True):
             group["params"] = [_stand_in(parameter) for parameter in parameters]
         _step(optimizer)
-        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+        for group, parameters in zip(optimizer.param_groups, trained, strict=True):
             for stand_in, parameter in zip(group["params"], parameters, strict=True):
                 kept += [
                     torch.empty(
@@ -97,6 +98,10 @@ def _kept_for_stand_ins(optimizer: Optimizer) -> list[Tensor]:
         for group, parameters in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = parameters
     return kept
+
+
+def _trained(group: Mapping[str, Any]) -> list[Tensor]:
+    return [parameter for parameter in group["params"] if parameter.requires_grad]
 
 
 def _stand_in(parameter: Tensor) -> Tensor:

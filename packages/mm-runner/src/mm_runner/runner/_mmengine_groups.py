@@ -1,9 +1,8 @@
 """The state of an optimizer as MMEngine saved it, in the parameter groups that this run has built.
 
-Under a ``paramwise_cfg`` MMEngine makes a group for each parameter, and without one a single group
-that has the frozen parameters too. Here parameters with equal settings share a group, and a frozen
-one is in none. Which parameter a saved one is follows from its name where the groups have names (of
-constructors with layer-wise rates), else from its place in the model.
+Under a ``paramwise_cfg`` MMEngine makes a group for each parameter; here parameters with equal
+settings share one. Which parameter a saved one is follows from its name where the groups have names
+(of constructors with layer-wise rates), else from its place in the model.
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ __all__ = ["DefaultOptimWrapperConstructor"]
 
 
 class DefaultOptimWrapperConstructor:
-    """Builds an optimizer over the trainable parameters of a model, and its wrapper.
+    """Builds an optimizer over the parameters of a model, and its wrapper.
 
     Parameters with equal settings share a parameter group, so that the optimizer works on few long
-    lists. A frozen parameter is left out. One that is shared counts under its first name.
+    lists. As in MMEngine, frozen parameters are kept without a ``paramwise_cfg``, so that they can
+    be unfrozen later, and left out with one. A shared parameter counts under its first name.
 
     Args:
         optim_wrapper_cfg: ``optimizer`` (a config), ``type`` (``"OptimWrapper"`` by default) and
@@ -124,16 +125,18 @@ class DefaultOptimWrapperConstructor:
         return rules.options(one)
 
     def _parameters(self, model: nn.Module) -> list[Any]:
-        """Return the trainable parameters, in groups if ``paramwise_cfg`` is given."""
-        named = [one for one in walk_parameters(model) if one.parameter.requires_grad]
+        """Return the parameters; the trainable ones, in groups, if ``paramwise_cfg`` is given."""
+        everything = list(walk_parameters(model))
+        named = [one for one in everything if one.parameter.requires_grad]
         if not named:
             raise ConfigError(
                 f"{self._where}: {type(model).__name__} has no parameter with requires_grad=True; "
                 "unfreeze at least one, or do not train."
             )
+        if not self._is_paramwise:  # integers, as of quantised weights, are never trained
+            kept = (one.parameter for one in everything if _may_be_trained(one.parameter))
+            return list(dict.fromkeys(kept))
         first = {id(one.parameter): one for one in reversed(named)}
-        if not self._is_paramwise:
-            return [one.parameter for one in named if first[id(one.parameter)] is one]
         self.prepare(model)
         options = self._options_by_name(named)
         for one in named:
@@ -198,6 +201,10 @@ class DefaultOptimWrapperConstructor:
         parameters = inspect.signature(self._component()).parameters.values()
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         return [one.name for one in parameters if one.kind in by_name and one.name != "params"]
+
+
+def _may_be_trained(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def _merged(parameters: list[tuple[Any, dict[str, Any]]]) -> list[dict[str, Any]]:
