@@ -32,7 +32,7 @@ MISTAKES = {
     ),
     "unknown-wrapper": (
         "optim_wrapper=dict(type='AmpWrapper', optimizer=dict(type='SGD', lr=0.1))",
-        ["No optim wrapper named 'AmpWrapper'", "AmpOptimWrapper", "pip install mm-amp"],
+        ["No optim wrapper named 'AmpWrapper'", "AmpOptimWrapper"],
     ),
     "missing-dataset": (
         "train_dataloader=dict(batch_size=4)",

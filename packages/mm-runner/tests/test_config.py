@@ -133,6 +133,12 @@ def test_braces_stand_for_the_file_and_for_inherited_values(write):
         ("a.json", '{"a": 1,\n]', r"a\.json:2: this is not JSON"),
         ("a.json", '{"a": 1, "a": 2}', r"a\.json: the key 'a' stands twice"),
         ("a.py", "a = 1\nb = = 2", r"a\.py:2: this is not Python"),
+        ("a.py", "a = 1\nreturn 3", r"a\.py:2: this is not Python: 'return' outside function"),
+        (
+            "a.py",
+            "custom_imports = {'imports': 'failing_module'}",
+            r"a\.py:1: custom_imports.*importing 'failing_module' failed: NameError: .*, line 2\)",
+        ),
         ("a.py", "a = 1\nb = a.c", r"a\.py:2: AttributeError: 'int' object has no"),
         ("a.py", "import no_such_module", r"a\.py:1: ModuleNotFoundError"),
         ("a.py", "from x_y import read_base", r"a\.py:1: .*comes from mm_runner\.config\.$"),
@@ -167,6 +173,7 @@ def test_braces_stand_for_the_file_and_for_inherited_values(write):
 def test_what_cannot_be_read_is_named_with_its_file(write, name, text, message):
     write("base.yaml", _BASE)
     write("twin.yaml", "model: 1")
+    write("failing_module.py", "\nx = y")
     with pytest.raises(ConfigError, match=message):
         Config.fromfile(write(name, text))
 

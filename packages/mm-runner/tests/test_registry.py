@@ -110,9 +110,43 @@ def test_unknown_names_list_near_ones_and_the_ways_out():
     with pytest.raises(
         ComponentNotFoundError,
         match=r"No optimizer named 'SDG'; there are: .*Adam.*SGD.*Did you mean 'SGD'.*"
-        r"register_module\(\).*'package.module:Name'.*pip install mm-npu",
+        r"register_module\(\).*'package.module:Name'\.$",
     ):
         OPTIMIZERS.get("SDG")
+
+
+@pytest.mark.parametrize("kind", ["OPTIMIZERS", "OPTIM_WRAPPERS", "MODEL_WRAPPERS", "MODELS"])
+def test_nothing_is_to_be_installed_for_a_name_that_no_package_of_ours_has(kind):
+    with pytest.raises(ComponentNotFoundError, match=r"named 'Lion'") as error:
+        getattr(registry, kind).get("Lion")
+    assert "pip install" not in str(error.value)
+
+
+def test_a_scope_before_a_registered_name_is_told(things):
+    things.register_module(name="TinyNet", module=dict)
+    with pytest.raises(
+        ComponentNotFoundError, match=r"'mmpretrain\.TinyNet'.*write type='TinyNet'\."
+    ):
+        things.get("mmpretrain.TinyNet")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("x = 1\ny = undefined\n", r"NameError: name 'undefined'.* \(mine\.py, line 2\)"),
+        ("x = (\n", r"SyntaxError: .*\(mine\.py, line 1\)"),
+        ("import not_there\n", r"ModuleNotFoundError: No module named 'not_there'"),
+        ("raise ValueError('odd')\n", r"ValueError: odd \(mine\.py, line 1\)"),
+    ],
+    ids=["name", "syntax", "import", "value"],
+)
+def test_a_module_that_fails_shows_its_own_error(things, install_plugin, source, reason):
+    install_plugin("mine", "", source)
+    with pytest.raises(
+        ComponentNotFoundError, match=rf"importing 'mine' failed: {reason}"
+    ) as error:
+        things.get("mine:Net")
+    assert "package.module:Name" not in str(error.value)
 
 
 def test_torchs_own_optimizers_schedulers_and_wrappers_are_known():

@@ -32,7 +32,7 @@ def known_names(monkeypatch):
         ),
         (
             {"optim_wrapper": {"type": "AmpOptimWraper", "optimizer": SGD}},
-            r"No optim wrapper named 'AmpOptimWraper'.*'AmpOptimWrapper'.*pip install mm-amp",
+            r"No optim wrapper named 'AmpOptimWraper'.*'AmpOptimWrapper'",
         ),
         (
             {"param_scheduler": {"type": "MultiStepLr"}},
@@ -82,8 +82,7 @@ def test_unknown_types_name_what_there_is_and_what_was_meant(make_runner, overri
 def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
     with pytest.raises(
         ComponentNotFoundError,
-        match=r"No model wrapper named 'MMDistributedDataParalel'.*'MMDistributedDataParallel'.*"
-        r"pip install mm-dist",
+        match=r"No model wrapper named 'MMDistributedDataParalel'.*'MMDistributedDataParallel'",
     ):
         make_runner(cfg={"model_wrapper_cfg": {"type": "MMDistributedDataParalel"}})
 

@@ -12,6 +12,8 @@ from toy import Classifier, loader_cfg, runner_arguments
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.evaluator import Accuracy
 from mm_runner.hooks import LoggerHook
+from mm_runner.model import BaseDataPreprocessor
+from mm_runner.plan import make_plan
 from mm_runner.registry import HOOKS, MODELS
 from mm_runner.runner._checks import checked_cfg
 from mm_runner.validation import validate_run
@@ -278,3 +280,30 @@ def test_trying_a_schedule_leaves_a_ready_optimizer_as_it_is(tmp_path):
     )
     assert rate == 0.5
     assert optimizer.param_groups == [group]
+
+
+class Completing(Classifier):
+    """Says what prepares its data, as classifiers of mmpretrain do."""
+
+    def __init__(self, data_preprocessor=None):
+        super().__init__(data_preprocessor={"type": Normalizing, **(data_preprocessor or {})})
+
+
+class Normalizing(BaseDataPreprocessor):
+    def __init__(self, mean=0.0, num_classes=1):
+        super().__init__()
+        self.settings = (mean, num_classes)
+
+
+def test_a_model_may_complete_a_data_preprocessor_without_a_type(tmp_path):
+    arguments = runner_arguments(
+        tmp_path,
+        model={"type": Completing},
+        data_preprocessor={"mean": 0.5, "num_classes": 3},
+    )
+    make_plan(arguments)
+    runner = Runner.from_cfg(arguments)
+    assert runner.model.data_preprocessor.settings == (0.5, 3)
+    arguments["model"] = {"type": Classifier}
+    with pytest.raises(ConfigError, match=r"data_preprocessor\.mean: unknown argument of BaseData"):
+        make_plan(arguments)

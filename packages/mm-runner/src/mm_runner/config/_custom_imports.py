@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mm_runner._error_text import with_place
 from mm_runner.errors import ConfigError
 
 __all__ = ["import_modules", "importable_folder"]
@@ -59,6 +60,8 @@ def _import(name: str, where: str, allow_failure: Any) -> None:
                 "Python's path, and beside the configuration."
             ) from error
         warnings.warn(f"{where}: {name!r} cannot be imported, as allowed: {error}", stacklevel=4)
+    except Exception as error:
+        raise ConfigError(f"{where}: importing {name!r} failed: {with_place(error)}.") from error
 
 
 @contextmanager

@@ -45,8 +45,7 @@ def read_python(
     try:
         tree = ast.parse(variables.hide(text), str(file))
     except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise ConfigError(f"{at_line(file, line)}: this is not Python: {error}") from error
+        raise _not_python(file, error) from error
     variables.visit(tree)
     line, base_files = take_base(file, tree)
     names: dict[str, Any] = {"__file__": str(file), "__name__": file.stem}
@@ -68,8 +67,16 @@ def at_line(file: Path, line: int | None) -> str:
     return str(file) if line is None else f"{file}:{line}"
 
 
+def _not_python(file: Path, error: Exception) -> ConfigError:
+    place = at_line(file, getattr(error, "lineno", None))
+    return ConfigError(f"{place}: this is not Python: {error}")
+
+
 def _run(file: Path, text: str, tree: ast.Module, names: dict[str, Any]) -> None:
-    code = compile(ast.fix_missing_locations(BracesToText().visit(tree)), str(file), "exec")
+    try:
+        code = compile(ast.fix_missing_locations(BracesToText().visit(tree)), str(file), "exec")
+    except SyntaxError as error:  # such as a return, which only the compiler refuses
+        raise _not_python(file, error) from error
     try:
         with importable_folder(file.parent):
             exec(code, names)  # noqa: S102 - the user's own code, and documented as such

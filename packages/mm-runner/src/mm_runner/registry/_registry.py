@@ -6,6 +6,7 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from mm_runner._error_text import with_place
 from mm_runner.errors import ComponentNotFoundError, did_you_mean
 
 from ._entry_points import installed_names, load_entry_point
@@ -16,13 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Registry"]
 
 Component = TypeVar("Component", bound="Callable[..., Any]")
-
-# Where a missing name usually comes from: a hint only, any distribution may provide a component.
-_USUAL_HOMES = {
-    "mm.optim_wrappers": "mm-amp",
-    "mm.model_wrappers": "mm-dist",
-    "mm.optimizers": "mm-npu",
-}
 
 
 class Registry:
@@ -145,7 +139,7 @@ class Registry:
             self._tell_clash(name)
             return torch_own  # type: ignore[no-any-return]
         if ":" in name or "." in name:
-            return _import_path(name, self.name)
+            return self._import_path(name)
         if self.entry_point_group is not None:
             component = load_entry_point(self.entry_point_group, name)
             if component is not None:
@@ -201,22 +195,32 @@ class Registry:
 
     def _not_found(self, name: str, others: Iterable[str]) -> str:
         names = sorted({*self.names(), *others})
-        home = _USUAL_HOMES.get(self.entry_point_group or "")
-        hint = f" Usual ones come with {home}: pip install {home}." if home else ""
         return (
             f"No {self.name} named {name!r}; there are: {', '.join(names) or 'none'}."
             f"{did_you_mean(name, names)} Register yours with "
-            f"@register_module(), or give its import path 'package.module:Name'.{hint}"
+            "@register_module(), or give its import path 'package.module:Name'."
         )
 
-
-def _import_path(path: str, kind: str) -> Callable[..., Any]:
-    module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
-    try:
-        component: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ComponentNotFoundError(
-            f"The {kind} {path!r} was asked for by import path, which gave {error}. "
-            "Write it as 'package.module:Name' of something that can be imported."
-        ) from error
-    return component
+    def _import_path(self, path: str) -> Callable[..., Any]:
+        module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
+        remedy = "Write it as 'package.module:Name' of something that can be imported."
+        if attribute in self.names():
+            remedy = f"{attribute!r} is registered here without a scope: write type={attribute!r}."
+        asked = f"The {self.name} {path!r} was asked for by import path"
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            is_no_path = module_name.startswith(".") or not module_name
+            if is_no_path or (missing and f"{module_name}.".startswith(f"{missing}.")):
+                raise ComponentNotFoundError(f"{asked}, which gave {error}. {remedy}") from error
+            raise ComponentNotFoundError(
+                f"{asked}; importing {module_name!r} failed: {with_place(error)}."
+            ) from error
+        component: Callable[..., Any] | None = getattr(module, attribute, None)
+        if component is None:
+            raise ComponentNotFoundError(
+                f"{asked}; the module {module_name!r} has no {attribute!r}."
+                f"{did_you_mean(attribute, vars(module))} {remedy}"
+            )
+        return component

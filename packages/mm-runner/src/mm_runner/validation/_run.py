@@ -86,8 +86,9 @@ def _check_model(model: Any, where: str) -> None:
 
 
 def _check_preprocessor(value: Any, where: str) -> None:
-    if not isinstance(value, nn.Module):
-        check_component(value, MODELS, where, default="BaseDataPreprocessor")
+    # Without a type it is the model's to complete, or that of BaseDataPreprocessor.
+    if not isinstance(value, nn.Module) and "type" in need_mapping(value, where):
+        check_component(value, MODELS, where)
 
 
 def _check_train_loop(cfg: Any, where: str) -> None:
