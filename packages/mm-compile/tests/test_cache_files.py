@@ -162,6 +162,30 @@ def test_unpacking_refuses_links_and_damage(cache, tmp_path):
         unpack_cache(file, file)
 
 
+def test_unpacking_makes_private_files_and_refuses_bombs_and_doubles(cache, tmp_path):
+    file, other = tmp_path / "cache.zip", tmp_path / "other"
+    pack_cache(cache, file)
+    before = os.umask(0)
+    try:
+        unpack_cache(file, other)
+    finally:
+        os.umask(before)
+    assert other.stat().st_mode & 0o777 == 0o700
+    assert not any(path.stat().st_mode & 0o022 for path in other.rglob("*"))
+    name = f"{KEY.name}/{hashlib.sha256(b'0' * 10**7).hexdigest()}.bundle"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, b"0" * 10**7)
+    with pytest.raises(CacheFileError, match="declares more than it holds"):
+        unpack_cache(file, other)
+    name = f"{KEY.name}/{hashlib.sha256(b'0').hexdigest()}.bundle"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(name, b"0")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr(name, b"0")
+    with pytest.raises(CacheFileError, match="no file of pack_cache"):
+        unpack_cache(file, other)
+
+
 def test_a_file_that_cannot_be_read_or_written_is_named(cache, tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()

@@ -90,5 +90,5 @@ def test_bundles_that_another_job_removes_meanwhile_are_no_damage(cache, caplog,
     assert marks(cache) == {"b", "d", "e"}
     assert not caplog.messages
     monkeypatch.setattr("mm_compile._cache._pack.list_bundles", lambda f: [gone, *present(f)])
-    monkeypatch.setattr("mm_compile._cache._pack._is_whole", lambda _path: True)
+    monkeypatch.setattr("mm_compile._cache._pack._is_whole", lambda _path, **_: True)
     assert pack_cache(cache, cache.parent / "cache.zip") == 5

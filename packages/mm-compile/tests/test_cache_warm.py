@@ -13,7 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from mm_compile import ConfigError, can_compile, compile_model, pack_cache, unpack_cache
+from mm_compile import (
+    CacheFileError,
+    ConfigError,
+    can_compile,
+    compile_model,
+    pack_cache,
+    unpack_cache,
+)
 from mm_compile._cache._bundle import Bundle, list_bundles, read_bundle, write_bundle
 from mm_compile._cache._key import CacheKey
 from mm_compile._cache._shelf import Shelf
@@ -339,6 +346,62 @@ def test_a_directory_that_can_only_be_read_is_read(tmp_path, caplog, counted, mo
     assert len(lines) == 2  # once for each model
     with pytest.raises(ConfigError, match="is not writable"):
         compile_model(Product(), {"cache": tmp_path / "missing"})
+
+
+def open_to_group(path):
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def give_away(path):
+    os.chown(path, 65534, -1)
+
+
+IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+by_others = pytest.mark.parametrize(
+    "hand_over",
+    [
+        open_to_group,
+        pytest.param(give_away, marks=pytest.mark.skipif(not IS_ROOT, reason="needs root")),
+    ],
+)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs permissions of POSIX")
+@pytest.mark.usefixtures("inductor_cache")
+@by_others
+@pytest.mark.parametrize("level", ["directory", "folder", "bundle"])
+def test_code_that_others_can_write_does_not_run_unless_it_is_trusted(
+    tmp_path, caplog, level, hand_over
+):
+    caplog.set_level(logging.WARNING, "mm_compile")
+    directory, marker = tmp_path / "deep" / "cache", tmp_path / "marker"
+    before = os.umask(0)
+    try:
+        expected = run_once(directory)
+    finally:
+        os.umask(before)
+    (path,) = bundles_in(directory)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert not (path.parent.stat().st_mode | path.stat().st_mode) & 0o022
+    bundle = read_bundle(path)
+    path.unlink()
+    code = f"open({str(marker)!r}, 'w').close()\nraise ImportError\n".encode()
+    files = {name: code if name.endswith(".py") else old for name, old in bundle.files.items()}
+    path = path.with_name(write_bundle(path.parent, dataclasses.replace(bundle, files=files)))
+    hand_over({"directory": directory, "folder": path.parent, "bundle": path}[level])
+    torch.testing.assert_close(run_once(directory), expected)
+    assert not marker.exists()
+    (message,) = caplog.messages
+    assert "lets group or others write" in message or "belongs to user 65534" in message
+    if level != "bundle":
+        assert "trusted=True" in message
+        with pytest.raises(CacheFileError, match=r"is not packed: code in .* is not trusted"):
+            pack_cache(directory, tmp_path / "cache.zip")
+    trusted = {"dir": directory, "trusted": True}
+    torch.testing.assert_close(run_once(trusted), expected)
+    # A bundle that is not trusted was compiled afresh, and the newest one is used.
+    assert marker.exists() == (level != "bundle")
+    assert pack_cache(trusted, tmp_path / "cache.zip") >= 1
 
 
 def test_regions_are_kept_too(tmp_path, counted):

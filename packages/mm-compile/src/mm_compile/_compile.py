@@ -57,7 +57,8 @@ def compile_model(
               ``on_recompile`` what happens beyond: ``"dynamic"`` (the default) compiles once more
               for any size, then runs eagerly; ``"eager"``; ``"raise"``.
             * ``cache``: a directory in which inductor's compiled code is kept, so that the next
-              run starts warm; give all runs of a project the same one.
+              run starts warm; give all runs of a project the same one. It is code that runs: what
+              other users can write is not used, unless ``dict(dir=..., trusted=True)`` says so.
             * ``optimizer``: whether ``handle.compile_optimizer`` compiles the optimizer's step.
             * ``disable="auto"``: the first training steps run eagerly and are timed. Then regions
               are compiled, the largest group of equal ones first, as long as what they save in the
@@ -97,7 +98,7 @@ def compile_model(
     config = dataclasses.replace(
         config,
         keywords=taken(config.keywords, backend),
-        code_cache=open_cache(config.cache, config.keywords),
+        code_cache=open_cache(config.cache, config.keywords, is_trusted=config.is_cache_trusted),
     )
     tell_known_bad(model, config)
     regions = _install(model, config)

@@ -55,6 +55,7 @@ class CompileConfig:
         recompile_limit: How often a region may be compiled again, in each mode.
         optimizer: Whether ``compile_optimizer`` compiles.
         cache: Where compiled code is kept, or None.
+        is_cache_trusted: Whether code there is run whoever can write it.
         code_cache: What keeps it there; for a config whose model is being compiled.
         auto: Whether only that is compiled which pays.
         measure: Training steps that run eagerly at first, to be timed.
@@ -70,6 +71,7 @@ class CompileConfig:
     recompile_limit: int = _DEFAULT_RECOMPILE_LIMIT
     optimizer: bool = False
     cache: Path | None = None
+    is_cache_trusted: bool = False
     code_cache: CodeCache | None = field(default=None, compare=False)
     auto: bool = False
     measure: int = 0
@@ -112,7 +114,7 @@ def parse_config(cfg: bool | str | Mapping[str, Any] | None) -> CompileConfig:  
     check_receipt(given, target_names(given.get("target", "forward")))
     own = {key: given.pop(key) for key in OWN_KEYS if key in given}
     own["target"] = target_names(own.get("target", "forward"))
-    own["cache"] = parse_cache(own.get("cache", False))
+    own["cache"], own["is_cache_trusted"] = parse_cache(own.get("cache", False))
     if isinstance(own.get("regions"), (list, tuple)):
         own["regions"] = tuple(own["regions"])
     own["measure"] = number_of_steps(own.get("measure", 0))

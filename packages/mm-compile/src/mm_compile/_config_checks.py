@@ -32,7 +32,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "on_recompile": ((str,), "'dynamic', 'eager' or 'raise'"),
     "recompile_limit": ((int,), "a number of recompilations, 0 or more"),
     "optimizer": ((bool,), "True or False"),
-    "cache": ((str, os.PathLike, bool), "a directory"),
+    "cache": ((str, os.PathLike, bool, Mapping), "a directory, or dict(dir=..., trusted=True)"),
     "backend": ((str, Callable), "a backend's name or a callable"),  # type: ignore[dict-item]
     "mode": ((str,), "a string"),
     "dynamic": ((bool,), "True or False"),

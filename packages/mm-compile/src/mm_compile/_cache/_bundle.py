@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import re
 import time
 import uuid
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from ._directory import distrust_reason, make_folder
 from ._key import CacheKey
 
 SUFFIX = ".bundle"
@@ -56,8 +58,13 @@ class Bundle:
     created_s: float = field(default_factory=time.time)
 
 
-def write_bundle(folder: Path, bundle: Bundle) -> str:
+def write_bundle(folder: Path, bundle: Bundle, *, is_shared: bool = False) -> str:
     """Publish a bundle in ``folder``, all or nothing.
+
+    Args:
+        folder: Where; created if need be.
+        bundle: What.
+        is_shared: Whether other users are to write in the cache, too.
 
     Returns:
         The name of the bundle.
@@ -80,7 +87,7 @@ def write_bundle(folder: Path, bundle: Bundle) -> str:
             archive.writestr(name, bundle.files[name])
     content = buffer.getvalue()
     name = hashlib.sha256(content).hexdigest() + SUFFIX
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, is_shared=is_shared)
     write_atomically(folder / name, content)
     return name
 
@@ -89,21 +96,36 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file that is seen by others only when it is complete."""
     draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        draft.write_bytes(content)
+        write_private(draft, content)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def read_bundle(path: Path) -> Bundle:
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file that nobody else can write, whatever the umask is."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags, 0o644), "wb") as file:
+        file.write(content)
+
+
+def read_bundle(path: Path, *, is_trusted: bool = False) -> Bundle:
     """Read a bundle, and believe nothing that its name does not prove.
+
+    Args:
+        path: The file.
+        is_trusted: Whether it may be a file that other users can write.
 
     Raises:
         DamagedBundleError: If it is not what was written under this name.
         BundleError: If it is nothing that this package has written.
         OSError: If it cannot be read.
     """
-    content = path.read_bytes()
+    with path.open("rb") as file:
+        reason = None if is_trusted else distrust_reason(os.fstat(file.fileno()))
+        if reason is not None:
+            raise BundleError(reason)
+        content = file.read()
     if hashlib.sha256(content).hexdigest() + SUFFIX != path.name:
         raise DamagedBundleError("its content is not what its name says")
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mm_compile._torch import describe_backend
 
-from ._directory import can_only_be_read
+from ._directory import can_only_be_read, refusal_of
 from ._graph import device_types_of, has_collectives, mark_of
 from ._inductor import (
     compile_parts,
@@ -27,12 +27,15 @@ _logger = logging.getLogger(__name__)
 Compile = Callable[[], Any]
 
 
-def open_cache(directory: Path | None, keywords: Mapping[str, Any]) -> "CodeCache | None":
+def open_cache(
+    directory: Path | None, keywords: Mapping[str, Any], *, is_trusted: bool = False
+) -> "CodeCache | None":
     """Return a cache in ``directory``, or None where nothing is asked for or nothing can be kept.
 
     Args:
         directory: The directory of the config.
         keywords: The arguments of ``torch.compile``.
+        is_trusted: Whether code is taken from whoever can write there.
     """
     if directory is None:
         return None
@@ -51,12 +54,16 @@ def open_cache(directory: Path | None, keywords: Mapping[str, Any]) -> "CodeCach
             directory,
         )
         return None
+    refusal = None if is_trusted else refusal_of(directory)
+    if refusal is not None:
+        _logger.warning("compile: the cache is not used: %s.", refusal)
+        return None
     if can_only_be_read(directory):
         _logger.warning(
             "compile: %s can only be read: what it holds is used, and nothing is kept there.",
             directory,
         )
-    return CodeCache(directory, keywords)
+    return CodeCache(directory, keywords, is_trusted=is_trusted)
 
 
 class CodeCache:
@@ -68,10 +75,14 @@ class CodeCache:
     Args:
         directory: The directory of the config; created when something is written.
         keywords: The arguments of ``torch.compile``.
+        is_trusted: Whether code is taken from whoever can write there.
     """
 
-    def __init__(self, directory: Path, keywords: Mapping[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, keywords: Mapping[str, Any], *, is_trusted: bool = False
+    ) -> None:
         self._directory = directory
+        self._is_trusted = is_trusted
         self._keywords = dict(keywords)
         self._is_writable = not can_only_be_read(directory)
         self._shelves: dict[frozenset[str], Shelf | None] = {}
@@ -123,7 +134,10 @@ class CodeCache:
             key = find_key(device_types, self._keywords)
             try:
                 self._shelves[device_types] = Shelf(
-                    self._directory, key, is_writable=self._is_writable
+                    self._directory,
+                    key,
+                    is_writable=self._is_writable,
+                    is_trusted=self._is_trusted,
                 )
             except OSError as error:  # a full disk must not end a run
                 _logger.warning("compile: the cache is not used: %s", error)

@@ -17,6 +17,7 @@ from ._bundle import (
     remove_drafts,
     write_bundle,
 )
+from ._directory import refusal_of
 from ._inductor import (
     forget_loaded,
     keeping_graphs,
@@ -40,6 +41,10 @@ class Shelf:
         directory: The cache's directory.
         key: What the code must have been compiled for.
         is_writable: Whether anything may be written there.
+        is_trusted: Whether code is taken from whoever can write there.
+
+    Raises:
+        OSError: If untrusted users can write there, or the temporary folder is full.
 
     Attributes:
         folder: Where the bundles of the key lie.
@@ -50,9 +55,19 @@ class Shelf:
     # What inductor has loaded it knows by content, for the whole process.
     _last_entered: ClassVar[Path | None] = None
 
-    def __init__(self, directory: Path, key: CacheKey, *, is_writable: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        key: CacheKey,
+        *,
+        is_writable: bool = True,
+        is_trusted: bool = False,
+    ) -> None:
         self.is_writable = is_writable
         self.folder = directory / key.name
+        if not is_trusted and (refusal := refusal_of(self.folder)) is not None:
+            raise PermissionError(refusal)
+        self._is_trusted = is_trusted
         self.marks: set[str] = set()
         self._key = key
         self._read: set[str] = set()
@@ -104,7 +119,9 @@ class Shelf:
                 continue
             self._read.add(path.name)
             try:
-                bundles.append((self._checked(read_bundle(path)), path))
+                bundles.append(
+                    (self._checked(read_bundle(path, is_trusted=self._is_trusted)), path)
+                )
             except FileNotFoundError:
                 continue  # another job has removed it: it had not been used for long
             except (BundleError, OSError) as error:
@@ -138,7 +155,8 @@ class Shelf:
             # What has failed may have failed for a reason that passes: a full disk, a slow one.
             verdicts = {name: works for name, works in self._verdicts.items() if works}
             bundle = Bundle(self._key, marks, files, verdicts, self._source_hashes)
-            self._read.add(write_bundle(self.folder, bundle))
+            name = write_bundle(self.folder, bundle, is_shared=self._is_trusted)
+            self._read.add(name)
             remove_drafts(self.folder)
             if self._num_written % _PRUNE_EVERY == 0:
                 prune(self.folder.parent)
