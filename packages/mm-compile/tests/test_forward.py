@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from toy import Toy, needs_compile
 
-from mm_compile import AlreadyCompiledError, compile_model
+from mm_compile import AlreadyCompiledError, ConfigError, NotAModelError, compile_model
 from mm_compile._torch import torch_version
 
 pytestmark = needs_compile
@@ -54,6 +54,36 @@ def test_modules_of_torch_itself_are_compiled_too(backend, make):
         compile_model(layer, {"backend": backend})
     handle.undo()
     assert vars(layer) == before
+
+
+@pytest.mark.parametrize("cfg", [True, {"dynamic": False}])
+def test_keys_may_be_keywords(model, backend, cfg):
+    handle = compile_model(model, cfg, backend=backend, mode="default")
+    model(torch.randn(5, 4))
+    assert backend.graphs == 1
+    handle.undo()
+    assert not compile_model(model, cfg=False, backend=backend).enabled
+    assert compile_model(model, "auto", backend=backend, on_error="raise").enabled
+    with pytest.raises(ConfigError, match=r"no argument 'mod'. Did you mean 'mode'"):
+        compile_model(model, cfg, mod="default")
+    with pytest.raises(ConfigError, match=r"got dynamic=True, and False for it.*Give it once"):
+        compile_model(model, {"dynamic": False}, dynamic=True)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: model(torch.randn(5, 4)),
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda model: model.train(),
+        lambda model: model.training,
+    ],
+    ids=["call", "parameters", "train", "training"],
+)
+def test_a_handle_used_as_the_model_says_that_it_is_none(model, backend, use):
+    model = compile_model(model, backend=backend)
+    with pytest.raises(NotAModelError, match=r"compiles the model in place.*without `model = `"):
+        use(model)
 
 
 def test_training_mode_is_followed(model, backend):

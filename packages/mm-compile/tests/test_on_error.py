@@ -184,6 +184,34 @@ def test_nothing_runs_twice_when_the_second_part_of_a_method_is_refused():
     assert not handle.regions[0].is_compiled
 
 
+class FailingOnce(CountingBackend):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def __call__(self, graph_module, example_inputs):
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return super().__call__(graph_module, example_inputs)
+
+
+PASSING = [MemoryError("host"), torch.cuda.OutOfMemoryError("device"), OSError(28, "disk full")]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("on_error", ["raise", "eager"])
+def test_an_error_that_may_pass_is_raised_and_the_next_call_compiles(error, on_error):
+    model, backend = Toy(), FailingOnce(error)
+    handle = compile_model(model, {"backend": backend, "on_error": on_error})
+    with pytest.raises(type(error)) as caught:
+        model(torch.randn(5, 4))
+    assert caught.value is error
+    model(torch.randn(5, 4))
+    assert backend.calls == 1
+    assert handle.regions[0].is_compiled
+
+
 class Unsupported(nn.Module):
     def forward(self, inputs):
         torch._dynamo.graph_break()

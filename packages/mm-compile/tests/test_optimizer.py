@@ -20,6 +20,7 @@ needs_compiled_step = pytest.mark.skipif(
 MAKERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    "Adam, foreach": lambda parameters: torch.optim.Adam(parameters, lr=0.1, foreach=True),
 }
 
 
@@ -92,6 +93,26 @@ def test_a_step_that_does_not_compile_follows_on_error():
     reference = nn.Linear(4, 1)
     train(reference, torch.optim.SGD(reference.parameters(), lr=0.1))
     torch.testing.assert_close(model.state_dict(), reference.state_dict())
+
+
+@needs_compiled_step
+def test_a_lack_of_memory_is_raised_and_the_next_step_compiles():
+    errors = [MemoryError("host")]
+
+    def backend(graph_module, _inputs):
+        if errors:
+            raise errors.pop()
+        return graph_module.forward
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cfg = {"backend": backend, "optimizer": True, "on_error": "eager"}
+    handle = compile_model(nn.Linear(1, 1), cfg)
+    handle.compile_optimizer(optimizer)
+    with pytest.raises(MemoryError, match="host"):
+        train(model, optimizer, 1)
+    train(model, optimizer, 1)
+    assert handle.report().optimizers[0].is_compiled
 
 
 @pytest.mark.skipif(compiles_optimizers(), reason="this torch compiles optimizers")

@@ -8,7 +8,7 @@ import torch
 
 from ._backend_keywords import extra, lookup
 from ._cache._code_cache import CodeCache
-from ._failure import Failure, failure_of_backend, note_failure
+from ._failure import Failure, failure_of_backend, note_failure, passing_error
 from ._inductor_import import import_inductor
 from ._receipt._breaks import break_reason_of, dynamo_break_reasons
 from ._surroundings import HookGuards
@@ -21,7 +21,8 @@ class GuardedBackend:
     """Compiles captured graphs by the backend of a config, and counts them.
 
     With ``catches``, a graph that the backend refuses is run as it was captured, so that the call
-    which needed it goes on where it was: nothing of it runs twice. ``failure`` then says so.
+    which needed it goes on where it was: nothing of it runs twice. ``failure`` then says so. Errors
+    that may pass, such as a lack of memory, are raised all the same.
 
     Attributes:
         num_graphs: Graphs handed to the backend so far, refused ones included.
@@ -73,7 +74,9 @@ class GuardedBackend:
         try:
             with _backward_compiled_now():
                 compiled = self._compile(graph_module, example_inputs)
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+        except Exception as error:
+            if passing_error(error) is not None:
+                raise
             return self._refused(graph_module, failure_of_backend(error, graph_module))
         return self._counted(compiled) if self._counts_runs else compiled
 

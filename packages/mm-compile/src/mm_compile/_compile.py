@@ -10,7 +10,7 @@ from torch import nn
 
 from ._backend_keywords import taken
 from ._cache._code_cache import open_cache
-from ._config import CompileConfig, check_against_torch, parse_config
+from ._config import CompileConfig, check_against_torch, parse_config, with_keywords
 from ._device_graphs import DeviceGraphs, records_graphs
 from ._errors import ConfigError, MMCompileError
 from ._garbage import rare_collections
@@ -31,12 +31,13 @@ _logger = logging.getLogger(__name__)
 def compile_model(
     model: nn.Module,
     cfg: bool | str | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
+    **keywords: Any,
 ) -> CompileHandle:
     """Compile ``model`` in place, as ``cfg`` says.
 
     The model stays the same object: its parameters, the keys of its ``state_dict``, its hooks and
     its training mode are untouched. Copies of it run eagerly. The config is checked here; compiling
-    itself happens at the model's first call.
+    itself happens at the model's first call. The handle is no model: go on with the one given.
 
     Args:
         model: A module, or one wrapped by torch's ``DistributedDataParallel``.
@@ -52,7 +53,7 @@ def compile_model(
             * ``regions``: ``"auto"`` compiles repeated blocks one by one, each kind of them once;
               a list of patterns (``["encoder.layers.*"]``) the modules so named.
             * ``on_error``: ``"raise"`` (the default), or ``"eager"`` to run a region that does not
-              compile as it is, on all ranks.
+              compile as it is, on all ranks. A lack of memory and an ``OSError`` are always raised.
             * ``recompile_limit`` (4): how often a region may be compiled again in each mode, and
               ``on_recompile`` what happens beyond: ``"dynamic"`` (the default) compiles once more
               for any size, then runs eagerly; ``"eager"``; ``"raise"``.
@@ -71,6 +72,7 @@ def compile_model(
               are compared with eager ones first, or a dict of ``steps``, ``rtol`` and ``atol``.
               Training is the same with and without. A region that deviates more runs eagerly or
               raises ``NumericsError``, as ``on_error`` says.
+        **keywords: Keys of ``cfg``, as in ``compile_model(model, mode="max-autotune")``.
 
     Returns:
         A handle that undoes and reports.
@@ -90,7 +92,7 @@ def compile_model(
         raise ConfigError(
             f"compile_model got {type(model).__name__}; it compiles a torch.nn.Module."
         )
-    config = parse_config(cfg)
+    config = parse_config(with_keywords(cfg, keywords))
     if not config.enabled:
         return CompileHandle(config, [])
     check_against_torch(config)

@@ -127,6 +127,28 @@ def parse_config(cfg: bool | str | Mapping[str, Any] | None) -> CompileConfig:  
     return CompileConfig(enabled=enabled, keywords=given, **own)
 
 
+def with_keywords(cfg: Any, keywords: Mapping[str, Any]) -> Any:
+    """Return ``cfg`` with more keys; what is off stays off.
+
+    Raises:
+        ConfigError: If a key is in both.
+    """
+    if not keywords or cfg is None or cfg is False:
+        return cfg
+    if cfg is True:
+        return keywords
+    if cfg == "auto":
+        return {**AUTO, **keywords}
+    if not isinstance(cfg, Mapping):
+        return cfg  # which is refused
+    for key in keywords.keys() & cfg.keys():
+        raise ConfigError(
+            f"compile_model got {key}={keywords[key]!r}, and {cfg[key]!r} for it in the config. "
+            "Give it once."
+        )
+    return {**cfg, **keywords}
+
+
 def check_against_torch(config: CompileConfig) -> None:
     """Check what only the installed torch knows: backend, mode and options.
 

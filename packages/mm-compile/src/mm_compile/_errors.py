@@ -25,6 +25,10 @@ class CacheFileError(MMCompileError, ValueError):
     """A file is no packed compile cache, or there is no compile cache to pack."""
 
 
+class NotAModelError(MMCompileError, TypeError, AttributeError):
+    """A :class:`mm_compile.CompileHandle` was used as if it were the model."""
+
+
 class RecompileLimitError(MMCompileError, RuntimeError):
     """A region was compiled again more often than ``recompile_limit`` allows."""
 

@@ -24,6 +24,7 @@ _ADVICE = re.compile(
     re.DOTALL,
 )
 _LONGEST_REASON = 300
+_PASSING = (MemoryError, OSError, torch.cuda.OutOfMemoryError)
 # Where an error of a backend carries what it was about, through the error that dynamo makes of it.
 _NOTE = "_mm_compile_failure"
 
@@ -62,6 +63,18 @@ def note_failure(error: Exception, graph_module: Any) -> None:
     """Keep with ``error`` what :func:`failure_of_backend` says; dynamo tells no line of it."""
     with suppress(AttributeError):  # one that has slots
         setattr(error, _NOTE, failure_of_backend(error, graph_module))
+
+
+def passing_error(error: BaseException) -> BaseException | None:
+    """Return the lack of memory or the system's error behind ``error``; None if it is another.
+
+    It says nothing about the code: the next attempt may compile.
+    """
+    cause: BaseException | None = error
+    # Dynamo keeps a backend's error so; what it was handling meanwhile is none of its causes.
+    while cause is not None and not isinstance(cause, _PASSING):
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__
+    return cause
 
 
 def failure_of_dynamo(error: BaseException) -> Failure:

@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 from torch.optim import Optimizer
 
 from ._config import CompileConfig
-from ._errors import ConfigError
+from ._errors import ConfigError, NotAModelError
 from ._optimizer import CompiledStep
 from ._receipt._regions import RegionStatus, StepTimes, status_of
 from ._receipt._report import CompileReport, DynamoCounts
@@ -17,6 +17,10 @@ from ._verify._verifier import Verifier
 from ._warm_up._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
+_IN_PLACE = (
+    "compile_model compiles the model in place and returns this handle, which is no model: go on "
+    "with the model itself, without `model = ` before compile_model(model, ...)."
+)
 
 
 class Removable(Protocol):
@@ -51,6 +55,12 @@ class CompileHandle:
         self._warm_up = warm_up
         if warm_up is not None:
             warm_up.on_done = self._tell
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise NotAModelError(f"CompileHandle cannot be called. {_IN_PLACE}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotAModelError(f"CompileHandle has no {name!r}. {_IN_PLACE}")
 
     @property
     def enabled(self) -> bool:

@@ -12,7 +12,7 @@ from ._backend import GuardedBackend
 from ._code import copied
 from ._config import CompileConfig
 from ._errors import AlreadyCompiledError, CompileError
-from ._failure import Failure, failure_of_dynamo
+from ._failure import Failure, failure_of_dynamo, passing_error
 from ._receipt._breaks import GraphBreak, add_breaks
 from ._receipt._regions import RegionStatus
 from ._torch import dynamo_errors, is_of_dynamo
@@ -78,6 +78,8 @@ class CompiledStep:
         except Exception as error:
             if not is_of_dynamo(error, self._errors):
                 raise
+            if (passing := passing_error(error)) is not None:
+                raise passing from None
             failed = error
         else:
             self.failure = None
@@ -139,24 +141,32 @@ class CompiledStep:
 
 
 class _RatesAsTensors:
-    """Holds tensors in place of the learning rates while it is entered."""
+    """Holds tensors in place of the learning rates while it is entered.
+
+    Adam and AdamW refuse a tensor beside ``foreach=True``: there, ``foreach`` is left to torch, and
+    the compiler fuses as much.
+    """
 
     def __init__(self, optimizer: Optimizer, tensors: list[torch.Tensor]) -> None:
         self._groups = optimizer.param_groups
         self._tensors = tensors
-        self._numbers: list[Any] = []
+        self._own: list[tuple[Any, ...]] = []
 
     def __enter__(self) -> None:
         for _ in range(len(self._tensors), len(self._groups)):
             self._tensors.append(torch.zeros(()))
         for group, tensor in zip(self._groups, self._tensors, strict=False):
-            self._numbers.append(group["lr"])
+            self._own.append((group["lr"], group.get("foreach")))
             if isinstance(group["lr"], float):
                 group["lr"] = tensor.fill_(group["lr"])
+                if group.get("foreach") and group.get("capturable") is False:
+                    group["foreach"] = None
 
     def __exit__(self, *_: object) -> None:
-        for group, number in zip(self._groups, self._numbers, strict=True):
+        for group, (number, foreach) in zip(self._groups, self._own, strict=True):
             group["lr"] = number
+            if "foreach" in group:
+                group["foreach"] = foreach
 
 
 def _is_compiled(optimizer: Optimizer) -> bool:

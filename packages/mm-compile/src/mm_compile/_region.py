@@ -12,7 +12,13 @@ from torch import nn
 
 from ._agreement import Agreement
 from ._errors import TorchVersionError
-from ._failure import Failure, failure_of_dynamo, not_compiled, not_repeatable
+from ._failure import (
+    Failure,
+    failure_of_dynamo,
+    not_compiled,
+    not_repeatable,
+    passing_error,
+)
 from ._garbage import rare_collections
 from ._outermost import OutermostCall
 from ._recompile_budget import Call, look_at
@@ -177,6 +183,8 @@ class Region:
         except Exception as error:
             if not is_of_dynamo(error, self._errors):
                 raise
+            if (passing := passing_error(error)) is not None:
+                raise passing from None
             failed = error
         else:
             self.raised = None
