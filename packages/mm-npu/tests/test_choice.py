@@ -56,6 +56,34 @@ def test_elsewhere_the_name_gives_itself_and_warns_once(params):
         NpuFusedAdamW(params)
 
 
+@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("key", ["fused", "foreach", "capturable"])
+def test_arguments_of_torchs_own_are_refused_with_those_of_torch_npu(params, name, key):
+    ours = getattr(mm_npu, name)
+    with pytest.raises(
+        ConfigError, match=rf"{name} has no argument {key}; .* takes params, lr, .*"
+    ):
+        ours(params, lr=0.1, **{key: True})
+
+
+def test_on_an_npu_arguments_are_those_of_the_torch_npu_that_is_there(
+    put_torch_npu, params, monkeypatch
+):
+    put_torch_npu()
+    import torch_npu.optim  # noqa: PLC0415 - the stand-in
+
+    class Native(torch_npu.optim.NpuFusedAdamW):
+        def __init__(self, params, lr=0.1, eps=1e-8):
+            super().__init__(params, lr=lr, eps=eps)
+
+    monkeypatch.setattr(torch_npu.optim, "NpuFusedAdamW", Native)
+    with pytest.raises(
+        ConfigError, match=r"no argument fused; that of torch_npu, which .* takes params, lr, eps"
+    ):
+        NpuFusedAdamW(params, fused=True, strict=True)
+    assert type(NpuFusedAdamW(params, eps=1e-3)) is Native
+
+
 def test_strict_refuses_the_portable_one_with_the_reason(params):
     with pytest.raises(NpuUnavailableError, match=r"strict=True.*torch_npu is not installed"):
         NpuFusedAdamW(params, strict=True)

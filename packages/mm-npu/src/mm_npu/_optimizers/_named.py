@@ -70,13 +70,16 @@ class AbstractNamedOptimizer(Optimizer):
         reason = _reason_for_portable(cls)
         if reason is None:
             kwargs = {key: value for key, value in kwargs.items() if key not in cls.own_keywords}
-            native = getattr(import_module("torch_npu.optim"), cls.native_name)(*args, **kwargs)
+            make_native = getattr(import_module("torch_npu.optim"), cls.native_name)
+            _check_keywords(cls, make_native, kwargs)
+            native = make_native(*args, **kwargs)
             guard_native(native)
             return native
         if strict:
             raise NpuUnavailableError(
                 f"{cls.__name__} was asked for with strict=True or MM_NPU_STRICT=1, but {reason}"
             )
+        _check_keywords(cls, cls, kwargs)
         _warn_once(cls, reason)
         return super().__new__(cls)
 
@@ -221,6 +224,20 @@ def _lay_out(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_torchs_own(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _TORCHS_OWN}
+
+
+def _check_keywords(
+    cls: type[AbstractNamedOptimizer], made: Callable[..., Any], keywords: Mapping[str, Any]
+) -> None:
+    parameters = inspect.signature(made).parameters
+    unknown = [key for key in keywords if key not in parameters]
+    if not unknown or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    known = [key for key in parameters if key not in cls.own_keywords]
+    raise ConfigError(
+        f"{cls.__name__} has no argument {', '.join(unknown)}; that of torch_npu, which is "
+        f"always fused, takes {', '.join(known)}. Leave {unknown[0]} out."
+    )
 
 
 def _reason_for_portable(cls: type[AbstractNamedOptimizer]) -> str | None:
