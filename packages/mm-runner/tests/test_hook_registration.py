@@ -131,3 +131,14 @@ def test_hooks_tell_their_stages():
     acting = hook_at("before_train", lambda _: None)
     assert acting.get_triggered_stages() == ["before_train"]
     assert "before_train" in acting.stages
+
+
+def test_a_method_that_is_nearly_a_stage_is_warned_of(make_runner):
+    class Slip(Hook):
+        def after_train_step(self, runner): ...
+
+        def count_after_train(self): ...
+
+    with pytest.warns(UserWarning, match=r"Slip\.after_train_step .*'after_train_iter'") as told:
+        make_runner(custom_hooks=[Slip()])
+    assert len(told) == 1

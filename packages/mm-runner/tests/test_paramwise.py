@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from toy import Classifier
 
 from mm_runner import ConfigError
 from mm_runner.optim import build_optim_wrapper
@@ -171,6 +172,10 @@ def test_a_shared_parameter_counts_once_under_its_first_name():
 def test_a_custom_key_that_matches_nothing_is_told():
     with pytest.warns(UserWarning, match=r"custom_keys: 'haed' is part of no .*mean 'head'"):
         settings(Model(), {"custom_keys": {"haed": {"lr_mult": 0.1}}})
+    with pytest.raises(ConfigError, match=r"custom_keys: 'emmbed' is part of no .*mean 'embed'"):
+        settings(Tied(), {"custom_keys": {"emmbed": {"lr_mult": 0.1}}})
+    with pytest.warns(UserWarning, match=r"'layers\.9' is part of no"):  # of a deeper model
+        settings(Classifier(), {"custom_keys": {"layers.9": {"lr_mult": 0.1}}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         settings(Model(), {"custom_keys": {"he": {"lr_mult": 0.1}, "head": {"lr_mult": 0.1}}})

@@ -11,12 +11,13 @@ from toy import Blobs, Classifier, runner_arguments
 from typing_extensions import override
 
 from mm_dist import MMDistributedDataParallel
-from mm_runner import ConfigError
+from mm_runner import ConfigError, Runner
 from mm_runner.cli import main
 from mm_runner.hooks import EMAHook
 from mm_runner.model import BaseModel, ExponentialMovingAverage
 from mm_runner.plan import make_plan, plan_as_text
 from mm_runner.plan._model import bytes_by_dtype
+from mm_runner.registry import PARAM_SCHEDULERS
 
 _needs_meta = pytest.mark.skipif(
     not hasattr(torch, "set_default_device"), reason="torch before 2.0 builds no model on meta"
@@ -389,3 +390,60 @@ def test_the_command_prints_text_or_json_and_ends_with_a_status(tmp_path, monkey
     assert main(["check", "c.json", "--cfg-options", "model.widht=3"]) == 1
     assert "c.json:1: model.widht: unknown argument of Net" in capsys.readouterr().err
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("cycle", [{"max_lr": 0.1}, {"eta_max": 0.1}], ids=["torch", "ours"])
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        ({"total_steps": 5, "by_epoch": False}, "5 steps, .* in 12 iterations, of one batch each"),
+        ({"total_steps": 5, "by_epoch": False, "begin": 4}, "total_steps=8, or end=9"),
+        ({"total_steps": 1}, "1 steps, .* in 2 epochs. Give total_steps=2, or end=1"),
+    ],
+    ids=["steps", "later", "epochs"],
+)
+def test_a_cycle_that_is_too_short_is_refused_before_the_run(tmp_path, cycle, length, message):
+    schedule = {"type": "OneCycleLR", **cycle, **length}
+    arguments = runner_arguments(tmp_path, param_scheduler=[schedule])
+    with pytest.raises(ConfigError, match=rf"^param_scheduler: the cycle has .*{message}"):
+        make_plan(arguments)
+    runner = Runner.from_cfg(arguments)
+    with pytest.raises(ConfigError, match=rf"^param_scheduler: the cycle has .*{message}"):
+        runner.train()
+    assert runner.iter == 0
+    arguments["param_scheduler"] = {
+        **schedule,
+        "end": length["total_steps"] + length.get("begin", 0),
+    }
+    make_plan(arguments)
+
+
+def test_a_schedule_that_fails_is_told_by_its_path(tmp_path, monkeypatch):
+    class Ending(torch.optim.lr_scheduler.StepLR):
+        def step(self, epoch=None):
+            if self.last_epoch == 3:
+                raise ValueError("no further")
+            super().step(epoch)
+
+    monkeypatch.setitem(PARAM_SCHEDULERS._registered, "Ending", Ending)
+    schedule = {"type": "Ending", "step_size": 1, "by_epoch": False}
+    with pytest.raises(ConfigError, match=r"^param_scheduler: it fails .*: ValueError: no further"):
+        make_plan(runner_arguments(tmp_path, param_scheduler=schedule))
+
+
+def test_what_a_step_is_is_said_where_batches_accumulate(tmp_path, make_runner):
+    cfg = runner_arguments(tmp_path)["optim_wrapper"]
+    runner = make_runner(optim_wrapper={**cfg, "accumulative_counts": 3})
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert "12 steps in 2 epochs, a step being one batch, 3 to an optimizer step" in log
+    notes = make_plan(runner_arguments(tmp_path, optim_wrapper={**cfg, "accumulative_counts": 3}))[
+        "notes"
+    ]
+    assert any("steps once in 3 steps of the run, which are batches" in note for note in notes)
+
+
+def test_a_checkpoint_that_is_not_there_is_told_by_check(tmp_path):
+    missing = str(tmp_path / "absent.pth")
+    with pytest.raises(ConfigError, match=r"^load_from: '.*absent\.pth' was given; there is no"):
+        make_plan(runner_arguments(tmp_path, load_from=missing))

@@ -43,6 +43,11 @@ def wrapper(**arguments):
     return {"model_wrapper_cfg": {"type": "MMDistributedDataParallel", **arguments}}
 
 
+def sgd(**options):
+    return {"optim_wrapper": {"optimizer": {"type": "SGD", "lr": 0.1, **options}}}
+
+
+NAN, INF = float("nan"), float("inf")
 BACKENDS = [{"type": "LocalVisBackend"}]
 
 
@@ -82,6 +87,17 @@ BACKENDS = [{"type": "LocalVisBackend"}]
         ({"train_cfg": {"by_epoch": True}}, r"^train_cfg\.max_epochs: this key is missing; given: 'by_epoch'\. It is how many epochs to train"),
         ({"train_cfg": {"by_epoch": False, "val_interval": 3}}, r"^train_cfg\.max_iters: this key is missing; given: 'by_epoch', 'val_interval'\."),
         ({"train_cfg": {"by_epoch": True, "max_epoch": 3}}, r"^train_cfg\.max_epoch: unknown argument .*'max_epochs'"),
+        (sgd(lr=NAN), r"^optim_wrapper\.optimizer\.lr: a finite number is needed, got nan"),
+        (sgd(lr=INF), r"^optim_wrapper\.optimizer\.lr: a finite number is needed, got inf"),
+        (sgd(momentum=NAN), r"^optim_wrapper\.optimizer\.momentum: a finite number"),
+        (sgd(momentum=2), r"^optim_wrapper\.optimizer\.momentum: a number below 1 is needed, got 2"),
+        (sgd(type="Adam", betas=[0.9, NAN]), r"^optim_wrapper\.optimizer\.betas: a finite number"),
+        (custom_keys({"layers": {"lr_mult": NAN}}), r"custom_keys\.layers\.lr_mult: a finite number is needed"),
+        ({"param_scheduler": {"type": "ExponentialLR", "gamma": INF}}, r"^param_scheduler\.gamma: a finite number"),
+        ({"param_scheduler": [{"type": "CosineAnnealingLR", "eta_min": NAN}]}, r"^param_scheduler\[0\]\.eta_min: a finite number"),
+        ({"param_scheduler": {"type": "MultiStepLR", "milestones": [5, 2]}}, r"^param_scheduler: milestones=\[5, 2\] was given; ascending ones are needed: \[2, 5\]"),
+        ({"default_hooks": {"checkpoint": {"filename_tmpl": "../e_{}.pth"}}}, r"filename_tmpl: the name of a file is needed, got the path '\.\./e_\{\}\.pth'\. Give the directory as out_dir"),
+        ({"visualizer": {"type": "Vizualizer"}}, r"^visualizer\.type: 'Vizualizer' was given; .*Did you mean 'Visualizer'"),
         ({"param_scheduler": [{"type": "StepLR", "step_sze": 1}]}, r"^param_scheduler\[0\]\.step_sze: unknown argument"),
         ({"param_scheduler": [{"type": "StepLr", "step_size": 1}]}, r"^param_scheduler\[0\]\.type: No parameter scheduler named 'StepLr'"),
         ({"param_scheduler": {"type": "StepLR", "step_sze": 1}}, r"^param_scheduler\.step_sze: unknown argument"),
@@ -102,6 +118,9 @@ def test_a_setting_without_effect_is_refused_by_check_and_by_the_runner(
     "overrides",
     [
         {"visualizer": {"type": "DetLocalVisualizer", "vis_backends": BACKENDS, "name": "v", "save_dir": "d", "image": None, "bbox_color": (1, 2, 3), "text_color": "red", "line_width": 3, "alpha": 0.8, "backend": "opencv", "fig_save_cfg": {}, "radius": 2}},
+        {"visualizer": {"type": "mmdet.DetLocalVisualizer"}},
+        {"param_scheduler": {"type": "MultiStepLR", "milestones": [1, 1, 2]}},
+        sgd(type="Rprop", step_sizes=[1e-6, INF]),
         {"log_processor": {"type": "LogProcessor", "window_size": 20}},
         {"log_processor": {"type": "mmengine.LogProcessor"}},
         {"log_processor": {"type": "mmengine.runner.LogProcessor"}},

@@ -132,7 +132,12 @@ def test_a_fault_is_named_by_its_path(tmp_path, monkeypatch, overrides, message)
         {"train_cfg": {"by_epoch": False, "max_iters": 3}, "param_scheduler": []},
         {"param_scheduler": {"type": "LinearLR", "by_epoch": False, "begin": 10**6}},
         {"cfg": {"data_root": "x", "compile": {"cache": True}, "tta_model": {}}},
-        {"load_from": None, "resume": True, "log_level": 10, "visualizer": {"type": "Any"}},
+        {
+            "load_from": None,
+            "resume": True,
+            "log_level": 10,
+            "visualizer": {"type": "AnyVisualizer"},
+        },
         {
             "env_cfg": {
                 "dist_cfg": {"backend": "cpu:gloo,cuda:nccl"},

@@ -52,6 +52,11 @@ def check_template(template: Any) -> None:
             "CheckpointHook.filename_tmpl: '{}' must stand for the epoch or the step, got "
             f"{template!r}."
         )
+    if {"/", "\\"} & set(template):
+        raise ConfigError(
+            "CheckpointHook.filename_tmpl: the name of a file is needed, got the path "
+            f"{template!r}. Give the directory as out_dir."
+        )
 
 
 def refuse_backends(**arguments: Any) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
+from inspect import isfunction
 from typing import Any
 
+import mm_dist
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import HOOKS, build_from_cfg
 
@@ -22,6 +25,8 @@ _DEFAULT_HOOKS: dict[str, tuple[str, int]] = {
     "param_scheduler": ("ParamSchedulerHook", 70),
     "checkpoint": ("CheckpointHook", 90),
 }
+# How alike the name of a method must be to a stage's to be taken for it.
+_SLIP = 0.81
 _STEP_ARGUMENTS = {
     "before_train_iter": ("batch_idx", "data_batch"),
     "after_train_iter": ("batch_idx", "data_batch", "outputs"),
@@ -75,6 +80,7 @@ class HookList:
             raise ConfigError(
                 f"{where}: a mm_runner.hooks.Hook or a dict with 'type' is needed, got {hook!r}."
             )
+        _warn_near_stages(hook)
         level = priority_of(hook.priority if priority is None else priority)
         hook.priority = level
         self._hooks.append((level, hook))
@@ -115,6 +121,20 @@ class HookList:
                 if type(one).acts_at(stage) and not _is_idle(one, stage)
             ]
         return [lambda _, *values: call_hook(stage, **dict(zip(names, values, strict=True)))]
+
+
+def _warn_near_stages(hook: Hook) -> None:
+    """Warn of methods that are never called, and whose names are nearly a stage's."""
+    for name in dir(type(hook)):
+        is_own = not name.startswith("_") and not hasattr(Hook, name)
+        if is_own and isfunction(getattr(type(hook), name)) and mm_dist.is_main_process():
+            hint = did_you_mean(name, STAGES, cutoff=_SLIP)
+            if hint:
+                warnings.warn(
+                    f"{type(hook).__name__}.{name} is no stage of a run, and only "
+                    f"runner.call_hook({name!r}) would call it.{hint}",
+                    stacklevel=3,
+                )
 
 
 def _is_idle(hook: Hook, stage: str) -> bool:

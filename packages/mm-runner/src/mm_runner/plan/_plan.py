@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import mm_compile
@@ -15,6 +16,7 @@ from mm_runner.model import planned_module_settings, unwrap_model
 from mm_runner.optim import named_wrappers, scale_lr
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import check_run
+from mm_runner.runner._loading import refuse_url
 
 from ._length import Length, length_of_run
 from ._memory import describe_memory
@@ -47,6 +49,7 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
         ComponentNotFoundError: If a ``type`` names nothing.
     """
     check_run(cfg, Runner)
+    _check_checkpoint(cfg.get("load_from"))
     notes: list[str] = []
     world_size = _world_size() if world_size is None else world_size
     if world_size < 1:
@@ -86,6 +89,12 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
     return plan
 
 
+def _check_checkpoint(load_from: Any) -> None:
+    refuse_url(load_from)
+    if load_from is not None and not Path(load_from).is_file():
+        raise ConfigError(f"load_from: {str(load_from)!r} was given; there is no such file.")
+
+
 def _plan_training(
     cfg: Mapping[str, Any], wrapper: Any, length: Length, world_size: int, notes: list[str]
 ) -> dict[str, Any]:
@@ -96,6 +105,13 @@ def _plan_training(
     }
     for name, one in named_wrappers(wrapper).items():
         scale_lr(one, cfg.get("auto_scale_lr") or {}, batches[name])
+        counts = getattr(one, "accumulative_counts", 1)
+        if counts > 1:
+            of_whom = f"{name}: the" if name else "The"
+            notes.append(
+                f"{of_whom} optimizer steps once in {counts} steps of the run, which are batches. "
+                "Schedules with by_epoch=False, max_iters and intervals count batches."
+            )
     return {
         "optimizers": describe_optimizers(wrapper),
         "batch": {"per_process": per_process, "world_size": world_size, "effective": batches},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from mm_runner._error_text import with_place
+from mm_runner.errors import ConfigError
 from mm_runner.optim import build_param_schedulers, named_schedulers, named_wrappers
 
 from ._length import Length
@@ -75,7 +77,12 @@ def _advance(schedulers: list[Any], begin: int, end: int, length: Length) -> Non
 
 def _step(schedulers: list[Any]) -> None:
     for one in schedulers:
-        one.step()
+        try:
+            one.step()
+        except Exception as error:
+            raise ConfigError(
+                f"{one.where}: it fails before the run is over: {with_place(error)}."
+            ) from error
 
 
 def _key_steps(schedulers: list[Any], length: Length, last: int) -> set[int]:

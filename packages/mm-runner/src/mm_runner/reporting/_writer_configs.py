@@ -42,6 +42,7 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
             "dict(vis_backends=[dict(type='TensorboardVisBackend')]), or log_writers."
         )
     _check_keys(visualizer or {})
+    _check_kind((visualizer or {}).get("type"))
     found: dict[str, Any] = {}
     backends = (visualizer or {}).get("vis_backends")
     for where, given in (("visualizer.vis_backends", backends), ("log_writers", log_writers)):
@@ -63,6 +64,16 @@ def _check_keys(visualizer: Mapping[str, Any]) -> None:
                 f"visualizer.{key}: unknown key; known are {', '.join(_KEYS)}, and a visualizer's "
                 f"own arguments, which are ignored.{hint}"
             )
+
+
+def _check_kind(kind: Any) -> None:
+    """Refuse a type that is no visualizer's, as MMEngine's family names them; none is built."""
+    if isinstance(kind, str) and not kind.endswith("Visualizer"):
+        raise ConfigError(
+            f"visualizer.type: {kind!r} was given; nothing is drawn here, and only names that end "
+            "in 'Visualizer' are passed over. Leave it out."
+            f"{did_you_mean(kind, ['Visualizer'])}"
+        )
 
 
 def _as_config(entry: Any, where: str) -> Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ._seed import RunSeed
 
-__all__ = ["StartingPoint", "find_checkpoint", "read_checkpoint"]
+__all__ = ["StartingPoint", "find_checkpoint", "read_checkpoint", "refuse_url"]
 
 # Of a sharded model the main process hands these out, tensor by tensor.
 _HANDED_OUT = ("state_dict", "optimizer", "ema_state_dict")
@@ -44,12 +44,7 @@ class StartingPoint:
     """
 
     def __init__(self, load_from: str | None, seed: RunSeed, *, resume: bool) -> None:
-        if load_from is not None and "://" in str(load_from):
-            raise ConfigError(
-                f"load_from: {load_from!r} was given; checkpoints are read from the file system. "
-                "Download it with torch.hub.download_url_to_file(url, path), let 'mm-runner "
-                "convert' read it if MMEngine wrote it, and give the path."
-            )
+        refuse_url(load_from)
         self._load_from, self._seed, self._resume = load_from, seed, resume
         self._is_read = False
         # Of a training that resumes: read before anything is built with the seed in it.
@@ -240,6 +235,16 @@ class StartingPoint:
     def _tell_loading(self, runner: Runner, found: tuple[Path, dict[str, Any]] | None) -> None:
         if found is not None:
             runner.logger.info(f"Loading {found[0]}.")
+
+
+def refuse_url(load_from: str | None) -> None:
+    """Refuse a checkpoint that would have to be downloaded."""
+    if load_from is not None and "://" in str(load_from):
+        raise ConfigError(
+            f"load_from: {load_from!r} was given; checkpoints are read from the file system. "
+            "Download it with torch.hub.download_url_to_file(url, path), let 'mm-runner "
+            "convert' read it if MMEngine wrote it, and give the path."
+        )
 
 
 def read_checkpoint(

@@ -197,4 +197,8 @@ def _length(runner: Runner) -> str:
     steps = f"{runner.max_iters:,} steps"
     if runner.max_epochs > 1:
         steps += f" in {runner.max_epochs:,} epochs"
+    wrappers = named_wrappers(runner.optim_wrapper).values()
+    counts = max(getattr(one, "accumulative_counts", 1) for one in wrappers)
+    if counts > 1:
+        steps += f", a step being one batch, {counts} to an optimizer step"
     return f"{steps}, {runner.iter:,} of them done" if runner.iter else steps

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
 from mm_runner.registry import Registry, check_arguments, check_cfg, short_repr
 
-__all__ = ["GIVEN", "check_component", "check_keys", "check_known", "check_part", "need_mapping"]
+__all__ = [
+    "GIVEN",
+    "check_component",
+    "check_finite",
+    "check_keys",
+    "check_known",
+    "check_part",
+    "need_mapping",
+]
 
 # Stands for what the run itself gives a component; fits every annotation.
 GIVEN: Any = object()
 
+# Infinity may be meant elsewhere, such as no limit of a norm.
+_FINITE = (
+    *("lr", "momentum", "weight_decay", "dampening", "eps"),
+    *("gamma", "factor", "eta_min", "eta_min_ratio", "eta_max", "max_lr", "base_lr", "power"),
+)
 # How alike the type of a part must be to a registered name to be taken for it.
 _SLIP = 0.85
 _NEAR = 0.6
@@ -87,6 +101,19 @@ def check_known(value: Any, where: str, known: Iterable[str], *, cutoff: float =
         hint = did_you_mean(str(key), known, cutoff=cutoff or _NEAR)
         if key not in known and (hint or not cutoff):
             raise ConfigError(f"{where}.{key}: unknown key; known are {', '.join(known)}.{hint}")
+
+
+def check_finite(cfg: Mapping[str, Any], where: str) -> None:
+    """Check the numbers of an optimizer's or a schedule's config, which torch takes as they are.
+
+    Raises:
+        ConfigError: If one is NaN, or a setting that must be finite is infinite.
+    """
+    for key, value in cfg.items():
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            is_float = isinstance(one, float)
+            if is_float and (math.isnan(one) or (math.isinf(one) and key in _FINITE)):
+                raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
 
 
 def need_mapping(value: Any, where: str, what: str = "a dict") -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from mm_runner.registry import (
     check_cfg,
 )
 
-from ._components import check_component, need_mapping
+from ._components import check_component, check_finite, need_mapping
 
 __all__ = ["Optimizers", "check_optim_wrapper", "try_to_build"]
 
@@ -105,6 +105,13 @@ def _check_one(cfg: Mapping[str, Any], where: str, device_type: str | None) -> O
     if isinstance(optimizer, Optimizer):
         return _if_torchs(optimizer)
     kind = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
+    check_finite(optimizer, f"{where}.optimizer")
+    momentum = optimizer.get("momentum")
+    if isinstance(momentum, (int, float)) and momentum >= 1:
+        raise ConfigError(
+            f"{where}.optimizer.momentum: a number below 1 is needed, got {momentum!r}; from 1 on, "
+            "old gradients never fade."
+        )
     plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
     wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
     tried = dict(cfg)

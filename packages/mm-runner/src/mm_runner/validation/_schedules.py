@@ -14,7 +14,7 @@ from mm_runner.errors import ComponentNotFoundError, ConfigError
 from mm_runner.optim import ParamScheduler
 from mm_runner.optim.schedules._names import schedule_names
 
-from ._components import need_mapping
+from ._components import check_finite, need_mapping
 from ._optim import Optimizers, try_to_build
 
 __all__ = ["check_schedules"]
@@ -42,6 +42,7 @@ def check_schedules(cfg: Any, where: str, num_epochs: Any, optimizers: Optimizer
         need_mapping(one, place, "a dict with the key 'type'")
         if one.get("type") is None:
             raise ConfigError(_without_type(one, place, where, optimizers))
+        check_finite(one, place)
         for key in ("by_epoch", "convert_to_iter_based"):
             if not isinstance(one.get(key, True), bool):
                 raise ConfigError(f"{place}.{key}: True or False is needed, got {one[key]!r}.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,9 @@ _MULTIPLIERS = ("lr_mult", "decay_mult")
 # How alike a key must be to a known one to be offered in its place; and, where an optimizer may
 # know more settings than are listed, to be taken for a slip.
 _NEAR, _SLIP = 0.6, 0.8
+# And to be a misspelled part of a parameter's name: sem_head and seg_head (0.875) are two.
+_MISSPELLED = 0.9
+_NUMBER = re.compile(r"\d+")
 
 
 class ParamwiseRules:
@@ -83,17 +88,27 @@ class ParamwiseRules:
         return self._scaled({name: by for name, by in multipliers.items() if by is not None})
 
     def tell_unused(self, names: list[str]) -> None:
-        """Warn of custom keys that were part of no parameter's name."""
-        if not self._unused or not mm_dist.is_main_process():
-            return
+        """Refuse custom keys that misspell a part of a name; warn of others that match nothing.
+
+        Configurations of a family of models have keys for parts that some of its models lack.
+
+        Raises:
+            ConfigError: If a key is misspelled.
+        """
         parts = {part for name in names for part in name.split(".")}
         parts.update(name.rpartition(".")[0] for name in names)
+        letters = {_NUMBER.sub("", part) for part in parts}
         for key in sorted(self._unused):
-            warnings.warn(
+            told = (
                 f"{self._where}.custom_keys: {key!r} is part of no parameter's name."
-                f"{did_you_mean(key, parts)}",
-                stacklevel=2,
+                f"{did_you_mean(key, parts)}"
             )
+            # A smaller model has fewer layers: another number is no slip.
+            plain = _NUMBER.sub("", key)
+            if plain not in letters and did_you_mean(plain, letters, cutoff=_MISSPELLED):
+                raise ConfigError(f"{told} Correct the key, or leave it out.")
+            if mm_dist.is_main_process():
+                warnings.warn(told, stacklevel=2)
 
     def _lr_mult(self, one: NamedParameter) -> float | None:
         if one.is_offset and "dcn_offset_lr_mult" in self._cfg:
@@ -168,8 +183,10 @@ class ParamwiseRules:
         if key not in given:
             return
         value = given[key]
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise ConfigError(f"{where}: a number is needed, got {value!r}.")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            kind = "finite number" if is_number else "number"
+            raise ConfigError(f"{where}: a {kind} is needed, got {value!r}.")
         setting = "lr" if key.endswith("lr_mult") else "weight_decay"
         if self._base[setting] is None:
             raise ConfigError(

@@ -117,6 +117,7 @@ class OneCycle(Shape):
             raise ConfigError(
                 f"anneal_strategy={anneal_strategy!r} was given; there are 'cos' and 'linear'."
             )
+        self.total_steps = total
         low = eta_max / div_factor
         up = float(pct_start * total) - 1
         # Pairs of the step at which a phase ends and the value there.

@@ -152,6 +152,11 @@ class MultiStep(Shape):
         del length
         if not all(isinstance(milestone, int) for milestone in milestones):
             raise ConfigError(f"milestones={milestones!r} was given; it is a list of integers.")
+        if list(milestones) != sorted(milestones):
+            raise ConfigError(
+                f"milestones={milestones!r} was given; ascending ones are needed: "
+                f"{sorted(milestones)!r}."
+            )
         self._times, self._gamma = Counter(milestones), gamma
 
     @override

@@ -94,6 +94,25 @@ class ParamScheduler:
         self._count = max(window.last_step, 0)
         self.start()
 
+    def refuse_short(self, num_epochs: int, num_iters: int) -> None:
+        """Refuse a cycle that is over before its window is.
+
+        Args:
+            num_epochs: Epochs of the run.
+            num_iters: Iterations of the run.
+
+        Raises:
+            ConfigError: If it is.
+        """
+        total = self._driver.total_steps
+        needed = min(self.end, num_epochs if self.by_epoch else num_iters) - self.begin
+        if total is not None and total < needed:
+            unit = "epochs" if self.by_epoch else "iterations, of one batch each"
+            raise ConfigError(
+                f"{self.where}: the cycle has {total:,} steps, and it is to act in {needed:,} "
+                f"{unit}. Give total_steps={needed}, or end={self.begin + total}."
+            )
+
     @property
     def need_val_args(self) -> bool:
         """Whether it follows a metric, by :meth:`follow`."""

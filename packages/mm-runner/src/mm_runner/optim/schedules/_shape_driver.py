@@ -30,6 +30,7 @@ class ShapeDriver:
         self._values = values
         self.setting = values.name
         self._shape = shape
+        self.total_steps: int | None = getattr(shape, "total_steps", None)
         for index in range(len(values)):
             values.read(index)  # before another schedule changes what this one starts from
 
@@ -138,6 +139,7 @@ class PlateauDriver:
         self.setting = values.name
         self._plateau = plateau
         self._where = where
+        self.total_steps: int | None = None
         # Epochs after which values were changed; None if a state of before does not say.
         self._reduced_at: list[int] | None = []
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg, check_cfg
 
@@ -19,6 +21,9 @@ __all__ = ["TorchDriver"]
 
 class TorchDriver:
     """Drives a class of ``torch.optim.lr_scheduler``, or one registered that is built like them.
+
+    Attributes:
+        total_steps: The last step that it can take; ``None`` if it can take any.
 
     Args:
         optimizer: Whose learning rates are scheduled.
@@ -36,7 +41,11 @@ class TorchDriver:
         self._arguments = arguments
         self._where = where
         self._scheduler: Any = None
-        check_cfg(arguments, PARAM_SCHEDULERS, {"optimizer": optimizer}, where=where)
+        kind, given = check_cfg(arguments, PARAM_SCHEDULERS, {"optimizer": optimizer}, where=where)
+        self.total_steps: int | None = None
+        if kind is OneCycleLR:
+            total, parts = given.get("total_steps"), ("epochs", "steps_per_epoch")
+            self.total_steps = total or math.prod(given.get(name) or 0 for name in parts)
 
     def rewind(self) -> None:
         """Set the learning rates that schedules started from."""
