@@ -114,6 +114,15 @@ def test_a_run_that_it_has_ended_trains_on_only_if_asked(
     assert trained([0.1, 0.1], goes_on, resume=True) == 5
 
 
+def test_the_rule_that_ended_a_training_is_named(make_runner):
+    hook = {"type": "EarlyStoppingHook", "monitor": "accuracy", "patience": 2}
+    metric = Scripted(values=[0.9, 0.93, 0.96])
+    runner = make_runner(train_cfg={"max_epochs": 9}, val_evaluator=metric, custom_hooks=[hook])
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert "did not become greater by min_delta=0.1 in 2 validations (patience=2)" in log
+
+
 def test_a_second_training_of_a_runner_begins_anew(make_runner):
     runner = make_runner(
         train_cfg={"max_epochs": 6},

@@ -4,6 +4,7 @@ from ._batch_sampler import SeekableBatchSampler
 from ._collate import pseudo_collate
 from ._dataloader import build_dataloader, num_batches
 from ._failing_sample import failing_sample
+from ._in_process import begin_batches
 from ._map_tensors import map_tensors
 from ._position import DataPosition, announce_epoch
 from ._prefetch import BatchFeed, as_channels_last, feed_of_run
@@ -29,6 +30,7 @@ __all__ = [
     "announce_epoch",
     "as_channels_last",
     "batch_seed",
+    "begin_batches",
     "build_dataloader",
     "failing_sample",
     "feed_of_run",

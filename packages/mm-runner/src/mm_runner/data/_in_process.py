@@ -11,6 +11,8 @@ from torch.utils import data
 from torch.utils.data import DataLoader, IterableDataset, _utils, dataloader
 from typing_extensions import Self
 
+from ._failing_sample import without_stop_iteration
+
 __all__ = ["begin_batches"]
 
 # As torch's iterator announces itself.
@@ -36,18 +38,40 @@ def begin_batches(loader: Any) -> Iterator[Any]:
         and not (loader.num_workers or loader.pin_memory or loader.timeout)
         and not isinstance(loader.dataset, (IterableDataset, *_PIPES))
     )
-    return _Batches(loader) if is_plain and _is_torchs_own(loader) else iter(loader)
+    if is_plain and _is_torchs_own(loader):
+        return _Batches(loader)
+    batches: Iterator[Any] = iter(loader)
+    fetcher = getattr(batches, "_dataset_fetcher", None)  # of torch's iterator without workers
+    if isinstance(fetcher, _utils.fetch._MapDatasetFetcher):  # noqa: SLF001
+        batches._dataset_fetcher = _Fetcher(fetcher)  # type: ignore[attr-defined] # noqa: SLF001
+    return batches
+
+
+class _Fetcher:
+    """Fetches batches by index; no error of the dataset ends the pass as if it were its end.
+
+    Args:
+        fetcher: torch's own, by whose frames an error tells the sample that it was about.
+    """
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetch: Callable[[Any], Any] = fetcher.fetch
+
+    def fetch(self, indices: Any) -> Any:
+        try:
+            return self._fetch(indices)
+        except StopIteration as error:
+            raise without_stop_iteration(error) from error
 
 
 class _Batches:
     """Iterates over a loader as torch's iterator does, which goes on after an error, too."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        # torch's own fetcher: by its frames an error tells the sample that it was about.
         fetcher = _utils.fetch._MapDatasetFetcher(  # noqa: SLF001
             loader.dataset, auto_collation=True, collate_fn=loader.collate_fn, drop_last=False
         )
-        self._fetch: Callable[[Any], Any] = fetcher.fetch
+        self._fetch = _Fetcher(fetcher).fetch
         self._indices = iter(loader.batch_sampler)  # type: ignore[arg-type]
         # Workers would be seeded with it: torch draws it without workers, too.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)

@@ -133,7 +133,10 @@ class EarlyStoppingHook(Hook):
         self.wait_count += 1
         if not self._has_waited():
             return None
-        return f"{self.monitor} did not become better in {self.wait_count} validations; {best}"
+        return (
+            f"{self.monitor} did not become {self.rule} by min_delta={self.min_delta:g} in "
+            f"{self.wait_count} validations (patience={self.patience}); {best}"
+        )
 
     def _has_waited(self) -> bool:
         return bool(self.wait_count >= max(self.patience, 1))
