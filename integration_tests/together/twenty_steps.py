@@ -32,7 +32,7 @@ def main(outcome, world_size):
     labels = torch.randint(10, (len(images),), generator=generator)
     runner = Runner(
         model=Net(),
-        work_dir="work_dir",
+        work_dir=f"{outcome}.work_dir",
         train_dataloader={
             "batch_size": BATCH_OF_ALL_PROCESSES // world_size,
             "dataset": TensorDataset(images, labels),

@@ -70,6 +70,7 @@ def main() -> None:
         randomness={"seed": arguments.seed},
         env_cfg={"dist_cfg": {"device_type": arguments.device}},
         resume=arguments.resume,
+        overwrite=True,  # an example may be run again; without effect where it resumes
         cfg={"compile": compiled and support.ok},
     )
     if compiled and not support.ok and is_main_process():

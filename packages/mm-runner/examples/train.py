@@ -69,6 +69,7 @@ def main() -> None:
         test_evaluator={"type": "Accuracy"},
         randomness={"seed": 0},
         resume=arguments.resume,
+        overwrite=True,  # an example may be run again; without effect where it resumes
         cfg={"compile": compile_cfg(arguments)},
     )
     runner.train()

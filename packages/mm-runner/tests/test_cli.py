@@ -301,6 +301,21 @@ def test_convert_writes_what_training_goes_on_from(config, tmp_path, capsys):
     assert "none.pth was asked for; there is no such file" in capsys.readouterr().err
 
 
+def test_a_second_run_is_refused_unless_it_resumes_or_overwrites(config, capsys):
+    assert main(["train", config]) == 0
+    epochs = ["--cfg-options", "train_cfg.max_epochs=3"]
+    assert main(["train", config, *epochs]) == 1
+    refusal = capsys.readouterr().err
+    assert refusal.startswith("mm-runner: work_dir='")
+    assert all(way in refusal for way in ("--resume", "--work-dir", "--overwrite"))
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", config, "--resume", "--overwrite"])
+    assert main(["train", config, "--overwrite", *epochs]) == 0
+    assert Path("work_dirs/toy_run/epoch_3.pth").exists()
+    assert main(["train", config, "--resume", "--cfg-options", "train_cfg.max_epochs=4"]) == 0
+    assert "Going on after epoch 3" in capsys.readouterr().out
+
+
 def test_a_preempted_training_ends_with_status_75(config, monkeypatch):
     def preempt(self, data, optim_wrapper):
         signal.raise_signal(signal.SIGTERM)

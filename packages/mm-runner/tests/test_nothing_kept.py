@@ -64,4 +64,7 @@ def test_a_run_that_keeps_its_checkpoint_says_as_before(make_runner, capfd):
     captured = capfd.readouterr()
     told = captured.out + captured.err
     assert "Ctrl-C: saving after this step, and leaving." in told
-    assert f"saved {runner.work_dir / 'iter_2.pth'}. resume=True goes on from there." in told
+    assert (
+        f"saved {runner.work_dir / 'iter_2.pth'}. resume=True (--resume) goes on from there."
+        in told
+    )

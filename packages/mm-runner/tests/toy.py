@@ -102,10 +102,14 @@ def loader_cfg(size=24, batch_size=4, **options):
 
 
 def runner_arguments(work_dir, **overrides):
-    """Arguments of a Runner that trains two epochs of six steps each, with a validation."""
+    """Arguments of a Runner that trains two epochs of six steps each, with a validation.
+
+    A test may train several times in one directory.
+    """
     arguments = {
         "model": {"type": Classifier},
         "work_dir": str(work_dir),
+        "overwrite": True,
         "train_dataloader": loader_cfg(),
         "train_cfg": {"by_epoch": True, "max_epochs": 2},
         "optim_wrapper": {"optimizer": {"type": "SGD", "lr": 0.1}},

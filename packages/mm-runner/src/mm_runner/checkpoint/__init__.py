@@ -10,6 +10,7 @@ from ._file import load_checkpoint_file, save_checkpoint_file
 from ._mmengine import Conversion, convert_mmengine_checkpoint
 from ._newest import (
     LAST_CHECKPOINT,
+    checkpoints_in,
     find_latest_checkpoint,
     forget_validation,
     is_validated,
@@ -30,6 +31,7 @@ __all__ = [
     "BackgroundWriter",
     "Conversion",
     "PartsFolder",
+    "checkpoints_in",
     "clean_name",
     "convert_mmengine_checkpoint",
     "find_latest_checkpoint",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LAST_CHECKPOINT",
+    "checkpoints_in",
     "find_latest_checkpoint",
     "forget_validation",
     "is_validated",
@@ -89,6 +90,17 @@ def forget_validation(work_dir: Path) -> None:
 
 def _note(count: int, seed: int, of: str, *, is_done: bool) -> str:
     return f"{of} {count} seed {seed}{'' if is_done else _BEGUN}"
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """List the files of checkpoints in ``directory`` by name, and what names the newest first."""
+    marker = directory / LAST_CHECKPOINT
+    files = sorted(
+        path
+        for path in _files_in([directory])
+        if _NUMBERED.match(path.name) or path.match("best_*.pth")
+    )
+    return [marker, *files] if marker.is_file() else files
 
 
 def find_latest_checkpoint(work_dir: Path) -> list[Path]:

@@ -72,6 +72,8 @@ def _apply(cfg: Config, options: Namespace) -> None:
     if resume is not None:
         cfg.resume = True
         cfg.load_from = None if resume == "auto" else resume
+    if getattr(options, "overwrite", False):
+        cfg.overwrite, cfg.resume = True, False
     if getattr(options, "no_resume_data", False):
         cfg.resume_data = False
 

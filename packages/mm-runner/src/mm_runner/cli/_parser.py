@@ -114,12 +114,18 @@ def _add_train(commands: _Commands, launched: ArgumentParser) -> None:
         commands, "train", "train a model", "Train the model of a configuration.", launched
     )
     _add_config(parser)
-    parser.add_argument(
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
         "--resume",
         nargs="?",
         const="auto",
         metavar="CHECKPOINT",
         help="go on from a checkpoint; without a value, or with auto, from the newest in work_dir",
+    )
+    start.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="train from the start, and delete the checkpoints of an earlier run in work_dir",
     )
     parser.add_argument(
         "--no-resume-data",

@@ -272,7 +272,7 @@ class Interruption:
             return "nothing is kept"
         self.saved = path = _save_checkpoint(runner)
         saved = f"saved {path}" if path is not None else "the checkpoints before it are untouched"
-        return f"{saved}. resume=True goes on from there"
+        return f"{saved}. resume=True (--resume) goes on from there"
 
 
 def _open_agreement(

@@ -60,6 +60,16 @@ class StartingPoint:
         self.is_own_call = self.is_strict = False
 
     @property
+    def load_from(self) -> str | None:
+        """The checkpoint that was given to start from."""
+        return self._load_from
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the next training begins at step 0, with given weights or not."""
+        return not self._resume
+
+    @property
     def is_applied(self) -> bool:
         """Whether a checkpoint that the run begins with is being taken in just now."""
         return self._applied is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -25,6 +26,7 @@ from ._ending import cleaning_up, run_to_its_end
 from ._environment import fix_cublas_workspace
 from ._interruption import Interruption
 from ._library_warnings import telling_warnings_of
+from ._live_run import holding_work_dir
 from ._loading import StartingPoint
 from ._logs import RunLogs, plain_config
 from ._memory_format import use_channels_last
@@ -42,6 +44,7 @@ from ._wrapping import tell_uncalled_step, with_preprocessor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
     from torch.utils.data import DataLoader
@@ -106,6 +109,8 @@ class Runner(ScriptApi):
             ``efficient_conv_bn_eval``, ``resume_data``, ``on_world_size_change`` and
             ``crash_bundle`` (True by default: a training that fails leaves one in its log
             directory) are read from it.
+        overwrite: Let a training that does not resume delete the checkpoints of an earlier run in
+            ``work_dir``; by default it refuses to begin.
 
     Raises:
         ConfigError: If an argument is wrong; the message names its path.
@@ -153,6 +158,8 @@ class Runner(ScriptApi):
         randomness: Mapping[str, Any] | None = None,
         experiment_name: str | None = None,
         cfg: Mapping[str, Any] | None = None,
+        *,
+        overwrite: bool = False,
     ) -> None:
         arguments = {key: value for key, value in locals().items() if key not in ("self", "cfg")}
         self._assigned, self._scaled = AssignedParts(), WeakValueDictionary()
@@ -179,6 +186,7 @@ class Runner(ScriptApi):
         check_environment(self)
         self._seed = RunSeed(randomness, self.rank)
         self._start = StartingPoint(load_from, self._seed, resume=resume)
+        self._overwrite, self._owns_checkpoints = overwrite, False
         config = {name: value for name, value in arguments.items() if value is not None}
         self._logs = RunLogs(
             work_dir,
@@ -239,6 +247,8 @@ class Runner(ScriptApi):
         Raises:
             ConfigError: If training is not configured, or the configuration does not fit.
             CheckpointError: If resuming was asked for and no checkpoint can be read.
+            WorkDirError: If another training is under way in ``work_dir``; or if this one starts
+                afresh where another has left checkpoints, and ``overwrite`` was not given.
             RunStopped: If SIGTERM, SIGUSR1 or Ctrl-C came: a checkpoint is saved, and the program
                 ends with status 75 or 130. Where it is caught, training again goes on from there.
         """
@@ -248,21 +258,22 @@ class Runner(ScriptApi):
                 "optim_wrapper. Give these three."
             )
         train_step_of(self.model)
-        self._start.begin_training(self)
-        self._build_training()
-        if self._receipt not in self.hooks:
-            self.register_hook(self._receipt)
-        # The last two: a traceback must not be drawn over by the bar.
-        with cleaning_up(self, self._parts.close, self.console.stop_progress, self._logs.flush):
-            try:
-                self._train_as_built()
-            except RunStopped:
-                self._start.go_on(self.interruption.saved, keeps_data=True)
-                raise
-            except Exception as error:
-                if self.cfg.get("crash_bundle", True):
-                    keep_crash(self, error)
-                raise
+        with self._holding_work_dir() as start_over:
+            self._start.begin_training(self)
+            self._build_training()
+            if self._receipt not in self.hooks:
+                self.register_hook(self._receipt)
+            # The last two: a traceback must not be drawn over by the bar.
+            with cleaning_up(self, self._parts.close, self.console.stop_progress, self._logs.flush):
+                try:
+                    self._train_as_built(start_over)
+                except RunStopped:
+                    self._start.go_on(self.interruption.saved, keeps_data=True)
+                    raise
+                except Exception as error:
+                    if self.cfg.get("crash_bundle", True):
+                        keep_crash(self, error)
+                    raise
         return self.model
 
     def val(self) -> dict[str, float]:
@@ -342,7 +353,16 @@ class Runner(ScriptApi):
 
     # How it comes about.
 
-    def _train_as_built(self) -> None:
+    def _holding_work_dir(self) -> AbstractContextManager[Callable[[], None]]:
+        """Keep other trainings out of the work directory, unless this one keeps nothing there."""
+        if not self.interruption.saves:
+            return nullcontext(lambda: None)
+        is_fresh = self._start.is_fresh and not self._owns_checkpoints
+        return holding_work_dir(
+            self, is_fresh=is_fresh, overwrite=self._overwrite, load_from=self._start.load_from
+        )
+
+    def _train_as_built(self, start_over: Callable[[], None]) -> None:
         self.is_training = True
         with self._with_parts(), self.interruption.listening(self):
             self.call_hook("before_run")
@@ -351,6 +371,8 @@ class Runner(ScriptApi):
                 with self._start.beginning(self):
                     self.load_or_resume()
                 check_savable(self)
+                start_over()
+                self._owns_checkpoints = True
                 with telling_warnings_of("mm_amp", self.logger):
                     self.optim_wrapper.initialize_count_status(
                         self.model, self.iter, self.max_iters
