@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from mm_runner import CheckpointError
-from mm_runner.checkpoint import convert_mmengine_checkpoint, load_checkpoint_file
+from mm_runner.checkpoint import (
+    convert_mmengine_checkpoint,
+    load_checkpoint_file,
+    save_checkpoint_file,
+)
 
 CONTENT = {"state_dict": {"a": torch.ones(2)}, "meta": {"epoch": 1}}
 
@@ -80,3 +84,48 @@ def test_no_state_is_set_on_functions_and_no_patch_is_written(tmp_path, monkeypa
     assert torch._utils._rebuild_tensor_v2.__name__ == "_rebuild_tensor_v2"
     assert not hasattr(torch._utils._rebuild_tensor_v2, "dump_patches")
     assert [one.name for one in tmp_path.iterdir()] == ["bad.pth"]
+
+
+KEEPS_ONE = {"checkpoint": {"type": "CheckpointHook", "max_keep_ckpts": 1, "save_best": "accuracy"}}
+
+
+def best(file):
+    return {"accuracy": {"score": 0.5, "epoch": 1, "iter": 6, "file": file}}
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_refused"),
+    [
+        ({"kept": ["../victim.pth"]}, True),
+        ({"kept": ["{outside}/victim.pth"]}, True),
+        ({"kept": [".."]}, True),
+        ({"kept": ["victim.pth\0"]}, True),
+        ({"kept": ["notes.txt", "*", "epoch_*.pth"]}, False),
+        ({"best": best("../victim.pth")}, True),
+        ({"best": best("notes.txt")}, False),
+    ],
+    ids=["above", "absolute", "parent", "zero", "other-files", "best-above", "best-other"],
+)
+def test_a_resumed_run_deletes_no_file_that_is_not_its_own(
+    make_runner, tmp_path, entry, is_refused
+):
+    make_runner(train_cfg={"max_epochs": 1}, default_hooks=KEEPS_ONE).train()
+    path = tmp_path / "run" / "epoch_1.pth"
+    victims = [tmp_path / "victim.pth", tmp_path / "run" / "notes.txt"]
+    victims += [tmp_path / f"{name}.parts-1" / "rank_0.pth" for name in ("victim.pth", "run/x.pth")]
+    for victim in victims:
+        victim.parent.mkdir(exist_ok=True)
+        victim.write_bytes(b"precious")
+    checkpoint = load_checkpoint_file(path)
+    if "kept" in entry:
+        entry = {"kept": [name.replace("{outside}", str(tmp_path)) for name in entry["kept"]]}
+    checkpoint["checkpoint_hook"].update(entry)
+    save_checkpoint_file(checkpoint, path)
+    runner = make_runner(resume=True, load_from=str(path), default_hooks=KEEPS_ONE)
+    if is_refused:
+        with pytest.raises(CheckpointError, match="name of a file without a directory"):
+            runner.train()
+    else:
+        runner.train()
+        assert (tmp_path / "run" / "epoch_2.pth").is_file()
+    assert [one for one in victims if not one.exists()] == []

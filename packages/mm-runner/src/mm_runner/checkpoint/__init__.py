@@ -21,6 +21,7 @@ from ._newest import (
 from ._parts import PARTS, split_parts
 from ._parts_folder import PartsFolder, part_name, remove_checkpoint, remove_orphaned_parts
 from ._rng import rng_state, set_rng_state
+from ._structure import check_resumable
 from ._writer import BackgroundWriter
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "BackgroundWriter",
     "Conversion",
     "PartsFolder",
+    "check_resumable",
     "checkpoints_in",
     "clean_name",
     "convert_mmengine_checkpoint",

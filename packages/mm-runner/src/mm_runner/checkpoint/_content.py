@@ -57,6 +57,11 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
     Raises:
         CheckpointError: If nothing fits, or ``strict`` and something does not.
     """
+    if not isinstance(state_dict, Mapping) or not all(isinstance(one, str) for one in state_dict):
+        raise CheckpointError(
+            f"The checkpoint's state_dict is a {type(state_dict).__name__}; a dict of tensors by "
+            "name is needed, as the state_dict() of a model returns."
+        )
     own = model.state_dict()
     # Compared without wrappers on both sides: the model's own attribute may be called "module".
     names = {clean_name(name): name for name in own}

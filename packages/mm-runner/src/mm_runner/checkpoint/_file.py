@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mm_runner._untrusted import check_nesting
 from mm_runner.errors import CheckpointError
 
 from ._allow_list import AllowListUnpickler
@@ -23,7 +25,6 @@ from ._refusal import refusal_of, refused_global
 from ._restricted import load_restricted
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
 __all__ = ["load_checkpoint_file", "save_checkpoint_file", "warn_if_unsafe"]
@@ -86,7 +87,7 @@ def load_checkpoint_file(
         CheckpointError: If the file, or a part, is absent, damaged, or holds pickled objects.
     """
     path = Path(path)
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113
         warn_if_unsafe()
     checkpoint = _read(path, outline=outline)
     if whole and _version_of(checkpoint) >= PARTS_VERSION and PARTS in checkpoint:
@@ -95,13 +96,14 @@ def load_checkpoint_file(
 
 
 def _read(path: Path, *, outline: bool = False) -> dict[str, Any]:
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 - is_file() raises if the name is too long
         raise CheckpointError(f"The checkpoint {path} was asked for; there is no such file.")
     with_checksums = is_archive(path)
-    if with_checksums and not outline:
-        check_integrity(path)
+    if with_checksums:
+        check_integrity(path, whole=not outline)
     try:
         checkpoint = _load_safely(path, stays_in_file=with_checksums and outline)
+        check_nesting(checkpoint, path.stat().st_size)
     except pickle.UnpicklingError as error:
         if with_checksums or refused_global(error):
             raise CheckpointError(refusal_of(path, error)) from error

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mm_runner._untrusted import check_nesting
 from mm_runner.errors import CheckpointError
 
 from ._archive import is_archive
@@ -89,7 +90,7 @@ def convert_mmengine_checkpoint(
 
 
 def _read(path: Path) -> Any:
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 - is_file() raises if the name is too long
         raise CheckpointError(f"The checkpoint {path} was asked for; there is no such file.")
     if is_archive(path):
         check_integrity(path)
@@ -101,7 +102,8 @@ def _read(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
-            return load_restricted(path, ForeignUnpickler)
+            content = load_restricted(path, ForeignUnpickler)
+        check_nesting(content, path.stat().st_size, _values_in)
     except ForeignNameError as error:
         raise CheckpointError(
             f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "
@@ -110,6 +112,13 @@ def _read(path: Path) -> Any:
     except Exception as error:  # damaged or contrived bytes make the reader fail in any way
         damage = damage_of(path, error)
         raise CheckpointError(f"{path} is damaged: {damage}.") from error
+    return content
+
+
+def _values_in(value: Any) -> list[Any] | None:
+    if not isinstance(value, Inert):
+        return None
+    return [*value.arguments, value.entries, value.elements, value.state]
 
 
 def _arrange(content: dict[Any, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from mm_runner.errors import CheckpointError, CheckpointWriteError
 
 from ._atomic import write_atomically
 from ._file import load_checkpoint_file
+from ._structure import check_resumable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ LAST_CHECKPOINT = "last_checkpoint"
 # Says which validation was the last to end: a stop may come between a checkpoint and its own.
 _LAST_VALIDATION = "last_validation"
 _BEGUN = " begun"
+_LONGEST_PATH = 1024
 
 _NUMBERED = re.compile(r"^(epoch|iter)_(\d+)\.pth$")
 
@@ -130,11 +132,12 @@ def find_latest_checkpoint(work_dir: Path) -> list[Path]:
 
 
 def _name_in(marker: Path) -> str | None:
-    """Return what ``last_checkpoint`` names, ``""`` if it is empty; ``None`` without it."""
+    """Return what ``last_checkpoint`` names, ``""`` if nothing; ``None`` without it."""
     if not marker.is_file():
         return None
-    text = marker.read_text(encoding="utf-8", errors="replace")
-    return text.replace("\0", "").strip()  # a power cut may leave zeros
+    with marker.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(_LONGEST_PATH + 1)
+    return "" if len(text) > _LONGEST_PATH else text.replace("\0", "").strip()  # of a power cut
 
 
 def _names_like(name: str) -> list[re.Pattern[str]]:
@@ -177,14 +180,19 @@ def latest_readable(
             start would overwrite what may still be saved.
     """
     candidates = find_latest_checkpoint(work_dir)
-    names_none = _name_in(work_dir / LAST_CHECKPOINT) == ""
+    marker = work_dir / LAST_CHECKPOINT
+    names_none = _name_in(marker) == ""
+    fault = "too long" if names_none and marker.stat().st_size > _LONGEST_PATH else "empty"
     if names_none:
-        tell(f"{work_dir / LAST_CHECKPOINT} is empty: it names no checkpoint.")
+        tell(f"{marker} is {fault}: it names no checkpoint.")
     for path in candidates:
         try:
-            return path, load_checkpoint_file(path)
+            content = load_checkpoint_file(path)
+            check_resumable(content, path)
         except CheckpointError as error:
             tell(f"Passing over a checkpoint: {error}")
+        else:
+            return path, content
     if candidates:
         raise CheckpointError(
             f"resume was asked for, and none of the {len(candidates)} checkpoints in {work_dir} "
@@ -192,7 +200,7 @@ def latest_readable(
         )
     if names_none:  # it may have named one elsewhere
         raise CheckpointError(
-            f"resume was asked for; {work_dir / LAST_CHECKPOINT} is empty, and no checkpoint lies "
-            "beside it. Name one with load_from, or remove that file to train from the start."
+            f"resume was asked for; {marker} is {fault}, and no checkpoint lies beside "
+            "it. Name one with load_from, or remove that file to train from the start."
         )
     return None

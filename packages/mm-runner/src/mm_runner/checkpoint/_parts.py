@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mm_runner._untrusted import is_file_name
 from mm_runner.errors import CheckpointError
 
 from ._atomic import first_line
@@ -97,7 +98,7 @@ def join_parts(
         for name in parts["files"]:
             if read is None:
                 break
-            content = read(path.parent / Path(parts["folder"]).name / Path(name).name)
+            content = read(path.parent / _bare(parts["folder"]) / _bare(name))
             for index, chunk in content["chunks"].items():
                 values = chunk["values"]
                 block = zip(chunk["offsets"], values.shape, strict=True)
@@ -114,6 +115,12 @@ def join_parts(
     if any(missing):
         lacking = sum(map(bool, missing))
         raise CheckpointError(f"{path} is damaged: its parts lack values of {lacking} tensors.")
+
+
+def _bare(name: Any) -> str:
+    if not is_file_name(name):
+        raise ValueError(f"{name!r} has to be a bare file name")
+    return str(name)
 
 
 def _empty(one: Mapping[str, Any], device: str) -> torch.Tensor:

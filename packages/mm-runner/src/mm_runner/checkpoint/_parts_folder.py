@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from contextlib import suppress
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PartsFolder", "part_name", "remove_checkpoint", "remove_orphaned_parts"]
 
 _INFIX = ".parts-"
+_NAME = re.compile(rf"(.+){re.escape(_INFIX)}[0-9a-f]{{12}}", re.DOTALL)
 # Locked while the parts are written, by the process that writes the checkpoint after them.
 _LOCK = "writing"
 
@@ -73,8 +75,8 @@ def remove_checkpoint(path: Path) -> None:
         OSError: If it cannot be removed.
     """
     path.unlink(missing_ok=True)
-    for folder in path.parent.glob(f"{path.name}{_INFIX}*"):
-        if not _is_being_filled(folder):
+    for folder, name in _folders_in(path.parent):
+        if name == path.name and not _is_being_filled(folder):
             shutil.rmtree(folder)
 
 
@@ -85,12 +87,20 @@ def remove_orphaned_parts(directory: Path) -> list[Path]:
     writing just now is locked, and stays.
     """
     removed = []
-    for folder in directory.glob(f"*{_INFIX}*"):
-        path = folder.with_name(folder.name.rpartition(_INFIX)[0])
-        if folder.is_dir() and not _is_being_filled(folder) and not _is_named(folder, path):
+    for folder, name in _folders_in(directory):
+        if not _is_being_filled(folder) and not _is_named(folder, directory / name):
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder)
     return removed
+
+
+def _folders_in(directory: Path) -> list[tuple[Path, str]]:
+    """Return the folders that PartsFolder has made in ``directory``, with their checkpoints' names.
+
+    A link is none, and neither is a folder of the user's that is called much alike.
+    """
+    found = [(one, _NAME.fullmatch(one.name)) for one in directory.glob(f"*{_INFIX}*")]
+    return [(one, name[1]) for one, name in found if name and one.is_dir() and not one.is_symlink()]
 
 
 def _is_named(folder: Path, path: Path) -> bool:

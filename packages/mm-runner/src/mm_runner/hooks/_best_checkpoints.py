@@ -84,6 +84,8 @@ class BestCheckpoints:
     def take_over(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Take in what another record knows, where it is better."""
         for name, record in records.items():
+            if record.get("file") != file_of(name):  # no other file is taken for a model
+                continue
             if self._metrics == ["auto"]:
                 self._resolve_auto(name)
             if name in self._metrics and self._is_better(name, record["score"]):

@@ -17,6 +17,7 @@ from ._checkpoint_arguments import (
     check_integers,
     check_minutes,
     check_template,
+    is_of_template,
     name_list,
     refuse_backends,
 )
@@ -240,7 +241,8 @@ class CheckpointHook(Hook):
             return
         state = checkpoint.get(self._key(runner), {})
         self._run = state.get("run", "")
-        self._kept.names = list(state.get("kept", []))
+        # No other file is deleted because a checkpoint names it.
+        self._kept.names = [name for name in state.get("kept", []) if self._is_numbered(name)]
         self._best.take_over(state.get("best", {}))
         # A best file is written after the checkpoint of its epoch, which does not know of it.
         if self._best.wants_any:
@@ -284,6 +286,10 @@ class CheckpointHook(Hook):
     def _save_last(self, runner: Any) -> None:
         count = runner.epoch if self.by_epoch else runner.iter
         self._save(runner, count, num_steps=runner.iter, is_last=True, and_wait=True)
+
+    def _is_numbered(self, name: str) -> bool:
+        templates = {self.filename_tmpl, "epoch_{}.pth", "iter_{}.pth"}
+        return any(is_of_template(name, template) for template in templates)
 
     def directory(self, runner: Any) -> Path:
         """Return where the files are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mm_runner._untrusted import is_file_name
 from mm_runner.errors import ConfigError
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "check_integers",
     "check_minutes",
     "check_template",
+    "is_of_template",
     "name_list",
     "refuse_backends",
 ]
@@ -57,6 +59,13 @@ def check_template(template: Any) -> None:
             "CheckpointHook.filename_tmpl: the name of a file is needed, got the path "
             f"{template!r}. Give the directory as out_dir."
         )
+
+
+def is_of_template(name: str, template: str) -> bool:
+    """Tell whether ``name`` is a file name that ``template`` gives for some number."""
+    before, _, after = template.partition("{}")
+    number = name.removeprefix(before).removesuffix(after)
+    return number.isdecimal() and name == f"{before}{number}{after}" and is_file_name(name)
 
 
 def refuse_backends(**arguments: Any) -> None:

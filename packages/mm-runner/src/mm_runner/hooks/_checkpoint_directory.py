@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.checkpoint import (
+    check_resumable,
     forget_validation,
     load_checkpoint_file,
     remove_checkpoint,
@@ -78,7 +79,9 @@ def best_records_in(paths: Iterable[Path], key: str, run: str) -> list[dict[str,
     found = []
     for path in paths:
         with suppress(CheckpointError, OSError):
-            state = load_checkpoint_file(path).get(key, {})
+            content = load_checkpoint_file(path)
+            check_resumable(content, path)
+            state = content.get(key, {})
             own = {
                 metric: record
                 for metric, record in state.get("best", {}).items()

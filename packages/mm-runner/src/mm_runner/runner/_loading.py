@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mm_dist
 from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import latest_readable, load_checkpoint_file
+from mm_runner.checkpoint import check_resumable, latest_readable, load_checkpoint_file
 from mm_runner.data import DefaultSampler
 from mm_runner.errors import CheckpointError, ConfigError
 
@@ -168,7 +168,7 @@ class StartingPoint:
             return
         found = self._kept
         if found is None or not self._resume or found[0] != Path(path):
-            found = self._find(runner, path)
+            found = self._find(runner, path, resume=True)
             assert found is not None
             check_world_size(runner, found[1])
             self.resumes_optimizer = self.resumes_schedules = True
@@ -232,13 +232,17 @@ class StartingPoint:
             self.resumes_optimizer, self.resumes_schedules = optimizer, schedules
 
     def _find(
-        self, runner: Runner, path: str | os.PathLike[str] | None = None
+        self,
+        runner: Runner,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        resume: bool | None = None,
     ) -> tuple[Path, dict[str, Any]] | None:
         return find_checkpoint(
             self._load_from if path is None else str(path),
             runner.work_dir,
             runner.logger,
-            resume=self._resume,
+            resume=self._resume if resume is None else resume,
             main_gives_tensors=as_sharded(runner.model) is not None,
         )
 
@@ -317,7 +321,7 @@ def find_checkpoint(
         load_from: A file, or ``None``.
         work_dir: Where to look for the newest one when resuming without ``load_from``.
         logger: Told what was passed over.
-        resume: Whether to look there at all.
+        resume: Whether to look there at all, and what is read must be enough to go on from.
         main_gives_tensors: Whether the main process hands tensors to the others. These then have an
             outline of them only, so that a machine holds the checkpoint in memory once.
 
@@ -333,6 +337,8 @@ def find_checkpoint(
     def choose() -> Path | None:
         if load_from is not None:
             read[Path(load_from)] = load_checkpoint_file(load_from)
+            if resume:
+                check_resumable(read[Path(load_from)], Path(load_from))
         elif resume:
             read.update(filter(None, [latest_readable(work_dir, logger.warning)]))
         return next(iter(read), None)

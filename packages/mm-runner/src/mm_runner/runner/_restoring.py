@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from mm_amp import MMAmpError
 from mm_runner.checkpoint import load_weights
 from mm_runner.data import DataPosition
+from mm_runner.errors import CheckpointError, MMRunnerError
 from mm_runner.loops import Resumption, needs_rehearsal
 from mm_runner.model import ZEROED_GRADIENTS, restore_zeroed_gradients, unwrap_model
 from mm_runner.optim import named_schedulers
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["restore_training", "restore_weights"]
 
 _MOST_PROBLEMS = 20
+# What code raises that is given values of other kinds, or of other sizes, than it saves.
+_OF_CONTENT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def restore_weights(runner: Runner, checkpoint: Mapping[str, Any], *, strict: bool) -> None:
@@ -72,7 +76,38 @@ def restore_training(
         optimizer: Whether the optimizers go on as well.
         schedules: Whether the schedules do.
         keeps_data: Whether the data do, even if ``resume_data`` says that they begin anew.
+
+    Raises:
+        CheckpointError: If something in it does not fit.
     """
+    try:
+        _restore(
+            runner,
+            checkpoint,
+            seed,
+            optimizer=optimizer,
+            schedules=schedules,
+            keeps_data=keeps_data,
+        )
+    except _OF_CONTENT as error:
+        if isinstance(error, (MMRunnerError, MMAmpError)):
+            raise
+        raise CheckpointError(
+            f"The checkpoint's content does not fit this run: {type(error).__name__}: "
+            f"{error}. Give the run the configuration that it was saved with; or take the "
+            "weights alone, by load_from without resume."
+        ) from error
+
+
+def _restore(
+    runner: Runner,
+    checkpoint: Mapping[str, Any],
+    seed: RunSeed,
+    *,
+    optimizer: bool,
+    schedules: bool,
+    keeps_data: bool,
+) -> None:
     if not optimizer:
         checkpoint = {key: value for key, value in checkpoint.items() if key != "optimizer"}
     elif "optimizer" not in checkpoint:

@@ -1,0 +1,134 @@
+"""Checks of values that come out of a file."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from itertools import chain
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["check_nesting", "is_file_name", "is_finite", "is_like"]
+
+_MOST_LEVELS = 64
+# The state of a generator may be an integer of several hundred bits.
+_MOST_BITS = 4096
+_FREE = 10_000
+_LONGEST_NAME = 255  # of file systems
+_LEAVES = (str, float, bool, type(None))
+_TOO_DEEP = f"it is nested deeper than {_MOST_LEVELS} levels"
+
+
+def check_nesting(
+    value: Any, num_bytes: int, children: Callable[[Any], Iterable[Any] | None] | None = None
+) -> None:
+    """Refuse what a small file can expand to: code that walks or copies a value takes no harm.
+
+    Args:
+        value: Read from a file.
+        num_bytes: Size of the file. A value that stands in several places counts in each of them,
+            and all together may not be more values than the file has bytes.
+        children: Return the values in an object that is no builtin container, ``None`` if it has
+            none.
+
+    Raises:
+        ValueError: If it is nested too deeply, contains itself, or counts too many values.
+    """
+    count, _ = _Measure(children).measure(value, 0)
+    if count > num_bytes + _FREE:
+        raise ValueError(f"it unfolds to {count:,} values, more than the file has bytes")
+
+
+class _Measure:
+    def __init__(self, children: Callable[[Any], Iterable[Any] | None] | None) -> None:
+        self._children = children
+        # By identity: how many values and levels; ``None`` while they are counted.
+        self._known: dict[int, tuple[int, int] | None] = {}
+
+    def measure(self, value: Any, level: int) -> tuple[int, int]:
+        """Return how many values and levels ``value`` has, which stands at ``level``."""
+        inner = self._inner(value)
+        if inner is None:
+            return 1, 0
+        if id(value) not in self._known:
+            self._known[id(value)] = None
+            self._known[id(value)] = self._sum(inner, level + 1)
+        known = self._known[id(value)]
+        if known is None:
+            raise ValueError("it contains itself")
+        if level + known[1] > _MOST_LEVELS:
+            raise ValueError(_TOO_DEEP)
+        return known
+
+    def _sum(self, values: Iterable[Any], level: int) -> tuple[int, int]:
+        if level > _MOST_LEVELS:
+            raise ValueError(_TOO_DEEP)
+        count, levels = 1, 1
+        for value in values:
+            more, below = (1, 0) if type(value) in _LEAVES else self.measure(value, level)
+            count, levels = count + more, max(levels, below + 1)
+        return count, levels
+
+    def _inner(self, value: Any) -> Iterable[Any] | None:
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise ValueError(f"it holds an integer of {value.bit_length():,} bits")
+        if isinstance(value, dict):
+            return chain(dict.keys(value), dict.values(value), _attributes(value))
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return value
+        return None if self._children is None else self._children(value)
+
+
+def is_file_name(value: Any) -> bool:
+    """Tell whether ``value`` names a file in a directory, and nothing outside of it."""
+    return (
+        isinstance(value, str)
+        and value not in ("", ".", "..")
+        and value.isprintable()
+        and len(value.encode(errors="replace")) <= _LONGEST_NAME
+        and PurePosixPath(value).name == PureWindowsPath(value).name == value
+    )
+
+
+def is_finite(value: Any) -> bool:
+    """Tell whether ``value`` is a finite number, alone or in a tensor of one element."""
+    if hasattr(value, "numel") and not isinstance(value, type):
+        if value.numel() != 1 or value.is_complex():
+            return False
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def is_like(value: Any, own: Any) -> bool:
+    """Tell whether ``value`` can take the place of ``own``, of which only the kind counts."""
+    if own is None:
+        return True
+    if isinstance(own, (list, tuple)):
+        return (
+            isinstance(value, (list, tuple))
+            and len(value) == len(own)
+            and all(map(is_like, value, own))
+        )
+    if isinstance(own, (int, float)) or hasattr(own, "numel"):
+        # Switches may be None: torch chooses then.
+        return (
+            isinstance(value, bool) or value is None if isinstance(own, bool) else is_finite(value)
+        )
+    return isinstance(value, type(own))
+
+
+def _attributes(value: dict[Any, Any]) -> list[Any]:
+    """Return a state_dict's metadata; drop other attributes, as one may hide a method."""
+    if not isinstance(value, OrderedDict):
+        return []
+    for name in vars(value).keys() - {"_metadata"}:
+        del vars(value)[name]
+    return list(vars(value).values())
