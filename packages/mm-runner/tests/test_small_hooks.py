@@ -3,16 +3,18 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.torch_version import TorchVersion
-from toy import NO_VALIDATION, Classifier, loader_cfg, runner_arguments
+from toy import NO_VALIDATION, Classifier, Scripted, loader_cfg, runner_arguments
 from typing_extensions import override
 
 from mm_amp import NonFiniteError
 from mm_runner import ConfigError, Runner
 from mm_runner.errors import TorchVersionError
+from mm_runner.evaluator import BaseMetric
 from mm_runner.hooks import (
     CheckInvalidLossHook,
     EmptyCacheHook,
@@ -152,6 +154,62 @@ def test_logs_that_cannot_be_copied_do_not_end_a_run(make_runner, tmp_path):
     runner.train()
     log = next(runner.log_dir.glob("*.log")).read_text()
     assert "LoggerHook.out_dir: the logs could not be copied" in log
+
+
+class Arrays(BaseMetric):
+    @override
+    def process(self, data_batch, data_samples):
+        pass
+
+    @override
+    def compute_metrics(self, results):
+        large = torch.full((1, 1), 2411834567.0)
+        return {"a": np.ones(1), "b": large, "c": np.float32(0.5), "table": np.ones(2), "text": "?"}
+
+
+def test_metrics_of_one_element_are_logged(make_runner):
+    runner = make_runner(val_evaluator=Arrays())
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert log.count("a: 1.0000  b: 2411834624.0000  c: 0.5000\n") == 2
+    assert "metrics      a 1, b 2,411,834,624, c 0.5, in the newest validation" in log
+    assert runner.message_hub.get_scalar("val/a").current() == 1.0
+    records = map(json.loads, (runner.log_dir / "scalars.jsonl").read_text().splitlines())
+    (record, _) = (record for record in records if record["mode"] == "val")
+    assert (record["a"], record["c"], "table" in record) == (1.0, 0.5, False)
+
+
+class Spoil(Hook):
+    """Spoils the batches of some steps, and one metric."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter in self.steps:
+            data_batch["inputs"].fill_(float("nan"))
+
+
+@pytest.mark.parametrize("steps", [range(6, 12), range(6, 8)])
+def test_what_is_not_finite_for_an_interval_is_warned_of_once(make_runner, steps):
+    amp = {"type": "AmpOptimWrapper", "dtype": "bfloat16", "max_skips": 9}  # keeps the weights
+    metric = Scripted(values=[float("nan"), float("nan")])
+    runner = make_runner(
+        custom_hooks=[Spoil(steps)],
+        default_hooks={"logger": {"interval": 3}},
+        log_processor={"window_size": 3},
+        optim_wrapper={**amp, "optimizer": {"type": "SGD", "lr": 0.1}},
+        val_evaluator=metric,
+    )
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    is_whole = len(steps) == 6
+    assert (
+        log.count("loss has not been finite in any of the newest steps, up to step 9") == is_whole
+    )
+    assert log.count("val/accuracy has not been finite after step 6.") == 1
+    assert log.count("not been finite") == 1 + is_whole
 
 
 def test_lines_of_a_run_by_iterations_count_these(make_runner):

@@ -15,7 +15,7 @@ from ._layout import layout_of as layout_of
 from ._layout import split as split
 from ._metric import BaseMetric
 from ._predictions import PREDICTION_SUFFIXES, Predictions, load_predictions
-from ._score import is_score, score_of
+from ._score import as_number, score_of
 
 __all__ = [
     "PREDICTION_SUFFIXES",
@@ -24,7 +24,7 @@ __all__ = [
     "DumpResults",
     "Evaluator",
     "Predictions",
-    "is_score",
+    "as_number",
     "load_predictions",
     "score_of",
 ]

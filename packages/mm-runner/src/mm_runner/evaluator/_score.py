@@ -1,19 +1,24 @@
-"""One number out of the results of a validation."""
+"""Numbers out of the results of a validation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import short_repr
 
-__all__ = ["is_score", "score_of"]
+__all__ = ["as_number", "score_of"]
 
 
-def is_score(value: Any) -> bool:
-    """Tell whether ``value`` is a number, and no table or text, which a metric may report too."""
-    return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0
+def as_number(value: Any) -> int | float | None:
+    """Return a number, also that in an array or tensor of one element; ``None`` for all else."""
+    size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", None)
+    if size == 1 and hasattr(value, "item"):
+        value = value.item()
+    return value if isinstance(value, (int, float)) else None
 
 
 def score_of(metrics: Mapping[str, Any], name: str, where: str) -> float:
@@ -36,9 +41,10 @@ def score_of(metrics: Mapping[str, Any], name: str, where: str) -> float:
             f"{where}: {name!r} was asked for; the validation reported "
             f"{', '.join(map(repr, metrics)) or 'nothing'}.{did_you_mean(name, metrics)}"
         )
-    if not is_score(metrics[name]):
+    number = as_number(metrics[name])
+    if number is None:
         raise ConfigError(
             f"{where}: {name!r} was asked for, and the validation reported "
             f"{short_repr(metrics[name])} for it; a number is needed."
         )
-    return float(metrics[name])
+    return float(number)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ConfigError
-from mm_runner.evaluator import is_score, score_of
+from mm_runner.evaluator import as_number, score_of
 
 from ._checkpoint_arguments import name_list
 from ._metric_rule import rule_of
@@ -74,7 +74,7 @@ class BestCheckpoints:
         """
         if self._metrics == ["auto"]:
             # A metric may report tables too; where there is nothing else, the first is refused.
-            numbers = (name for name, value in reported.items() if is_score(value))
+            numbers = (name for name, value in reported.items() if as_number(value) is not None)
             self._resolve_auto(next(numbers, next(iter(reported))))
         scores = {
             name: score_of(reported, name, "CheckpointHook.save_best") for name in self._metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 import mm_dist
 from mm_runner.errors import ConfigError
+from mm_runner.evaluator import as_number
 from mm_runner.reporting import TrainingClock
 
 from ._hook import Hook
@@ -22,13 +24,13 @@ __all__ = ["LoggerHook"]
 
 
 class LoggerHook(Hook):
-    """Logs a line per interval and after each validation, and moves the progress bar.
+    """Logs a line per interval, in validations and tests too, and moves the progress bar.
 
     A number in a training line is the mean over the newest steps (``log_processor.window_size`` of
-    them) and over all processes.
+    them) and over all processes. One that was not finite in any of these is warned of, once.
 
     Args:
-        interval: Training steps between two lines.
+        interval: Steps between two lines, of training or of an evaluation.
         ignore_last: Write no line for the steps after the last full interval of an epoch, or of a
             run by iterations.
         interval_exp_name: Training steps between two lines that name the experiment; ``-1`` for
@@ -91,6 +93,9 @@ class LoggerHook(Hook):
         # What every step asks, found out once.
         self._has_bar = False
         self._last_line: int | None = None
+        self._evaluation_clock = TrainingClock()
+        self._evaluation_length = 0  # none is under way
+        self._not_finite: set[str] = set()  # what was warned of
 
     @override
     def before_train(self, runner: Any) -> None:
@@ -100,6 +105,8 @@ class LoggerHook(Hook):
         self._clock = TrainingClock(runner.iter)
         runner.console.start_progress("training", runner.max_iters, runner.iter)
         self._has_bar = runner.console.has_bar
+        self._not_finite.clear()
+        self._evaluation_length = 0
         self._last_line = self._step_of_last_line(runner.max_iters)
 
     @override
@@ -137,6 +144,26 @@ class LoggerHook(Hook):
         self._clock.go_on()
 
     @override
+    def before_val_epoch(self, runner: Any) -> None:
+        self._begin_evaluation(runner, "validation", runner.val_dataloader, runner.val_loop)
+
+    @override
+    def before_test_epoch(self, runner: Any) -> None:
+        self._begin_evaluation(runner, "test", runner.test_dataloader, runner.test_loop)
+
+    @override
+    def after_val_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        self._log_evaluation(runner, "val", batch_idx + 1)
+
+    @override
+    def after_test_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        self._log_evaluation(runner, "test", batch_idx + 1)
+
+    @override
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         self._log_metrics(runner, "val", len(runner.val_dataloader), metrics or {})
 
@@ -157,6 +184,8 @@ class LoggerHook(Hook):
     def _log_training(self, runner: Any, step: int, data_batch: Any) -> None:
         scalars = learning_rates(runner.optim_wrapper)
         scalars.update(mean_over_ranks(runner.message_hub.means("train")))
+        # A scale of float16 that is too large is reported where it is adapted.
+        not_finite = [n for n in runner.message_hub.not_finite if not n.endswith("grad_norm")]
         steps = self._epoch_length if self._by_epoch else runner.max_iters
         epoch = f"[{runner.epoch + 1}]" if self._by_epoch else ""
         position = f"{epoch}[{step:>{len(str(steps))}}/{steps}]"
@@ -166,10 +195,55 @@ class LoggerHook(Hook):
             "train", position, scalars, eta_s=eta_s, by_epoch=self._by_epoch
         )
         runner.logger.info(line)
+        self._warn_not_finite(
+            runner,
+            not_finite,
+            f"in any of the newest steps, up to step {done}. The weights may be lost: lower the "
+            "learning rate or clip gradients, and go back to an earlier checkpoint. "
+            "CheckInvalidLossHook ends such a run",
+        )
         if runner.console.has_bar:
             values = self._bar_values(runner, scalars, data_batch)
             runner.console.update_progress(done, values=values, clock=self._clock)
         runner.write_scalars("train", scalars, step=done)
+
+    def _begin_evaluation(self, runner: Any, description: str, loader: Any, loop: Any) -> None:
+        self._end_evaluation(runner)  # one that was left
+        length, limit = len(loader), getattr(loop, "limit", None)
+        self._evaluation_length = length if limit is None else min(length, limit)
+        self._evaluation_clock = TrainingClock()
+        runner.console.start_progress(description, self._evaluation_length)
+
+    def _end_evaluation(self, runner: Any) -> None:
+        if self._evaluation_length:
+            self._evaluation_length = 0
+            runner.console.end_task()
+
+    def _log_evaluation(self, runner: Any, phase: str, done: int) -> None:
+        if not self._evaluation_length:  # a loop of the user's own, which began none
+            return
+        steps = self._evaluation_length
+        text = "" if done >= steps else None  # a new text is drawn at once
+        runner.console.update_progress(done, values=text, clock=self._evaluation_clock)
+        if done % self.interval or done >= steps:  # the last line has the metrics
+            return
+        position = f"[{self._moment(runner)}][{done:>{len(str(steps))}}/{steps}]"
+        times = runner.message_hub.means(phase)
+        eta_s = self._evaluation_clock.eta_s(done, steps)
+        line = runner.log_processor.line(
+            phase, position, times, eta_s=eta_s, by_epoch=self._by_epoch
+        )
+        runner.logger.info(line)
+
+    def _moment(self, runner: Any) -> int:
+        return int(runner.epoch if self._by_epoch else runner.iter)
+
+    def _warn_not_finite(self, runner: Any, names: Sequence[str], text: str) -> None:
+        new = [name for name in names if name not in self._not_finite]
+        self._not_finite.update(new)
+        if new:
+            has = "has" if len(new) == 1 else "have"
+            runner.logger.warning(f"{', '.join(new)} {has} not been finite {text}.")
 
     def _bar_values(self, runner: Any, scalars: dict[str, float], data_batch: Any) -> str:
         losses = [f"{name} {value:.4f}" for name, value in scalars.items() if "loss" in name]
@@ -179,14 +253,18 @@ class LoggerHook(Hook):
 
     def _log_metrics(self, runner: Any, phase: str, steps: int, metrics: dict[str, float]) -> None:
         # A metric may be a table or text: lines and files show numbers.
-        numbers = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
+        found = {name: as_number(value) for name, value in metrics.items()}
+        numbers = {name: value for name, value in found.items() if value is not None}
         times = runner.message_hub.means(phase)
         runner.message_hub.clear(phase)
-        position = f"[{runner.epoch if self._by_epoch else runner.iter}][{steps}/{steps}]"
+        self._end_evaluation(runner)
+        position = f"[{self._moment(runner)}][{steps}/{steps}]"
         line = runner.log_processor.line(
             phase, position, {**times, **numbers}, by_epoch=self._by_epoch
         )
         runner.logger.info(line)
+        names = [f"{phase}/{name}" for name, one in numbers.items() if not math.isfinite(one)]
+        self._warn_not_finite(runner, names, f"after step {runner.iter}")
         by_epoch = phase == "val" and self._by_epoch and self.log_metric_by_epoch
         runner.write_scalars(phase, {**numbers, **times}, step=runner.iter, by_epoch=by_epoch)
 

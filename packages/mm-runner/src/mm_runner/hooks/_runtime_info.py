@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from mm_amp import AmpOptimWrapper, OptimWrapper
+from mm_runner.evaluator import as_number
 from mm_runner.optim import named_wrappers
 
 from ._hook import Hook
@@ -77,8 +78,10 @@ class RuntimeInfoHook(Hook):
                     if record is None:
                         record = self._record[name] = hub.recorder(f"train/{name}")
                     record(value)
-                elif isinstance(value, (Tensor, int, float)):
-                    hub.update_scalar(f"train/{name}", value)
+                    continue
+                number = value if isinstance(value, Tensor) else as_number(value)
+                if number is not None:
+                    hub.update_scalar(f"train/{name}", number)
         for name, wrapper in self._wrappers.items():
             result = wrapper.last_result
             # One of several wrappers that did not step keeps its result.

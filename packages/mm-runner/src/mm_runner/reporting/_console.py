@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ._progress import as_clock
 
 if TYPE_CHECKING:
+    from logging import LogRecord
+
     from rich.console import Console
     from rich.progress import Progress
+    from rich.text import Text
 
     from ._progress import TrainingClock
 
@@ -21,11 +25,18 @@ __all__ = ["RunConsole"]
 
 # A bar that moves ten times a second looks continuous; more often costs the training its time.
 _REFRESH_INTERVAL_S = 0.1
+# Besides the bar itself: what is done of what, the time left, a loss and the speed.
+_BAR_TEXT_WIDTH = 70
+_LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
+# A line of scalars, and the gaps between these: within a position there are spaces, too.
+_SCALARS = re.compile(r"(Epoch|Iter)\(\w+\)  \[")
+_GAP = re.compile(r"  (?=[^\s:]+: )")
 
 
 class RunConsole:
     """Prints lines, and on a terminal a progress bar below them.
 
+    A bar may have several tasks, such as a validation within a training: the newest one moves.
     Where the terminal has been closed, or what read the output has ended, it falls silent: a
     training does not depend on being watched, and its lines are in the log file too.
 
@@ -38,8 +49,7 @@ class RunConsole:
         self._is_main = is_main
         self._console = console
         self._progress: Progress | None = None
-        self._task: Any = None
-        self._total = 0
+        self._tasks: list[tuple[Any, int]] = []  # with their totals
         self._next_refresh = 0.0
 
     @property
@@ -70,28 +80,38 @@ class RunConsole:
             else:
                 self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
+    def print_record(self, record: LogRecord, line: str) -> None:
+        """Print a log record: on a terminal in its width and in colour, elsewhere as ``line``."""
+        if not self._is_main or not self.console.is_terminal:
+            self.print(line)
+            return
+        with self._silent_if_gone():
+            self.console.print(_styled(record, line, self.console.width), soft_wrap=True)
+
     def start_progress(self, description: str, total: int, done: int = 0) -> None:
         """Show a bar of ``total`` steps, ``done`` of them done. Only on a terminal."""
         if not self._is_main or not self.console.is_terminal:
             return
         from rich import progress  # noqa: PLC0415
 
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[eta]}"),
-            progress.TextColumn("{task.fields[values]}"),
-            console=self.console,
-            auto_refresh=False,
-        )
-        self._total = total
-        self._task = self._progress.add_task(
-            description, total=total, completed=done, eta="", values=""
-        )
+        is_first = self._progress is None
+        if self._progress is None:
+            room = self.console.width - _BAR_TEXT_WIDTH
+            self._progress = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(min(max(room, 8), 40)),
+                progress.TaskProgressColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[eta]}"),
+                progress.TextColumn("{task.fields[values]}"),
+                console=self.console,
+                auto_refresh=False,
+            )
+        task = self._progress.add_task(description, total=total, completed=done, eta="", values="")
+        self._tasks.append((task, total))
         with self._silent_if_gone():
-            self._progress.start()
+            if is_first:
+                self._progress.start()
 
     def update_progress(
         self,
@@ -115,17 +135,26 @@ class RunConsole:
         if now < self._next_refresh and description is None and values is None:
             return
         self._next_refresh = now + _REFRESH_INTERVAL_S
+        task, total = self._tasks[-1]
         fields: dict[str, Any] = {} if values is None else {"values": values}
         if clock is not None:
-            fields["eta"] = f"eta {as_clock(clock.eta_s(done, self._total))}"
-        self._progress.update(self._task, completed=done, description=description, **fields)
+            fields["eta"] = f"eta {as_clock(clock.eta_s(done, total))}"
+        self._progress.update(task, completed=done, description=description, **fields)
         with self._silent_if_gone():
             self._progress.refresh()
+
+    def end_task(self) -> None:
+        """Take the newest task away, and the bar with the last one."""
+        if self._progress is not None and len(self._tasks) > 1:
+            self._progress.remove_task(self._tasks.pop()[0])
+        else:
+            self.stop_progress()
 
     def stop_progress(self) -> None:
         """Take the bar down, leaving its last state on the terminal. Does nothing without one."""
         if self._progress is not None:
             progress, self._progress = self._progress, None
+            self._tasks.clear()
             with self._silent_if_gone():
                 progress.stop()
 
@@ -145,6 +174,35 @@ def _random_numbers_kept() -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
+
+
+def _styled(record: LogRecord, line: str, width: int) -> Text:
+    """Return a record for a terminal; scalars go on below where they do not fit beside each other.
+
+    The date and the level of what is no warning are in the log file.
+    """
+    from rich.text import Text  # noqa: PLC0415
+
+    message = record.getMessage()
+    moment = time.strftime("%H:%M:%S ", time.localtime(record.created))
+    text = Text(moment, style="dim")
+    if record.levelname in _LEVEL_STYLES:
+        text.append(f"{record.levelname} {message}", style=_LEVEL_STYLES[record.levelname])
+    elif not _SCALARS.match(message):
+        text.append(message, style="not dim")
+    else:
+        position, *scalars = _GAP.split(message)
+        text.append(position, style="not dim bold cyan")
+        column = len(moment) + len(position)
+        for scalar in scalars:
+            name, _, value = scalar.partition(": ")
+            is_over = column + 2 + len(scalar) > width
+            text.append(f"\n{' ' * len(moment)}" if is_over else "  ")
+            column = (len(moment) if is_over else column + 2) + len(scalar)
+            text.append(f"{name}: ")
+            text.append(value, style="not dim")
+    text.append(line.partition(message)[2], style="not dim")  # a traceback
+    return text
 
 
 def _writable(line: str, file: Any) -> str:

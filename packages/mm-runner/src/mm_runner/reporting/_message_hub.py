@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.evaluator import as_number
 
 from ._host_numbers import as_numbers
 from ._line_values import LineValues
@@ -37,6 +39,9 @@ class MessageHub:
         statistics: What lines say besides, see :class:`LogProcessor`.
         mean_pattern: Names that a mean is taken of, else the newest value; ``None``: all.
 
+    Attributes:
+        not_finite: Scalars of which :meth:`means` found no finite value in the window.
+
     Example:
         >>> hub = MessageHub(window_size=2)
         >>> for loss in (9.0, 1.0, torch.tensor(3.0)):
@@ -51,6 +56,7 @@ class MessageHub:
         statistics: Sequence[Statistic] = (),
         mean_pattern: re.Pattern[str] | None = None,
     ) -> None:
+        self.not_finite: list[str] = []
         self._line = LineValues(window_size, statistics, mean_pattern)
         self._epoch = -1  # none has begun
         self._goes_on = False  # from a state, which may be of the middle of an epoch
@@ -106,12 +112,13 @@ class MessageHub:
 
         Args:
             phase: ``"val"`` or ``"test"``.
-            metrics: By name; what is no number is left out.
+            metrics: By name; what is no number, nor an array or tensor of one, is left out.
         """
         for name, value in metrics.items():
-            if isinstance(value, (int, float)):
+            number = as_number(value)
+            if number is not None:
                 kept = self._results.setdefault(f"{phase}/{name}", deque(maxlen=_MOST_RESULTS))
-                kept.append(float(value))
+                kept.append(float(number))
 
     def follow_scalars(self, phase: str, read: Callable[[], Mapping[str, float]]) -> None:
         """Let ``read`` tell scalars of ``phase`` whenever one is asked for: a step costs nothing.
@@ -171,6 +178,10 @@ class MessageHub:
         if phase == "train" and windows:
             self._line.tell_unknown(list(windows))
         newest = _settle(windows)
+        size = self._line.window_size
+        self.not_finite = [
+            name for name, values in newest.items() if not any(map(math.isfinite, values[-size:]))
+        ]
         totals = {
             name: window.totals
             for name, window in windows.items()

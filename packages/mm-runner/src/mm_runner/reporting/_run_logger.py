@@ -80,7 +80,7 @@ class _ConsoleHandler(logging.Handler):
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(self.format(record))
+        self._console.print_record(record, self.format(record))
 
 
 class _FileHandler(logging.FileHandler):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from mm_runner._disk import is_gone
+from mm_runner.evaluator import as_number
 from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
 from mm_runner.hooks._data_waits import train_feed_of
 from mm_runner.optim import named_wrappers
@@ -26,6 +27,8 @@ __all__ = ["RunReceipt"]
 # Of a step: from here on it pays to look at the data.
 _WAITS_TOO_LONG = 0.3
 _DEFAULT_WINDOW = 50
+# Numbers of more than four digits before the point are written in full, but for the largest.
+_LONG, _TOO_LONG = 1e4, 1e15
 
 
 class RunReceipt(Hook):
@@ -68,7 +71,8 @@ class RunReceipt(Hook):
     @override
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         # A metric may be a table or text.
-        self._newest = {k: v for k, v in (metrics or {}).items() if isinstance(v, (int, float))}
+        found = {name: as_number(value) for name, value in (metrics or {}).items()}
+        self._newest = {name: value for name, value in found.items() if value is not None}
 
     @override
     def after_val(self, runner: Any) -> None:
@@ -213,10 +217,15 @@ def _scores(runner: Runner, newest: Mapping[str, float]) -> Iterator[tuple[str, 
     for name, (record, path) in best.items():
         where = f"epoch {record['epoch']}, step {record['iter']}"
         file = f"{path.name}, which is gone" if is_gone(path) else path.name
-        yield "best", f"{name} {record['score']:.4g} after {where}: {file}"
+        yield "best", f"{name} {_number(record['score'])} after {where}: {file}"
     if newest and not best:
-        numbers = ", ".join(f"{name} {value:.4g}" for name, value in newest.items())
+        numbers = ", ".join(f"{name} {_number(value)}" for name, value in newest.items())
         yield "metrics", f"{numbers}, in the newest validation"
+
+
+def _number(value: float) -> str:
+    is_long = _LONG <= abs(value) < _TOO_LONG
+    return f"{value:,.0f}" if is_long else f"{value:.4g}"
 
 
 def _clock(seconds: float) -> str:

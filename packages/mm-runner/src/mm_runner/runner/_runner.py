@@ -394,8 +394,12 @@ class Runner(ScriptApi):
             )
         self.call_hook("before_run")
         self.load_or_resume()
-        with explaining_lists(self):
-            metrics: dict[str, float] = loop.run()
+        try:
+            with explaining_lists(self):
+                metrics: dict[str, float] = loop.run()
+        finally:
+            if not self.is_training:
+                self.console.stop_progress()
         self.call_hook("after_run")
         self._logs.flush()
         return metrics
