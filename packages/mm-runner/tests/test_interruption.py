@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -337,6 +338,42 @@ def test_workers_leave_a_signal_to_the_group_to_the_main_process(start, tmp_path
     assert process.returncode == (130 if number == signal.SIGINT else 75), errors
     assert "Traceback" not in errors
     assert (tmp_path / "run" / "last_checkpoint").read_text() == "iter_2.pth\n"
+
+
+_ORPHANS = """
+import os, signal, sys, time
+from torch.utils.data import DataLoader
+from mm_runner.data import ignore_stop_signals
+
+def kill_the_main_process():
+    main = os.getppid()
+    print(os.getpid(), flush=True)
+    if os.path.exists(sys.argv[1]):  # of the second worker: the first one is awaited
+        os.kill(main, signal.SIGKILL)
+        while os.getppid() == main:
+            time.sleep(0.01)
+    open(sys.argv[1], "w").close()
+
+os.register_at_fork(after_in_child=kill_the_main_process, after_in_parent=lambda: time.sleep(0.5))
+list(DataLoader(range(8), num_workers=2, multiprocessing_context="fork",
+                worker_init_fn=ignore_stop_signals))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch's own watch has to do")
+def test_no_worker_outlives_a_main_process_killed_while_it_starts_them(tmp_path):
+    command = [sys.executable, "-c", _ORPHANS, str(tmp_path / "first")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    workers = [int(process.stdout.readline()) for _ in range(2)]
+    try:
+        # The pipe is open for as long as one of them lives.
+        process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        raise
+    assert process.returncode == -signal.SIGKILL
 
 
 class CountBatches(Hook):
