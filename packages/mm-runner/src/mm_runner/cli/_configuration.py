@@ -16,6 +16,7 @@ import mm_dist
 import mm_npu
 from mm_runner.config import Config
 from mm_runner.errors import ComponentNotFoundError, ConfigError
+from mm_runner.runner._checks import HOMES, refuse_misplaced
 
 __all__ = ["load_config", "locating"]
 
@@ -39,10 +40,16 @@ def load_config(options: Namespace) -> Config:
         if folder not in sys.path:
             sys.path.insert(0, folder)
     cfg = Config.fromfile(file)
+    for path in options.cfg_options or {}:
+        name, _, rest = path.partition(".")
+        if name in HOMES:  # what a file makes of a variable of this name is made already
+            home = f"{HOMES[name]}.{rest}" if rest else HOMES[name]
+            raise ConfigError(f"--cfg-options {path}: it sets nothing there. Give {home}=... .")
     if options.cfg_options:
         cfg.merge_from_dict(options.cfg_options)
     with locating(cfg):
         _apply(cfg, options)
+        refuse_misplaced(cfg, cfg)
     return cfg
 
 

@@ -13,7 +13,7 @@ from mm_runner.errors import ConfigError
 from ._config_dict import ConfigDict
 from ._custom_imports import import_modules, importable_folder
 from ._inheritance import load
-from ._location import describe_location
+from ._location import describe_location, reads_name, written_in
 from ._merging import merge_options
 from ._reading import SUFFIXES
 from ._text import as_python, write_config
@@ -170,6 +170,17 @@ class Config(ConfigDict):
         """Return ``error`` with the file and line of the key that its message begins with."""
         place = describe_location(self._files, str(error))
         return type(error)(f"{place}: {error}") if place else error
+
+    def reads(self, key: str) -> bool:
+        """Return whether a file uses a top-level key as a variable."""
+        return any(reads_name(file, key) for file in self._files)
+
+    def sets_in_vain(self, key: str, path: str) -> bool:
+        """Return whether a file sets ``key`` without using it, over one that sets ``path``."""
+        order = [file.resolve() for file in self._files]
+        places = [written_in(self._files, one) for one in (key, path)]
+        first, second = (order.index(one.resolve()) if one else 0 for one in places)
+        return first < second and not any(reads_name(one, key) for one in order[: first + 1])
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ._environment import Variables
 from ._provenance import trace
+from ._python import BASE
 
-__all__ = ["describe_location"]
+__all__ = ["describe_location", "reads_name", "written_in"]
 
 _PATH = re.compile(r"(?:cfg\.)?([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*)(?=[:\s]|$)")
 
@@ -44,6 +47,32 @@ def describe_location(files: Sequence[Path], message: str) -> str:
         file, line = value.changed_at
         place = f"{_shown(file)}:{line}"
     return place
+
+
+def written_in(files: Sequence[Path], path: str) -> Path | None:
+    """Return the file that writes the key ``path`` last; ``None`` where that is not known."""
+    place = None
+    try:
+        value = trace(files[0])
+        for key in path.split("."):
+            entry = value.entry(key)
+            if entry is None:
+                return None
+            place, value = entry.file, entry.value
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    return place
+
+
+def reads_name(file: Path, name: str) -> bool:
+    """Return whether ``file`` reads a top-level key: a variable of Python, or of its ``_base_``."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        names = ast.walk(ast.parse(Variables(str(file)).hide(text))) if file.suffix == ".py" else ()
+    except (OSError, SyntaxError, ValueError):
+        return False
+    loaded = {one.id for one in names if isinstance(one, ast.Name) and type(one.ctx) is ast.Load}
+    return name in loaded or f"{BASE}.{name}" in text
 
 
 def _shown(file: Path) -> str:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from mm_runner.config import Config
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import short_repr
 from mm_runner.validation import validate_run
 
 __all__ = [
+    "HOMES",
     "check_run",
     "check_there",
     "checked_cfg",
     "checked_mapping",
     "checked_phases",
+    "own_keys",
+    "refuse_misplaced",
     "unknown_keys",
 ]
 
@@ -36,11 +40,35 @@ CFG_KEYS = (
     "sync_bn",
 )
 
+# What is an argument one level down, or another trainer's name of one, and where it belongs. At the
+# top it is a slip, or a variable of the configuration's own.
+HOMES = {
+    **dict.fromkeys(("max_epochs", "num_epochs", "epochs"), "train_cfg.max_epochs"),
+    **dict.fromkeys(("max_iters", "max_steps"), "train_cfg.max_iters"),
+    **{name: f"train_cfg.{name}" for name in ("val_begin", "val_interval", "dynamic_intervals")},
+    **{name: f"train_dataloader.{name}" for name in ("batch_size", "num_workers", "drop_last")},
+    **{name: f"optim_wrapper.{name}" for name in ("optimizer", "clip_grad", "loss_scale")},
+    **{name: f"optim_wrapper.{name}" for name in ("accumulative_counts", "paramwise_cfg")},
+    **{name: f"optim_wrapper.optimizer.{name}" for name in ("lr", "momentum", "weight_decay")},
+    "learning_rate": "optim_wrapper.optimizer.lr",
+    "accumulate_grad_batches": "optim_wrapper.accumulative_counts",
+    "gradient_accumulation_steps": "optim_wrapper.accumulative_counts",
+    "gradient_clip_val": "optim_wrapper.clip_grad.max_norm",
+    **dict.fromkeys(("precision", "mixed_precision"), "optim_wrapper.dtype"),
+    **{name: f"randomness.{name}" for name in ("seed", "deterministic", "diff_rank_seed")},
+    **{name: f"env_cfg.{name}" for name in ("cudnn_benchmark", "mp_cfg", "dist_cfg")},
+    **{name: f"default_hooks.checkpoint.{name}" for name in ("save_best", "max_keep_ckpts")},
+    "base_batch_size": "auto_scale_lr.base_batch_size",
+}
+_LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
+
 _PHASES = (
     ("train_dataloader", "train_cfg", "optim_wrapper"),
     ("val_dataloader", "val_cfg", "val_evaluator"),
     ("test_dataloader", "test_cfg", "test_evaluator"),
 )
+
+_OBJECT = object()
 
 # How alike a key must be to a known one to be taken for it: compiler and compile are, data_root and
 # data_preprocessor (0.62), custom_imports and custom_hooks (0.69) are not.
@@ -70,7 +98,62 @@ def check_run(cfg: Mapping[str, Any], runner: Callable[..., Any]) -> None:
     unknown = unknown_keys(cfg, names)
     check_there(cfg, ("model", "work_dir"), unknown)
     checked_phases(cfg, unknown)
+    refuse_misplaced(cfg, cfg)
     validate_run({name: cfg[name] for name in names if name in cfg}, cfg, runner)
+
+
+def refuse_misplaced(arguments: Mapping[str, Any], cfg: Any) -> None:
+    """Refuse top-level keys that are named like an argument one level down, and set nothing.
+
+    A variable of a configuration's own may have such a name: one whose value stands where it
+    belongs too, or that a file uses, or beside which its own file, or one above, sets the argument.
+
+    Args:
+        arguments: Of the Runner's constructor, by name; ``None`` means not given.
+        cfg: The full configuration.
+
+    Raises:
+        ConfigError: Naming the key, and where it belongs.
+    """
+    for key, home in HOMES.items():
+        if cfg is None or cfg.get(key) is None:
+            continue
+        section, *_, name = home.split(".")
+        sections = _LOADERS if section in _LOADERS else [section]
+        found = [one for part in sections for one in _values(arguments.get(part), name)]
+        if any(one is _OBJECT or repr(one) == repr(cfg[key]) for one in found):
+            continue
+        if found and not (isinstance(cfg, Config) and cfg.sets_in_vain(key, home)):
+            continue
+        if isinstance(cfg, Config) and not found and cfg.reads(key):
+            continue
+        there = f", which is {short_repr(found[0])}" if found else ""
+        raise ConfigError(
+            f"{key}: {short_repr(cfg[key])} sets nothing here; it belongs to {home}{there}. "
+            "Set it there; a variable of your own needs another name."
+        )
+
+
+def _values(holder: Any, name: str) -> Iterator[Any]:
+    """Yield the values of ``name`` at any depth, and ``_OBJECT`` for what may have it unseen."""
+    if isinstance(holder, Mapping):
+        if name in holder:
+            yield holder[name]
+        for key, value in holder.items():
+            if key not in ("type", "dataset"):
+                yield from _values(value, name)
+    elif isinstance(holder, (list, tuple)):
+        for one in holder:
+            yield from _values(one, name)
+    elif not isinstance(holder, (str, int, float, type(None))):
+        yield _OBJECT
+
+
+def own_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> list[str]:
+    """List the keys of a full configuration that nothing uses: neither the Runner nor a file."""
+    reads = cfg.reads if isinstance(cfg, Config) else lambda _: False
+    unknown = unknown_keys(cfg, (*runner_arguments, "custom_imports"))
+    return [key for key in unknown if not reads(key)]
 
 
 def unknown_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> list[str]:

@@ -18,7 +18,14 @@ from mm_runner.reporting import writer_configs
 from mm_runner.validation import validate_run
 
 from ._assigned import AssignedParts
-from ._checks import check_there, checked_cfg, checked_mapping, checked_phases, unknown_keys
+from ._checks import (
+    check_there,
+    checked_cfg,
+    checked_mapping,
+    checked_phases,
+    refuse_misplaced,
+    unknown_keys,
+)
 from ._collate_hint import explaining_lists
 from ._compiling import RunCompiler
 from ._data_begin import DataBegin
@@ -171,6 +178,7 @@ class Runner(ScriptApi):
             raise ConfigError(
                 "param_scheduler was given without optim_wrapper; give both, or neither."
             )
+        refuse_misplaced({**self.cfg, **arguments}, cfg)
         validate_run(arguments, self.cfg, Runner)
         self._param_scheduler_cfg = param_scheduler
         self._auto_scale_lr = checked_mapping(
