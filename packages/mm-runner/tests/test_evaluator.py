@@ -315,3 +315,64 @@ class Offline(Accuracy):
 
 def test_a_metric_may_have_a_method_that_evaluators_have(make_runner):
     assert make_runner(val_evaluator=Offline()).val() == make_runner().val()
+
+
+def _torchmetrics_in_any_form(classification):
+    return [
+        classification.MulticlassAccuracy(num_classes=3, average="micro"),
+        [
+            {
+                "type": "torchmetrics.classification:MulticlassAccuracy",
+                "num_classes": 3,
+                "average": "micro",
+            },
+            {"type": "Accuracy"},
+        ],
+        {"type": classification.MulticlassAccuracy, "num_classes": 3, "average": "micro"},
+    ]
+
+
+@pytest.mark.parametrize("form", range(3), ids=["object", "import-path", "class"])
+def test_a_metric_of_torchmetrics_is_one(make_runner, form):
+    classification = pytest.importorskip("torchmetrics.classification", exc_type=ImportError)
+    metric = _torchmetrics_in_any_form(classification)[form]
+    checkpoint = {"type": "CheckpointHook", "save_best": "multiclass_accuracy"}
+    runner = make_runner(val_evaluator=metric, default_hooks={"checkpoint": checkpoint})
+    runner.train()
+    assert (runner.work_dir / "best_multiclass_accuracy.pth").exists()
+    ours = make_runner(load_from=str(runner.work_dir / "epoch_2.pth"))
+    for _ in range(2):
+        found = runner.val()["multiclass_accuracy"]
+        assert found == pytest.approx(ours.val()["accuracy"])
+
+
+def test_a_collection_and_what_no_metric_takes(make_runner):
+    torchmetrics = pytest.importorskip("torchmetrics", exc_type=ImportError)
+    accuracy = torchmetrics.classification.MulticlassAccuracy
+    both = {"micro": accuracy(3, average="micro"), "each": accuracy(3, average=None)}
+    metrics = make_runner(val_evaluator=torchmetrics.MetricCollection(both)).val()
+    assert metrics.keys() == both.keys()
+    assert len(metrics["each"]) == 3
+    runner = make_runner(val_evaluator=torchmetrics.MeanSquaredError)
+    with pytest.raises(ConfigError, match=r"MeanSquaredError\.update\(\) refused what forward"):
+        runner.val()
+
+
+def _evaluate_with_torchmetrics(rank, work_dir):
+    del rank
+    metric = {"type": "torchmetrics.classification:MulticlassAccuracy", "num_classes": 3}
+    loader = loader_cfg(size=7, batch_size=2)  # the last sample of one rank fills up
+    runner = Runner(
+        **runner_arguments(
+            work_dir,
+            val_dataloader=loader,
+            val_evaluator=[{**metric, "average": "micro"}, {"type": "Accuracy"}],
+        )
+    )
+    found = runner.val()
+    assert found["multiclass_accuracy"] == pytest.approx(found["accuracy"])
+
+
+def test_ranks_agree_on_torchmetrics_without_the_samples_that_fill_up(run_ranks, tmp_path):
+    pytest.importorskip("torchmetrics", exc_type=ImportError)
+    run_ranks(_evaluate_with_torchmetrics, 2, tmp_path)

@@ -17,6 +17,9 @@ from ._metric import BaseMetric
 from ._predictions import PREDICTION_SUFFIXES, Predictions, load_predictions
 from ._score import as_number, score_of
 
+# For the check of a configuration: no name for users.
+from ._torchmetrics import is_torch_metric as is_torch_metric
+
 __all__ = [
     "PREDICTION_SUFFIXES",
     "Accuracy",

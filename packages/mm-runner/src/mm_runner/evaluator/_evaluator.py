@@ -12,6 +12,7 @@ from mm_runner.registry._paths import path_within
 
 from ._metric import BaseMetric
 from ._offline import OfflineChunks
+from ._torchmetrics import TorchMetric, is_torch_metric
 
 __all__ = ["Evaluator", "build_evaluator", "evaluator_type", "refuse_evaluator"]
 
@@ -175,14 +176,18 @@ def _type_of(cfg: Mapping[str, Any]) -> Any:
         return None  # who builds a metric of it says what is wrong
 
 
-def _build(metric: Any, where: str) -> BaseMetric:
+def _build(metric: Any, where: str) -> Any:
     refuse_evaluator(metric, where)
+    if inspect.isclass(metric):
+        metric = {"type": metric}
     if isinstance(metric, Mapping):
         metric = build_from_cfg(metric, METRICS, where=where)
         refuse_evaluator(metric, where)  # which a function may have made
+    if is_torch_metric(metric):
+        return TorchMetric(metric)
     for method in ("process", "evaluate"):
         if not hasattr(metric, method):
             raise ConfigError(
                 f"{where}: a metric with process() and evaluate() is needed, got {metric!r}."
             )
-    return metric  # type: ignore[no-any-return]
+    return metric

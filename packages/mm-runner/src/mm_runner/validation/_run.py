@@ -11,7 +11,7 @@ from torch import nn
 
 import mm_compile
 from mm_runner.errors import ConfigError, did_you_mean
-from mm_runner.evaluator import Evaluator, evaluator_type, refuse_evaluator
+from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric, refuse_evaluator
 from mm_runner.hooks import Hook
 from mm_runner.hooks._hook_list import _DEFAULT_HOOKS as DEFAULT_HOOK_NAMES
 from mm_runner.loops import IterBasedTrainLoop
@@ -136,7 +136,7 @@ def _check_metrics(value: Any, where: str) -> None:
         refuse_evaluator(metric, place)
         if isinstance(metric, Mapping):
             check_component(metric, METRICS, place)
-        elif not hasattr(metric, "process"):
+        elif not (hasattr(metric, "process") or is_torch_metric(metric)):
             raise ConfigError(
                 f"{place}: a metric, or a dict with the key 'type', is needed, got {metric!r}."
             )
