@@ -70,7 +70,9 @@ def test_train_test_and_resume_go_through_the_command(config, tmp_path, capsys):
     arguments = ["test", config, str(work_dir / "epoch_2.pth"), "--work-dir", "tested"]
     assert main([*arguments, "--out", str(metrics)]) == 0
     accuracy = json.loads(metrics.read_text())["accuracy"]
-    assert capsys.readouterr().out.splitlines()[-1] == f"accuracy: {accuracy}"
+    output = capsys.readouterr().out
+    assert output.splitlines()[-1] == f"accuracy: {accuracy}"
+    assert "Epoch(test)  [2][6/6]" in output
     assert not list((tmp_path / "tested").glob("*.pth"))
 
     assert main(["train", config, "--resume", "--cfg-options", "train_cfg.max_epochs=3"]) == 0

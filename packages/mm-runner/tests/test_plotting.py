@@ -100,7 +100,10 @@ def test_a_picture_shows_each_run_by_what_tells_it_from_the_others(two_runs, tmp
     plot_runs(two_runs, tmp_path / "c.png")
     plot_runs(two_runs, tmp_path / "c.png", keys=["lr", "accuracy", "train/loss"], window_size=2)
     titles = [[axes.get_title() for axes in one.axes if axes.get_visible()] for one in drawn]
-    assert titles == [["train/loss", "val/accuracy"], ["train/lr", "val/accuracy", "train/loss"]]
+    assert titles == [
+        ["train/loss", "val/accuracy", "train/lr"],
+        ["train/lr", "val/accuracy", "train/loss"],
+    ]
     losses = drawn[1].axes[2]
     assert [line.get_label() for line in losses.lines] == ["a/work", "b/work"]
     assert list(losses.lines[0].get_xdata()) == [10, 20, 30, 40, 50]
@@ -138,3 +141,21 @@ def test_the_command_draws(two_runs, tmp_path, capsys):
     assert main(["plot", *arguments]) == 0
     assert capsys.readouterr().out == f"{picture}\n"
     assert picture.exists()
+
+
+def test_the_picture_goes_beside_the_run_with_the_rate_below_the_loss(two_runs, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure", exc_type=ImportError)
+    drawn, save = [], figure.Figure.savefig
+
+    def keep(self, *arguments, **options):
+        drawn.append({axes.get_title(): axes.get_position() for axes in self.axes})
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(figure.Figure, "savefig", keep)
+    assert main(["plot", *map(str, two_runs)]) == 0
+    assert (two_runs[0] / "curves.png").exists()
+    plot_curves(two_runs[0], two_runs[0] / "one.png")
+    for loss, rate in (("train/loss", "train/lr"), ("training loss", "learning rate")):
+        places = next(one for one in drawn if loss in one)
+        assert places[rate].y1 < places[loss].y0
+        assert abs(places[rate].x0 - places[loss].x0) < 0.1

@@ -38,7 +38,7 @@ def test_the_commands_of_the_readme_run_as_they_stand(run_script, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "precision     bfloat16" in result.stdout
     assert "accuracy: " in result.stdout
-    assert (tmp_path / "curves.png").exists()
+    assert (tmp_path / "work_dirs" / "short" / "curves.png").exists()
 
 
 @_needs_sklearn

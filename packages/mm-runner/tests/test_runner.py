@@ -12,7 +12,16 @@ import yaml
 from rich.console import Console
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
-from toy import NO_VALIDATION, Blobs, Classifier, Killed, StopBeforeEpoch, loader_cfg, needs_compile
+from toy import (
+    NO_VALIDATION,
+    Blobs,
+    Classifier,
+    Killed,
+    StopBeforeEpoch,
+    loader_cfg,
+    needs_compile,
+    runner_arguments,
+)
 from typing_extensions import override
 
 from mm_amp import OptimWrapper
@@ -67,7 +76,7 @@ def scalars_of(runner):
 
 def test_arguments_are_mmengines_in_its_order():
     parameters = inspect.signature(Runner).parameters
-    assert list(parameters) == MMENGINE_ARGUMENTS
+    assert list(parameters) == [*MMENGINE_ARGUMENTS, "overwrite"]
     required = [name for name, p in parameters.items() if p.default is p.empty]
     assert required == ["model", "work_dir"]
     assert parameters["launcher"].default == "auto"
@@ -235,6 +244,12 @@ def test_the_resolved_config_is_kept_beside_the_logs(make_runner):
     assert config["find_unused_parameters"] is True
     assert config["launcher"] == "auto"
     assert "custom_hooks" not in config
+
+
+def test_a_work_dir_may_be_a_path(tmp_path):
+    runner = Runner(**{**runner_arguments(""), "work_dir": tmp_path / "run"})
+    config = yaml.safe_load((runner.log_dir / "config.yaml").read_text())
+    assert config["work_dir"] == str(runner.work_dir) == str(tmp_path / "run")
 
 
 def test_numbers_of_other_libraries_may_stand_in_a_config(make_runner):

@@ -199,7 +199,9 @@ def _add_plot(commands: _Commands) -> None:
     )
     parser.add_argument("work_dirs", nargs="+", metavar="WORK_DIR")
     parser.add_argument(
-        "--out", default="curves.png", metavar="FILE", help="ends in .png or .svg (%(default)s)"
+        "--out",
+        metavar="FILE",
+        help="ends in .png or .svg (default: curves.png in the first WORK_DIR)",
     )
     parser.add_argument(
         "--keys", nargs="+", metavar="NAME", help="what to draw, such as loss lr accuracy"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-from ._curves import read_scalars
+from ._curves import is_rate, read_scalars
 from ._figure import new_figure, save_figure
 
 __all__ = ["plot_runs"]
@@ -37,8 +37,9 @@ def plot_runs(
         work_dirs: Each is one curve, with the same colour on all axes; a work directory of several
             runs, where one resumed the other, counts as one. A run's log directory is that run.
         picture: File to write, ``.png`` or ``.svg``.
-        keys: What to draw, such as ``["loss", "lr", "val/accuracy"]``; by default every loss and
-            every number of a validation or test that any of them has. A name without a phase means
+        keys: What to draw, such as ``["loss", "lr", "val/accuracy"]``; by default every loss, every
+            number of a validation or test that any of them has, and the learning rates below the
+            first loss. A name without a phase means
             training, and where that has none, validation.
         window_size: Average each value with those of so many records before it.
 
@@ -55,7 +56,7 @@ def plot_runs(
         raise ConfigError(f"window_size={window_size} was given; a positive number is needed.")
     curves = {_label(one, work_dirs): _curves_of(one) for one in work_dirs}
     known = dict.fromkeys(name for run in curves.values() for name in run)
-    wanted = [_find(key, known) for key in keys] if keys else list(filter(_is_usual, known))
+    wanted = [_find(key, known) for key in keys] if keys else _usual(known)
     if not wanted:
         raise ConfigError(f"No loss and no metric is recorded; there is: {', '.join(known)}.")
     return _draw(curves, wanted, Path(picture), window_size)
@@ -83,6 +84,14 @@ def _label(work_dir: str | Path, work_dirs: Sequence[str | Path]) -> str:
     return str(work_dir)
 
 
+def _usual(known: Iterable[str]) -> list[str]:
+    """Return what is drawn unless somebody asks for more, the learning rates below the loss."""
+    usual = list(filter(_is_usual, known))
+    if usual:
+        usual[_COLUMNS:_COLUMNS] = filter(is_rate, known)
+    return usual
+
+
 def _is_usual(name: str) -> bool:
     phase, _, quantity = name.partition("/")
     return "loss" in quantity if phase == "train" else quantity not in _ON_REQUEST
@@ -101,7 +110,7 @@ def _find(key: str, known: Iterable[str]) -> str:
 def _draw(
     curves: dict[str, dict[str, _Curve]], wanted: Sequence[str], picture: Path, window_size: int
 ) -> Path:
-    columns = min(len(wanted), _COLUMNS)
+    columns = 1 if wanted[1:] == list(filter(is_rate, wanted)) else _COLUMNS
     rows = math.ceil(len(wanted) / columns)
     figure = new_figure(4.8 * columns, 3.4 * rows)
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from ._figure import new_figure, save_figure
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["plot_curves", "read_scalars"]
+__all__ = ["is_rate", "plot_curves", "read_scalars"]
 
 _TIMES = ("time", "data_time")
 
@@ -48,7 +49,7 @@ def read_scalars(work_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def plot_curves(work_dir: str | Path, picture: str | Path) -> Path:
-    """Draw the training loss and every validation metric over training steps.
+    """Draw the training loss, the learning rate and every validation metric over training steps.
 
     Args:
         work_dir: Of one or more runs.
@@ -62,13 +63,21 @@ def plot_curves(work_dir: str | Path, picture: str | Path) -> Path:
         MMRunnerError: If matplotlib is not installed.
     """
     history = read_scalars(work_dir)
-    figure = new_figure(9, 3.6)
-    left, right = figure.subplots(1, 2)
-    _draw(left, history, "train", lambda name: "loss" in name)
-    left.set(title="training loss", xlabel="training step", ylabel="loss")
-    _draw(right, history, "val", lambda name: name not in _TIMES)
-    right.set(title="validation", xlabel="training step")
+    figure = new_figure(9, 4.8)
+    panels = [["loss", "validation"], ["rate", "validation"]]
+    axes = figure.subplot_mosaic(panels, gridspec_kw={"height_ratios": [2, 1]})
+    _draw(axes["loss"], history, "train", lambda name: "loss" in name)
+    axes["loss"].set(title="training loss", ylabel="loss")
+    _draw(axes["rate"], history, "train", is_rate)
+    axes["rate"].set(title="learning rate", xlabel="training step")
+    _draw(axes["validation"], history, "val", lambda name: name not in _TIMES)
+    axes["validation"].set(title="validation", xlabel="training step")
     return save_figure(figure, picture)
+
+
+def is_rate(name: str) -> bool:
+    """Tell whether a curve is that of a learning rate, of one optimizer or of several."""
+    return re.fullmatch(r"(train/)?(.+\.)?lr", name) is not None
 
 
 def _start_of_run(path: Path) -> list[int]:

@@ -63,6 +63,7 @@ class RunFacts(RunHooks):
     _logs: RunLogs
     _seed: RunSeed
     _start: StartingPoint
+    _progress_of_weights: dict[str, int]
     _early: EarlyTrainLoop | None = None
     _in_construction: frozenset[str] = frozenset()
     _assigned: AssignedParts
@@ -157,20 +158,21 @@ class RunFacts(RunHooks):
         """Class name of the model inside its wrapper."""
         return type(unwrap_model(self.model)).__name__
 
-    # Where the run is. The numbers are 0 without a training loop, which they do not build; and of
-    # one that was assigned, they are its own. Hooks ask for them several times in a step.
+    # Where the run is. Without a training loop, which they do not build, the numbers are those of
+    # the checkpoint that the weights are from; of a loop that was assigned, they are its own. Hooks
+    # ask for them several times in a step.
 
     @property
     def epoch(self) -> int:
         """Number of epochs done."""
         loop = self.__dict__.get("train_loop")
-        return loop.epoch if loop is not None else 0
+        return loop.epoch if loop is not None else self._progress_of_weights["epoch"]
 
     @property
     def iter(self) -> int:
         """Number of training steps done."""
         loop = self.__dict__.get("train_loop")
-        return loop.iter if loop is not None else 0
+        return loop.iter if loop is not None else self._progress_of_weights["iter"]
 
     @property
     def max_epochs(self) -> int:

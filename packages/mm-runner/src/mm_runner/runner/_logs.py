@@ -6,7 +6,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -191,6 +191,7 @@ def plain_config(value: Any, *, is_of_data: bool = False) -> Any:
         is_left_out = is_of_data and _are_samples(value)
         name = f"<{type(value).__name__} of {len(value)} samples>"
         return name if is_left_out else [plain_config(one, is_of_data=is_of_data) for one in value]
+    value = str(value) if isinstance(value, PurePath) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return plain(value)  # without a subclass's name, which YAML cannot hold
     if isinstance(value, type):

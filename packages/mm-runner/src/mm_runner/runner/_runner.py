@@ -195,6 +195,7 @@ class Runner(ScriptApi):
         self._seed = RunSeed(randomness, self.rank)
         self._start = StartingPoint(load_from, self._seed, resume=resume)
         self._overwrite, self._owns_checkpoints = overwrite, False
+        self._progress_of_weights = {"epoch": 0, "iter": 0}
         config = {name: value for name, value in arguments.items() if value is not None}
         self._logs = RunLogs(
             work_dir,

@@ -137,6 +137,7 @@ class ScriptApi(TrainingParts):
             restore_weights(run, checkpoint, strict=strict or resumes)
         finally:
             self.is_resuming = was_resuming
+        self._progress_of_weights = _progress_in(checkpoint)
         if not self._start.is_applied:
             self.logger.info(f"Loaded {filename}.")
         return checkpoint
@@ -175,6 +176,14 @@ class ScriptApi(TrainingParts):
         all.
         """
         self._logs.dump_config(plain_config(self.cfg))
+
+
+def _progress_in(checkpoint: dict[str, Any]) -> dict[str, int]:
+    """Return how many epochs and steps a checkpoint says that its weights were trained for."""
+    meta = checkpoint.get("meta")
+    said = meta if isinstance(meta, dict) else {}
+    counts = {name: said.get(name) for name in ("epoch", "iter")}
+    return {name: one if isinstance(one, int) else 0 for name, one in counts.items()}
 
 
 def _revised(name: str, revise_keys: Sequence[tuple[str, str]]) -> str:
