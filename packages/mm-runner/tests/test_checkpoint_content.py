@@ -7,7 +7,15 @@ from torch import nn
 from toy import needs_compile
 
 from mm_runner import CheckpointError
-from mm_runner.checkpoint import clean_name, load_weights, plain
+from mm_runner.checkpoint import (
+    clean_name,
+    convert_mmengine_checkpoint,
+    load_checkpoint_file,
+    load_weights,
+    plain,
+    save_checkpoint_file,
+)
+from mm_runner.model import BaseModel
 
 
 def test_clean_name_takes_wrappers_off_the_front_only():
@@ -107,3 +115,87 @@ def test_plain_names_the_path_of_what_may_not_be_saved():
         match=r"checkpoint\.mine\[1\]: builtins\.object cannot be saved.*Convert it",
     ):
         plain({"mine": [1, object()]})
+
+
+class Renamed(nn.Module):
+    """Calls its weight otherwise than its first version did."""
+
+    _version = 2
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+        self.shift = nn.Parameter(torch.zeros(2))
+
+    def forward(self, inputs):
+        return inputs * self.scale + self.shift
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        if local_metadata.get("version", 1) < 2:  # which called the one as the other
+            names = [f"{prefix}{name}" for name in ("scale", "shift")]
+            values = [state_dict.pop(name) for name in names if name in state_dict]
+            state_dict.update(zip(reversed(names), values, strict=False))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+class Versioned(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.part = Renamed()
+
+    def forward(self, inputs, **_):
+        return {"loss": self.part(inputs[:, :2]).square().mean()}
+
+
+@pytest.mark.parametrize("in_background", [False, True], ids=["at-once", "by-a-thread"])
+def test_a_module_loads_its_own_version_and_migrates_an_older_one(
+    make_runner, tmp_path, in_background
+):
+    hooks = {"checkpoint": {"type": "CheckpointHook", "async_save": in_background}}
+    without = dict.fromkeys(("val_dataloader", "val_cfg", "val_evaluator"))
+    runner = make_runner(
+        model={"type": Versioned}, train_cfg={"max_epochs": 1}, default_hooks=hooks, **without
+    )
+    runner.train()
+    path = tmp_path / "run" / "epoch_1.pth"
+    trained = {name: value.clone() for name, value in runner.model.state_dict().items()}
+
+    def loaded(**changes):
+        other = make_runner(model={"type": Versioned}, load_from=str(path), **without, **changes)
+        other.train_loop.max_epochs = 1
+        other.load_or_resume()
+        return other.model.state_dict()
+
+    for changes in ({}, {"resume": True}):
+        for name, value in loaded(**changes).items():
+            assert torch.equal(value, trained[name])
+    # Without any package of ours too.
+    plain_torch = torch.load(path, weights_only=True)["state_dict"]
+    model = Versioned()
+    model.load_state_dict(plain_torch)
+    assert torch.equal(model.part.scale, trained["part.scale"])
+    checkpoint = load_checkpoint_file(path)
+    assert checkpoint["state_dict"]._metadata["part"] == {"version": 2}
+    checkpoint["state_dict"]._metadata["part"]["version"] = 1
+    save_checkpoint_file(checkpoint, path)
+    assert torch.equal(loaded()["part.scale"], trained["part.shift"])
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
+def test_versions_go_by_the_names_that_wrappers_gave_the_modules(prefix):
+    source, target = Versioned(), Versioned()
+    nn.init.constant_(source.part.scale, 3)
+    state = source.state_dict(prefix=prefix)
+    assert load_weights(target, state, strict=True) == []
+    assert torch.equal(target.part.scale, source.part.scale)
+
+
+def test_a_converted_checkpoint_keeps_the_versions(tmp_path):
+    source, target = Versioned(), Versioned()
+    nn.init.constant_(source.part.scale, 3)
+    for content in ({"state_dict": source.state_dict(prefix="module.")}, source.state_dict()):
+        torch.save(content, tmp_path / "a.pth")
+        convert_mmengine_checkpoint(tmp_path / "a.pth", tmp_path / "b.pth")
+        weights = load_checkpoint_file(tmp_path / "b.pth")["state_dict"]
+        assert load_weights(target, weights, strict=True) == []
+        assert torch.equal(target.part.scale, source.part.scale)

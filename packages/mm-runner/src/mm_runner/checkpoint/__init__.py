@@ -5,7 +5,7 @@ without any package of ours.
 """
 
 from ._atomic import remove_unfinished
-from ._content import FORMAT_VERSION, PARTS_VERSION, clean_name, load_weights, plain
+from ._content import FORMAT_VERSION, PARTS_VERSION, clean_name, load_weights, plain, renamed
 from ._file import load_checkpoint_file, save_checkpoint_file
 from ._mmengine import Conversion, convert_mmengine_checkpoint
 from ._newest import (
@@ -49,6 +49,7 @@ __all__ = [
     "remove_checkpoint",
     "remove_orphaned_parts",
     "remove_unfinished",
+    "renamed",
     "rng_state",
     "save_checkpoint_file",
     "set_rng_state",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["FORMAT_VERSION", "PARTS_VERSION", "clean_name", "load_weights", "plain"]
+__all__ = ["FORMAT_VERSION", "PARTS_VERSION", "clean_name", "load_weights", "plain", "renamed"]
 
 # Raised when a file of one version could not be read by the other.
 FORMAT_VERSION = 1
@@ -26,6 +27,14 @@ PARTS_VERSION = 2
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
 _PRIMITIVES = (bool, int, float, str)
 
+# What code raises that is given values of other kinds than it saves.
+_OF_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+# Of a state_dict, where torch keeps the versions of modules.
+_METADATA = "_metadata"
+_SIZE_MISMATCH = re.compile(
+    r"size mismatch for (\S+): copying a param with shape torch\.Size\(\[([\d, ]*)\]\) from "
+    r"checkpoint, the shape in current model is torch\.Size\(\[([\d, ]*)\]\)\.?"
+)
 # What wrappers put before parameter names, in any order and number.
 _LEADING_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module)\.)+")
 
@@ -62,31 +71,113 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
             f"The checkpoint's state_dict is a {type(state_dict).__name__}; a dict of tensors by "
             "name is needed, as the state_dict() of a model returns."
         )
-    own = model.state_dict()
-    # Compared without wrappers on both sides: the model's own attribute may be called "module".
-    names = {clean_name(name): name for name in own}
-    cleaned = {
-        name if name in own else names.get(clean_name(name), clean_name(name)): value
-        for name, value in state_dict.items()
-    }
-    problems = [f"missing: {name}" for name in own if name not in cleaned]
-    problems += [f"unexpected: {name}" for name in cleaned if name not in own]
-    fitting = {}
-    for name in (name for name in own if name in cleaned):
-        here, there = getattr(own[name], "shape", None), getattr(cleaned[name], "shape", None)
-        if here == there:
-            fitting[name] = cleaned[name]
-        else:
-            problems.append(f"{name}: the model has {_shape(here)}, the file {_shape(there)}")
-    if problems and (strict or not fitting):
-        verdict = "The checkpoint does not fit" if fitting else "Nothing in the checkpoint fits"
+    own: Mapping[str, Any] = model.state_dict()
+    given = _in_own_names(state_dict, own)
+    before = None if not strict or _is_alike(given, own) else _copied(own)
+    try:
+        problems, num_misfits = _load(model, given)
+    except _OF_CONTENT as error:  # of a module's own set_extra_state, say
+        problems, num_misfits = [f"{type(error).__name__}: {error}"], 0
+        strict = True
+    nothing_fits = num_misfits >= len(own)
+    if problems and (strict or nothing_fits):
+        if before is not None:
+            model.load_state_dict(before, strict=False)
+        verdict = (
+            "Nothing in the checkpoint fits" if nothing_fits else "The checkpoint does not fit"
+        )
         more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise CheckpointError(
             f"{verdict} {type(model).__name__}: {'; '.join(problems[:10])}{more}. "
             "Use the model that it was saved from; without resume, load_from takes what fits."
         )
-    model.load_state_dict(fitting, strict=False)
     return problems
+
+
+def renamed(state_dict: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedDict[str, Any]:
+    """Return a state with other names, and with its metadata: the versions of its modules.
+
+    A module whose form has changed loads an older version of itself by these.
+
+    Args:
+        state_dict: Of a model.
+        rename: Takes the name of a tensor, or of a module with a dot behind it.
+    """
+    state = OrderedDict((rename(name), value) for name, value in state_dict.items())
+    metadata = _metadata_of(state_dict)
+    if metadata:
+        versions = {rename(f"{name}.")[:-1] if name else "": one for name, one in metadata.items()}
+        vars(state)[_METADATA] = versions
+    return state
+
+
+def _metadata_of(state_dict: Any) -> dict[str, Any]:
+    """Return what torch notes of the modules, by name; empty if nothing, or nothing usable."""
+    metadata = getattr(state_dict, _METADATA, None)
+    if not isinstance(metadata, Mapping):
+        return {}
+    return {
+        name: {key: value for key, value in one.items() if _is_primitive(value)}
+        for name, one in metadata.items()
+        if isinstance(name, str) and isinstance(one, Mapping)
+    }
+
+
+def _is_primitive(value: Any) -> bool:
+    return value is None or type(value) in _PRIMITIVES
+
+
+def _in_own_names(state_dict: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    # Compared without wrappers on both sides: the model's own attribute may be called "module".
+    known = {*own, *(f"{name}." for name in _metadata_of(own))}
+    by_clean_name = {clean_name(name): name for name in known}
+
+    def rename(name: str) -> str:
+        return name if name in known else by_clean_name.get(clean_name(name), clean_name(name))
+
+    return renamed(state_dict, rename)
+
+
+def _is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        getattr(value, "shape", None) == getattr(other[name], "shape", None)
+        for name, value in one.items()
+    )
+
+
+def _copied(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    copies: dict[str, Any] = renamed(state_dict, str)
+    for name, value in copies.items():
+        copies[name] = value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+    return copies
+
+
+def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Let torch load what fits; return a line for each misfit, and how many entries lack one."""
+    found: list[Any] = []
+    untyped: Any = model
+    # Torch tells of these only where no shape differs.
+    handle = untyped.register_load_state_dict_post_hook(lambda _, keys: found.append(keys))
+    try:
+        model.load_state_dict(state, strict=False)
+        misfits = []
+    except RuntimeError as error:
+        misfits = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+    finally:
+        handle.remove()
+    missing = [name for keys in found for name in keys.missing_keys]
+    problems = [f"missing: {name}" for name in missing]
+    problems += [f"unexpected: {name}" for keys in found for name in keys.unexpected_keys]
+    problems += [_SIZE_MISMATCH.sub(_mismatch, line) for line in misfits]
+    return problems, len(missing) + len(misfits)
+
+
+def _mismatch(match: re.Match[str]) -> str:
+    def shape(text: str) -> str:
+        sizes = [size.strip() for size in text.split(",") if size.strip()]
+        return str(tuple(map(int, sizes)))
+
+    return f"{match[1]}: the model has {shape(match[3])}, the file {shape(match[2])}"
 
 
 def plain(
@@ -114,10 +205,13 @@ def plain(
         return _primitive(value)
     if isinstance(value, Mapping):
         kind = OrderedDict if isinstance(value, OrderedDict) else dict
-        return kind(
+        state = kind(
             (plain(key, f"{path}.{key}"), plain(item, f"{path}.{key}", to_host=to_host))
             for key, item in value.items()
         )
+        if _metadata_of(value):
+            vars(state)[_METADATA] = _metadata_of(value)
+        return state
     if isinstance(value, (list, tuple)):
         items = [
             plain(item, f"{path}[{index}]", to_host=to_host) for index, item in enumerate(value)
@@ -143,7 +237,3 @@ def _primitive(value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)  # str(value) of an enum's member is its name
     return int(value) if isinstance(value, int) else float(value)
-
-
-def _shape(shape: Any) -> str:
-    return "no shape" if shape is None else str(tuple(shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from mm_runner.errors import CheckpointError
 
 from ._archive import is_archive
 from ._atomic import first_line
-from ._content import FORMAT_VERSION, clean_name, plain
+from ._content import FORMAT_VERSION, clean_name, plain, renamed
 from ._damage import damage_of
 from ._file import save_checkpoint_file
 from ._foreign_pickle import ForeignNameError, ForeignUnpickler
@@ -82,7 +83,8 @@ def convert_mmengine_checkpoint(
     if not isinstance(content, dict):
         raise CheckpointError(f"{source} holds a {type(content).__name__}, not a dict.")
     left_out.update({key: what for key, what in _LEFT_OUT.items() if key in content})
-    content = {key: value for key, value in content.items() if key not in _LEFT_OUT}
+    for key in left_out:
+        del content[key]
     checkpoint = _arrange(_convert(content, "checkpoint", left_out))
     save_checkpoint_file(plain(checkpoint), target)
     meta = checkpoint["meta"]
@@ -131,7 +133,7 @@ def _arrange(content: dict[Any, Any]) -> dict[str, Any]:
         meta.setdefault("versions", {})[key] = str(meta.pop(key))
     weights = content.get("state_dict")
     if isinstance(weights, dict):
-        content["state_dict"] = {clean_name(str(name)): value for name, value in weights.items()}
+        content["state_dict"] = renamed(weights, lambda name: clean_name(str(name)))
     if "param_schedulers" in content:
         content["param_schedulers"] = _schedules(content["param_schedulers"])
     return {**content, "meta": {**meta, "format_version": FORMAT_VERSION}}
@@ -174,7 +176,12 @@ def _convert(value: Any, path: str, left_out: dict[str, str]) -> Any:
             return tensor
     if isinstance(value, Mapping):
         pairs = [(key, _convert(v, f"{path}.{key}", left_out)) for key, v in value.items()]
-        return {key: v for key, v in pairs if v is not _DROP and isinstance(key, (str, int, float))}
+        mapped = OrderedDict(
+            (key, v) for key, v in pairs if v is not _DROP and isinstance(key, (str, int, float))
+        )
+        if isinstance(value, OrderedDict):  # of a state_dict, the versions of its modules
+            vars(mapped).update(vars(value))
+        return mapped if vars(mapped) else dict(mapped)
     if isinstance(value, (list, tuple, set)):
         items = [_convert(v, f"{path}[{index}]", left_out) for index, v in enumerate(value)]
         kept = [item for item in items if item is not _DROP]

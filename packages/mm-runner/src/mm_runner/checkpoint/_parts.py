@@ -9,6 +9,7 @@ files of tensors and primitives.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -57,8 +58,11 @@ def split_parts(checkpoint: Mapping[str, Any]) -> SplitCheckpoint:
             return None
         if not isinstance(value, Mapping):
             return value
-        kind = OrderedDict if isinstance(value, OrderedDict) else dict
-        return kind((key, walk(item, (*path, key))) for key, item in value.items())
+        if not isinstance(value, OrderedDict):
+            return {key: walk(item, (*path, key)) for key, item in value.items()}
+        state = copy.copy(value)  # with the metadata of a state_dict
+        state.update((key, walk(item, (*path, key))) for key, item in value.items())
+        return state
 
     return SplitCheckpoint(walk(checkpoint, ()), layout, chunks)
 

@@ -21,7 +21,7 @@ from ._mmengine_groups import optimizer_in_own_groups
 from ._optimizer_fit import loading_optimizers
 from ._rank_state import restore_rank_buffers
 from ._schedule_replay import KeptSettings, fit_to_length
-from ._sharded_state import as_sharded, write_optimizer
+from ._sharded_state import as_sharded, check_versions, write_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +46,7 @@ def restore_weights(runner: Runner, checkpoint: Mapping[str, Any], *, strict: bo
     weights = checkpoint.get("state_dict", checkpoint)
     sharded = as_sharded(runner.model)
     if sharded is not None:
+        check_versions(weights, sharded.module)
         sharded.load_full_state_dict(weights, strict=strict)
         return
     problems = load_weights(unwrap_model(runner.model), weights, strict=strict)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_runner.checkpoint import renamed
 from mm_runner.errors import ConfigError
 
 from ._logs import plain_config
@@ -126,7 +127,7 @@ class ScriptApi(TrainingParts):
         checkpoint = self._start.content(filename)
         weights = checkpoint.get("state_dict", checkpoint)
         if revise_keys:
-            revised = {_revised(name, revise_keys): value for name, value in weights.items()}
+            revised: dict[str, Any] = renamed(weights, lambda name: _revised(name, revise_keys))
             is_bare = weights is checkpoint
             checkpoint = revised if is_bare else {**checkpoint, "state_dict": revised}
         # Else hooks keep what they have.

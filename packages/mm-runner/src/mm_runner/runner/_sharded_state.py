@@ -8,6 +8,7 @@ written with either kind of wrapper starts a run with the other.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,13 +22,44 @@ if TYPE_CHECKING:
 
     from mm_dist import MMFullyShardedDataParallel
 
-__all__ = ["as_sharded", "read_optimizer", "write_optimizer"]
+__all__ = ["as_sharded", "check_versions", "read_optimizer", "with_versions", "write_optimizer"]
 
 
 def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
     """Return ``model`` if its parameters are spread over the processes, else ``None``."""
     has_parts = hasattr(model, "full_state_dict") and hasattr(model, "load_optimizer_state_dict")
     return cast("MMFullyShardedDataParallel", model) if has_parts else None
+
+
+def with_versions(state_dict: Mapping[str, Any], module: nn.Module) -> OrderedDict[str, Any]:
+    """Return a state with the versions of the modules, as torch's own state_dict() has them."""
+    state = OrderedDict(state_dict)
+    vars(state)["_metadata"] = _versions(module)
+    return state
+
+
+def check_versions(state_dict: Mapping[str, Any], module: nn.Module) -> None:
+    """Raise if a module is to load an older version of itself, which only a whole one does.
+
+    Raises:
+        CheckpointError: Naming the module.
+    """
+    own = _versions(module)
+    for name, saved in getattr(state_dict, "_metadata", {}).items():
+        version, needed = saved.get("version"), own.get(name, saved).get("version")
+        if version != needed:
+            raise CheckpointError(
+                f"The checkpoint has version {version} of the module {name!r}, and the model "
+                f"version {needed}. A sharded model does not convert it: resume once without "
+                "sharding, and save it."
+            )
+
+
+def _versions(module: nn.Module) -> dict[str, dict[str, Any]]:
+    return {
+        f"{name}.".replace("_orig_mod.", "")[:-1]: {"version": one._version}  # noqa: SLF001
+        for name, one in module.named_modules()
+    }
 
 
 def read_optimizer(

@@ -14,6 +14,7 @@ from mm_runner.checkpoint import (
     FORMAT_VERSION,
     mark_latest,
     plain,
+    renamed,
     save_checkpoint_file,
 )
 from mm_runner.model import ZEROED_GRADIENTS, unwrap_model, zeroed_gradients
@@ -23,7 +24,7 @@ from ._comm_hook_state import COMM_HOOKS, gather_comm_hooks
 from ._hook_states import hook_states
 from ._other_processes import batch_of_run
 from ._rank_state import gather_rank_buffers, gather_rank_states
-from ._sharded_state import as_sharded, read_optimizer
+from ._sharded_state import as_sharded, read_optimizer, with_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,8 +176,9 @@ def _weights(model: nn.Module, *, is_whole: bool) -> dict[str, Any]:
         state_dict = unwrap_model(model).state_dict()
     else:
         state_dict = sharded.full_state_dict() if is_whole else sharded.sharded_state_dict()
+        state_dict = with_versions(state_dict, sharded.module)
     # Not "module.": what is left of it is the model's own attribute.
-    return {name.replace("_orig_mod.", ""): value for name, value in state_dict.items()}
+    return renamed(state_dict, lambda name: name.replace("_orig_mod.", ""))
 
 
 def _versions() -> dict[str, str]:
