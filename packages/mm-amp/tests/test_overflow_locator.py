@@ -1,5 +1,6 @@
 """Skipped steps are explained, go on only so long, and never reach the parameters."""
 
+import copy
 import logging
 import math
 
@@ -264,6 +265,32 @@ def test_guard_changes_nothing_where_all_is_well(model, batches):
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
+_OPTIMIZERS = {
+    "AdamW": lambda model, **own: torch.optim.AdamW(model.parameters(), lr=0.1, **own),
+    "momentum": lambda model, **own: _sgd(model, momentum=0.9, weight_decay=0.1, **own),
+}
+
+
+@needs_cpu_float16  # which has fused optimizers on the CPU too
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("make", _OPTIMIZERS.values(), ids=_OPTIMIZERS)
+@pytest.mark.parametrize("bad", [(0,), (2, 3)], ids=["first step", "later"])
+def test_a_skipped_step_without_a_scaler_moves_nothing(model, batches, make, fused, bad):
+    twin = copy.deepcopy(model)
+    wrapper = OptimWrapper(make(model, fused=fused), clip_grad={"max_norm": 1.0}, max_skips=9)
+    plain = OptimWrapper(make(twin, fused=fused), clip_grad={"max_norm": 1.0})
+    for index, batch in enumerate(batches[:6]):
+        result = train_step(wrapper, model, _nan_loss(batch) if index in bad else batch)
+        assert (bool(result.stepped), bool(result.skipped)) == (index not in bad, index in bad)
+        if index not in bad:
+            train_step(plain, twin, batch)
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    for own, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(
+            wrapper.optimizer.state[own], plain.optimizer.state[expected], rtol=0, atol=0
+        )
+
+
 class _CountReads(TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -275,8 +302,9 @@ class _CountReads(TorchDispatchMode):
 
 
 @WITHOUT_SCALER
-def test_guard_never_reads_from_the_device(model, batches, dtype):
+def test_guard_never_reads_from_the_device_after_the_first_step(model, batches, dtype):
     wrapper = _guarded(model, dtype, max_skips=1)
+    train_step(wrapper, model, batches[0])
     with _CountReads() as reads:
         for batch in batches[:5]:
             train_step(wrapper, model, batch)

@@ -1,5 +1,6 @@
 """Keep gradients that are not finite from the parameters where no loss scaler does."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from ._averaging_ranks import AveragingRanks
 from ._checks import check_positive_int
 from ._gradient_norms import dense_part, local_norms
 from ._overflow_locator import OverflowLocator
+from ._scaled_step import skips_by_itself, step_fused_unless, unscales_by_itself
+from ._sharded_norm import local_part
 from ._skipped_step import SkippedStep
 
 
@@ -23,11 +26,11 @@ def build_guard(max_skips: object, num_forwards: int) -> "FiniteGuard":
 
 
 class FiniteGuard:
-    """Zeroes all gradients of a step whose loss or gradients are not finite, on all ranks alike.
+    """Undoes a step whose loss or gradients are not finite, on all ranks alike.
 
     Only the device knows whether that happened, and it is not asked: the optimizer is called as
-    always, the parameters stay finite, and the host learns one step late. With gradients of zero,
-    momentum and weight decay still act.
+    always, and the host learns one step late. A fused optimizer leaves the step out in its kernel;
+    of any other, parameters and state are copied before the step, and put back where it is bad.
     """
 
     def __init__(self, locator: OverflowLocator) -> None:
@@ -37,6 +40,7 @@ class FiniteGuard:
         self._before: tuple[Tensor, Tensor | None] | None = None
         self._model: Any = None
         self._ranks: AveragingRanks | None = None
+        self._has_stepped = False
 
     def note_loss(self, loss: Tensor) -> None:
         """Take in the loss of one micro-batch; its value is not read."""
@@ -74,17 +78,18 @@ class FiniteGuard:
             self._model, self._ranks = model, AveragingRanks(model)
         return is_bad if self._ranks.is_alone else self._ranks.add_up(is_bad.float()) > 0
 
-    def clear(self, optimizer: torch.optim.Optimizer, is_bad: Tensor) -> None:
-        """Zero the gradients if ``is_bad``."""
-        masks: dict[torch.device, Tensor] = {}
-        with torch.no_grad():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        part = dense_part(parameter.grad)
-                        if part.device not in masks:
-                            masks[part.device] = is_bad.to(part.device, non_blocking=True)
-                        part.masked_fill_(masks[part.device], 0)
+    def step(
+        self, optimizer: torch.optim.Optimizer, is_bad: Tensor, kwargs: Mapping[str, Any]
+    ) -> None:
+        """Step the optimizer unless ``is_bad``; the host waits until the first step is taken."""
+        if not self._has_stepped:  # the state that it makes then could not be unmade
+            if not bool(is_bad):
+                optimizer.step(**kwargs)
+                self._has_stepped = True
+        elif skips_by_itself(optimizer) and not unscales_by_itself(optimizer):
+            step_fused_unless(is_bad, optimizer, kwargs)
+        else:
+            _step_or_undo(optimizer, is_bad, kwargs)
 
     def __call__(self, step: SkippedStep) -> None:
         """Pass a skipped step on to the locator, with what was kept of it.
@@ -94,3 +99,34 @@ class FiniteGuard:
         """
         norms, loss = (self._before if step.is_late else self._now) or (None, None)
         self._locator.tell(step, norms, loss)
+
+
+@torch.no_grad()
+def _step_or_undo(
+    optimizer: torch.optim.Optimizer, is_bad: Tensor, kwargs: Mapping[str, Any]
+) -> None:
+    """Step with gradients of zero, and take back what that changed, if ``is_bad``."""
+    parameters = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    devices = {parameter.device for parameter in parameters}
+    masks = {one: is_bad.to(one, non_blocking=one.type != "cpu") for one in devices}
+    for parameter in parameters:  # what the optimizer keeps elsewhere has to stay finite too
+        part = dense_part(parameter.grad)
+        part.masked_fill_(masks[part.device], 0)
+    # A step counter in host memory cannot follow the device without waiting for it.
+    changed = [one for one in _changed_by_step(optimizer, parameters) if one.device in masks]
+    before = [one.clone() for one in changed]
+    with torch.enable_grad():
+        optimizer.step(**kwargs)
+    for now, old in zip(changed, before, strict=True):
+        now.copy_(torch.where(masks[now.device], old, now))
+
+
+def _changed_by_step(
+    optimizer: torch.optim.Optimizer, parameters: list[Tensor]
+) -> Iterator[Tensor]:
+    """Yield parameters and their state, of sharded ones the part on this rank; live tensors."""
+    for parameter in parameters:
+        yield local_part(parameter.detach())
+        for value in optimizer.state.get(parameter, {}).values():
+            if isinstance(value, Tensor):
+                yield local_part(value)

@@ -40,9 +40,9 @@ class OptimWrapper(AbstractOptimWrapper):
             each element; ``dict(type='agc', clip_factor=0.01)`` to clip each unit of each
             parameter by its own norm (further key: ``eps``, default 0.001); or ``None`` (the
             default). The dict is not changed.
-        max_skips: Keep a step whose loss or gradients are not finite, on any rank, from the
-            parameters: its gradients are set to zero, so that only momentum and weight decay act.
-            It counts as skipped, which is known one step later, as the device is not waited for. A
+        max_skips: Leave out a step whose loss or gradients are not finite, on any rank: parameters
+            and the optimizer's state stay as they are (only a step counter in host memory goes on).
+            That is known one step later, as the device is waited for in the first step only. A
             warning names the first parameters; that many in a row raise ``NonFiniteError``. Costs
             one norm per gradient, and one scalar all-reduce if ranks average gradients. Defaults
             to ``None``: nothing is looked at.
@@ -227,11 +227,10 @@ class OptimWrapper(AbstractOptimWrapper):
         return self._note(StepResult(stepped, skipped, grad_norm, factor))
 
     def _step_guarded(self, guard: "FiniteGuard", kwargs: Mapping[str, Any]) -> StepResult:
-        """Step with gradients of zero if any is not finite."""
+        """Leave the step out if the loss or a gradient is not finite."""
         is_bad = guard.look(self.optimizer, self._model)
         grad_norm = None if self._clipper is None else self._clip_gradients()
-        guard.clear(self.optimizer, is_bad)
-        self.optimizer.step(**kwargs)
+        guard.step(self.optimizer, is_bad, kwargs)
         return self._note(StepResult(~is_bad, is_bad, grad_norm, 1.0))
 
     def _note(self, result: StepResult) -> StepResult:

@@ -75,6 +75,15 @@ def _step_fused(scaler: Any, optimizer: torch.optim.Optimizer, kwargs: Mapping[s
         raise
 
 
+def step_fused_unless(is_bad: Tensor, optimizer: Any, kwargs: Mapping[str, Any]) -> None:
+    """Step a fused optimizer whose own kernel leaves the step out if ``is_bad``."""
+    optimizer.found_inf = is_bad.float()
+    try:
+        optimizer.step(**kwargs)
+    finally:
+        del optimizer.found_inf
+
+
 def _step_watched(scaler: Any, optimizer: torch.optim.Optimizer, kwargs: Mapping[str, Any]) -> bool:
     """Call ``scaler.step`` and tell whether it called ``optimizer.step``."""
     # Optimizer hooks would do from torch 2.0 on, but break the graph of a compiled step.

@@ -126,7 +126,7 @@ class GradientSpikeHook(Hook):
                 runner.logger.warning(
                     f"GradientSpikeHook: step {spike.step}, {f'{name}, ' if name else ''}"
                     f"{_describe(runner, watch.optimizer, spike)}"
-                    f"{'; the step was skipped' if self.policy == 'skip' else ''}."
+                    f"{'; its gradients were set to zero' if self.policy == 'skip' else ''}."
                 )
 
 
