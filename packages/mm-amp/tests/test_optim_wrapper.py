@@ -67,6 +67,94 @@ def test_counting_says_when_to_sync_and_to_update(model, sgd, batches):
     assert rows == [(1, *accumulates), (2, *steps), (3, *accumulates), (4, *steps), (5, *steps)]
 
 
+def test_windows_past_max_counts_start_where_the_last_one_ended(caplog):
+    parameter = nn.Parameter(torch.zeros(()))
+    wrapper = OptimWrapper(torch.optim.SGD([parameter], lr=1.0), accumulative_counts=3)
+    wrapper.initialize_count_status(nn.Identity(), 0, 4)
+    moves = []
+    for _ in range(12):
+        before = parameter.item()
+        wrapper.update_params(-1 * parameter)
+        moves.append(round(parameter.item() - before, 3))
+    assert moves == [0, 0, 1, 1, 0, 0, 1, 0, 0, 1, 0, 0]
+    (record,) = caplog.records
+    assert "more micro-batches than max_counts=4: full windows of 3" in record.message
+
+
+def test_gradients_of_another_loss_are_warned_of_once(caplog):
+    generator, critic = nn.Linear(2, 2), nn.Linear(2, 1)
+    wrappers = [
+        OptimWrapper(torch.optim.SGD(one.parameters(), lr=0.1)) for one in (generator, critic)
+    ]
+
+    def train(*, zeroes):
+        for _ in range(3):
+            if zeroes:
+                wrappers[1].zero_grad()
+            fake = generator(torch.ones(4, 2))
+            wrappers[1].update_params(critic(fake.detach()).mean())
+            wrappers[0].update_params(-critic(generator(torch.ones(4, 2))).mean())
+
+    train(zeroes=True)
+    assert not caplog.records
+    train(zeroes=False)
+    (record,) = caplog.records
+    assert "no backward of this wrapper made" in record.message
+    assert "call zero_grad() of this wrapper before its part" in record.message
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_own_gradients_are_not_warned_of(model, sgd, batches, caplog, window, set_to_none):
+    wrapper = OptimWrapper(sgd, accumulative_counts=window)
+    for inputs, targets in batches[:7]:
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        wrapper.update_params(loss, zero_kwargs={"set_to_none": set_to_none})
+    for inputs, _ in batches[:7]:
+        wrapper.backward(model(inputs).mean())
+        if wrapper.should_update():
+            wrapper.step()
+            sgd.zero_grad()
+    wrapper.load_state_dict(wrapper.state_dict())
+    for parameter in model.parameters():  # as a run that is restored may have them
+        parameter.grad = torch.zeros_like(parameter)
+    train_step(wrapper, model, batches[0])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize("zeroes", [False, True])
+def test_steps_past_the_wrapper_are_warned_of_once(model, batches, caplog, optimizer, zeroes):
+    wrapper = OptimWrapper(getattr(torch.optim, optimizer)(model.parameters()), 3)
+    for inputs, _ in batches[:8]:
+        wrapper.update_params(model(inputs).mean())
+        wrapper.optimizer.step()
+        if zeroes:
+            wrapper.optimizer.zero_grad()
+    (record,) = caplog.records
+    assert "stepped or zeroed by another call than its own" in record.message
+
+
+def test_zeroing_within_a_window_is_warned_of_once(model, batches, caplog):
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), accumulative_counts=3)
+    wrapper.zero_grad()
+    train_step(wrapper, model, batches[0])
+    assert not caplog.records
+    for batch in batches[1:5]:
+        wrapper.zero_grad()
+        train_step(wrapper, model, batch)
+    (record,) = caplog.records
+    assert "in the middle of an accumulation window of 3" in record.message
+
+
+def test_state_and_new_groups_are_the_optimizers(model, sgd, batches):
+    wrapper = OptimWrapper(sgd)
+    train_step(wrapper, model, batches[0])
+    assert wrapper.state is sgd.state
+    wrapper.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5})
+    assert wrapper.get_lr() == {"lr": [0.1, 0.5]}
+
+
 def test_scale_loss_divides_the_short_last_window_by_its_length(model, sgd):
     wrapper = OptimWrapper(sgd, accumulative_counts=4)
     loss = torch.ones((), requires_grad=True)

@@ -8,6 +8,7 @@ import torch
 
 from ._accumulation import MicroBatches
 from ._checks import check_optimizer
+from ._gradient_watch import GradientWatch
 from ._optim_state import load_optimizer_state, momentum_of
 from ._precision import AbstractPrecision, FullPrecision
 from ._result import StepResult
@@ -28,6 +29,7 @@ class AbstractOptimWrapper(ABC):
         self._micro_batches = MicroBatches(accumulative_counts)
         self._precision: AbstractPrecision = FullPrecision()
         self._skips = SkipLog()
+        self._watch = GradientWatch(optimizer)
 
     @abstractmethod
     def step(self, **kwargs: Any) -> StepResult:
@@ -67,6 +69,7 @@ class AbstractOptimWrapper(ABC):
         load_optimizer_state(self.optimizer, state_dict)
         self._precision.load_state_dict(state_dict)
         self._skips.load_state_dict(state_dict)
+        self._watch.expects_none = None  # whoever restores a run may restore gradients too
 
     @property
     def step_skipped(self) -> bool:
@@ -93,6 +96,15 @@ class AbstractOptimWrapper(ABC):
     def defaults(self) -> dict[str, Any]:
         """The optimizer's default settings."""
         return self.optimizer.defaults
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The optimizer's state, live."""
+        return self.optimizer.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the optimizer."""
+        self.optimizer.add_param_group(param_group)
 
     @property
     def accumulative_counts(self) -> int:

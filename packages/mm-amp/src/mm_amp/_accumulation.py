@@ -24,6 +24,7 @@ class MicroBatches:
         self.window = check_positive_int("accumulative_counts", window)
         self.done = 0
         self._total: int | None = None
+        self._has_warned = False
 
     def expect(self, done: int, total: int) -> None:
         """Start at ``done`` of ``total`` micro-batches, so that the last, short window is known."""
@@ -32,7 +33,18 @@ class MicroBatches:
 
     def ends_window(self, done: int) -> bool:
         """Whether the optimizer is due once ``done`` micro-batches are done."""
-        return done % self.window == 0 or done == self._total
+        if self._total is None or done <= self._total or self.window == 1:
+            return done % self.window == 0 or done == self._total
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "There are more micro-batches than max_counts=%d: full windows of %d are counted "
+                "from there on. Give initialize_count_status the micro-batches of all epochs "
+                "together, or call it again with what is left.",
+                self._total,
+                self.window,
+            )
+        return (done - self._total) % self.window == 0
 
     @property
     def current_window(self) -> int:

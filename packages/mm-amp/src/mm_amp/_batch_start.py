@@ -30,10 +30,12 @@ class BatchStart:
         self._random = RandomState({parameter.device for parameter in parameters})
         buffers.take()
         self._gradients = SetAsideGradients(parameters)
+        wrapper._watch.expects_none = None  # noqa: SLF001 - it is not told what happens to them
 
     def go_back(self) -> None:
         """Undo what an attempt changed, for another one."""
         self._gradients.drop_new()
+        self._wrapper._watch.expects_none = None  # noqa: SLF001
         self._buffers.restore()
         self._random.restore()
         self._wrapper._micro_batches.done = self._num_done  # noqa: SLF001

@@ -44,8 +44,9 @@ class OptimWrapper(AbstractOptimWrapper):
             and the optimizer's state stay as they are (only a step counter in host memory goes on).
             That is known one step later, as the device is waited for in the first step only. A
             warning names the first parameters; that many in a row raise ``NonFiniteError``. Costs
-            one norm per gradient, and one scalar all-reduce if ranks average gradients. Defaults
-            to ``None``: nothing is looked at.
+            one norm per gradient, a copy of parameters and state during the step unless the
+            optimizer is fused, and one scalar all-reduce if ranks average gradients. Defaults to
+            ``None``: nothing is looked at.
 
     Attributes:
         optimizer: The optimizer given.
@@ -142,10 +143,14 @@ class OptimWrapper(AbstractOptimWrapper):
         """Do what most runs do in every step, in as few calls."""
         if type(loss) is not Tensor or loss.ndim or not loss.requires_grad:
             check_loss(loss)
+        watch = self._watch
+        if (watch.probe.grad is None) is not watch.expects_none:
+            watch.check(self._model)
         loss.backward()  # type: ignore[no-untyped-call]
         self._micro_batches.done += 1
         self.optimizer.step()
         zero_gradients(self.optimizer)
+        watch.expects_none = True if watch.probe.grad is None else None
         self.last_result = STEPPED
         return STEPPED
 
@@ -177,6 +182,7 @@ class OptimWrapper(AbstractOptimWrapper):
         """
         try:
             start: Any = check_loss(loss)
+            self._watch.check(self._model)
             scaling = self._precision.scaling
             if scaling is not None:
                 start = scaling.scale(start)
@@ -188,6 +194,7 @@ class OptimWrapper(AbstractOptimWrapper):
             if self._deferred_sync.is_held:
                 self._deferred_sync.release()
         self._micro_batches.done += 1
+        self._watch.note_backward()
 
     @override
     def step(self, **kwargs: Any) -> StepResult:
@@ -206,6 +213,7 @@ class OptimWrapper(AbstractOptimWrapper):
         """
         if self._weights.num_due:
             self._weights.correct_gradients(self.optimizer)
+        self._watch.expects_none = None
         scaling = self._precision.scaling
         if scaling is not None:
             self.last_result = self._step_scaled(scaling, kwargs)
@@ -295,7 +303,10 @@ class OptimWrapper(AbstractOptimWrapper):
         """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
         if self._guard is not None:
             self._guard.drop_losses(0)  # those that went into the gradients
+        if self._watch.expects_none is False and not self.should_update():
+            self._watch.warn_of_zeroing(self._micro_batches.window)
         self.optimizer.zero_grad(**kwargs) if kwargs else zero_gradients(self.optimizer)
+        self._watch.note_zeroed()
 
     def optim_context(self, model: nn.Module) -> AbstractContextManager[object]:
         """Run the forward of one micro-batch; leave it before ``update_params``.
@@ -332,6 +343,7 @@ class OptimWrapper(AbstractOptimWrapper):
         self._micro_batches.expect(init_counts, max_counts)
         self._precision.prepare(model)
         self._weights.restart()
+        self._watch.expects_none = None
         warn_about_accumulation(model, init_counts, self._micro_batches.window)
 
     def should_update(self) -> bool:
