@@ -6,7 +6,13 @@ import torch
 from conftest import DTYPES, is_autocast_on, needs_cpu_float16, train_step
 from torch import nn
 
-from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper, TorchVersionError
+from mm_amp import (
+    AmpOptimWrapper,
+    ConfigError,
+    OptimWrapper,
+    TorchVersionError,
+    UnsupportedError,
+)
 
 
 def _loop_by_hand(model, optimizer, batches, dtype, max_norm):
@@ -227,9 +233,13 @@ def test_float16_parameters_are_refused_where_a_scaler_is_needed(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "float32"}, "float32.*use OptimWrapper"),
         ({"dtype": torch.float64}, "float64.*use OptimWrapper"),
-        ({"dtype": "bf16"}, "dtype is 'bf16'; there is float16, bfloat16, auto.*did you mean"),
+        ({"dtype": "bf16"}, "there is float16, bfloat16, float32, auto; did you mean 'bfloat16'"),
+        ({"dtype": "fp16"}, "did you mean 'float16'"),
+        ({"dtype": "half"}, "did you mean 'float16'"),
+        ({"loss_scale": "bfloat16"}, "did you mean dtype='bfloat16'"),
+        ({"loss_scale": torch.float16}, "did you mean dtype=torch.float16"),
+        ({"enabled": "no"}, "enabled is 'no'; it must be True or False"),
         ({"dtype": 16}, "dtype is 16"),
         ({"loss_scale": "static"}, "loss_scale is 'static'"),
         ({"loss_scale": True}, "loss_scale is True"),
@@ -253,3 +263,62 @@ def test_repr_shows_the_precision(sgd):
     text = repr(AmpOptimWrapper(sgd, dtype="bfloat16"))
     assert "dtype=torch.bfloat16" in text
     assert "device_type=cpu" in text
+
+
+@pytest.mark.parametrize("options", [{"enabled": False}, {"dtype": "float32"}])
+def test_full_precision_is_that_of_the_plain_wrapper(model, batches, options):
+    twin = copy.deepcopy(model)
+    wrapper = AmpOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+    plain = OptimWrapper(torch.optim.SGD(twin.parameters(), lr=0.1))
+    for batch in batches[:3]:
+        train_step(wrapper, model, batch)
+        train_step(plain, twin, batch)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    assert (wrapper.dtype, wrapper.loss_scaler) == (torch.float32, None)
+    wrapper.load_state_dict(plain.state_dict())
+    assert "loss_scaler" not in wrapper.state_dict()
+
+
+@needs_cpu_float16
+def test_complex_parameters_are_refused_with_a_scaler():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.complex64))], lr=0.1)
+    with pytest.raises(ConfigError, match=r"parameter 0 of group 0.*complex64.*bfloat16"):
+        AmpOptimWrapper(optimizer, dtype="float16")
+    AmpOptimWrapper(optimizer, dtype="bfloat16")
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("weight", [None, 3], ids=["plain", "weighted"])
+def test_unscale_shows_the_gradients_that_step_takes(model, batches, weight):
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = AmpOptimWrapper(optimizer, 1024.0, "float16", accumulative_counts=2)
+    plain = OptimWrapper(torch.optim.SGD(twin.parameters(), lr=0.1), accumulative_counts=2)
+    wrapper.step = lambda: wrapper.unscale_() or seen.append(_gradients(model)) or done()
+    plain.step = lambda: expected.append(_gradients(twin))
+    done, seen, expected = (lambda: type(wrapper).step(wrapper)), [], []
+    for inputs, targets in batches[:2]:
+        for its_wrapper, its_model in ((wrapper, model), (plain, twin)):
+            loss = nn.functional.mse_loss(its_model(inputs), targets)
+            its_wrapper.update_params(loss, weight=weight)
+        if not seen:
+            with pytest.raises(UnsupportedError, match="in the middle of an accumulation window"):
+                wrapper.unscale_()
+    assert wrapper.last_result.stepped
+    torch.testing.assert_close(seen, expected)
+    twin.zero_grad()
+    for own, start, gradient in zip(model.parameters(), twin.parameters(), seen[0], strict=True):
+        torch.testing.assert_close(own, start - 0.1 * gradient)
+
+
+def _gradients(model):
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@needs_cpu_float16
+def test_unscale_refuses_gradients_that_were_never_scaled(model, batches):
+    wrapper = AmpOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), dtype="float16")
+    wrapper.unscale_()  # nothing there
+    model(batches[0][0]).sum().backward()
+    with pytest.raises(UnsupportedError, match="no backward"):
+        wrapper.unscale_()

@@ -34,6 +34,25 @@ def _gradients(model):
     return [parameter.grad for parameter in model.parameters()]
 
 
+def test_the_norm_is_summed_in_the_order_of_the_model(model, batches):
+    model.add_module("3", torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(40))))
+    twin = copy.deepcopy(model)
+    groups = [{"params": list(model.parameters())[start::3]} for start in (2, 0, 1)]
+    wrapper = OptimWrapper(torch.optim.SGD(groups, lr=0.1), clip_grad={"max_norm": 1e-3})
+    by_hand = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for inputs, targets in batches[:5]:
+        result = train_step(wrapper, model, (inputs, targets))
+        torch.nn.functional.mse_loss(twin(inputs), targets).backward()
+        assert torch.equal(clip_grad_norm_(twin.parameters(), 1e-3), result.grad_norm)
+        by_hand.step()
+        by_hand.zero_grad()
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    wrapper.add_param_group({"params": [extra := torch.nn.Parameter(torch.ones(()))]})
+    with wrapper.optim_context(model):
+        loss = model(batches[0][0]).mean() * 0 + 2 * extra
+    assert wrapper.update_params(loss).grad_norm == 2  # found though the model does not hold it
+
+
 @pytest.mark.parametrize("norm_type", [1, 2, float("inf")])
 def test_clip_by_norm_equals_torch_and_reports_the_norm_before(twins, sgd, norm_type):
     model, twin = twins

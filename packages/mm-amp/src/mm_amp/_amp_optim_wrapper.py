@@ -26,9 +26,10 @@ class AmpOptimWrapper(OptimWrapper):
         optimizer: A ``torch.optim.Optimizer`` over float32 parameters.
         loss_scale: ``'dynamic'`` (the default); a number, for a scale that never changes; or a
             dict of ``torch.amp.GradScaler`` arguments. Only float16 uses it.
-        dtype: ``'float16'``, ``'bfloat16'``, either as a ``torch.dtype``; ``'auto'``: bfloat16
-            where the device computes in it natively, else float16; or ``None`` (the default):
-            torch's own choice for the device, which is float16 on CUDA, bfloat16 on the CPU.
+        dtype: ``'float16'``, ``'bfloat16'``, ``'float32'`` (which computes in full precision), any
+            of them as a ``torch.dtype``; ``'auto'``: bfloat16 where the device computes in it
+            natively, else float16; or ``None`` (the default): torch's own choice for the device,
+            which is float16 on CUDA, bfloat16 on the CPU.
         use_fsdp: Whether parameters are sharded by torch's first FSDP, whose ranks have to agree
             on an overflow. Models of ``fully_shard`` do not need it. Defaults to ``False``.
         accumulative_counts: As of ``OptimWrapper``.
@@ -39,6 +40,7 @@ class AmpOptimWrapper(OptimWrapper):
             ``['head', '*.norm']``. They become islands, see ``add_fp32_islands``, in each model
             given to ``initialize_count_status`` or ``optim_context``, where a pattern that matches
             nothing raises. Defaults to none.
+        enabled: ``False`` is the same as ``dtype='float32'``. Defaults to ``True``.
         max_skips: With a loss scaler: raise ``NonFiniteError`` after so many skipped steps in a
             row; it names the loss, the layer and remedies. Defaults to ``None``: as many as make a
             dynamic loss scale too small to be the cause, 32 for torch's default scale. Each
@@ -75,6 +77,7 @@ class AmpOptimWrapper(OptimWrapper):
         clip_grad: Mapping[str, Any] | None = None,
         device_type: str | None = None,
         fp32_modules: str | Iterable[str] = (),
+        enabled: bool = True,
         max_skips: int | None = None,
     ) -> None:
         super().__init__(optimizer, accumulative_counts, clip_grad, max_skips=max_skips)
@@ -85,6 +88,7 @@ class AmpOptimWrapper(OptimWrapper):
             use_fsdp=use_fsdp,
             device_type=device_type,
             fp32_modules=fp32_modules,
+            enabled=enabled,
             clips=clip_grad is not None,
         )
         self._max_skips = max_skips
@@ -120,7 +124,7 @@ class AmpOptimWrapper(OptimWrapper):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the forward computes in, ``torch.float16`` or ``torch.bfloat16``."""
+        """What the forward computes in: float16, bfloat16, or float32 where it is not mixed."""
         return self._precision.dtype
 
     @property

@@ -9,6 +9,11 @@ from ._errors import ConfigError, ConfigTypeError
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _FULL_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_OTHER_NAMES = {
+    **dict.fromkeys(("fp16", "half", "16", "16-mixed"), "float16"),
+    **dict.fromkeys(("bf16", "bf16-mixed"), "bfloat16"),
+    **dict.fromkeys(("fp32", "float", "full", "single", "32", "no", "tf32"), "float32"),
+}
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
@@ -60,12 +65,18 @@ def has_native_bfloat16(device: torch.device) -> bool:
     return default_dtype(device.type) == torch.bfloat16
 
 
+def is_dtype_name(value: object) -> bool:
+    """Whether ``value`` names a dtype, rightly or by another name that is in use."""
+    return isinstance(value, str) and value in ("auto", *_DTYPES, *_FULL_DTYPES, *_OTHER_NAMES)
+
+
 def _dtype_named(name: str) -> torch.dtype:
     if name in _FULL_DTYPES:
         raise _not_mixed(name)
     if name not in _DTYPES:
-        known = [*_DTYPES, "auto"]
-        hint = did_you_mean(name, known) or "."
+        known = [*_DTYPES, "float32", "auto"]
+        plain = name.lower().removeprefix("torch.")
+        hint = did_you_mean(_OTHER_NAMES.get(plain, plain), known) or "."
         raise ConfigError(f"dtype is {name!r}; there is {', '.join(known)}{hint}")
     return _DTYPES[name]
 
@@ -73,5 +84,6 @@ def _dtype_named(name: str) -> torch.dtype:
 def _not_mixed(name: str) -> ConfigError:
     return ConfigError(
         f"dtype is {name}, but mixed precision computes in float16 or bfloat16; "
-        "for full precision use OptimWrapper, or autocast(enabled=False)."
+        "for full precision use OptimWrapper, AmpOptimWrapper(enabled=False) or "
+        "autocast(enabled=False)."
     )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._autocast_dtype import is_dtype_name
 from ._checks import (
     check_bool,
     check_finite_number,
@@ -47,6 +48,8 @@ def parse_loss_scale(loss_scale: Any, *, use_fsdp: bool) -> LossScale:
     if isinstance(loss_scale, Mapping):
         return LossScale(_check_options(loss_scale, use_fsdp=use_fsdp))
     hint = did_you_mean(loss_scale, [_DYNAMIC]) if isinstance(loss_scale, str) else ""
+    if isinstance(loss_scale, torch.dtype) or is_dtype_name(loss_scale):
+        hint = f"; did you mean dtype={loss_scale!r}?"
     raise ConfigTypeError(
         f"loss_scale is {loss_scale!r}; it must be {_DYNAMIC!r}, a number (a factor that never "
         f"changes), or a dict of GradScaler arguments such as dict(init_scale=1024.0){hint or '.'}"

@@ -10,13 +10,14 @@ from typing_extensions import override
 
 from ._autocast import check_autocast, parse_device
 from ._autocast_dtype import resolve_dtype
+from ._checks import check_bool
 from ._errors import ConfigError, ConfigTypeError, TorchVersionError
 from ._first_fsdp import contains_first_fsdp
 from ._loss_scale import LossScale, build_torch_scaler, parse_loss_scale
 from ._loss_scaling import LossScaling
 from ._optim_state import SCALER_KEY, tell_of_unused_scaler
 from ._parameters import check_no_half_parameters, first_device
-from ._precision import AbstractPrecision
+from ._precision import NO_CONTEXT, AbstractPrecision
 from ._scaled_step import unscales_by_itself
 from ._weight_cache import autocast_builder
 
@@ -42,6 +43,7 @@ class MixedPrecision(AbstractPrecision):
         use_fsdp: As of ``AmpOptimWrapper``.
         device_type: As of ``AmpOptimWrapper``.
         fp32_modules: As of ``AmpOptimWrapper``.
+        enabled: As of ``AmpOptimWrapper``.
         clips: Whether gradients are going to be clipped.
     """
 
@@ -54,11 +56,13 @@ class MixedPrecision(AbstractPrecision):
         use_fsdp: bool,
         device_type: str | None,
         fp32_modules: str | Iterable[str],
+        enabled: bool,
         clips: bool,
     ) -> None:
         self._optimizer = optimizer
         self._loss_scale = parse_loss_scale(loss_scale, use_fsdp=use_fsdp)
-        self._asked_dtype = dtype
+        is_enabled = check_bool("enabled", enabled) and dtype not in {"float32", torch.float32}
+        self._asked_dtype = dtype if is_enabled else torch.float32
         self._use_fsdp = use_fsdp
         self._islands = _build_islands(fp32_modules)
         self._is_device_given = device_type is not None
@@ -69,9 +73,14 @@ class MixedPrecision(AbstractPrecision):
 
     def _resolve(self, device: torch.device) -> None:
         self.device_type = device.type
+        self.scaling = None
+        if self._asked_dtype == torch.float32:
+            self.dtype = torch.float32
+            return
         self.dtype = resolve_dtype(self._asked_dtype, device)
         check_autocast(self.device_type, self.dtype)
-        self.scaling = self._build_scaling() if self.dtype == torch.float16 else None
+        if self.dtype == torch.float16:
+            self.scaling = self._build_scaling()
         self._new_autocast = autocast_builder()
 
     def _build_scaling(self) -> LossScaling | None:
@@ -104,6 +113,8 @@ class MixedPrecision(AbstractPrecision):
             self._look_once_more(model)
         if self._islands is not None:
             self._islands.add_to(model, self.device_type)
+        if self.dtype == torch.float32:
+            return NO_CONTEXT
         return self._new_autocast(self.device_type, dtype=self.dtype)
 
     def _look_once_more(self, model: Any) -> None:

@@ -11,9 +11,10 @@ from typing_extensions import override
 from ._abstract_optim_wrapper import AbstractOptimWrapper
 from ._accumulation import warn_about_accumulation
 from ._checks import check_loss
+from ._errors import UnsupportedError
 from ._gradient_sync import DeferredSyncContext, SyncDeferral
 from ._loss_scaling import LossScaling
-from ._parameters import parameters_with_gradient
+from ._parameters import ModelOrder, have_gradient
 from ._result import ACCUMULATED, STEPPED, StepResult
 from ._window_weights import WindowWeights
 from ._zero_gradients import zero_gradients
@@ -77,6 +78,7 @@ class OptimWrapper(AbstractOptimWrapper):
         self._clip_grad = None if clip_grad is None else dict(clip_grad)
         self._deferred_sync = SyncDeferral()
         self._weights = WindowWeights()
+        self._order = ModelOrder()
         self._model: nn.Module | None = None
         self._guard: FiniteGuard | None = None
         if max_skips is not None:
@@ -196,6 +198,36 @@ class OptimWrapper(AbstractOptimWrapper):
         self._micro_batches.done += 1
         self._watch.note_backward()
 
+    def unscale_(self) -> None:
+        """Take the loss scale out of the gradients now, to see or change them before ``step``.
+
+        ``step`` then does not do it again. Without a loss scaler there is nothing to take out.
+
+        Raises:
+            UnsupportedError: In the middle of an accumulation window, whose later micro-batches
+                would add gradients that have the scale; or if no ``backward`` of this wrapper ran.
+
+        Example:
+            >>> model = torch.nn.Linear(4, 1)
+            >>> wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> wrapper.backward(model(torch.ones(2, 4)).sum())
+            >>> wrapper.unscale_()
+            >>> model.bias.grad
+            tensor([2.])
+            >>> _ = wrapper.step(), wrapper.zero_grad()
+        """
+        if not self.should_update():
+            raise UnsupportedError(
+                f"unscale_() was called in the middle of an accumulation window of "
+                f"{self._micro_batches.window} micro-batches; call it once should_update() is true."
+            )
+        if self._weights.num_due:
+            self._weights.correct_gradients(self.optimizer)
+        scaling = self._precision.scaling
+        if scaling is not None and have_gradient(self.optimizer):
+            scaling.factor()  # raises if no loss was ever scaled
+            scaling.unscale()
+
     @override
     def step(self, **kwargs: Any) -> StepResult:
         """Take the loss scale out, clip, and step the optimizer unless gradients overflowed.
@@ -250,7 +282,7 @@ class OptimWrapper(AbstractOptimWrapper):
 
     def _clip_gradients(self, scaling: LossScaling | None = None) -> Tensor | None:
         assert self._clipper is not None
-        parameters = parameters_with_gradient(self.optimizer)
+        parameters = self._order.parameters_with_gradient(self.optimizer, self._model)
         if not parameters:
             return None
         if scaling is not None:

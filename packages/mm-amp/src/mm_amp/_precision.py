@@ -10,7 +10,7 @@ from typing_extensions import override
 from ._loss_scaling import LossScaling
 from ._optim_state import tell_of_unused_scaler
 
-_NOTHING_TO_DO = nullcontext()  # holds no state, so all forwards can share it
+NO_CONTEXT = nullcontext()  # holds no state, so all forwards can share it
 
 
 class AbstractPrecision(ABC):
@@ -48,7 +48,7 @@ class FullPrecision(AbstractPrecision):
 
     @override
     def forward_context(self, model: Any) -> AbstractContextManager[object]:
-        return _NOTHING_TO_DO
+        return NO_CONTEXT
 
     @override
     def state_dict(self) -> dict[str, Any]:
