@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mm_amp import AmpOptimWrapper
-from mm_runner.optim import named_wrappers
+from mm_runner.optim import computes_in_half, named_wrappers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +63,7 @@ def _advice(runner: Runner) -> Iterator[str]:
             f"{counts * (size // smaller)}, which trains on as many samples per step of the "
             "optimizer (mm-runner find-batch-size finds the largest that fits)"
         )
-    if not any(isinstance(wrapper, AmpOptimWrapper) for wrapper in wrappers):
+    if not any(map(computes_in_half, wrappers)):
         yield "mixed precision, optim_wrapper.type='AmpOptimWrapper'"
     if not runner.cfg.get("activation_checkpointing"):
         yield "activation_checkpointing, which computes again in backward what it does not keep"

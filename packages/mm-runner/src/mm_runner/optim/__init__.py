@@ -4,7 +4,7 @@ from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 
 from ._closure import refuse_closure
 from ._multi_optim_wrapper import MultiOptimWrapperConstructor
-from ._optim_wrapper import build_optim_wrapper, named_wrappers, scale_lr
+from ._optim_wrapper import build_optim_wrapper, computes_in_half, named_wrappers, scale_lr
 from .constructors import (
     DefaultOptimWrapperConstructor,
     LayerDecayOptimizerConstructor,
@@ -24,6 +24,7 @@ __all__ = [
     "Shape",
     "build_optim_wrapper",
     "build_param_schedulers",
+    "computes_in_half",
     "named_schedulers",
     "named_wrappers",
     "refuse_closure",

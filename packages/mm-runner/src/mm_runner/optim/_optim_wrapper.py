@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mm_amp import OptimWrapperDict
 from mm_runner.errors import ConfigError
 from mm_runner.registry import OPTIM_WRAPPER_CONSTRUCTORS, call_component, check_cfg
@@ -15,7 +17,7 @@ from .constructors import DefaultOptimWrapperConstructor
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["build_optim_wrapper", "named_wrappers", "scale_lr"]
+__all__ = ["build_optim_wrapper", "computes_in_half", "named_wrappers", "scale_lr"]
 
 
 def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapper") -> Any:
@@ -100,3 +102,8 @@ def named_wrappers(optim_wrapper: Any) -> dict[str, Any]:
     if isinstance(optim_wrapper, OptimWrapperDict):
         return dict(optim_wrapper.items())
     return {"": optim_wrapper}
+
+
+def computes_in_half(wrapper: Any) -> bool:
+    """Tell whether the forward of this one wrapper is autocast to float16 or bfloat16."""
+    return getattr(wrapper, "dtype", None) in (torch.float16, torch.bfloat16)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mm_amp import AmpOptimWrapper
 from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner._tf32 import uses_tf32
 from mm_runner.hooks import CheckpointHook
 from mm_runner.model import MODULE_SETTINGS, told_module_settings, unwrap_model
-from mm_runner.optim import named_wrappers
+from mm_runner.optim import computes_in_half, named_wrappers
 
 if TYPE_CHECKING:
     from mm_runner.runner import Runner
@@ -151,7 +150,7 @@ def _precision(runner: Runner, wrapper: Any) -> str:
     weights = f"weights in {', '.join(sorted(kept)) or 'nothing'}"
     tf32 = runner.device.type == "cuda" and uses_tf32()
     weights += ", TF32 matrix products" if tf32 else ""
-    if not isinstance(wrapper, AmpOptimWrapper):
+    if not computes_in_half(wrapper):
         return weights
     return f"{str(wrapper.dtype).removeprefix('torch.')} by autocast, {weights}"
 

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from mm_amp import AmpOptimWrapper
 from mm_runner._tf32 import uses_tf32
 from mm_runner.errors import ConfigError
 from mm_runner.hooks._data_waits import DataWaits
 from mm_runner.hooks._hook import Hook
-from mm_runner.optim import named_wrappers
+from mm_runner.optim import computes_in_half, named_wrappers
 
 from ._batch_size import count_samples, count_tokens
 from ._flops import FlopCount
@@ -189,7 +188,7 @@ def _peak_of_run(runner: Any) -> float | None:
     if name is None:
         return None
     wrappers = named_wrappers(runner.optim_wrapper).values()
-    is_half = any(isinstance(wrapper, AmpOptimWrapper) for wrapper in wrappers) or any(
+    is_half = any(map(computes_in_half, wrappers)) or any(
         parameter.dtype in (torch.float16, torch.bfloat16)
         for parameter in runner.model.parameters()
     )
