@@ -96,7 +96,7 @@ LEAVE = (
     + """
 mm_dist.barrier()
 if info.rank == int(sys.argv[1]):
-    sys.exit(int(sys.argv[2]))
+    exit(int(sys.argv[2]))
 try:
     mm_dist.all_reduce(torch.ones(1))
 except RuntimeError as error:
@@ -105,8 +105,12 @@ except RuntimeError as error:
 )
 
 
-@pytest.mark.parametrize(("leaver", "status"), [(1, 3), (0, 0)], ids=["other", "rank-zero"])
-def test_rank_that_leaves_early_is_named(start_ranks, leaver, status):
+@pytest.mark.parametrize(
+    ("leaver", "status", "ending"),
+    [(1, 3, "failed: exit status 3"), (0, 0, "had left the group")],
+    ids=["other", "rank-zero"],
+)
+def test_rank_that_leaves_early_is_named(start_ranks, leaver, status, ending):
     ranks = start_ranks(LEAVE, 2, leaver, status)
     outputs = finish(ranks)
     assert ranks[leaver].returncode == status
@@ -114,7 +118,7 @@ def test_rank_that_leaves_early_is_named(start_ranks, leaver, status):
     last = outputs[1 - leaver][1].splitlines()[-1]
     assert f"rank {1 - leaver} of 2" in last
     assert f"stopped because rank {leaver} of 2 on host" in last
-    assert last.endswith("had left the group without an error")
+    assert last.endswith(ending)
 
 
 # The store is that of rank 0, and takes connections without answering them.
@@ -141,3 +145,106 @@ def test_frozen_rank_zero_keeps_nobody(start_ranks):
     assert "Timed out waiting 4000ms" in errors.splitlines()[-1]
     assert errors.splitlines()[-1].endswith("the link to its machine is cut")
     assert "rank 0 does not answer: it is frozen" in errors.splitlines()[-1]
+
+
+LOSE = (
+    JOIN
+    + """
+import os, signal
+mm_dist.all_reduce(torch.ones(1))
+if info.rank == 1 and sys.argv[1] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+mm_dist.all_reduce(torch.ones(3 if info.rank == 1 else 100))
+mm_dist.all_reduce(torch.ones(100))
+"""
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which process has ended")
+@pytest.mark.parametrize("how", ["kill", "mismatch"])
+def test_rank_that_ends_without_a_word_is_named(start_ranks, how):
+    ranks = start_ranks(LOSE, 4, how)
+    outputs = finish(ranks)
+    ended = [rank for rank, process in enumerate(ranks) if process.returncode < 0]
+    assert ended
+    assert how == "mismatch" or ended == [1]
+    for rank in set(range(4)) - set(ended):
+        last = outputs[rank][1].splitlines()[-1]
+        # One that waits only for rank 0, with which the store ends, is referred to its output.
+        if rank == 0 or "stopped because rank 0 had ended" not in last:
+            named = [f"stopped because rank {other} of 4 on host " in last for other in ended]
+            assert any(named), last
+            assert "MM_DIST_DEBUG=1 names the call" in last
+
+
+# What the program has begun before is its own: exit handlers, and the one timer of faulthandler.
+HANDLE = (
+    """
+import atexit, faulthandler, sys, time
+def save():
+    time.sleep(11)
+    raise KeyError("in a handler")
+atexit.register(save)
+faulthandler.dump_traceback_later(5, repeat=True, file=sys.stdout)
+"""
+    + JOIN
+    + """
+import torch.distributed as dist
+mm_dist.all_reduce(torch.ones(1))
+if info.rank == 1:
+    pending = dist.all_reduce(torch.ones(1), async_op=True)
+    raise ValueError("boom")
+dist.barrier()
+mm_dist.barrier()
+"""
+)
+
+
+def test_exit_handlers_take_their_time_and_their_errors_are_shown(start_ranks):
+    ranks = start_ranks(HANDLE, 2)
+    for output, errors in finish(ranks):
+        assert "in save" in output, "the timer has fired"
+        assert errors.splitlines()[-1] == "KeyError: 'in a handler'"
+    assert [rank.returncode for rank in ranks] == [1, 1]
+
+
+PROMPT = """
+import torch, mm_dist
+info = mm_dist.init_dist(device_type="cpu", timeout=60)
+undefined
+total = torch.ones(1)
+mm_dist.all_reduce(total)
+print("the sum is", total.item(), mm_dist.get_world_size())
+"""
+
+
+def test_exception_at_a_prompt_leaves_the_group(start_ranks):
+    prompt = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-i'], input={PROMPT!r}.encode())"
+    )
+    for output, errors in finish(start_ranks(prompt, 2)):
+        assert output == "the sum is 2.0 2\n"
+        assert "NameError" in errors
+        assert "mm-dist:" not in errors
+
+
+NO_THREAD = (
+    """
+import threading
+start = threading.Thread.start
+def fail(thread):
+    if thread.name == "mm_dist-hang-report":
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = fail
+"""
+    + JOIN
+    + "mm_dist.barrier()"
+)
+
+
+def test_hang_report_that_cannot_start_warns(start_ranks):
+    ranks = start_ranks(NO_THREAD, 2)
+    for _, errors in finish(ranks):
+        assert "UserWarning: There will be no hang report: RuntimeError: can't start" in errors
+    assert [rank.returncode for rank in ranks] == [0, 0]

@@ -137,7 +137,7 @@ def _describe_elsewhere(extra: Mapping[str, Any]) -> str:
     first = extra.get("first_failure")
     if not first:
         return ""
-    what = first["error"] or "it left without an error"
+    what = first["error"] or "it had left the group"
     wait = f" - {first['wait']}" if first.get("wait") else ""
     return f"rank {first['rank']} on {first['host']} failed first: {what}{wait}"
 

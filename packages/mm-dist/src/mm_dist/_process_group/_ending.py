@@ -8,9 +8,10 @@ import time
 
 import torch.distributed as dist
 
-from mm_dist._process_group._failure import abort_groups, limit_teardown
+from mm_dist._backends import backend_names
+from mm_dist._devices import find_accelerator_of
+from mm_dist._process_group._failure import abort_groups, is_interactive, release_peers
 from mm_dist._process_group._failure_record import FailureBoard
-from mm_dist._process_group._peer_watch import needs_watch
 from mm_dist._process_group._state import OwnGroup, find_own_group, state
 from mm_dist._process_group._steady import steady_switch, synchronize_device
 from mm_dist._process_group._store import is_kept_by_launcher
@@ -43,9 +44,8 @@ def destroy_dist() -> None:
 def _end(own: OwnGroup) -> None:
     atexit.unregister(end_at_exit)
     # First: it looks at the group, and uses the store.
-    for thread in (own.hang_report, own.peer_watch):
-        if thread is not None:
-            thread.stop()
+    if own.hang_report is not None:
+        own.hang_report.stop()
     if find_own_group() is not None:
         _leave(own)
     state.own = state.local_group = None
@@ -65,26 +65,27 @@ def end_at_exit() -> None:
     own = state.own
     if own is None or own.pid != os.getpid():
         return
-    if state.failed is None and getattr(sys, "last_value", None) is None:
+    is_clean = is_interactive() or getattr(sys, "last_value", None) is None
+    if state.failed is None and is_clean:
         _end(own)
         return
-    # The other ranks may be inside a collective: what waits for them could wait for long.
+    if state.failed is None:
+        # A hook that does not call ours has printed the exception.
+        release_peers(own)
     time.sleep(_THREAD_GRACE_S)
-    limit_teardown()
 
 
 def _leave(own: OwnGroup) -> None:
     board = FailureBoard(own.address, own.info, state.num_joined)
     is_shared = own.info.world_size > 1 and own.address is not None
     _release_threads(own.info.backend)
-    # Where peers do not notice that one is gone, destroying waits until they all do the same.
-    if is_shared and needs_watch(str(own.info.backend)):
-        if not board.leave(_PARTING_LIMIT_S):
+    if is_shared and _waits_for_all(str(own.info.backend)):
+        if not board.leave(_PARTING_LIMIT_S, state.exit_status):
             # The others go on without this rank: what it has begun is finished, no more.
             synchronize_device(own.info.device)
             abort_groups()
     elif is_shared:
-        board.leave(0)
+        board.leave(0, state.exit_status)
     if find_own_group() is not None:
         # gloo's connections break when the last reference goes.
         own.group = None
@@ -93,6 +94,11 @@ def _leave(own: OwnGroup) -> None:
         is_host = own.info.rank == 0 and not is_kept_by_launcher()
         # If the store went first, torch's threads on the other ranks would complain.
         board.say_gone(_STORE_GRACE_S if is_host else 0)
+
+
+def _waits_for_all(backend: str) -> bool:
+    """Return whether a group is destroyed only when all ranks do so, as with NCCL and its like."""
+    return any(find_accelerator_of(name) is not None for name in backend_names(backend))
 
 
 def _release_threads(backend: str | None) -> None:

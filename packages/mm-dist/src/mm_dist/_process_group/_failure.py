@@ -1,6 +1,8 @@
 """What a rank does when an uncaught exception ends it: say why, and let nobody wait for it."""
 
-import faulthandler
+import builtins
+import ctypes
+import functools
 import logging
 import os
 import sys
@@ -18,27 +20,25 @@ from mm_dist._dist_info import DistInfo
 from mm_dist._process_group._consequence import is_lost_peer, is_timeout
 from mm_dist._process_group._error_file import write_error_file
 from mm_dist._process_group._failure_record import (
+    NO_WORD,
     Answer,
     FailureBoard,
     FailureRecord,
     describe_error,
 )
-from mm_dist._process_group._state import find_own_group, state
+from mm_dist._process_group._state import OwnGroup, find_own_group, state
 from mm_dist._process_group._store import is_kept_by_launcher
 
 _logger = logging.getLogger(__name__)
 _ABORT_LIMIT_S = 5.0
 # The launcher ends all ranks as soon as it sees one end: it shall see the first failure first.
 _CONSEQUENCE_PAUSE_S = 1.0
-_TEARDOWN_LIMIT_S = 10.0
 # What a store gets that has not answered the hang report either: rank 0 is frozen, or cut off. A
 # rank ends within five seconds of its timeout, whatever it has to say.
 _SILENT_S = 0.5
 _SILENT_RANK_0 = (
     "rank 0 does not answer: it is frozen, or has ended, or the link to its machine is cut"
 )
-# A variable's, and that of the call which counts.
-_OWN_REFERENCES = 2
 
 
 def install_failure_hook(
@@ -56,39 +56,86 @@ def install_failure_hook(
         A function that gives the interpreter its former hook back.
     """
     previous, pid, is_over = sys.excepthook, os.getpid(), False
+    forget_exits = _note_exits() if not is_interactive() else lambda: None
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if is_over or os.getpid() != pid or find_own_group() is None:
+        if is_over or os.getpid() != pid or find_own_group() is None or is_interactive():
             # A forked child is no rank; and without the group there is nobody to tell. It may be
-            # over and still be called, by a hook that somebody has put around it.
+            # over and still be called, by a hook that somebody has put around it. At a prompt the
+            # program goes on.
             previous(kind, error, trace)
             return
-        line = _record(info, board, error, _explain_wait(error))
+        line, is_consequence = _record(info, board, error, _explain_wait(error))
         previous(kind, error, trace)
         _print_last(line)
-        _release(board, info, is_host=is_host)
+        if state.own is not None:
+            release_peers(state.own)
+        if is_host and is_consequence:
+            board.wait_for_readers()
 
     sys.excepthook = report
 
     def restore() -> None:
         nonlocal is_over
         is_over = True
+        forget_exits()
         if sys.excepthook is report:
             sys.excepthook = former
 
     return restore
 
 
-def _record(info: DistInfo, board: FailureBoard, error: BaseException, wait: str) -> str:
-    """Tell the other ranks and the launcher; return the line that is to be printed last.
+def _note_exits() -> Callable[[], None]:
+    """Note the status that the program ends with: exit handlers have no other way to know.
+
+    Returns:
+        A function that undoes it.
+    """
+    state.exit_status = 0
+    places = [(sys, "exit"), (builtins, "exit"), (builtins, "quit")]
+    formers = [(*place, getattr(*place)) for place in places if hasattr(*place)]
+
+    def note(former: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(former)
+        def end(code: Any = None) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                state.exit_status = int(code) if isinstance(code, int) else int(code is not None)
+            return former(code)
+
+        return end
+
+    own = [(module, name, note(former)) for module, name, former in formers]
+    for module, name, end in own:
+        setattr(module, name, end)
+
+    def undo() -> None:
+        for (module, name, end), (*_, former) in zip(own, formers, strict=True):
+            if getattr(module, name, None) is end:
+                setattr(module, name, former)
+
+    return undo
+
+
+def is_interactive() -> bool:
+    """Return whether somebody goes on at a prompt after an exception."""
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect)
+
+
+def _record(
+    info: DistInfo, board: FailureBoard, error: BaseException, wait: str
+) -> tuple[str, bool]:
+    """Tell the other ranks and the launcher.
 
     Args:
         info: This process's place.
         board: Where failures are recorded for all ranks.
         error: What ends this rank.
         wait: What the hang report knows about it; empty if nothing.
+
+    Returns:
+        The line that is to be printed last, and whether the error only follows from another rank's.
     """
     own = FailureRecord(info.rank, info.world_size, describe_error(error), wait)
     is_lost = is_lost_peer(error)
@@ -111,7 +158,7 @@ def _record(info: DistInfo, board: FailureBoard, error: BaseException, wait: str
             write_error_file(error, facts, line)
     if is_consequence:
         time.sleep(_CONSEQUENCE_PAUSE_S)
-    return line
+    return line, is_consequence
 
 
 def _explain(own: FailureRecord, answer: Answer, *, is_consequence: bool) -> str:
@@ -122,10 +169,7 @@ def _explain(own: FailureRecord, answer: Answer, *, is_consequence: bool) -> str
         return f"{own.who()} stopped because {answer.first.describe()}"
     if not answer.is_store_there and own.rank != 0:
         return f"{own.who()} stopped because rank 0 had ended, see its output; {own.error}"
-    return (
-        f"{own.who()} stopped because it lost another rank, which left no word: killed, perhaps, "
-        f"by the scheduler or for want of memory; {own.error}"
-    )
+    return f"{own.who()} stopped because it lost another rank: {NO_WORD}; {own.error}"
 
 
 def _explain_wait(error: BaseException) -> str:
@@ -156,38 +200,32 @@ def _print_last(*parts: str) -> None:
         sys.stderr.flush()
 
 
-def _release(board: FailureBoard, info: DistInfo, *, is_host: bool) -> None:
-    """Let the other ranks go on, or fail, at once: threads and exit handlers may take long."""
-    own, state.failed = state.own, info
-    if own is None:
-        return
-    if own.peer_watch is not None:
-        own.peer_watch.stop()
-    limit_teardown()
-    is_aborted = abort_groups()
-    # gloo's connections break when the last reference goes.
-    group, own.group = own.group, None
-    is_last_reference = sys.getrefcount(group) == _OWN_REFERENCES
-    del group
-    faulthandler.cancel_dump_traceback_later()
-    if is_host and is_aborted and (is_last_reference or own.peer_watch is not None):
-        board.wait_for_readers()
+def release_peers(own: OwnGroup) -> None:
+    """Let nobody wait for a rank that has failed, and its exit for nobody.
+
+    It ends nothing: threads and exit handlers of the program take the time that they need. Of
+    gloo, connections break when the process ends.
+    """
+    state.failed = own.info
+    # A reference more than anybody gives back: to destroy a group is to wait for its collectives.
+    for group in list(dist.distributed_c10d._pg_map):  # noqa: SLF001 (torch has no public one)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    abort_groups()
+    own.group = None
 
 
-def abort_groups() -> bool:
-    """Break all connections of this process's groups; return whether torch could do it.
+def abort_groups() -> None:
+    """Break the connections of NCCL and its like, and let torch forget all groups.
 
-    Older torch can do so only with NCCL, and yet older not at all; there the connections break
-    when the process ends.
+    Older torch can do so only with NCCL, and yet older not at all.
     """
     if not _can_abort():
-        return False
+        return
     abort = dist.distributed_c10d._abort_process_group  # noqa: SLF001 (torch has no public one)
     thread = threading.Thread(target=_call_quietly, args=(abort,), daemon=True)
     thread.start()
     # A device that does not answer must not keep this process.
     thread.join(_ABORT_LIMIT_S)
-    return not thread.is_alive()
 
 
 def _can_abort() -> bool:
@@ -202,14 +240,3 @@ def _call_quietly(function: Callable[[], Any]) -> None:
         function()
     except Exception as error:  # noqa: BLE001 (the process is ending because of another one)
         _logger.debug("the groups could not be aborted: %r", error)
-
-
-def limit_teardown() -> None:
-    """End this process with status 1 if the interpreter does not manage to end by itself.
-
-    Objects of torch wait for their threads when they go, and those wait for other ranks. The
-    timer is C's own: it needs no lock that such a wait may hold.
-    """
-    # Kept open on purpose: the timer writes where it stood, which nobody needs.
-    silence = open(os.devnull, "w")  # noqa: SIM115, PTH123
-    faulthandler.dump_traceback_later(_TEARDOWN_LIMIT_S, exit=True, file=silence)

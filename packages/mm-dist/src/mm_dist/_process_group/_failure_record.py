@@ -1,13 +1,15 @@
 """Which rank failed first: one record for all ranks, kept in the store."""
 
 import json
+import os
 import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mm_dist._dist_info import DistInfo
@@ -17,11 +19,19 @@ from mm_dist._process_group._store import StoreAddress
 # Not in a prefix store: those of older torch crash in compare_set.
 _FAILED, _LEFT = "first_failure", "first_to_leave"
 _NUM_READERS, _NUM_LEAVING, _NUM_GONE = "num_readers", "num_leaving", "num_gone"
+_PROCESSES = "processes"
 _ABSENT = "absent"
 _READ_GRACE_S, _PAUSE_S = 2.0, 0.02
+# The connections of a process break a moment before the system shows that it has ended.
+_END_GRACE_S = 1.0
 # Longer than all that a store which answers at all takes: a name server may lose a message.
 _ANSWER_S = 12.0
 _Result = TypeVar("_Result")
+NO_WORD = (
+    "its process ended without a Python error: aborted in native code, as by gloo where the ranks' "
+    "calls do not match (its own output says so; MM_DIST_DEBUG=1 names the call), or killed, by "
+    "the scheduler or for want of memory"
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,8 @@ class FailureRecord:
     Attributes:
         rank: Its number.
         world_size: How many ranks there are.
-        error: Type and message of its exception, in one line; empty if it left without one.
+        error: Type and message of its exception, or its exit status, in one line; empty if it left
+            without one.
         wait: Whom it waited for in vain, in one sentence; empty if that is not what ended it.
         host: Its machine.
         time: When, in seconds since 1970, by that machine's clock.
@@ -46,7 +57,7 @@ class FailureRecord:
 
     def describe(self) -> str:
         """Return who and what, as in ``rank 1 of 4 on host n2 failed: ValueError: boom``."""
-        what = f"failed: {self.error}" if self.error else "had left the group without an error"
+        what = f"failed: {self.error}" if self.error else "had left the group"
         return f"{self.who()} {what}{f' - {self.wait}' if self.wait else ''}"
 
     def who(self) -> str:
@@ -110,22 +121,30 @@ class FailureBoard:
         """
 
         def ask(store: Any) -> Answer:
-            if is_consequence:
-                first = _look(store, self._key(_FAILED)) or _look(store, self._key(_LEFT))
-            else:
-                first = _read(store.compare_set(self._key(_FAILED), "", json.dumps(asdict(own))))
+            first = self._find_first(store) if is_consequence else self._post(store, own)
             store.add(self._key(_NUM_READERS), 1)
             is_other = first is not None and first.rank != own.rank
             return Answer(first if is_other else None, is_store_there=True)
 
         return self._visit(ask, limit_s) or Answer(None, is_store_there=False)
 
-    def leave(self, limit_s: float) -> bool:
-        """Note that this rank leaves without an error; return whether all do within the limit.
+    def enter(self, store: Any) -> None:
+        """Note which process this rank is, for the ranks of its machine to see whether it lives.
+
+        Args:
+            store: The one that the ranks meet in, where rank 0 keeps it.
+        """
+        key = f"{self._key(_PROCESSES)}/{_name_machine()}"
+        number = store.add(key, 1)
+        store.set(f"{key}/{number}", json.dumps([self._info.rank, os.getpid()]))
+
+    def leave(self, limit_s: float, status: int = 0) -> bool:
+        """Note that this rank leaves without an exception; return whether all do within the limit.
 
         Without a limit it asks nobody, and the answer is no.
         """
-        own = FailureRecord(self._info.rank, self._info.world_size, "")
+        error = f"exit status {status}" if status else ""
+        own = FailureRecord(self._info.rank, self._info.world_size, error)
 
         def note(store: Any) -> bool:
             store.compare_set(self._key(_LEFT), "", json.dumps(asdict(own)))
@@ -147,21 +166,6 @@ class FailureBoard:
 
         self._visit(note, _ANSWER_S + limit_s)
 
-    def follow(self, is_over: Callable[[], bool]) -> Iterator[FailureRecord]:
-        """Yield the first failure when there is one; ``is_over`` waits a while between looks."""
-        store = None if self._address is None else self._address.connect()
-        while store is not None and not is_over():
-            try:
-                first = _look(store, self._key(_FAILED))
-                if first is None:
-                    continue
-                store.add(self._key(_NUM_READERS), 1)
-            except RuntimeError:
-                # The store has ended, and with it rank 0; whether it failed, nobody can tell.
-                return
-            yield first
-            return
-
     def clear(self) -> None:
         """Forget what ranks of a former attempt left in a store that outlives them."""
 
@@ -176,6 +180,30 @@ class FailureBoard:
         """Wait a moment, so that the other ranks can read what happened, before the store ends."""
         wait_s = _READ_GRACE_S
         self._visit(lambda store: self._wait_for(store, _NUM_READERS, wait_s), _ANSWER_S)
+
+    def _post(self, store: Any, record: FailureRecord) -> FailureRecord | None:
+        return _read(store.compare_set(self._key(_FAILED), "", json.dumps(asdict(record))))
+
+    def _find_first(self, store: Any) -> FailureRecord | None:
+        """Return who ended first; if nobody says so, a process of this machine that is gone."""
+        processes = self._read_processes(store)
+        end = time.monotonic() + (_END_GRACE_S if processes else 0.0)
+        while True:
+            first = _look(store, self._key(_FAILED)) or _look(store, self._key(_LEFT))
+            if first is not None:
+                return first
+            gone = next((rank for rank, pid in processes.items() if _is_gone(pid)), None)
+            if gone is not None:
+                return self._post(store, FailureRecord(gone, self._info.world_size, NO_WORD))
+            if time.monotonic() >= end:
+                return None
+            time.sleep(_PAUSE_S)
+
+    def _read_processes(self, store: Any) -> dict[int, int]:
+        """Return the processes of this machine by rank; of a rank that came twice, the newer."""
+        key = f"{self._key(_PROCESSES)}/{_name_machine()}"
+        numbers = range(1, store.add(key, 0) + 1)
+        return dict(json.loads(store.get(f"{key}/{number}")) for number in numbers)
 
     def _key(self, name: str) -> str:
         return f"mm_dist/{self._number}/{name}"
@@ -223,3 +251,19 @@ def _read(value: bytes) -> FailureRecord | None:
 def _look(store: Any, key: str) -> FailureRecord | None:
     # The one question that does not block where there is no such key, in all versions of torch.
     return _read(store.compare_set(key, _ABSENT, _ABSENT))
+
+
+def _name_machine() -> str:
+    # Containers may share a machine's name, and number their processes each for itself.
+    with suppress(OSError):
+        return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()
+
+
+def _is_gone(pid: int) -> bool:
+    """Return whether a process has ended, as far as the system tells; its parent may not know."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return Path("/proc/self/stat").exists()
+    return state in ("Z", "X")

@@ -34,6 +34,7 @@ from mm_dist._process_group._steady import steady_switch
 from mm_dist._rendezvous import check_port, overlay_port, warn_of_unused_port
 from mm_dist._switches import DEBUG_VARIABLE, HANG_REPORT_VARIABLE, read_switch
 from mm_dist._timeout import check_steady_timeout, read_timeout
+from mm_dist._warning import warn_caller
 
 _MPS_MESSAGE = (
     "Several processes were started; Apple's mps takes part in no process group, so they use the "
@@ -261,5 +262,9 @@ def _variables_for_torch(
 def _start_hang_report(own: OwnGroup) -> None:
     from mm_dist._hang_report import start_hang_report  # noqa: PLC0415 (only where it is on)
 
-    if own.info.timeout is not None:
+    if own.info.timeout is None:
+        return
+    try:
         own.hang_report = start_hang_report(own.info, own.info.timeout)
+    except (RuntimeError, OSError) as error:
+        warn_caller(f"There will be no hang report: {type(error).__name__}: {error}")

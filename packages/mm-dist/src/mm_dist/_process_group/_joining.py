@@ -20,10 +20,9 @@ from mm_dist._launchers import LaunchEnvironment
 from mm_dist._process_group._ending import end_at_exit
 from mm_dist._process_group._error_file import write_error_file
 from mm_dist._process_group._failure import install_failure_hook
-from mm_dist._process_group._failure_record import FailureBoard, FailureRecord
+from mm_dist._process_group._failure_record import FailureBoard
 from mm_dist._process_group._group_timeouts import default_timeout, read_group_timeout
 from mm_dist._process_group._meeting import meet
-from mm_dist._process_group._peer_watch import PeerWatch, needs_watch
 from mm_dist._process_group._state import OwnGroup, state
 from mm_dist._process_group._steady import steady_switch
 from mm_dist._process_group._store import StoreAddress, is_kept_by_launcher, open_store
@@ -73,8 +72,6 @@ def join_group(
     is_host = info.rank == 0 and not is_kept_by_launcher()
     board = FailureBoard(own.address, own.info, state.num_joined)
     own.restore_hook = install_failure_hook(own.info, board, former=former_hook, is_host=is_host)
-    if own.address is not None and info.world_size > 1 and needs_watch(str(info.backend)):
-        own.peer_watch = PeerWatch(board, FailureRecord(info.rank, info.world_size, ""))
     state.own, state.failed, state.local_group, state.kept_store = own, None, None, None
     steady_switch.arm(None)
     atexit.register(end_at_exit)
@@ -111,10 +108,13 @@ def _meet_in_store(
     store = open_store(environment, limit.total_seconds())
     # Not before: a rank that did not find the address, and tries again, has missed no meeting.
     state.num_joined += 1
+    board = FailureBoard(address, info, state.num_joined)
     if info.rank == 0:
-        FailureBoard(address, info, state.num_joined).clear()
+        board.clear()
     while True:
         try:
+            if not is_kept_by_launcher():
+                board.enter(store)
             meet(store, environment, state.num_joined, limit.total_seconds(), settings)
         except LaunchError:
             raise
