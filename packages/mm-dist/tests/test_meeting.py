@@ -3,6 +3,7 @@
 import logging
 import socket
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 
@@ -143,6 +144,38 @@ def test_two_processes_of_one_rank_are_told(monkeypatch):
     # A store that the launcher keeps may hold what an earlier attempt left there.
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     meet(store, replace(PLACE, rank=1), 0, 60, {})
+
+
+RESTARTED = """
+import torch, mm_dist
+info = mm_dist.init_dist(device_type="cpu", timeout=60)
+total = torch.ones(1)
+mm_dist.all_reduce(total)
+print(total.item())
+"""
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "alive"])
+def test_newest_process_of_a_rank_joins(start_ranks, free_port, is_killed):
+    port = free_port()
+
+    def start(rank):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3}
+        return start_ranks(RESTARTED, 1, **place, MASTER_PORT=port)[0]
+
+    first, former = start(0), start(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    while store.add("mm_dist/1/rank/1", 0) == 0:
+        time.sleep(0.05)
+    if is_killed:
+        former.kill()
+    newest = start(1)
+    while store.add("mm_dist/1/rank/1", 0) == 1:
+        time.sleep(0.05)
+    ranks = [first, newest, start(2)]
+    assert [rank.communicate(timeout=60) for rank in ranks] == [("3.0\n", "")] * 3
+    if not is_killed:
+        assert "as the same rank" in former.communicate(timeout=60)[1]
 
 
 def test_ranks_that_ask_for_different_groups_are_told():

@@ -38,11 +38,15 @@ class Agreement:
         self._equals_key = f"{self._prefix}/equals/{digest}"
         self._num_told_key = f"{self._prefix}/num_told"
 
-    def post(self) -> None:
-        """Show what this rank asks for; to be called before the rank counts as present."""
+    def post(self, *, is_counted: bool) -> None:
+        """Show what this rank asks for; to be called before the rank counts as present.
+
+        Args:
+            is_counted: Whether no former process of this rank has done so.
+        """
         note = json.dumps([socket.gethostname(), self._settings])
         self._store.set(f"{self._prefix}/{self._rank}", note)
-        self._store.add(self._equals_key, 1)
+        self._store.add(self._equals_key, int(is_counted))
 
     def check(self) -> None:
         """Compare, once all ranks are present.

@@ -60,7 +60,7 @@ def init_dist(
     is. The group is destroyed at a clean exit of the interpreter, or by ``destroy_dist``.
 
     While the group lives, an uncaught exception is told to the other ranks and to the launcher
-    (as torch's ``record`` does), its last line names this rank, and nobody goes on waiting for it.
+    (as torch's ``record`` does), and its last line names this rank.
 
     Args:
         launcher: ``auto``, ``none``, ``pytorch``, ``slurm``, ``mpi``, or the name of an installed

@@ -4,7 +4,7 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mm_dist._errors import LaunchError
@@ -44,24 +44,32 @@ def meet(
         settings: What this process asks for, by name.
 
     Raises:
-        LaunchError: If some ranks do not come in time (rank 0 names them), if another process
-            has the same rank, if the store belongs to another job, or if ranks ask for different
-            settings.
+        LaunchError: If some ranks do not come in time (rank 0 names them), if a newer process has
+            the same rank, or one that has met the others already, if the store belongs to another
+            job, or if ranks ask for different settings.
     """
     start = time.monotonic()
     place = (environment.rank, environment.world_size)
     keys = _Keys(f"mm_dist/{number}")
     agreement = Agreement(store, f"mm_dist/{number}", *place, settings)
-    if not is_kept_by_launcher():
+    is_unique = not is_kept_by_launcher()
+    if is_unique:
         _check_host(store, keys, environment)
-        _check_place(store, keys, environment)
-    else:
-        store.add(keys.rank(environment.rank), 1)
-    agreement.post()
-    if store.add(keys.count, 1) == environment.world_size:
+    # More than one where a process of this rank was here before, and has been restarted.
+    number_of_rank = store.add(keys.rank(environment.rank), 1)
+    is_first = number_of_rank == 1 or not is_unique
+    agreement.post(is_counted=is_first)
+    if is_first and store.add(keys.count, 1) == environment.world_size:
         store.add(keys.complete, 1)
-    if not _wait_for(store, keys.complete, start + limit_s):
+
+    def check_newest() -> None:
+        if is_unique and store.add(keys.rank(environment.rank), 0) > number_of_rank:
+            raise _duplicate_error(environment)
+
+    if not _wait_for(store, keys.complete, start + limit_s, check_newest):
         raise _absence_error(store, keys, environment, limit_s)
+    if is_unique and store.add(keys.claim(environment.rank), 1) > 1:
+        raise _duplicate_error(environment)
     agreement.check()
 
 
@@ -80,6 +88,9 @@ class _Keys:
     def rank(self, rank: int) -> str:
         return f"{self._prefix}/rank/{rank}"
 
+    def claim(self, rank: int) -> str:
+        return f"{self._prefix}/claim/{rank}"
+
 
 def _check_host(store: Any, keys: _Keys, environment: LaunchEnvironment) -> None:
     key = keys.host(_sign(environment))
@@ -90,14 +101,13 @@ def _check_host(store: Any, keys: _Keys, environment: LaunchEnvironment) -> None
         raise stranger_error(environment.rank, host, port, "it is the store of another job")
 
 
-def _check_place(store: Any, keys: _Keys, environment: LaunchEnvironment) -> None:
-    if store.add(keys.rank(environment.rank), 1) == 1:
-        return
-    raise LaunchError(
+def _duplicate_error(environment: LaunchEnvironment) -> LaunchError:
+    return LaunchError(
         f"Rank {environment.rank} of {environment.world_size} is on {socket.gethostname()}, but "
         f"another process has joined at {environment.master_addr}:{environment.master_port} as "
         "the same rank. Either two jobs use one port (choose another one with MASTER_PORT or "
-        f"port=), or RANK is wrong on a machine (read from {environment.sources.get('rank')})."
+        f"port=), or RANK is wrong on a machine (read from {environment.sources.get('rank')}), or "
+        "one of the two was restarted after the ranks had met: then restart all."
     )
 
 
@@ -108,9 +118,10 @@ def _sign(environment: LaunchEnvironment) -> str:
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
 
 
-def _wait_for(store: Any, key: str, end: float) -> bool:
+def _wait_for(store: Any, key: str, end: float, check: Callable[[], None] = lambda: None) -> bool:
     pause_s = _FIRST_PAUSE_S
     while store.add(key, 0) == 0:
+        check()
         if time.monotonic() >= end:
             return False
         time.sleep(pause_s)
