@@ -1,10 +1,13 @@
-"""What waits for a validation in a run that has none."""
+"""What waits for a validation, or a metric, that a run does not have."""
 
 import pytest
-from toy import NO_VALIDATION, runner_arguments
+from toy import NO_VALIDATION, Scripted, runner_arguments
 from typing_extensions import override
 
+from mm_runner import ConfigError, Runner
+from mm_runner.evaluator import Accuracy
 from mm_runner.loops import EpochBasedTrainLoop
+from mm_runner.plan import make_plan
 from mm_runner.runner import verify_resume
 
 PLATEAU = {"type": "ReduceOnPlateauLR", "monitor": "accuracy"}
@@ -69,3 +72,62 @@ def test_a_check_of_resuming_leaves_validations_out_and_is_not_told(tmp_path, ca
     verify_resume(runner_arguments(tmp_path / "run", param_scheduler=PLATEAU))
     captured = capfd.readouterr()
     assert "no validation" not in captured.out + captured.err
+
+
+def asking(name, **options):
+    stopping = {"type": "EarlyStoppingHook", "monitor": name, "rule": "greater", **options}
+    saving = {"checkpoint": {"save_best": name, "rule": "greater"}}
+    return {
+        "save_best": ({"default_hooks": saving}, r"^CheckpointHook\.save_best"),
+        "stopping": ({"custom_hooks": [stopping]}, r"^EarlyStoppingHook\.monitor"),
+        "schedule": ({"param_scheduler": {**PLATEAU, "monitor": name}}, r"^param_scheduler\.mon"),
+    }
+
+
+@pytest.mark.parametrize(("overrides", "where"), asking("acuracy").values(), ids=asking(""))
+def test_a_metric_that_no_validation_reports_is_refused_at_the_start(tmp_path, overrides, where):
+    arguments = runner_arguments(tmp_path, **overrides)
+    message = rf"{where}.*: 'acuracy' was asked for; .* Did you mean 'accuracy'"
+    with pytest.raises(ConfigError, match=message):
+        make_plan(arguments)
+    runner = Runner.from_cfg(arguments)
+    with pytest.raises(ConfigError, match=message):
+        runner.train()
+    assert runner.iter == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"), asking("acuracy", strict=True).values(), ids=asking("")
+)
+def test_else_it_is_refused_by_the_validation_before_training(tmp_path, overrides, where):
+    scripted = {"type": Scripted, "values": [0.5] * 3}
+    arguments = runner_arguments(
+        tmp_path, val_evaluator=[scripted, {"type": "DumpResults", "out_file_path": "o.pkl"}]
+    )
+    arguments = {**arguments, **overrides}
+    make_plan(arguments)  # which cannot know
+    arguments["train_cfg"] = {"max_epochs": 2, "sanity_val_batches": 1}
+    runner = Runner.from_cfg(arguments)
+    with pytest.raises(ConfigError, match=rf"{where}.*: 'acuracy' was asked for"):
+        runner.train()
+    assert runner.iter == 0
+
+
+class More(Accuracy):
+    """Reports another name than what it is derived from."""
+
+    @override
+    def compute_metrics(self, results):
+        return {**super().compute_metrics(results), "acuracy": 1.0}
+
+
+@pytest.mark.parametrize(
+    "evaluator",
+    [{"type": More}, {"type": "Accuracy", "prefix": "val"}],
+    ids=["subclass", "prefix"],
+)
+def test_names_of_metrics_are_those_that_are_reported(make_runner, evaluator):
+    name = "val/accuracy" if "prefix" in evaluator else "acuracy"
+    runner = make_runner(val_evaluator=evaluator, **asking(name)["save_best"][0])
+    runner.train()
+    assert list(runner.work_dir.glob("best_*"))

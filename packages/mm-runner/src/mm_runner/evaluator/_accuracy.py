@@ -29,6 +29,8 @@ class Accuracy(BaseMetric):
         ConfigError: As it is evaluated, if predictions are anything else, or there are none.
     """
 
+    reported_metrics = ("accuracy",)
+
     @override
     def process(self, data_batch: Any, data_samples: Any) -> None:
         if not (isinstance(data_samples, (list, tuple)) and len(data_samples) == 2):

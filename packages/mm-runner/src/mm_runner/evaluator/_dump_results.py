@@ -48,6 +48,8 @@ class DumpResults(BaseMetric):
         >>> metrics = [dict(type="Accuracy"), dict(type="DumpResults", out_file_path="out.pkl")]
     """
 
+    reported_metrics = ()
+
     def __init__(
         self,
         out_file_path: str | os.PathLike[str],

@@ -79,6 +79,18 @@ class Evaluator:
                 results[name] = _as_python(value)
         return results
 
+    def reported_names(self) -> list[str] | None:
+        """Return the names of all metrics; ``None`` if one does not say which it reports."""
+        if type(self).evaluate is not Evaluator.evaluate:
+            return None
+        found: list[str] = []
+        for metric in self.metrics:
+            names = metric.reported_names() if isinstance(metric, BaseMetric) else None
+            if names is None:
+                return None
+            found += names
+        return found
+
     def offline_evaluate(
         self, data_samples: Iterable[Any], data: Sequence[Any] | None = None, chunk_size: int = 1
     ) -> dict[str, float]:

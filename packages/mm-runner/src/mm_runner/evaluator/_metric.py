@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mm_dist
@@ -29,10 +29,13 @@ class BaseMetric(ABC):
 
     Attributes:
         results: What :meth:`process` has collected so far, on this process.
+        reported_metrics: All names that :meth:`compute_metrics` can report, on the class; by
+            default ``None``: not known. Others that a run asks for are refused at its start.
         dataset_meta: The ``metainfo`` of the dataset, if it has one.
     """
 
     default_prefix: str | None = None
+    reported_metrics: Sequence[str] | None = None
 
     def __init__(
         self,
@@ -90,6 +93,14 @@ class BaseMetric(ABC):
         metrics = run_on_main(lambda: self._compute(gathered or []))
         self.reset()
         return {self._full_name(name): value for name, value in metrics.items()}
+
+    def reported_names(self) -> list[str] | None:
+        """Return the full names of what it reports; ``None`` if that is not known."""
+        names = {"reported_metrics", "compute_metrics", "evaluate"}
+        # A subclass that reports otherwise does not know of the names.
+        says_so = next(kind for kind in type(self).__mro__ if not names.isdisjoint(vars(kind)))
+        own = vars(says_so).get("reported_metrics")
+        return None if own is None else [self._full_name(name) for name in own]
 
     def _compute(self, results: list[Any]) -> Mapping[str, Any]:
         metrics: Any = self.compute_metrics(results)

@@ -57,9 +57,14 @@ class BestCheckpoints:
         return bool(self._metrics)
 
     @property
+    def metrics(self) -> list[str]:
+        """The metrics that were asked for by name."""
+        return [name for name in self._metrics if name != "auto"]
+
+    @property
     def files(self) -> list[str]:
         """The names of the files of all metrics, saved yet or not."""
-        return [file_of(name) for name in self._metrics if name != "auto"]
+        return [file_of(name) for name in self.metrics]
 
     @property
     def saved_files(self) -> list[str]:
@@ -145,7 +150,7 @@ class BestCheckpoints:
         if rules:
             return dict(zip(self._metrics, rules * len(self._metrics), strict=False))
         # Now, and not at the end of the first epoch.
-        return {name: self._told_rule(name) for name in self._metrics if name != "auto"}
+        return {name: self._told_rule(name) for name in self.metrics}
 
     def _told_rule(self, name: str) -> str:
         lowered = name.lower()

@@ -26,7 +26,8 @@ class EarlyStoppingHook(Hook):
         monitor: Name of the metric, as the validation reports it.
         rule: ``"greater"`` or ``"less"`` is better; by default told from the name.
         min_delta: Least change that counts as better; with 0 any does. Defaults to 0.1.
-        strict: Whether a validation without the metric is an error; else it is a warning.
+        strict: Whether a validation without the metric is an error; else it is a warning,
+            unless no metric of the run can report it.
         check_finite: Stop as soon as the metric is infinite or NaN. Defaults to ``True``.
         patience: Validations; 0 is the same as 1. Defaults to 5.
         stopping_threshold: Stop as soon as the metric is better than that.

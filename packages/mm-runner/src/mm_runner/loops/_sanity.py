@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.evaluator import DumpResults
+from mm_runner.hooks._metrics_asked import refuse_missing_metrics
+from mm_runner.optim import named_schedulers
 
 from ._evaluation import RehearsalStopped, ValLoop
 
@@ -53,6 +56,8 @@ def rehearse_validation(runner: Any, num_batches: int) -> None:
             "The validation before training (train_cfg.sanity_val_batches) failed."
         )
         raise
+    schedulers = chain.from_iterable(named_schedulers(runner.param_schedulers).values())
+    refuse_missing_metrics(metrics, runner.hooks, schedulers, is_all=False)
     runner.logger.info(
         f"The first {num_batches} batches could be validated (train_cfg.sanity_val_batches): "
         f"{', '.join(metrics) or 'no metric'}."

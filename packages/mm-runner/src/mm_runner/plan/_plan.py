@@ -12,8 +12,9 @@ import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import build_hooks
+from mm_runner.hooks._metrics_asked import refuse_missing_metrics
 from mm_runner.model import planned_module_settings, unwrap_model
-from mm_runner.optim import named_wrappers, scale_lr
+from mm_runner.optim import ParamScheduler, named_wrappers, scale_lr
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import check_run, own_keys
 from mm_runner.runner._loading import refuse_url
@@ -24,7 +25,7 @@ from ._memory import describe_memory
 from ._model import check_step_of_plan, describe_model, model_without_memory
 from ._optimizer_state import without_compiler
 from ._optimizers import describe_optimizers, wrapper_of_plan
-from ._schedule import rates_at_key_steps
+from ._schedule import build_schedules, rates_at_key_steps
 
 __all__ = ["make_plan"]
 
@@ -57,9 +58,13 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
         raise ConfigError(f"world_size={world_size} was given; a positive number is needed.")
     device_type = _device_type(cfg)
     hooks = build_hooks(cfg.get("default_hooks"), cfg.get("custom_hooks"))
-    for phase in ("val", "test"):
-        if cfg.get(f"{phase}_evaluator") is not None:
-            build_evaluator(cfg[f"{phase}_evaluator"], where=f"{phase}_evaluator")
+    reported = {
+        phase: build_evaluator(
+            cfg[f"{phase}_evaluator"], where=f"{phase}_evaluator"
+        ).reported_names()
+        for phase in ("val", "test")
+        if cfg.get(f"{phase}_evaluator") is not None
+    }
     model = model_without_memory(cfg, notes)
     settings = planned_module_settings(unwrap_model(model), cfg)
     plan: dict[str, Any] = {"model": describe_model(model)}
@@ -68,7 +73,11 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
             check_step_of_plan(cfg, model, notes)
         wrapper = wrapper_of_plan(model, cfg["optim_wrapper"], device_type, notes)
         length = length_of_run(cfg, world_size)
-        plan |= _plan_training(cfg, wrapper, length, world_size, notes)
+        training, schedules = _plan_training(cfg, wrapper, length, world_size, notes)
+        plan |= training
+        names = reported.get("val")
+        if names is not None:
+            refuse_missing_metrics(names, hooks.hooks, schedules)
         plan["memory"] = describe_memory(
             cfg,
             model,
@@ -103,7 +112,7 @@ def _check_checkpoint(load_from: Any) -> None:
 
 def _plan_training(
     cfg: Mapping[str, Any], wrapper: Any, length: Length, world_size: int, notes: list[str]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[ParamScheduler]]:
     per_process = length.per_process or 1
     batches = {
         name: world_size * per_process * getattr(one, "accumulative_counts", 1)
@@ -118,7 +127,8 @@ def _plan_training(
                 f"{of_whom} optimizer steps once in {counts} steps of the run, which are batches. "
                 "Schedules with by_epoch=False, max_iters and intervals count batches."
             )
-    return {
+    schedules = build_schedules(wrapper, cfg.get("param_scheduler"), length)
+    plan = {
         "optimizers": describe_optimizers(wrapper),
         "batch": {"per_process": per_process, "world_size": world_size, "effective": batches},
         "length": {
@@ -126,8 +136,9 @@ def _plan_training(
             "steps_per_epoch": length.epoch_steps,
             "steps": length.num_steps,
         },
-        "schedule": rates_at_key_steps(wrapper, cfg.get("param_scheduler"), length, notes),
+        "schedule": rates_at_key_steps(wrapper, schedules, length, notes),
     }
+    return plan, schedules
 
 
 def _acceleration(

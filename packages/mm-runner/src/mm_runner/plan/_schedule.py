@@ -7,33 +7,32 @@ from typing import Any
 
 from mm_runner._error_text import with_place
 from mm_runner.errors import ConfigError
-from mm_runner.optim import build_param_schedulers, named_schedulers, named_wrappers
+from mm_runner.optim import (
+    ParamScheduler,
+    build_param_schedulers,
+    named_schedulers,
+    named_wrappers,
+)
 
 from ._length import Length
 
-__all__ = ["rates_at_key_steps"]
+__all__ = ["build_schedules", "rates_at_key_steps"]
 
 # Schedules are gone through step by step: a few seconds at most.
 _MOST_STEPS = 200_000
 _PARTS = 4
 
 
-def rates_at_key_steps(
-    optim_wrapper: Any, cfg: Any, length: Length, notes: list[str]
-) -> list[dict[str, Any]]:
-    """Go through the schedules, and return the rates at the beginning, turns and end.
+def build_schedules(optim_wrapper: Any, cfg: Any, length: Length) -> list[ParamScheduler]:
+    """Build the schedules of all wrappers.
 
     Args:
         optim_wrapper: Its parameter groups are changed.
         cfg: ``param_scheduler`` of the configuration.
         length: Of the run.
-        notes: Says what cannot be shown.
-
-    Returns:
-        ``step``, ``epoch`` and ``lr``, the rate of each wrapper's first group by its name.
 
     Raises:
-        ConfigError: If a schedule does not fit.
+        ConfigError: If one does not fit.
     """
     schedulers = build_param_schedulers(
         optim_wrapper,
@@ -42,7 +41,26 @@ def rates_at_key_steps(
         num_iters=length.num_steps,
         epoch_length=length.epoch_steps,
     )
-    listed = [one for group in named_schedulers(schedulers).values() for one in group]
+    return [one for group in named_schedulers(schedulers).values() for one in group]
+
+
+def rates_at_key_steps(
+    optim_wrapper: Any, listed: list[ParamScheduler], length: Length, notes: list[str]
+) -> list[dict[str, Any]]:
+    """Go through the schedules, and return the rates at the beginning, turns and end.
+
+    Args:
+        optim_wrapper: Its parameter groups are changed.
+        listed: The schedules, as they were built.
+        length: Of the run.
+        notes: Says what cannot be shown.
+
+    Returns:
+        ``step``, ``epoch`` and ``lr``, the rate of each wrapper's first group by its name.
+
+    Raises:
+        ConfigError: If a schedule fails before the run is over.
+    """
     if any(one.need_val_args for one in listed):
         notes.append("A schedule follows a metric: what it does is not shown.")
     followed = [one for one in listed if not one.need_val_args]

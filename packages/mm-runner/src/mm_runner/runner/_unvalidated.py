@@ -1,10 +1,13 @@
-"""What a run asks of validations that it does not have."""
+"""What a run asks of validations, and does not get."""
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from mm_runner.evaluator import Evaluator
 from mm_runner.hooks import CheckpointHook
+from mm_runner.hooks._metrics_asked import refuse_missing_metrics
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 from mm_runner.optim import named_schedulers
 
@@ -21,7 +24,15 @@ def tell_unvalidated(runner: Runner) -> None:
 
     Args:
         runner: A run that is built and about to train.
+
+    Raises:
+        ConfigError: If a metric is asked for that no validation reports.
     """
+    evaluator = getattr(runner.val_loop, "evaluator", None)
+    reported = evaluator.reported_names() if isinstance(evaluator, Evaluator) else None
+    if reported is not None:
+        schedulers = named_schedulers(runner.param_schedulers).values()
+        refuse_missing_metrics(reported, runner.hooks, chain.from_iterable(schedulers))
     # A loop of the user's own may validate by itself; and trials leave validations out.
     is_ours = type(runner.train_loop) in (EpochBasedTrainLoop, IterBasedTrainLoop)
     if runner.val_loop is not None or not is_ours or not runner.interruption.saves:

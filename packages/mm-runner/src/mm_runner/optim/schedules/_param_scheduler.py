@@ -119,6 +119,11 @@ class ParamScheduler:
         return isinstance(self._driver, PlateauDriver)
 
     @property
+    def monitor(self) -> str | None:
+        """Name of the metric that it follows."""
+        return self._driver.monitor if isinstance(self._driver, PlateauDriver) else None
+
+    @property
     def setting(self) -> str:
         """Name of what it changes, such as ``"lr"``."""
         return self._driver.setting

@@ -138,6 +138,7 @@ class PlateauDriver:
         self._values = values
         self.setting = values.name
         self._plateau = plateau
+        self.monitor = plateau.monitor
         self._where = where
         self.total_steps: int | None = None
         # Epochs after which values were changed; None if a state of before does not say.
@@ -165,9 +166,7 @@ class PlateauDriver:
         Raises:
             ConfigError: If the metric is not among them, or no number.
         """
-        if not self._plateau.is_due(
-            score_of(metrics, self._plateau.monitor, f"{self._where}.monitor")
-        ):
+        if not self._plateau.is_due(score_of(metrics, self.monitor, f"{self._where}.monitor")):
             return
         if self._reduced_at is not None:
             self._reduced_at.append(count)
