@@ -111,6 +111,31 @@ def test_a_replay_goes_on_with_the_data_that_the_run_had_begun_anew(crashed, mon
     assert len(seen) == 3  # from the end of the second epoch on
 
 
+def test_a_bundle_that_others_may_write_needs_to_be_trusted(crashed, capsys):
+    facts = crashed / "rank0.json"
+    facts.chmod(0o666)
+    assert main(["replay", str(crashed)]) == 1
+    assert "imports and runs what the bundle names" in capsys.readouterr().err
+    assert not (crashed / "replay").exists()
+    with pytest.raises(ArithmeticError):
+        replay_crash(crashed, trust=True)
+    with pytest.raises(SystemExit):
+        main(["replay", "--help"])
+    assert "imports and runs" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "{", "[]", '{"iter": ' + "9" * 5000 + "}", '{"command": [1]}', '{"seed": "x"}'],
+    ids=["deep", "cut-off", "list", "digits", "items", "type"],
+)
+def test_a_bundle_that_is_none_is_told_in_one_line(crashed, capsys, text):
+    facts = crashed / "rank0.json"
+    facts.write_text(text)
+    assert main(["replay", str(crashed)]) == 1
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
 def test_two_processes_replay_what_each_of_them_had(tmp_path):
     text = _CONFIG.replace("crashing:Crashing", "toy:Classifier").replace(
         "at_step: 8", "dropout: 0.5"

@@ -250,7 +250,13 @@ def _add_replay(commands: _Commands, launched: ArgumentParser) -> None:
         commands,
         "replay",
         "run the step that crashed again",
-        "Go back to the newest checkpoint before a crash, and train up to the step that failed.",
+        "Go back to the newest checkpoint before a crash, and train up to the step that failed. "
+        "This imports and runs what the bundle's configuration names.",
         launched,
     )
     parser.add_argument("bundle", metavar="BUNDLE", help="the folder that the crash message named")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run what a bundle names that another user has written, or may have changed",
+    )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import reprlib
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,7 +15,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner._error_text import text_of
+from mm_runner.checkpoint import check_resumable, load_checkpoint_file
 from mm_runner.config import Config
 from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.hooks import Hook
@@ -21,6 +25,19 @@ from ._bundle import CONFIG_FILE
 
 __all__ = ["replay_crash"]
 
+# What a replay reads of it.
+_FACTS: dict[str, type] = {
+    "command": list,
+    "error": dict,
+    "experiment_name": str,
+    "iter": int,
+    "place": str,
+    "python_path": list,
+    "seed": int,
+    "work_dir": str,
+    "world_size": int,
+}
+_KINDS: dict[type, str] = {list: "a list of text", dict: "keys", str: "text", int: "an integer"}
 # How objects, which a file cannot hold, and what only a script has appear in the configuration.
 _LOST = re.compile(r"<[\w.]+>|__main__:.*")
 
@@ -45,29 +62,31 @@ class _EndAfter(Hook):
             raise _PassedError
 
 
-def replay_crash(folder: str | Path, *, launcher: str | None = None) -> str:
+def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool = False) -> str:
     """Train from the newest checkpoint before a crash up to the step that failed.
 
     What that step raises is raised again. The run's own files are left as they are; the replay
-    works in ``replay`` beside the bundle.
+    works in ``replay`` beside the bundle. It runs code: whatever the bundle's configuration names
+    is imported, also from the directories that the bundle adds to Python's path.
 
     Args:
         folder: The bundle, as the message of the crash named it.
         launcher: As of the Runner; by default that of the run.
+        trust: Replay a bundle that another user has written, or may have changed.
 
     Returns:
         What is to be said where the step did not fail this time.
 
     Raises:
-        ConfigError: If there is no bundle, or its configuration holds objects that only the
-            program had which started the run.
+        ConfigError: If there is no bundle, it is another user's, or its configuration holds
+            objects that only the program had which started the run.
     """
     # The runner keeps crashes by this package.
     from mm_runner.runner import Runner  # noqa: PLC0415
     from mm_runner.runner._checks import HOMES  # noqa: PLC0415
 
     bundle = Path(folder)
-    facts = _read(bundle)
+    facts = _read(bundle, trust=trust)
     for entry in reversed(facts["python_path"]):
         if entry not in sys.path and Path(entry).exists():
             sys.path.insert(0, entry)
@@ -90,15 +109,47 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None) -> str:
     )
 
 
-def _read(bundle: Path) -> dict[str, Any]:
+def _read(bundle: Path, *, trust: bool) -> dict[str, Any]:
     files = sorted(bundle.glob("rank*.json"))
     if not files or not (bundle / CONFIG_FILE).exists():
         raise ConfigError(
             f"{bundle} was given; a folder with rank<N>.json and {CONFIG_FILE} is needed, as a "
             "training that failed leaves it beside its log."
         )
-    facts: dict[str, Any] = json.loads(files[0].read_text(encoding="utf-8"))
-    return facts
+    others = [one for one in (bundle, bundle / CONFIG_FILE, files[0]) if not _is_own(one)]
+    if others and not trust:
+        raise ConfigError(
+            f"{others[0]} belongs to another user, or others may write to it, and a replay "
+            "imports and runs what the bundle names. If you trust it: mm-runner replay --trust."
+        )
+    try:
+        facts = json.loads(files[0].read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{files[0]} is damaged: {text_of(error)}") from error
+    _check_facts(facts, files[0])
+    return dict(facts)
+
+
+def _is_own(path: Path) -> bool:
+    """Tell whether only this user, or root, can have written ``path``, where users are known."""
+    if not hasattr(os, "getuid"):
+        return True
+    found = path.stat()
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH
+
+
+def _check_facts(facts: Any, path: Path) -> None:
+    for key, kind in _FACTS.items():
+        value = facts.get(key) if isinstance(facts, dict) else None
+        is_one = isinstance(value, kind) and value != "" and not isinstance(value, bool)
+        if isinstance(value, list):
+            is_one = all(isinstance(item, str) for item in value)
+        if not is_one:
+            raise ConfigError(
+                f"{path}: {key} is {reprlib.repr(value)}; a crash bundle has {_KINDS[kind]} there."
+            )
+    if not {"type", "message"} <= facts["error"].keys():
+        raise ConfigError(f"{path}: error has no type and message, as a crash bundle's has.")
 
 
 def _lost_in(value: Any, where: str = "") -> Iterator[str]:
@@ -140,9 +191,11 @@ def _checkpoint_before(work_dir: Path, step: int) -> tuple[Path, dict[str, Any]]
         if path.name.startswith("best_"):
             continue  # without the optimizer
         try:
-            meta = load_checkpoint_file(path).get("meta", {})
+            content = load_checkpoint_file(path)
+            check_resumable(content, path)
         except CheckpointError:
             continue
+        meta = content.get("meta", {})
         done = meta.get("iter")
         if isinstance(done, int) and done <= step:
             return path, meta
