@@ -1,5 +1,6 @@
 """A step left out because of an overflow: who learns of it, when, and what schedules do."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,21 @@ def test_skip_becomes_known(model, batches, fused, expected):
         found.append(wrapper.step_skipped)
     assert found == expected
     assert wrapper.num_skipped == 3
+
+
+@needs_cpu_float16
+@pytest.mark.parametrize("num_skipped", [1, 2])
+def test_momentum_of_fused_sgd_begins_with_the_first_step_that_is_taken(
+    model, batches, num_skipped
+):
+    twin = copy.deepcopy(model)
+    for one, fused in ((model, True), (twin, False)):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9, fused=fused)
+        wrapper = AmpOptimWrapper(optimizer, {"init_scale": 64.0}, "float16")
+        for index, batch in enumerate(batches[:6]):
+            train_step(wrapper, one, _overflowing(batch) if index < num_skipped else batch)
+        assert wrapper.num_skipped == num_skipped
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
 
 
 @needs_cpu_float16

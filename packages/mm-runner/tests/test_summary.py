@@ -186,6 +186,14 @@ class Overflows(Classifier):
         return result
 
 
+def test_full_precision_by_a_switch_is_told_as_such(make_runner):
+    wrapper = {"type": "AmpOptimWrapper", "enabled": False, "optimizer": {"type": "SGD", "lr": 0.1}}
+    runner = make_runner(optim_wrapper=wrapper, **NO_VALIDATION)
+    runner.train()
+    told = lines_under("Training Classifier", log_of(runner))
+    assert told["precision"] == ["weights in float32"]
+
+
 def test_skipped_steps_are_counted(make_runner):
     wrapper = {"type": "AmpOptimWrapper", "dtype": "bfloat16", "max_skips": 2}
     runner = make_runner(

@@ -22,7 +22,7 @@ def scaled_step(
     """
     if not skips_by_itself(optimizer):
         stepped = _step_watched(scaler, optimizer, kwargs)
-    elif _can_step_fused(scaler, optimizer):
+    elif _can_step_fused(scaler, optimizer) and not _lacks_momentum(optimizer):
         _step_fused(scaler, optimizer, kwargs)
         overflow = _found_inf(scaler, optimizer)
         return overflow == 0, overflow != 0
@@ -51,6 +51,21 @@ def _can_step_fused(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
     """
     is_torchs: bool = type(scaler).step.__module__.startswith("torch.")
     return is_torchs or unscales_by_itself(optimizer)
+
+
+def _lacks_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is torch's SGD before its first step with momentum.
+
+    Its kernel leaves momentum as uninitialized memory where it skips that one (torch 2.3 to 2.13).
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return False
+    groups = [group["params"] for group in optimizer.param_groups if group["momentum"]]
+    firsts = [next((one for one in params if one.grad is not None), None) for params in groups]
+    state = optimizer.state
+    return any(
+        one is not None and state.get(one, {}).get("momentum_buffer") is None for one in firsts
+    )
 
 
 def _step_unscaled(
