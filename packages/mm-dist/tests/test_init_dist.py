@@ -124,6 +124,32 @@ def test_init_dist_joins_the_ranks_of_a_launcher(launcher):
     mp.spawn(_join, (launcher, find_free_port()), nprocs=2)
 
 
+def _join_by_arguments(rank, port):
+    info = init_dist(
+        device_type="cpu", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{port}"
+    )
+    assert info.launcher == "pytorch"
+    assert (info.rank, info.world_size, info.local_rank, info.local_world_size) == (
+        rank,
+        2,
+        rank,
+        2,
+    )
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    assert total.item() == 3
+    destroy_dist()
+    assert "RANK" not in os.environ
+    with pytest.warns(
+        UserWarning, match=r"\(SpawnProcess-\d\) was started by multiprocessing.*rank="
+    ):
+        assert init_dist(device_type="cpu").world_size == 1
+
+
+def test_init_dist_takes_the_place_of_a_spawned_process():
+    mp.spawn(_join_by_arguments, (find_free_port(),), nprocs=2)
+
+
 def test_init_dist_without_launcher_creates_no_group():
     info = init_dist(device_type="cpu", timeout=timedelta(seconds=5), port=1234)
     assert info == DistInfo(0, 1, 0, 1, "none", None, torch.device("cpu"))
@@ -214,6 +240,13 @@ def test_init_dist_can_be_called_again_after_the_group_was_destroyed(monkeypatch
         ({"port": "29500"}, ConfigError, "port='29500' is no port"),
         ({"init_backend": "deepspeed"}, ConfigError, "only 'torch' is"),
         ({"device_type": "tpu"}, ConfigError, "device_type='tpu' is not known"),
+        ({"rank": 0, "world_size": 2}, LaunchError, "do not say where rank 0 is"),
+        ({"init_method": "tcp://a:1"}, LaunchError, "nothing says which process this is"),
+        (
+            {"rank": 0, "world_size": 2, "init_method": "tcp://192.0.2.1:1"},
+            LaunchError,
+            "Set LOCAL_RANK in os.environ",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -308,6 +341,12 @@ def test_forked_child_leaves_the_group_to_its_parent(run_script):
         ({"init_backend": "deepspeed"}, r"only 'torch' is"),
         ({"device_type": "cpuu"}, r"device_type='cpuu' is not known"),
         ({"hang_report": "yes"}, r"hang_report='yes': True, False or None"),
+        ({"rank": 1}, r"rank=1, world_size=None: give both"),
+        ({"rank": "1", "world_size": 2}, r"rank='1' is no number"),
+        ({"rank": 2, "world_size": 2}, r"rank=2 must be .*below world_size=2"),
+        ({"rank": 0, "world_size": 2, "launcher": "slurm"}, r"'slurm' numbers its processes"),
+        ({"init_method": "file:///x"}, r"init_method='file:///x' .*'tcp://HOST:PORT'"),
+        ({"init_method": "tcp://host:port"}, r"init_method='tcp://host:port' cannot be used"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -3,8 +3,9 @@
 import os
 import warnings
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
-from mm_dist._errors import ConfigError
+from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
 from mm_dist._launchers import LaunchEnvironment
 
 
@@ -26,6 +27,85 @@ def overlay_port(env: Mapping[str, str], launcher: str, port: int | None) -> Map
     if port is None or launcher == "pytorch":
         return env
     return {**env, "MASTER_PORT": str(port)}
+
+
+def check_place(
+    launcher: str, rank: int | None, world_size: int | None, init_method: str | None
+) -> None:
+    """Refuse arguments that name no place among several processes.
+
+    Raises:
+        ArgumentTypeError: If a number is no ``int``.
+        ConfigError: If they do not fit together, or ``init_method`` is neither TCP nor ``env://``.
+    """
+    _read_address(init_method)
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ArgumentTypeError(f"{name}={value!r} is no number; give an int.")
+    if rank is None or world_size is None:
+        if rank is not world_size:
+            raise ConfigError(f"rank={rank}, world_size={world_size}: give both, or neither.")
+        return
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank} must be at least 0, and below world_size={world_size}.")
+    if launcher not in ("auto", "pytorch"):
+        raise ConfigError(
+            f"rank={rank} was given, but launcher={launcher!r} numbers its processes itself; "
+            "leave one of the two out."
+        )
+
+
+def overlay_place(
+    env: Mapping[str, str],
+    rank: int | None,
+    world_size: int | None,
+    init_method: str | None,
+    port: int | None,
+) -> Mapping[str, str]:
+    """Return the environment that a launcher shall read where the script says its own place.
+
+    Raises:
+        LaunchError: If that does not say where rank 0 is, or the number on this machine.
+    """
+    host, address_port = _read_address(init_method) or (
+        env.get("MASTER_ADDR"),
+        env.get("MASTER_PORT"),
+    )
+    place = {"MASTER_ADDR": host, "MASTER_PORT": address_port}
+    if rank is not None:
+        place |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        place["MASTER_PORT"] = address_port = str(port) if port else address_port
+        if not host or not address_port:
+            raise LaunchError(
+                f"rank={rank} and world_size={world_size} do not say where rank 0 is; give "
+                "init_method='tcp://127.0.0.1:PORT' too, or set MASTER_ADDR and MASTER_PORT."
+            )
+        if host == "localhost" or host.startswith("127.") or host == "::1":
+            place |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)}
+        elif not env.get("LOCAL_RANK"):
+            raise LaunchError(
+                f"rank={rank} does not say which process of its machine this is, where rank 0 is "
+                f"at {host}. Set LOCAL_RANK in os.environ; on one machine use 127.0.0.1."
+            )
+    return {**env, **{name: value for name, value in place.items() if value}}
+
+
+def _read_address(init_method: str | None) -> tuple[str, str] | None:
+    """Return host and port of ``tcp://``; ``None`` where variables name them."""
+    if init_method is None or init_method == "env://":
+        return None
+    try:
+        parts = urlsplit(str(init_method))
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or parts.scheme != "tcp" or parts.query:
+        raise ConfigError(
+            f"init_method={init_method!r} cannot be used; give 'tcp://HOST:PORT' or 'env://'. For "
+            "another one let torch.distributed.init_process_group create the group first: "
+            "init_dist then uses it."
+        )
+    return host, str(port)
 
 
 def warn_of_unused_port(environment: LaunchEnvironment, port: int | None) -> None:

@@ -1,5 +1,6 @@
 """Tell from variables that fewer processes work together than somebody meant."""
 
+import multiprocessing
 from collections.abc import Mapping
 
 from mm_dist._launchers._environment import LaunchEnvironment
@@ -17,7 +18,8 @@ def describe_misuse(
         env: The variables that it was read from.
     """
     if launcher == "auto" and environment.launcher == "none":
-        return _describe_missing_srun(env) or _describe_half_of_variables(env)
+        found = _describe_missing_srun(env) or _describe_half_of_variables(env)
+        return found or _describe_spawned_child()
     if environment.launcher == "slurm":
         return _describe_idle_devices(environment, env)
     return None
@@ -47,6 +49,17 @@ def _describe_half_of_variables(env: Mapping[str, str]) -> str | None:
         f"{absent}, but {values}, as if there were several processes; this one would train alone. "
         "Start the script with: torchrun --nproc_per_node=N script.py, or: mm-dist run "
         "--nproc-per-node=N script.py (launcher='none' silences this warning)."
+    )
+
+
+def _describe_spawned_child() -> str | None:
+    if multiprocessing.parent_process() is None:
+        return None
+    return (
+        f"This process ({multiprocessing.current_process().name}) was started by multiprocessing, "
+        "and nothing says which of several it is, so it trains alone. Pass its place: "
+        "init_dist(rank=..., world_size=..., init_method='tcp://127.0.0.1:PORT') "
+        "(launcher='none' silences this warning)."
     )
 
 

@@ -31,7 +31,13 @@ from mm_dist._process_group._joining import join_group
 from mm_dist._process_group._open_files import provide_files
 from mm_dist._process_group._state import OwnGroup, is_distributed
 from mm_dist._process_group._steady import steady_switch
-from mm_dist._rendezvous import check_port, overlay_port, warn_of_unused_port
+from mm_dist._rendezvous import (
+    check_place,
+    check_port,
+    overlay_place,
+    overlay_port,
+    warn_of_unused_port,
+)
 from mm_dist._switches import DEBUG_VARIABLE, HANG_REPORT_VARIABLE, read_switch
 from mm_dist._timeout import check_steady_timeout, read_timeout
 from mm_dist._warning import warn_caller
@@ -52,6 +58,9 @@ def init_dist(
     init_backend: str = "torch",
     device_type: str | None = None,
     hang_report: bool | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    init_method: str | None = None,
 ) -> DistInfo:
     """Join the process group of all the processes that a launcher started.
 
@@ -78,6 +87,11 @@ def init_dist(
         hang_report: Whether to say which rank the others wait for, before a collective times
             out. ``None`` means yes, unless ``MM_DIST_HANG_REPORT=0`` is set; the same on all ranks.
             A single process, and a group that something else created, have none.
+        rank: Number of this process, where the script starts its processes itself, as with
+            ``torch.multiprocessing.spawn``. Together with ``world_size`` only.
+        world_size: How many processes there are.
+        init_method: ``tcp://HOST:PORT`` of rank 0, or ``env://`` for ``MASTER_ADDR`` and
+            ``MASTER_PORT``. Unless it is 127.0.0.1, ``LOCAL_RANK`` has to be set.
 
     Returns:
         Ranks, sizes, backend, device and timeout of this process.
@@ -96,6 +110,7 @@ def init_dist(
     check_launcher(launcher)
     _check_init_backend(init_backend)
     check_port(port)
+    check_place(launcher, rank, world_size, init_method)
     limit, steady_limit = _read_timeouts(timeout, steady_timeout)
     if is_distributed():
         # Whatever variables are left over: the group that exists wins.
@@ -104,12 +119,17 @@ def init_dist(
         return existing
     # Somebody may have ended the former group without a word to us.
     destroy_dist()
-    env = observe_job(os.environ)
-    chosen = select_launcher(launcher, env)
+    env = overlay_place(observe_job(os.environ), rank, world_size, init_method, port)
+    chosen = select_launcher(launcher if rank is None else "pytorch", env)
     environment = chosen.read(overlay_port(env, chosen.name, port))
     is_single = environment.master_addr is None
     if not is_single:
         _refuse_import_by_child()
+    elif init_method is not None:
+        raise LaunchError(
+            f"init_method={init_method!r} was given, but nothing says which process this is. Give "
+            "rank= and world_size= too, or start the script through a launcher, as torchrun."
+        )
     warn_of_unused_port(environment, port)
     speaks = environment.local_rank == 0
     _warn(describe_misuse(launcher, environment, env) if speaks else None)
@@ -149,6 +169,9 @@ def check_dist_arguments(
     init_backend: str = "torch",
     device_type: str | None = None,
     hang_report: bool | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    init_method: str | None = None,
 ) -> None:
     """Refuse what ``init_dist`` refuses on every machine and under every launcher.
 
@@ -166,6 +189,7 @@ def check_dist_arguments(
     check_launcher(launcher)
     _check_init_backend(init_backend)
     check_port(port)
+    check_place(launcher, rank, world_size, init_method)
     _read_timeouts(timeout, steady_timeout)
     check_backend(backend)
     if device_type is not None:
