@@ -319,6 +319,9 @@ def test_variables_of_a_config_may_be_named_like_arguments(
     assert note.endswith("which nothing here uses: data_root, unused_flag.")
     if not child:
         assert main(["train", "c.py", "--fast-dev-run", "1"]) == 0
+        assert main(["train", "c.py", "--cfg-options", "train_cfg.max_epochs=1"]) == 0
+        (written,) = tmp_path.glob("w/*/config.yaml")
+        assert main(["check", str(written)]) == 0
 
 
 def test_a_variable_of_python_that_a_child_changes_in_vain_is_refused(

@@ -19,7 +19,7 @@ from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
 from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
 from mm_runner.registry import HOOKS, METRICS
 from mm_runner.runner import Runner
-from mm_runner.runner._checks import HOMES
+from mm_runner.runner._checks import without_variables
 from mm_runner.runner._environment import set_up_process
 
 __all__ = ["try_out"]
@@ -167,8 +167,8 @@ def _fewer(num_batches: int, loop: Any) -> int:
 
 def _harmless(cfg: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """Return a configuration whose run writes to ``directory`` only, and begins anew."""
-    changed = dict(cfg)
-    left_out = [*HOMES, "log_writers", "visualizer", *(["load_from"] if cfg.get("resume") else [])]
+    changed = without_variables(cfg)
+    left_out = ["log_writers", "visualizer", *(["load_from"] if cfg.get("resume") else [])]
     for name in left_out:
         changed.pop(name, None)
     changed |= {"work_dir": str(directory), "resume": False, "crash_bundle": False}

@@ -81,9 +81,7 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
         ConfigError: If there is no bundle, it is another user's, or its configuration holds
             objects that only the program had which started the run.
     """
-    # The runner keeps crashes by this package.
-    from mm_runner.runner import Runner  # noqa: PLC0415
-    from mm_runner.runner._checks import HOMES  # noqa: PLC0415
+    from mm_runner.runner import Runner  # noqa: PLC0415 - which keeps crashes by this package
 
     bundle = Path(folder)
     facts = _read(bundle, trust=trust)
@@ -98,8 +96,6 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
             f"start this run again. Start the program again: {' '.join(facts['command'])}"
         )
     _prepare(cfg, facts, bundle, launcher)
-    for name in HOMES:  # variables of the files that the run had
-        cfg.pop(name)
     with suppress(_PassedError):
         Runner.from_cfg(cfg).train()
     place = facts["place"]

@@ -19,7 +19,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.registry import HOOKS
 from mm_runner.runner import Runner
-from mm_runner.runner._checks import HOMES
+from mm_runner.runner._checks import without_variables
 from mm_runner.runner._environment import fix_cublas_workspace, set_up_process
 
 __all__ = ["EndOfTrialError", "begin_trials", "run_trial", "trial_config", "trial_directory"]
@@ -87,7 +87,8 @@ def trial_config(
     Raises:
         ConfigError: If it cannot be copied.
     """
-    kept = {name: value for name, value in cfg.items() if name not in {*_LEFT_OUT, *HOMES}}
+    whole = without_variables(cfg)
+    kept = {name: value for name, value in whole.items() if name not in _LEFT_OUT}
     try:
         # All at once: what two entries share, such as a model and its optimizer, stays shared.
         copied: dict[str, Any] = copy.deepcopy(kept)

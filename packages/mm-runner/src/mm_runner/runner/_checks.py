@@ -22,6 +22,7 @@ __all__ = [
     "own_keys",
     "refuse_misplaced",
     "unknown_keys",
+    "without_variables",
 ]
 
 # Keys that the Runner reads from its ``cfg`` besides its own arguments.
@@ -132,6 +133,14 @@ def refuse_misplaced(arguments: Mapping[str, Any], cfg: Any) -> None:
             f"{key}: {short_repr(cfg[key])} sets nothing here; it belongs to {home}{there}. "
             "Set it there; a variable of your own needs another name."
         )
+
+
+def without_variables(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checked configuration without the variables that are named like arguments.
+
+    Written to a file, or changed, it would no longer show that they are variables.
+    """
+    return {key: value for key, value in cfg.items() if key not in HOMES}
 
 
 def _values(holder: Any, name: str) -> Iterator[Any]:

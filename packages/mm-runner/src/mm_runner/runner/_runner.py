@@ -25,6 +25,7 @@ from ._checks import (
     checked_phases,
     refuse_misplaced,
     unknown_keys,
+    without_variables,
 )
 from ._collate_hint import explaining_lists
 from ._compiling import RunCompiler
@@ -201,7 +202,7 @@ class Runner(ScriptApi):
             work_dir,
             experiment_name,
             log_level,
-            plain_config({**config, **self.cfg}),
+            plain_config({**config, **without_variables(self.cfg)}),
             writer_configs(visualizer, self.cfg.get("log_writers")),
         )
         self.set_randomness(**self._seed.configured)

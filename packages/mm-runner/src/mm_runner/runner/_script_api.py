@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mm_runner.checkpoint import renamed
 from mm_runner.errors import ConfigError
 
+from ._checks import without_variables
 from ._logs import plain_config
 from ._restoring import restore_training, restore_weights
 from ._training_parts import TrainingParts
@@ -176,7 +177,7 @@ class ScriptApi(TrainingParts):
         It lies in :attr:`log_dir`; the main process writes it. The constructor calls this last of
         all.
         """
-        self._logs.dump_config(plain_config(self.cfg))
+        self._logs.dump_config(plain_config(without_variables(self.cfg)))
 
 
 def _progress_in(checkpoint: dict[str, Any]) -> dict[str, int]:

@@ -16,7 +16,7 @@ import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import load_checkpoint_file, rng_state, set_rng_state
 from mm_runner.errors import ConfigError
-from mm_runner.runner._checks import HOMES
+from mm_runner.runner._checks import without_variables
 from mm_runner.runner._environment import (
     fix_cublas_workspace,
     seed_everything,
@@ -160,7 +160,8 @@ def _short(cfg: Mapping[str, Any], directory: Path) -> dict[str, Any]:
             f"verify_resume: the configuration is needed three times, and cannot be copied: "
             f"{error}. Give dicts with 'type' instead of objects."
         ) from error
-    kept = {name: value for name, value in copied.items() if name not in {*_LEFT_OUT, *HOMES}}
+    whole = without_variables(copied)
+    kept = {name: value for name, value in whole.items() if name not in _LEFT_OUT}
     hooks = {**(kept.get("default_hooks") or {}), "checkpoint": None, "logger": None}
     return {
         **kept,
