@@ -93,6 +93,38 @@ def test_ranks_of_other_launchers_take_their_npus_too(launched, tmp_path):
         assert found["set_device"][0] == found["current"] == found["local_rank"] == rank
 
 
+CAUGHT = """
+import time, mm_dist
+info = mm_dist.init_dist()
+mm_dist.barrier()
+if info.rank == 1:
+    raise ValueError("boom")
+time.sleep(9)  # an emergency checkpoint, long after the other rank has failed
+print("saved", flush=True)
+"""
+
+
+def test_a_rank_that_runs_python_is_not_ended_when_another_one_fails(tmp_path):
+    (tmp_path / "script.py").write_text(CAUGHT, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "script.py")],
+            env={**variables(with_npu=True), **meeting, **mpi(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    (saved, _), (_, errors) = [rank.communicate(timeout=120) for rank in ranks]
+    assert saved == "saved\n"
+    assert errors.splitlines()[-1].endswith("failed: ValueError: boom")
+
+
 def test_a_process_that_sees_one_npu_takes_that(run_python):
     program = """
 import mm_dist, torch
