@@ -17,6 +17,7 @@ _MOST_LEVELS = 64
 # The state of a generator may be an integer of several hundred bits.
 _MOST_BITS = 4096
 _FREE = 10_000
+_BITS_OF_TENSORS = 64
 _LONGEST_NAME = 255  # of file systems
 _LEAVES = (str, float, bool, type(None))
 _TOO_DEEP = f"it is nested deeper than {_MOST_LEVELS} levels"
@@ -99,30 +100,21 @@ def is_finite(value: Any) -> bool:
         if value.numel() != 1 or value.is_complex():
             return False
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value.bit_length() < _BITS_OF_TENSORS
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def is_like(value: Any, own: Any) -> bool:
     """Tell whether ``value`` can take the place of ``own``, of which only the kind counts."""
-    if own is None:
-        return True
+    if own is None or isinstance(own, bool):  # torch's switches may be either
+        return value is None or isinstance(value, bool)
     if isinstance(own, (list, tuple)):
-        return (
-            isinstance(value, (list, tuple))
-            and len(value) == len(own)
-            and all(map(is_like, value, own))
-        )
+        is_list = isinstance(value, (list, tuple)) and len(value) == len(own)
+        return is_list and all(map(is_like, value, own))
     if isinstance(own, (int, float)) or hasattr(own, "numel"):
-        # Switches may be None: torch chooses then.
-        return (
-            isinstance(value, bool) or value is None if isinstance(own, bool) else is_finite(value)
-        )
-    return isinstance(value, type(own))
+        return is_finite(value)
+    return not isinstance(own, (str, dict)) or isinstance(value, (str, dict))
 
 
 def _attributes(value: dict[Any, Any]) -> list[Any]:

@@ -140,7 +140,7 @@ def _is_python_random(value: Any) -> bool:
     try:
         version, internal, gauss = value
         random.Random().setstate((version, tuple(internal), gauss))  # noqa: S311
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return False
     return gauss is None or is_finite(gauss)
 
@@ -169,6 +169,7 @@ def _is_vector(value: Any) -> bool:
 _COUNT = _of("an integer >= 0", _is_count)
 _NUMBER = _of("a number", _is_number)
 _FINITE = _of("a finite number", is_finite)
+_RATE = _of("a finite number >= 0", lambda value: is_finite(value) and value >= 0)
 _TEXT = _of("text", lambda value: isinstance(value, str))
 _FLAG = _of("True or False", lambda value: isinstance(value, bool))
 _TENSOR = _of("a tensor", lambda value: isinstance(value, Tensor))
@@ -223,7 +224,7 @@ _DATA = _entries(
         "ranks": _items(_entries({"state": _any, "pass": _PASS})),
     },
 )
-_GROUP = _entries({"params": _items(_COUNT)}, {"lr": _FINITE, "initial_lr": _FINITE})
+_GROUP = _entries({"params": _items(_COUNT)}, {"lr": _RATE, "initial_lr": _RATE})
 _OPTIMIZER = _entries(
     {"state": _mapping(_OPAQUE_DICT, keys=int), "param_groups": _items(_GROUP)},
     {
@@ -231,8 +232,8 @@ _OPTIMIZER = _entries(
             {},
             {
                 "scale": _of("a finite number > 0", lambda v: is_finite(v) and v > 0),
-                "growth_factor": _FINITE,
-                "backoff_factor": _FINITE,
+                "growth_factor": _of("a number > 1", lambda v: is_finite(v) and v > 1),
+                "backoff_factor": _of("a number from 0 to 1", lambda v: is_finite(v) and 0 < v < 1),
                 "growth_interval": _COUNT,
                 "_growth_tracker": _COUNT,
             },
@@ -265,6 +266,8 @@ _CHECKPOINT_HOOK = _entries({}, {"run": _TEXT, "kept": _items(_FILE), "best": _m
 
 def _check_average(value: Any, where: str) -> None:
     _mapping(_any)(value, where)
+    has_steps = any(key.partition(".")[0] == "steps" for key in value)
+    _demand(has_steps, f"{where}.steps", "it is missing", "a count of steps")
     for key, item in value.items():
         is_steps = key == "steps" or key.startswith("steps.")
         check = _of("a count of steps", is_finite) if is_steps else _TENSOR

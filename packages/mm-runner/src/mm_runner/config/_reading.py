@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mm_runner._untrusted import check_nesting
 from mm_runner.errors import ConfigError
 
 from ._environment import fill_whole_values
@@ -41,7 +42,15 @@ def read_file(
         base, own, helpers = read_python(file, text, inherit)
     else:
         parse = _parse_json if file.suffix == ".json" else _parse_yaml
-        own = parse(file, quote_braces(fill_whole_values(text, str(file))))
+        try:
+            own = parse(file, quote_braces(fill_whole_values(text, str(file))))
+            check_nesting(own, len(text))
+        except RecursionError:
+            raise ConfigError(f"{file}: it is nested too deeply.") from None
+        except ConfigError:
+            raise
+        except ValueError as error:  # of an integer with thousands of digits, too
+            raise ConfigError(f"{file}: {error}") from error
         if own is None:
             own = {}
         if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):

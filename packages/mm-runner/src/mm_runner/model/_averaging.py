@@ -181,8 +181,8 @@ class AveragedWeights(ABC):
         """
         for name, source in self._sources.items():
             given = averages.get(name)
-            if given is None or given.shape != source.shape:
-                found = "nothing" if given is None else tuple(given.shape)
+            if not isinstance(given, Tensor) or given.shape != source.shape:
+                found = tuple(given.shape) if isinstance(given, Tensor) else "nothing"
                 raise CheckpointError(
                     f"The checkpoint's average of {name} is {found}; the model has "
                     f"{tuple(source.shape)}. Resume with the model that it was saved from."

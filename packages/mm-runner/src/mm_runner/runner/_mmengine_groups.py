@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from mm_runner.runner import Runner
 
-__all__ = ["optimizer_in_own_groups"]
+__all__ = ["LIKE_PARAMETER", "optimizer_in_own_groups"]
 
 # What MMEngine, MMPretrain and MMDetection note in a group, and no optimizer reads.
 _NOTES = {"lr_mult", "decay_mult", "lr_scale", "group_name", "layer_id", "param_name"}
 _NAMES = {"params", "param_names"}
 # What torch's and most other optimizers keep in the shape of the parameter.
-_LIKE_PARAMETER = (
+LIKE_PARAMETER = (
     "acc_delta",
     "exp_avg",
     "exp_avg_sq",
@@ -165,7 +165,7 @@ class _Saved:
         """Raise unless what was saved for ``parameter`` has its shape."""
         index = self.indices[id(parameter)]
         state = self.state["state"].get(index, {})
-        for key in _LIKE_PARAMETER:
+        for key in LIKE_PARAMETER:
             value = state.get(key)
             if isinstance(value, Tensor) and value.shape != parameter.shape:
                 raise self._misfit(

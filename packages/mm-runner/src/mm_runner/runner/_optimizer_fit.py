@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from mm_runner._untrusted import is_finite, is_like
 from mm_runner.errors import CheckpointError
 from mm_runner.optim import named_wrappers
+
+from ._mmengine_groups import LIKE_PARAMETER
 
 if TYPE_CHECKING:
     import logging
@@ -16,6 +24,13 @@ __all__ = ["loading_optimizers"]
 
 # What schedules and torch add to the settings of a parameter group.
 _ADDED = {"initial_lr", "param_names", "params"}
+# Those of torch that take a step without a closure, and with any gradient.
+_STEPS_ALONE = {
+    *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"),
+    *("Rprop", "SGD"),
+}
+_MOST_STEPS = 2**53
+_OF_CONTENT = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 _WHAT_TO_DO = (
     "Build the optimizer that the checkpoint was saved with, over the same parameters; or take the "
     "weights alone, by load_from without resume."
@@ -46,6 +61,7 @@ def loading_optimizers(optim_wrapper: Any, logger: logging.Logger) -> Iterator[N
     for name, wrapper in named_wrappers(optim_wrapper).items():
         for group, before in zip(wrapper.optimizer.param_groups, own[name], strict=True):
             _check(group, before, type(wrapper.optimizer).__name__, logger)
+            _check_state(wrapper.optimizer, group, logger)
     if failure is not None:
         raise CheckpointError(
             f"The checkpoint's optimizer does not fit: its state has no {failure}. {_WHAT_TO_DO}"
@@ -66,6 +82,64 @@ def _check(
             f"The checkpoint's optimizer has the settings {', '.join(others)}, and not "
             f"{', '.join(missing)}, which this run's {kind} has. {_WHAT_TO_DO}"
         )
+    for key in before.keys() & group.keys() - {"params", "param_names"}:
+        if not is_like(group[key], before[key]):
+            raise CheckpointError(
+                f"The checkpoint's optimizer has the {key} {reprlib.repr(group[key])}, and this "
+                f"run's {kind} {reprlib.repr(before[key])}. {_WHAT_TO_DO}"
+            )
     for key in missing:
         logger.warning(f"The checkpoint's optimizer has no {key}: {before[key]!r} is used.")
         group[key] = before[key]
+
+
+def _check_state(optimizer: Any, group: dict[str, Any], logger: logging.Logger) -> None:
+    """Check what was kept of each parameter, which torch takes as it is."""
+    trained = [one for one in group["params"] if one.requires_grad]
+    states = [(one, optimizer.state[one]) for one in trained if one in optimizer.state]
+    needed = _needed_keys(optimizer, group)
+    for parameter, state in states:
+        shapes = {key: getattr(state.get(key, parameter), "shape", None) for key in LIKE_PARAMETER}
+        wrong = [key for key, shape in shapes.items() if shape != parameter.shape]
+        wrong = [key for key in wrong if state[key] is not None or key in needed]
+        wrong += [key for key in needed if key not in state]
+        if "step" in state and not _is_count(state["step"]):
+            wrong.append("step")
+        if wrong:
+            raise CheckpointError(
+                f"The checkpoint's optimizer does not fit: its {wrong[0]} of a parameter of the "
+                f"shape {tuple(parameter.shape)} is missing or another. {_WHAT_TO_DO}"
+            )
+    if len(states) < len(trained) and (states or needed):
+        logger.info(
+            f"The checkpoint's optimizer has a state of {len(states)} of {len(trained)} parameters "
+            "in a group; it begins anew for the others."
+        )
+
+
+def _is_count(value: Any) -> bool:
+    return is_finite(value) and 0 <= float(value) < _MOST_STEPS and float(value).is_integer()
+
+
+def _needed_keys(optimizer: Any, group: Mapping[str, Any]) -> set[str]:
+    """Return what torch's own optimizers keep of each parameter after a step with these settings.
+
+    Raises:
+        CheckpointError: If they cannot step with them.
+    """
+    kind = type(optimizer)
+    if kind.__name__ not in _STEPS_ALONE or kind is not getattr(torch.optim, kind.__name__, None):
+        return set()
+    one = group["params"][0]
+    tiny = torch.zeros(1, device=one.device, requires_grad=True)
+    tiny.grad = torch.zeros_like(tiny)
+    names = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
+    try:
+        trial = kind([tiny], **{name: copy.deepcopy(group[name]) for name in names})
+        trial.step()
+    except _OF_CONTENT as error:
+        raise CheckpointError(
+            f"{kind.__name__} cannot step with the settings of the checkpoint's optimizer: "
+            f"{error} {_WHAT_TO_DO}"
+        ) from error
+    return {key for key, value in trial.state[tiny].items() if value is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import warnings
 from collections import Counter
 from copy import deepcopy
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim.lr_scheduler import OneCycleLR
 
+from mm_runner._untrusted import is_like
+from mm_runner.errors import CheckpointError
 from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg, check_cfg
 
 if TYPE_CHECKING:
@@ -94,7 +97,19 @@ class TorchDriver:
             self.start()
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
-        self._scheduler.load_state_dict(dict(state_dict))
+        own = self._scheduler.state_dict()
+        # torch takes any attribute. What another version of it kept under a name of its own is
+        # left out.
+        state = {name: value for name, value in state_dict.items() if name in own}
+        for name, value in state.items():
+            if own[name] is not None and not is_like(value, own[name]):
+                raise CheckpointError(
+                    f"{self._where}: the checkpoint's {name} of this schedule is "
+                    f"{reprlib.repr(value)}, and {reprlib.repr(own[name])} is what it begins with. "
+                    "Give the same param_scheduler; or take the weights alone by load_from without "
+                    "resume."
+                )
+        self._scheduler.load_state_dict(state)
 
 
 def _is_plain(value: Any) -> bool:
