@@ -10,7 +10,6 @@ import mm_amp
     "name",
     [
         "AmpOptimWrapper",
-        "MicroBatcher",
         "OptimWrapper",
         "OptimWrapperDict",
         "add_fp32_islands",

@@ -9,7 +9,6 @@ from ._autocast import autocast
 from ._errors import (
     ConfigError,
     ConfigTypeError,
-    MicroBatchError,
     MMAmpError,
     NonFiniteError,
     TorchVersionError,
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ._amp_receipt import amp_receipt
     from ._anomalous_params import detect_anomalous_params
     from ._fp32_islands import Fp32Islands, add_fp32_islands
-    from ._micro_batcher import MicroBatcher
     from ._optim_wrapper_dict import OptimWrapperDict
     from ._receipt import AmpReceipt, ModuleWork
 
@@ -33,8 +31,6 @@ __all__ = [
     "ConfigTypeError",
     "Fp32Islands",
     "MMAmpError",
-    "MicroBatchError",
-    "MicroBatcher",
     "ModuleWork",
     "NonFiniteError",
     "OptimWrapper",
@@ -52,7 +48,6 @@ __version__: str  # read from the installed package when asked for
 # Imported when asked for, to keep the import cheap: what is used once, or not at all.
 _LAZY = {
     "Fp32Islands": "_fp32_islands",
-    "MicroBatcher": "_micro_batcher",
     "OptimWrapperDict": "_optim_wrapper_dict",
     "AmpReceipt": "_receipt",
     "ModuleWork": "_receipt",

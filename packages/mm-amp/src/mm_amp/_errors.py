@@ -26,7 +26,3 @@ class NonFiniteError(MMAmpError, FloatingPointError, RuntimeError):
 
     It is a ``RuntimeError`` too because that is what torch's own clipping raises.
     """
-
-
-class MicroBatchError(MMAmpError, RuntimeError):
-    """A batch could not be trained on, however small its parts, or another rank failed in it."""

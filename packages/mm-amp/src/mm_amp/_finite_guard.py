@@ -46,14 +46,9 @@ class FiniteGuard:
         """Take in the loss of one micro-batch; its value is not read."""
         self._losses.append(loss.detach())
 
-    @property
-    def num_losses(self) -> int:
-        """How many losses of the next step were noted."""
-        return len(self._losses)
-
-    def drop_losses(self, num_kept: int) -> None:
-        """Forget all but the first ``num_kept`` of them: they are going to be computed again."""
-        del self._losses[num_kept:]
+    def drop_losses(self) -> None:
+        """Forget the losses of the next step: its gradients were zeroed."""
+        self._losses.clear()
 
     def look(self, optimizer: torch.optim.Optimizer, model: Any) -> Tensor:
         """Return whether loss or gradients are not finite, on any rank: 0-d, bool, on the device.

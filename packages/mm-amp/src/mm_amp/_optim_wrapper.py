@@ -334,7 +334,7 @@ class OptimWrapper(AbstractOptimWrapper):
     def zero_grad(self, **kwargs: Any) -> None:
         """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
         if self._guard is not None:
-            self._guard.drop_losses(0)  # those that went into the gradients
+            self._guard.drop_losses()
         if self._watch.expects_none is False and not self.should_update():
             self._watch.warn_of_zeroing(self._micro_batches.window)
         self.optimizer.zero_grad(**kwargs) if kwargs else zero_gradients(self.optimizer)
