@@ -10,10 +10,10 @@ from mm_runner.registry import MODELS
 
 
 class Neck(nn.Module):
-    def __init__(self, channels: int, names: list[str], scale: float = 1.0):
+    def __init__(self, channels: int, name: str, scale: float = 1.0):
         super().__init__()
-        self.layer = nn.Linear(channels, len(names))
-        self.scale = scale
+        self.layer = nn.Linear(channels, 2)
+        self.name, self.scale = name, scale
 
 
 class Net(BaseModel):
@@ -39,8 +39,8 @@ class Unreadable(Dataset):
 
 
 class StopAt(Hook):
-    def __init__(self, step: int, message: str = "", factors: list[float] = ()):
-        self.step, self.message, self.factors = step, message, factors
+    def __init__(self, step: int, message: str = ""):
+        self.step, self.message = step, message
 
     @override
     def before_train(self, runner):
@@ -65,7 +65,7 @@ def strict_config():
             "type": "strict_task:Net",
             "width": 8,
             "dropout": 0.1,
-            "neck": {"type": "strict_task:Neck", "channels": 4, "names": ["a", "b"], "scale": 0.5},
+            "neck": {"type": "strict_task:Neck", "channels": 4, "name": "a", "scale": 0.5},
         },
         "work_dir": "work",
         "train_dataloader": loader("train", drop_last=True, pin_memory=False),
@@ -97,9 +97,7 @@ def strict_config():
             "checkpoint": {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 2},
             "logger": {"type": "LoggerHook", "interval": 5},
         },
-        "custom_hooks": [
-            {"type": "strict_task:StopAt", "step": 3, "factors": [0.5], "message": "m"}
-        ],
+        "custom_hooks": [{"type": "strict_task:StopAt", "step": 3, "message": "m"}],
         "auto_scale_lr": {"base_batch_size": 8, "enable": True},
         "env_cfg": {"cudnn_benchmark": False, "dist_cfg": {"backend": "gloo", "timeout": 60}},
         "randomness": {"seed": 0, "deterministic": False},

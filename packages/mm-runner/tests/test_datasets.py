@@ -3,14 +3,14 @@
 import pytest
 import torch
 import yaml
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from toy import Blobs, runner_arguments
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.plan import make_plan
-from mm_runner.registry import DATASETS, build_from_cfg, check_arguments
+from mm_runner.registry import DATASETS, build_from_cfg
 
 _SAMPLES = [Blobs()[index] for index in range(24)]
 
@@ -193,12 +193,6 @@ def test_a_list_of_configs_is_no_dataset(tmp_path, kind):
     with pytest.raises(ConfigError, match=rf"dataset: {message}"):
         build_from_cfg({"type": "RepeatDataset", "dataset": configs, "times": 2}, DATASETS)
 
-    def own(dataset: Dataset):
-        return dataset
-
-    with pytest.raises(ConfigError, match=r"^own\.dataset: a dataset is needed, got \["):
-        check_arguments(own, {"dataset": configs}, "own")
-
 
 @pytest.mark.parametrize("kind", ["car", "os.name", "a/b.jpg", 3, None])
 def test_samples_may_have_a_type_of_their_own(kind):
@@ -268,15 +262,6 @@ def test_within_wrappers_too():
         cfg = {"type": "RepeatDataset", "dataset": dataset, "times": 2}
         with pytest.raises(ConfigError, match="dataset: a dataset with a length and indices, or"):
             build_from_cfg(cfg, DATASETS)
-
-
-def test_a_component_that_asks_for_torchs_dataset_takes_a_list():
-    def own(dataset: Dataset, other: Dataset[int] | None = None):
-        return dataset, other
-
-    check_arguments(own, {"dataset": _SAMPLES, "other": [1, 2]}, "own")
-    with pytest.raises(ConfigError, match=r"^own\.other: a dataset is needed, got 'text'"):
-        check_arguments(own, {"dataset": Duck(), "other": "text"}, "own")
 
 
 def test_other_arguments_of_the_loader_are_checked_as_ever(tmp_path):

@@ -63,7 +63,7 @@ BACKENDS = [{"type": "LocalVisBackend"}]
         ({"log_processor": {"type": {"type": "LogProcessor"}}}, r"^log_processor\.type: \{'type'"),
         ({"log_processor": {"type": Blobs}}, r"^log_processor\.type: .*Blobs.* derived from mm_runner\.reporting\.LogProcessor"),
         ({"log_processor": {"type": "toy:Blobs"}}, r"^log_processor\.type: 'toy:Blobs' was given"),
-        ({"log_processor": {"type": Shouting, "windw_size": 3}}, r"^log_processor\.windw_size: unknown argument of Shouting, .*'window_size'"),
+        ({"log_processor": {"type": Shouting, "windw_size": 3}}, r"^log_processor: Shouting refused its arguments: .*'windw_size'"),
         ({"log_processor": []}, r"^log_processor: a dict or a LogProcessor is needed, got \[\]"),
         ({"runner_type": "FlexibleRunner"}, r"^cfg\.runner_type: 'FlexibleRunner' was given; .*MMFullyShardedDataParallel"),
         ({"runner_type": "Runer"}, r"^cfg\.runner_type: .*Did you mean 'Runner'"),

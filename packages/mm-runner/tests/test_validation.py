@@ -14,7 +14,7 @@ from mm_runner.evaluator import Accuracy
 from mm_runner.hooks import LoggerHook
 from mm_runner.model import BaseDataPreprocessor
 from mm_runner.plan import make_plan
-from mm_runner.registry import HOOKS, MODELS
+from mm_runner.registry import MODELS
 from mm_runner.runner._checks import checked_cfg
 from mm_runner.validation import validate_run
 
@@ -77,7 +77,6 @@ def loader_with(**options):
         ({"env_cfg": {"mp_cfg": {"opencv_num_threads": "2"}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: an integer"),
         ({"env_cfg": {"mp_cfg": 3}}, r"^env_cfg\.mp_cfg: a dict is needed, got 3"),
         ({"env_cfg": {"resource_limit": "many"}}, r"^env_cfg\.resource_limit: an integer is needed, got 'many'"),
-        ({"env_cfg": {"resource_limit": 2**64}}, r"^env_cfg\.resource_limit: an integer of at most"),
         ({"env_cfg": {"npu_cfg": {"jit_compile": "maybe"}}}, r"^env_cfg\.npu_cfg\.jit_compile: jit_compile is 'maybe'; it takes"),
         ({"launcher": "slrum"}, r"^launcher: launcher='slrum' is not known.*'slurm'"),
         ({"randomness": {"seed": -1}}, r"^randomness\.seed: an integer from 0"),
@@ -162,20 +161,9 @@ def test_variables_of_a_configs_own_are_no_slips():
 
 
 def test_what_builds_its_own_parts_has_their_path_in_messages(make_runner):
-    model = {"type": Net, "width": 4, "neck": {"type": Neck, "names": ["a"]}}
+    model = {"type": Net, "width": 4, "neck": {"type": Neck, "name": "a"}}
     with pytest.raises(ConfigError, match=r"^model\.neck\.channels: Neck needs this argument"):
         make_runner(model=model)
-
-
-def test_a_component_that_takes_anything_is_left_alone_but_for_slips(tmp_path, monkeypatch):
-    class Any(LoggerHook):
-        def __init__(self, **options):
-            super().__init__(**options)
-
-    monkeypatch.setitem(HOOKS._registered, "AnyForTest", Any)
-    check(tmp_path, custom_hooks=[{"type": "AnyForTest", "quite_another": 3}])
-    with pytest.raises(ConfigError, match=r"^custom_hooks\[0\]\.intervall: .*'interval'"):
-        check(tmp_path, custom_hooks=[{"type": "AnyForTest", "intervall": 3}])
 
 
 def scheduling(kind, **options):

@@ -1,4 +1,4 @@
-"""Where in a file a key stands, for messages."""
+"""File and line of a key, for messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._environment import Variables
-from ._provenance import trace
+from ._provenance import Place, trace
 from ._python import BASE
 
 __all__ = ["describe_location", "reads_name", "written_in"]
@@ -24,44 +24,34 @@ def describe_location(files: Sequence[Path], message: str) -> str:
         message: Begins as ``optim_wrapper.optimizer.lrr: ...``.
 
     Returns:
-        The place where the key was written last, or the nearest one above it. Where that depends on
-        what is known only when the file is run, the place of the statement that changed what is
-        above. The first file alone where no file has the first key; ``""`` without files or path.
+        The place where the key, or the nearest one above it, was set last; the first file alone
+        where no file has the first key; ``""`` without files or path.
     """
     match = _PATH.match(message)
     if match is None or not files:
         return ""
-    place = _shown(files[0])
-    try:
-        value = trace(files[0])
-        for key in re.findall(r"[\w-]+", match[1]):
-            entry = value.entry(key)
-            if entry is None:
-                break
-            place, value = f"{_shown(entry.file)}:{entry.line}", entry.value
-        else:
-            return place
-    except Exception:  # noqa: BLE001 - a message must not fail for want of its line
-        return place
-    if value.changed_at is not None:
-        file, line = value.changed_at
-        place = f"{_shown(file)}:{line}"
-    return place
+    places = _places_of(files[0], re.findall(r"[\w-]+", match[1]))
+    return f"{_shown(places[-1].file)}:{places[-1].line}" if places else _shown(files[0])
 
 
 def written_in(files: Sequence[Path], path: str) -> Path | None:
-    """Return the file that writes the key ``path`` last; ``None`` where that is not known."""
-    place = None
+    """Return the file that sets the key ``path`` last; ``None`` where that is not known."""
+    keys = path.split(".")
+    places = _places_of(files[0], keys) if files else []
+    return places[-1].file if len(places) == len(keys) else None
+
+
+def _places_of(file: Path, keys: Sequence[str]) -> list[Place]:
+    """Return the places of the keys of a path, up to the last that is known."""
+    places: list[Place] = []
     try:
-        value = trace(files[0])
-        for key in path.split("."):
-            entry = value.entry(key)
-            if entry is None:
-                return None
-            place, value = entry.file, entry.value
-    except Exception:  # noqa: BLE001 - as above
-        return None
-    return place
+        place = trace(file).part(keys[0])
+        while place is not None:
+            places.append(place)
+            place = place.part(keys[len(places)]) if len(places) < len(keys) else None
+    except Exception:  # noqa: BLE001 - a message must not fail for want of its line
+        return []
+    return places
 
 
 def reads_name(file: Path, name: str) -> bool:

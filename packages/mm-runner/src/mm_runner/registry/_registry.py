@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from mm_runner._error_text import with_place
 from mm_runner.errors import ComponentNotFoundError, did_you_mean
 
+from ._build import build_from_cfg
 from ._entry_points import installed_names, load_entry_point
 
 if TYPE_CHECKING:
@@ -159,8 +160,6 @@ class Registry:
             ConfigError: If ``cfg`` is no dict with a ``type``, or has arguments that the component
                 does not take or lacks ones that it needs.
         """
-        from ._build import build_from_cfg  # noqa: PLC0415 - _build needs Registry
-
         return build_from_cfg(cfg, self, default_args)
 
     def _register(

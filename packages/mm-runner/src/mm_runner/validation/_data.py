@@ -15,7 +15,6 @@ from mm_runner.registry import (
     DATASETS,
     FUNCTIONS,
     check_arguments,
-    check_size,
     short_repr,
 )
 
@@ -97,7 +96,6 @@ def _check_there(cfg: Mapping[str, Any], where: str) -> None:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and (not is_integer or value < 1):
             raise ConfigError(f"{where}.{name}: a positive integer is needed, got {value!r}.")
-        check_size(value, f"{where}.{name}")
 
 
 def _check_function(function: Any, where: str) -> None:

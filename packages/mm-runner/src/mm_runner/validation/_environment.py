@@ -11,7 +11,6 @@ from torch import multiprocessing
 
 import mm_dist
 from mm_runner.errors import ConfigError
-from mm_runner.registry import check_size
 
 from ._components import check_keys, check_known, need_mapping
 
@@ -123,7 +122,6 @@ def _check_count(cfg: Mapping[str, Any], name: str, where: str) -> None:
     value = cfg.get(name)
     if value is not None and not _is_integer(value):
         raise ConfigError(f"{where}.{name}: an integer is needed, got {value!r}.")
-    check_size(value, f"{where}.{name}")
 
 
 def _is_integer(value: Any) -> bool:
