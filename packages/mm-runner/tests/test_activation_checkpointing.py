@@ -23,7 +23,7 @@ from toy import CPU_LOW_PRECISION, NO_VALIDATION, loader_cfg, needs_compile, run
 
 import mm_compile
 from mm_runner import ConfigError, Runner
-from mm_runner.model import apply_module_settings, told_module_settings, unwrap_model
+from mm_runner.model import apply_module_settings, describe_module_settings, unwrap_model
 from mm_runner.plan import make_plan, plan_as_text
 from mm_runner.runner import verify_resume
 
@@ -73,7 +73,7 @@ def expect_same_training(model, other, **options):
     ],
 )
 def test_the_modules_named_are_checkpointed(names, expected):
-    told = told_module_settings(checkpointed(Net(), names))
+    told = describe_module_settings(checkpointed(Net(), names))
     assert told == ({KEY: ", ".join(expected)} if expected else {})
 
 
@@ -91,7 +91,7 @@ def test_copies_and_pickles_are_models_of_their_own_that_are_checkpointed(copied
     model = Net()
     other = checkpointed(model)
     again = copied(other)
-    assert told_module_settings(again) == told_module_settings(other)
+    assert describe_module_settings(again) == describe_module_settings(other)
     expect_same_training(copy.deepcopy(model), again)
     # The first one has not moved.
     torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()))
@@ -102,7 +102,7 @@ def test_a_model_is_saved_whole_and_loaded():
     torch.save(checkpointed(Net()), file)
     file.seek(0)
     options = {"weights_only": False} if hasattr(torch.serialization, "add_safe_globals") else {}
-    assert KEY in told_module_settings(torch.load(file, **options))
+    assert KEY in describe_module_settings(torch.load(file, **options))
 
 
 def test_buffers_that_a_forward_changes_are_changed_once_and_repeated_from_what_they_were():
@@ -131,21 +131,45 @@ def test_two_backward_passes_repeat_twice_and_change_nothing():
     assert other.blocks[0].norm.num_batches_tracked == 1
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_current_graph_task_id"), reason="since torch 2.0")
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing_in_what_a_model_checkpoints_itself_counts_once(use_reentrant):
-    from torch.utils.checkpoint import checkpoint  # noqa: PLC0415
+class Named(nn.Module):
+    """Its arguments are named as those of torch's function."""
 
-    block = Block()
-    holder = checkpointed(nn.Sequential(block, nn.Identity()), "0")
-    inputs = torch.randn(6, 4, 4, requires_grad=True)
-    torch.manual_seed(1)
-    block(inputs).sum().backward()
-    expected, inputs.grad = inputs.grad, None
-    torch.manual_seed(1)
-    checkpoint(holder, inputs, use_reentrant=use_reentrant).sum().backward()
-    torch.testing.assert_close(inputs.grad, expected, rtol=0, atol=0)
-    torch.testing.assert_close(dict(holder[0].state_dict()), dict(block.state_dict()))
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, inputs, *, debug=False, use_reentrant=None, function=1, context_fn=None):
+        assert (debug, use_reentrant, context_fn) == (True, 3, None)
+        return self.linear(inputs) * function
+
+
+def test_arguments_may_have_any_name():
+    model = nn.Sequential(Named())
+    found = []
+    for one in (model, checkpointed(model, "0")):
+        outputs = one[0](torch.ones(2, 4), debug=True, use_reentrant=3, function=torch.tensor(2.0))
+        outputs.sum().backward()
+        found.append([outputs, one[0].linear.weight.grad])
+    torch.testing.assert_close(*found)
+
+
+class Queue(nn.Module):
+    """Changes a large buffer in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("queue", torch.zeros(1 << 15, 4))
+
+    def forward(self, inputs):
+        self.queue[: len(inputs)] = inputs.detach()
+        return self.linear(inputs)
+
+
+def test_a_large_buffer_that_a_forward_changes_is_refused():
+    model = checkpointed(nn.Sequential(Queue()), "0")
+    with pytest.raises(ConfigError, match=r"'0' changes a buffer of more than 65,536 numbers"):
+        model(torch.ones(2, 4))
 
 
 def test_without_gradients_nothing_is_done(monkeypatch):
@@ -174,11 +198,11 @@ def test_autocast_holds_in_the_repetition():
 def test_a_second_run_takes_back_what_the_first_did():
     model = checkpointed(Net())
     apply_module_settings(model, {"activation_checkpointing": "blocks.1"})
-    assert told_module_settings(model) == {KEY: "blocks.1"}
+    assert describe_module_settings(model) == {KEY: "blocks.1"}
     apply_module_settings(model, {"activation_checkpointing": "auto"})
-    assert told_module_settings(model) == {KEY: "blocks.0, blocks.1, blocks.2"}
+    assert describe_module_settings(model) == {KEY: "blocks.0, blocks.1, blocks.2"}
     apply_module_settings(model, {})
-    assert told_module_settings(model) == {}
+    assert describe_module_settings(model) == {}
     assert type(model.blocks[0]) is Block
 
 
@@ -310,17 +334,17 @@ class Layer(nn.Module):
 def test_auto_takes_the_blocks_of_stages_and_not_the_parts_of_blocks():
     stages = nn.Sequential(*[Stage(width, 3) for width in (8, 16)])
     names = [f"{stage}.blocks.{block}" for stage in range(2) for block in range(3)]
-    told = told_module_settings(checkpointed(stages))[KEY]
+    told = describe_module_settings(checkpointed(stages))[KEY]
     assert told == f"6 modules: {names[0]}, {names[1]}, ..., {names[-1]}"
     layers = nn.Sequential(Layer(), Layer())
-    assert told_module_settings(checkpointed(layers)) == {KEY: "0, 1"}
+    assert describe_module_settings(checkpointed(layers)) == {KEY: "0, 1"}
 
 
 def test_the_plan_names_it(tmp_path):
     model = checkpointed(Net(), "stem")
     cfg = runner_arguments(tmp_path, model=model, activation_checkpointing="blocks.1")
     plan = make_plan(cfg)
-    assert told_module_settings(model) == {KEY: "stem"}  # it is another run's
+    assert describe_module_settings(model) == {KEY: "stem"}  # it is another run's
     assert plan["acceleration"][KEY] == "blocks.1"
     assert "\ncheckpointed  blocks.1\n" in plan_as_text(plan)
 
@@ -345,7 +369,7 @@ def _train_on_ranks(rank, work_dir, cfgs):
             runner.train()
             assert (runner.rank, runner.world_size) == (rank, 2)
             found.append([whole(one) for one in runner.model.state_dict().values()])
-        told = told_module_settings(unwrap_model(runner.model))
+        told = describe_module_settings(unwrap_model(runner.model))
         assert told == {KEY: "blocks.0, blocks.1, blocks.2"}
         torch.testing.assert_close(*found, rtol=0, atol=0)
 

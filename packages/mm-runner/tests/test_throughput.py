@@ -6,14 +6,12 @@ import time
 import pytest
 import torch
 from test_no_host_sync import CountScalarReads
-from torch.utils.checkpoint import checkpoint
 from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, needs_compile, runner_arguments
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.hooks import Hook, ThroughputHook
 from mm_runner.hooks.throughput._batch_size import count_samples, count_tokens
-from mm_runner.hooks.throughput._flops import FlopCount
 from mm_runner.hooks.throughput._interval import Measured, Report
 from mm_runner.hooks.throughput._own_time import OwnTime
 from mm_runner.hooks.throughput._peaks import PEAKS, peak_of
@@ -62,45 +60,6 @@ def test_operations_are_counted_once_per_sample(make_runner):
     flops = report["samples_per_s"] * hook._flops.per_sample
     assert report["flops_per_s"] == pytest.approx(flops)
     assert report["mfu"] == pytest.approx(flops / 1e9)
-
-
-class Repeated(torch.nn.Module):
-    """Two layers, which are computed again in backward: not, one by one, together, or both."""
-
-    def __init__(self, how, *, reentrant):
-        super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
-        self.how, self.reentrant = how, reentrant
-
-    def forward(self, inputs):
-        return self.repeated("outer", self.each, inputs)
-
-    def each(self, inputs):
-        for layer in self.layers:
-            inputs = self.repeated("inner", layer, inputs)
-        return inputs
-
-    def repeated(self, where, function, inputs):
-        if where not in self.how:
-            return function(inputs)
-        return checkpoint(function, inputs, use_reentrant=self.reentrant)
-
-
-@pytest.mark.skipif(not HAS_COUNTER, reason="torch counts operations from 2.1 on")
-# Of what is repeated in what is repeated, which runs without gradients the first time.
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("how", [[], ["inner"], ["outer"], ["inner", "outer"]])
-def test_what_is_computed_again_is_no_work_of_the_model(how, reentrant):
-    model = Repeated(how, reentrant=reentrant)
-    count = FlopCount(None, is_compiled=False)
-    for _ in range(2):
-        batch = {"inputs": torch.randn(4, 8, requires_grad=True)}
-        count.before_step()
-        model(batch["inputs"]).sum().backward()
-        count.after_step(batch)
-    # Forward, and in backward the gradients of weights and inputs, of two matrices.
-    assert count.per_sample == 3 * 2 * (2 * 8 * 8)
 
 
 def test_operations_may_be_given(make_runner):

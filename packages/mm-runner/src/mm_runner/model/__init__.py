@@ -11,17 +11,24 @@ from ._averaging import (
 from ._base_model import BaseModel
 from ._comm_hooks import comm_hook_states, power_sgd_states, read_power_sgd, write_power_sgd
 from ._data_preprocessor import BaseDataPreprocessor
-from ._settings import (
+from ._module_settings import (
     MODULE_SETTINGS,
     apply_module_settings,
     check_module_settings,
-    planned_module_settings,
-    told_module_settings,
+    describe_module_settings,
+    plan_module_settings,
 )
-from ._steps import EvalStep, TrainStep, eval_step_of, train_step_of, unwrap_model
+from ._steps import (
+    EvalStep,
+    TrainStep,
+    check_wrapped_step,
+    eval_step_of,
+    train_step_of,
+    uncalled_step,
+    unwrap_model,
+)
 from ._supervised import Supervised
 from ._tta import BaseTTAModel
-from ._wrapped_steps import check_wrapped_step, uncalled_step
 from ._zeroed_gradients import ZEROED_GRADIENTS, restore_zeroed_gradients, zeroed_gradients
 
 __all__ = [
@@ -42,13 +49,13 @@ __all__ = [
     "check_module_settings",
     "check_wrapped_step",
     "comm_hook_states",
+    "describe_module_settings",
     "eval_step_of",
     "is_model_wrapper",
-    "planned_module_settings",
+    "plan_module_settings",
     "power_sgd_states",
     "read_power_sgd",
     "restore_zeroed_gradients",
-    "told_module_settings",
     "train_step_of",
     "uncalled_step",
     "unwrap_model",

@@ -1,4 +1,4 @@
-"""Modules of a model by their names, by patterns of names, or because they repeat."""
+"""Find modules of a model by name, by pattern, or because they repeat."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from torch.nn.parameter import is_lazy
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-from ._variants import own_class
+__all__ = ["check_module_names", "find_modules", "shorten_names"]
 
-__all__ = ["AUTO", "check_module_names", "find_modules", "in_words"]
-
-AUTO = "auto"
+_AUTO = "auto"
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-# Blocks that consist of repeated blocks to this part, by parameters, are stages: what is in them
-# counts. Of a layer with two attentions and a feed-forward network, the attentions are about half.
+# A repeated block with more than this share of its parameters in repeated blocks is a stage, and
+# the blocks in it are taken. The two attentions of a decoder layer are about half of it.
 _STAGE = 2 / 3
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 
 
-def check_module_names(value: Any, where: str, *, auto: bool = False) -> list[str]:
-    """Return names or patterns of modules as a list; of what is ``None``, false or empty, none.
+def check_module_names(value: Any, where: str, *, allow_auto: bool = False) -> list[str]:
+    """Return names or patterns of modules as a list; an empty one for ``None`` and false values.
 
     Args:
         value: A name, or a list of them.
-        where: The key that it was given for.
-        auto: Whether ``"auto"`` means something.
+        where: The key that holds it.
+        allow_auto: Whether ``"auto"`` may be given.
 
     Raises:
         ConfigError: If it is something else.
@@ -39,21 +37,19 @@ def check_module_names(value: Any, where: str, *, auto: bool = False) -> list[st
     names = [value] if isinstance(value, str) and value else value or []
     is_list = isinstance(names, (list, tuple))
     if not is_list or not all(isinstance(name, str) and name for name in names):
-        also = ", or 'auto' for the blocks that repeat" if auto else ""
+        auto = ", or 'auto' for the blocks that repeat" if allow_auto else ""
         raise ConfigError(
-            f"{where}: the name of a module, such as 'backbone', or a list of names{also} is "
+            f"{where}: the name of a module, such as 'backbone', or a list of names{auto} is "
             f"needed, got {value!r}."
         )
-    if AUTO in names and (len(names) > 1 or not auto):
-        raise ConfigError(
-            f"{where}: {value!r} was given; "
-            + ("'auto' stands alone." if auto else "there is no 'auto' here, name the modules.")
-        )
+    if _AUTO in names and (len(names) > 1 or not allow_auto):
+        reason = "'auto' stands alone." if allow_auto else "'auto' is not known here; name modules."
+        raise ConfigError(f"{where}: got {value!r}; {reason}")
     return list(names)
 
 
 def find_modules(model: nn.Module, names: Sequence[str], where: str) -> dict[str, nn.Module]:
-    """Find modules that have a forward; of those in one another, the outermost.
+    """Find modules that have a forward; of nested ones, the outermost.
 
     Args:
         model: Not wrapped.
@@ -65,10 +61,9 @@ def find_modules(model: nn.Module, names: Sequence[str], where: str) -> dict[str
         The modules by name, in the model's order.
 
     Raises:
-        ConfigError: If a name fits no module, or what it fits has no forward of its own; if nothing
-            repeats.
+        ConfigError: If a name matches no module with a forward; if no block repeats.
     """
-    if list(names) == [AUTO]:
+    if list(names) == [_AUTO]:
         blocks = _repeated_blocks(model)
         if not blocks:
             raise ConfigError(
@@ -80,20 +75,20 @@ def find_modules(model: nn.Module, names: Sequence[str], where: str) -> dict[str
     return dict(_outermost("", model, chosen, set()))
 
 
-def in_words(names: Sequence[str]) -> str:
-    """Return a list of names, without the middle of a long one.
+def shorten_names(names: Sequence[str]) -> str:
+    """Join names, without the middle of a long list.
 
     Example:
-        >>> in_words(["blocks.0", "blocks.1", "blocks.2", "blocks.3"])
+        >>> shorten_names(["blocks.0", "blocks.1", "blocks.2", "blocks.3"])
         '4 modules: blocks.0, blocks.1, ..., blocks.3'
     """
-    if len(names) <= _MOST_NAMES:
+    if len(names) <= _MAX_NAMES:
         return ", ".join(names)
     return f"{len(names)} modules: {', '.join(names[:2])}, ..., {names[-1]}"
 
 
 def _matches(model: nn.Module, pattern: str, where: str) -> list[nn.Module]:
-    # One that has several names can be called by each of them.
+    # A shared module has several names.
     named = model.named_modules(remove_duplicate=False)
     modules = {name: module for name, module in named if name}
     found = [name for name in modules if name == pattern or fnmatchcase(name, pattern)]
@@ -101,22 +96,18 @@ def _matches(model: nn.Module, pattern: str, where: str) -> list[nn.Module]:
         children = ", ".join(name for name, _ in model.named_children()) or "nothing"
         hint = did_you_mean(pattern, modules) or f" It consists of {children}."
         raise ConfigError(f"{where}: {pattern!r} names no module of {type(model).__name__}.{hint}")
-    usable = [modules[name] for name in found if has_forward(modules[name])]
+    usable = [modules[name] for name in found if _has_forward(modules[name])]
     if not usable:
         kind = type(modules[found[0]]).__name__
-        remedy = f"Name what it holds: {found[0] + '.*'!r}."
-        if isinstance(modules[found[0]], torch.jit.ScriptModule):
-            remedy = "Name modules outside of it, or give it as it was before torch.jit."
         raise ConfigError(
-            f"{where}: {pattern!r} names a {kind}, which has no forward that can be changed. "
-            f"{remedy}"
+            f"{where}: {pattern!r} names a {kind}, which has no forward that can be replaced. Name "
+            f"other modules, such as {found[0] + '.*'!r}."
         )
     return usable
 
 
-def has_forward(module: nn.Module) -> bool:
-    """Return whether ``module`` is called itself, by code that can be changed."""
-    # Subclasses of nn.ModuleDict may have one, as a backbone that returns what its stages give has.
+def _has_forward(module: nn.Module) -> bool:
+    # A subclass of nn.ModuleDict may have one, as some backbones do.
     is_missing = getattr(module.forward, "__func__", None) is nn.Module.forward
     return not is_missing and not isinstance(module, torch.jit.ScriptModule)
 
@@ -138,28 +129,24 @@ def _ids_of_blocks(model: nn.Module) -> set[int]:
         for module in model.modules()
         if isinstance(module, _CONTAINERS)
         for child in module.children()
-        if _is_block(child)
+        if child is not model and _is_block(child)
     }
-    # Of one class, blocks may have other sizes. A plain container says nothing by its class.
+    # Blocks of one class may differ in size; the class of a plain container says nothing.
     kinds = {
-        number: _structure(child) if isinstance(child, _CONTAINERS) else own_class(child)
+        number: _structure(child) if isinstance(child, _CONTAINERS) else type(child)
         for number, child in candidates.items()
-        if child is not model
     }
     repeated = Counter(kinds.values())
     return {number for number, kind in kinds.items() if repeated[kind] > 1}
 
 
 def _is_block(module: nn.Module) -> bool:
-    layers = [
-        part for part in module.modules() if next(part.parameters(recurse=False), None) is not None
-    ]
-    return has_forward(module) and len(layers) > 1
+    layers = [part for part in module.modules() if [*part.parameters(recurse=False)]]
+    return _has_forward(module) and len(layers) > 1
 
 
 def _structure(module: nn.Module) -> tuple[Any, ...]:
-    # By the name of the class: torch's parametrizations make a class for each module.
-    parts = ((name, own_class(part).__qualname__) for name, part in module.named_modules())
+    parts = ((name, type(part).__qualname__) for name, part in module.named_modules())
     shapes = (None if is_lazy(one) else one.shape for one in module.parameters())
     return (*parts, *shapes)
 

@@ -8,32 +8,41 @@ from typing import Any
 
 from torch import nn
 
-from mm_dist import is_model_wrapper
+import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.registry import MODEL_WRAPPERS
 
 from ._data_preprocessor import BaseDataPreprocessor
-from ._wrapped_steps import check_wrapped_step
 
 __all__ = [
     "EvalStep",
     "TrainStep",
+    "check_wrapped_step",
     "eval_step_of",
     "run_eval_step",
     "run_train_step",
     "train_step_of",
+    "uncalled_step",
     "unwrap_model",
 ]
 
 TrainStep = Callable[[Any, Any], Any]
 EvalStep = Callable[[Any], Any]
 
+# What our step calls of a model besides its forward, and the packages whose train_step is that.
+_CALLED = ("data_preprocessor", "parse_losses")
+_SAME_STEP = ("mm_runner", "mmengine")
+_REMEDY = (
+    "give model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel'), which wraps the "
+    "children and calls it, or a wrapper with a train_step of its own."
+)
+
 
 def unwrap_model(model: nn.Module) -> nn.Module:
     """Return the user's module inside any nesting of wrappers, torch's, ours or registered ones."""
     registered = tuple(kind for kind in MODEL_WRAPPERS.module_dict.values() if isclass(kind))
     while isinstance(getattr(model, "module", None), nn.Module) and (
-        is_model_wrapper(model) or isinstance(model, registered)
+        mm_dist.is_model_wrapper(model) or isinstance(model, registered)
     ):
         model = model.module  # type: ignore[assignment]
     return model
@@ -43,7 +52,7 @@ def train_step_of(model: nn.Module) -> TrainStep:
     """Return the function that takes ``(data, optim_wrapper)`` and trains one step.
 
     A wrapper without ``train_step`` (torch's DistributedDataParallel, a subclass of it) is stepped
-    here, through its own forward, so that its gradient synchronisation takes part.
+    through its own forward, so that it synchronises the gradients.
 
     Raises:
         ConfigError: If neither the model nor what it wraps can be stepped.
@@ -92,7 +101,7 @@ def run_train_step(model: nn.Module, module: Any, data: Any, optim_wrapper: Any)
             data = preprocessor.cast_data(data)  # a call of a module costs five times as much
         else:
             data = preprocessor(data, True)  # noqa: FBT003 - MMEngine's signature
-        # What most batches are, with a call less.
+        # The common batch, with a call less.
         losses = model(**data, mode="loss") if type(data) is dict else _forward(model, data, "loss")
     # Autocast has ended: neither the sum of losses nor backward may run under it.
     loss, log_vars = module.parse_losses(losses)
@@ -104,6 +113,66 @@ def run_eval_step(module: Any, data: Any) -> Any:
     """Predict for one batch."""
     data = module.data_preprocessor(data, False)  # noqa: FBT003 - MMEngine's signature
     return _forward(module, data, "predict")
+
+
+def uncalled_step(model: nn.Module, wrapper: Any) -> str | None:
+    """Return a warning if a wrapper does not call the model's own ``train_step``.
+
+    Args:
+        model: Not wrapped.
+        wrapper: The class that wraps it, or will.
+
+    Returns:
+        ``None`` if the model has none, it is called, or :func:`check_wrapped_step` raises.
+    """
+    definer = next((kind for kind in type(model).__mro__ if "train_step" in vars(kind)), None)
+    if definer is None or definer.__module__.partition(".")[0] in _SAME_STEP:
+        return None
+    if not _steps_by_itself(wrapper) or _missing_in(model):
+        return None
+    return (
+        f"The train_step of {definer.__name__} is not called by {wrapper.__name__}, which calls "
+        "forward(mode='loss'), data_preprocessor and parse_losses of the model: what else it does "
+        f"is left out. Put that into forward; or {_REMEDY}"
+    )
+
+
+def check_wrapped_step(model: nn.Module, wrapper: Any) -> None:
+    """Check that a model has what the ``train_step`` of a wrapper calls.
+
+    Args:
+        model: Not wrapped.
+        wrapper: The class that wraps it, or will.
+
+    Raises:
+        ConfigError: If something is missing.
+    """
+    missing = _missing_in(model)
+    if not missing or not _steps_by_itself(wrapper):
+        return
+    has_step = callable(getattr(model, "train_step", None))
+    uncalled = ", and its train_step is not called" if has_step else ""
+    raise ConfigError(
+        f"{wrapper.__name__} trains by forward(mode='loss'), {' and '.join(_CALLED)} of the model; "
+        f"{type(model).__name__} has no {' and no '.join(missing)}{uncalled}. Derive it from "
+        "mm_runner.model.BaseModel and return losses from forward(..., mode='loss')"
+        f"{f'; or, for its own train_step, {_REMEDY}' if has_step else '.'}"
+    )
+
+
+def _missing_in(model: nn.Module) -> list[str]:
+    return [name for name in _CALLED if not callable(getattr(model, name, None))]
+
+
+def _steps_by_itself(wrapper: Any) -> bool:
+    """Return whether a wrapper's step is one of ours, which does not call the model's own."""
+    step = getattr(wrapper, "train_step", None)
+    if step is None:  # stepped by train_step_of, unless it passes on attributes of the model
+        return getattr(wrapper, "__getattr__", None) is nn.Module.__getattr__
+    return step in (
+        mm_dist.MMDistributedDataParallel.train_step,
+        mm_dist.MMFullyShardedDataParallel.train_step,
+    )
 
 
 def _forward(model: nn.Module, data: Any, mode: str) -> Any:

@@ -13,7 +13,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import build_hooks
 from mm_runner.hooks._metrics_asked import refuse_missing_metrics
-from mm_runner.model import planned_module_settings, unwrap_model
+from mm_runner.model import plan_module_settings, unwrap_model
 from mm_runner.optim import ParamScheduler, named_wrappers, scale_lr
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import check_run, own_keys
@@ -66,7 +66,7 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
         if cfg.get(f"{phase}_evaluator") is not None
     }
     model = model_without_memory(cfg, notes)
-    settings = planned_module_settings(unwrap_model(model), cfg)
+    settings = plan_module_settings(unwrap_model(model), cfg)
     plan: dict[str, Any] = {"model": describe_model(model)}
     if cfg.get("optim_wrapper") is not None:
         if world_size > 1:

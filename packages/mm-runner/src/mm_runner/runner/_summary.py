@@ -12,7 +12,7 @@ from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner._tf32 import uses_tf32
 from mm_runner.hooks import CheckpointHook
-from mm_runner.model import MODULE_SETTINGS, told_module_settings, unwrap_model
+from mm_runner.model import MODULE_SETTINGS, describe_module_settings, unwrap_model
 from mm_runner.optim import computes_in_half, named_wrappers
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _lines(runner: Runner) -> Iterator[tuple[str, str]]:
     yield "devices", f"{runner.world_size} x {_device(runner)}, launcher {runner.launcher}{group}"
     yield "versions", _versions()
     yield "parameters", _parameters(runner)
-    for key, names in told_module_settings(unwrap_model(runner.model)).items():
+    for key, names in describe_module_settings(unwrap_model(runner.model)).items():
         yield MODULE_SETTINGS[key], names
     if is_model_wrapper(runner.model):
         yield "wrapper", type(runner.model).__name__

@@ -1,11 +1,8 @@
-"""The work of a training step, counted once."""
+"""Count the floating-point operations of one training step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-from mm_runner._checkpoint_frames import is_repetition
 
 from ._batch_size import count_samples
 
@@ -13,16 +10,14 @@ __all__ = ["FlopCount"]
 
 # The first step of a run may do what later ones do not, such as building buckets.
 _COUNTED_STEP = 2
-# Where the counter has the formula of each operation, in one torch or another.
-_FORMULAS = ("flop_registry", "flop_mapping")
 
 
 class FlopCount:
     """Counts the floating-point operations of one early step with torch's counter.
 
-    A multiplication and an addition are two operations. They are the model's: what
-    torch.utils.checkpoint computes again in backward does not count. It needs torch 2.1, and a
-    model that is not compiled: what is inside a compiled graph is not seen.
+    A multiplication and an addition are two operations; those that activation checkpointing
+    recomputes count again. It needs torch 2.1, and a model that is not compiled: the counter does
+    not see into a compiled graph.
 
     Args:
         given: Operations per sample, forward and backward, which are then not counted; or
@@ -51,10 +46,6 @@ class FlopCount:
             self.reason = "torch counts from 2.1 on; give flops_per_sample"
             return
         self._mode = FlopCounterMode(display=False)
-        for name in _FORMULAS:
-            formulas = getattr(self._mode, name, {})
-            counted = {operation: _unless_repeated(count) for operation, count in formulas.items()}
-            setattr(self._mode, name, counted)
         self._mode.__enter__()
 
     def after_step(self, batch: Any) -> None:
@@ -74,10 +65,3 @@ class FlopCount:
         if mode is not None:
             mode.__exit__(None, None, None)
         return mode
-
-
-def _unless_repeated(count: Callable[..., int]) -> Callable[..., int]:
-    def counted(*args: Any, **kwargs: Any) -> int:
-        return 0 if is_repetition() else count(*args, **kwargs)
-
-    return counted

@@ -40,9 +40,9 @@ class ThroughputHook(Hook):
         interval: Training steps between two reports. Defaults to 50.
         tokens: Key of the batch's tensor whose elements are the tokens, or a function that counts
             them in a batch. Defaults to ``None``: tokens are not counted.
-        flops_per_sample: Operations of forward and backward per sample, without what activation
-            checkpointing computes again. By default they are counted once, in the second step, with
-            torch's counter (torch 2.1, not for compiled models).
+        flops_per_sample: Operations of forward and backward per sample. By default they are counted
+            once, in the second step, with torch's counter (torch 2.1, not for compiled models),
+            which counts those that activation checkpointing recomputes too.
         peak_flops: What one device can do per second. By default that of a table of devices, in
             the precision in use.
 
