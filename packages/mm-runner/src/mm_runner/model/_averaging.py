@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
 
-from ._average_math import average_into, copy_into, local, shard_like, spread, whole
+from ._sharded_tensors import distribute_as, full_tensor, local_part, shard_as
 from ._steps import unwrap_model
 
 __all__ = [
@@ -23,14 +23,15 @@ __all__ = [
     "StochasticWeightAverage",
 ]
 
+_HALF = (torch.float16, torch.bfloat16)
+
 
 class AveragedWeights(ABC):
     """Averages the trainable parameters of a model over optimizer steps.
 
-    The averages lie beside the model, not in a copy of it. They begin as a copy at the first
-    update. Those of parameters in half precision are kept in float32, where a small change is not
-    lost. Of a sharded parameter each rank averages its own part. An update copies nothing to the
-    host.
+    The averages are kept beside the model, not in a copy of it. They begin as a copy at the first
+    update; those of half-precision parameters are in float32, where a small change is not lost. Of
+    a sharded parameter each rank averages its own part. An update copies nothing to the host.
 
     Args:
         model: Wrapped or not. Parameters that are frozen now are left out.
@@ -43,6 +44,7 @@ class AveragedWeights(ABC):
 
     Attributes:
         steps: Updates done; a 0-d tensor where only the device knows which steps were done.
+        device: Where the averages are kept; ``None`` is where the parameters are.
 
     Raises:
         ConfigError: If ``interval`` is no positive integer.
@@ -60,15 +62,15 @@ class AveragedWeights(ABC):
         if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
             raise ConfigError(f"interval: a positive number of updates, got {interval!r}.")
         self.interval = interval
+        self.device = device
         self.steps: int | Tensor = 0
-        self._device = device
         self._sources = _sources(model, parameters, with_buffers=update_buffers)
         self._averages: dict[str, Tensor] = {}
         self._own: list[Tensor] | None = None
 
     @abstractmethod
     def momentum_at(self, steps: Any) -> Any:
-        """Return how much of a new value goes into the average after ``steps`` updates.
+        """Return the weight of the new values after ``steps`` updates, from 0 to 1.
 
         Args:
             steps: A number, or a 0-d tensor, for which a tensor is returned.
@@ -84,26 +86,16 @@ class AveragedWeights(ABC):
         """Whether the model holds the averages at present."""
         return self._own is not None
 
-    @property
-    def names(self) -> list[str]:
-        """Names of what is averaged; a shared parameter has the first of its names."""
-        return list(self._sources)
-
-    @property
-    def device(self) -> torch.device | str | None:
-        """Where the averages are kept; ``None`` is where the parameters are."""
-        return self._device
-
     def planned_tensors(self) -> list[Tensor]:
-        """Return tensors like those that are kept once averaging has begun, without memory."""
+        """Return tensors like those kept once averaging has begun, on the meta device."""
         return [
-            torch.empty(local(source).shape, dtype=_kept_dtype(source), device="meta")
-            for source in self._sources.values()
+            torch.empty(part.shape, dtype=_kept_dtype(part), device="meta")
+            for part in self._parts()
         ]
 
     @torch.no_grad()
-    def update(self, stepped: bool | Tensor = True) -> None:  # noqa: FBT001, FBT002 - what it says
-        """Take in the model's weights.
+    def update(self, stepped: bool | Tensor = True) -> None:  # noqa: FBT001, FBT002
+        """Move the averages towards the model's weights.
 
         Args:
             stepped: Whether the optimizer stepped; a 0-d tensor where only the device knows. Where
@@ -115,13 +107,12 @@ class AveragedWeights(ABC):
             self._begin()
             self.steps = self.steps + 1
             return
-        weight = self._weight(stepped)
+        weight = self._count_update(stepped)
         if weight is not None:
-            pairs = zip(self._averages.values(), self._sources.values(), strict=True)
-            average_into([(average, local(source)) for average, source in pairs], weight)
+            _move(list(self._averages.values()), self._parts(), weight)
 
-    def _weight(self, stepped: bool | Tensor) -> Any:  # noqa: FBT001
-        """Return the weight of the new values, ``None`` for none; and count the update."""
+    def _count_update(self, stepped: bool | Tensor) -> Any:  # noqa: FBT001
+        """Count the update, and return the weight of the new values, ``None`` for none."""
         if isinstance(stepped, Tensor) and not isinstance(self.steps, Tensor):
             self.steps = torch.full((), self.steps, dtype=torch.int64, device=stepped.device)
         steps = self.steps
@@ -132,9 +123,11 @@ class AveragedWeights(ABC):
         return self.momentum_at(steps) if steps % self.interval == 0 else None
 
     def _begin(self) -> None:
-        for name, source in self._sources.items():
-            part = local(source).detach()
-            self._averages[name] = part.to(self._device, _kept_dtype(source), copy=True)
+        for name, part in zip(self._sources, self._parts(), strict=True):
+            self._averages[name] = part.detach().to(self.device, _kept_dtype(part), copy=True)
+
+    def _parts(self) -> list[Tensor]:
+        return [local_part(source) for source in self._sources.values()]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -149,32 +142,28 @@ class AveragedWeights(ABC):
     def apply(self) -> None:
         """Put the averages into the model; its own weights are kept until :meth:`restore`."""
         if self._own is None and self._averages:
-            parts = [local(source) for source in self._sources.values()]
-            self._own = [part.detach().clone() for part in parts]
-            copy_into(parts, list(self._averages.values()))
+            self._own = [part.detach().clone() for part in self._parts()]
+            _copy(self._parts(), list(self._averages.values()))
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the model's own weights back. Does nothing if it holds them."""
         if self._own is not None:
-            copy_into([local(source) for source in self._sources.values()], self._own)
+            _copy(self._parts(), self._own)
             self._own = None
 
     def full_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
         """Return the averages, or the model's ``own`` weights, whole; all ranks must call this."""
-        return {name: whole(tensor) for name, tensor in self.spread_tensors(own=own).items()}
+        return {name: full_tensor(one) for name, one in self.spread_tensors(own=own).items()}
 
     def spread_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
-        """Return them as the model holds its weights: of a sharded one, this rank's parts."""
-        if not own:
-            parts = list(self._averages.values())
-        else:
-            parts = self._own or [local(source) for source in self._sources.values()]
+        """Return the same, sharded as the model's weights are."""
+        parts = (self._own or self._parts()) if own else list(self._averages.values())
         named = zip(self._sources.items(), parts, strict=True)
-        return {name: spread(part.detach(), source) for (name, source), part in named}
+        return {name: distribute_as(source, part.detach()) for (name, source), part in named}
 
     def load_full_tensors(self, averages: Mapping[str, Tensor], steps: int | Tensor) -> None:
-        """Go on from averages that :meth:`full_tensors` returned; all ranks must call this.
+        """Resume from averages that :meth:`full_tensors` returned; all ranks must call this.
 
         Raises:
             CheckpointError: If names or shapes differ.
@@ -189,23 +178,16 @@ class AveragedWeights(ABC):
                 )
         self._begin()
         for name, source in self._sources.items():
-            self._averages[name].copy_(shard_like(averages[name], source))
+            self._averages[name].copy_(shard_as(source, averages[name]))
         self.steps = int(steps)
-
-
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def _kept_dtype(source: Tensor) -> torch.dtype:
-    return torch.float32 if source.dtype in _HALF else source.dtype
 
 
 class ExponentialMovingAverage(AveragedWeights):
     """``average = (1 - momentum) * average + momentum * weight``.
 
     Args:
-        model: As of :class:`AveragedWeights`, like all that is not said here.
-        momentum: How much of a new value goes in. Defaults to 0.0002.
+        model: Like all others not listed here, as of :class:`AveragedWeights`.
+        momentum: Weight of the new value. Defaults to 0.0002.
 
     Raises:
         ConfigError: If ``momentum`` is not between 0 and 1.
@@ -247,8 +229,8 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
     """The same with a momentum that falls: ``max(momentum, gamma / (gamma + steps))``.
 
     Args:
-        model: As of :class:`AveragedWeights`, like all that is not said here.
-        momentum: The least. Defaults to 0.0002.
+        model: Like all others not listed here, as of :class:`AveragedWeights`.
+        momentum: The smallest. Defaults to 0.0002.
         gamma: How slowly it falls, a positive number of updates. Defaults to 100.
 
     Raises:
@@ -301,7 +283,38 @@ def _sources(
         if parameter.requires_grad and (chosen is None or id(parameter) in chosen)
     }
     if with_buffers:
-        saved = module.state_dict().keys()  # not what a module makes anew by itself
+        saved = module.state_dict().keys()  # without non-persistent buffers
         sources.update((name, one) for name, one in module.named_buffers() if name in saved)
-    # As in checkpoints.
+    # The names in checkpoints.
     return {name.replace("_orig_mod.", ""): tensor for name, tensor in sources.items()}
+
+
+def _kept_dtype(source: Tensor) -> torch.dtype:
+    return torch.float32 if source.dtype in _HALF else source.dtype
+
+
+def _move(averages: list[Tensor], sources: list[Tensor], weight: float | Tensor) -> None:
+    """Move each average towards its source by ``weight``; copy what is no floating point."""
+    together: tuple[list[Tensor], list[Tensor]] = ([], [])
+    # Not in torch 1.13; it reads a weight that is a tensor.
+    lerp = None if isinstance(weight, Tensor) else getattr(torch, "_foreach_lerp_", None)
+    for average, source in zip(averages, sources, strict=True):
+        if not (average.is_floating_point() or average.is_complex()):
+            average.copy_(source)
+        elif lerp is not None and (average.dtype, average.device) == (source.dtype, source.device):
+            together[0].append(average)
+            together[1].append(source)
+        else:
+            one = weight.to(average) if isinstance(weight, Tensor) else weight
+            average.lerp_(source.to(average), one)
+    if lerp is not None and together[0]:
+        lerp(*together, weight)
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    copy = getattr(torch, "_foreach_copy_", None)  # from torch 2.1 on
+    if copy is not None and targets:
+        copy(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
