@@ -1,6 +1,6 @@
-"""The constants of ``mm-dist scale`` that one machine can measure.
+"""The constants of ``scale.py`` that one machine can measure.
 
-Prints a line for each, with the name that ``mm-dist scale --NAME`` takes:
+Prints a line for each, with the name that ``scale.py --NAME`` takes:
 
 * ``import_seconds``, ``import_files``, ``import_bytes``: new processes import torch and mm-dist,
   once the files are cached. Counted are the paths that Python looks at, folders that it lists,

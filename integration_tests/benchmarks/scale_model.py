@@ -1,4 +1,4 @@
-"""The formulas of ``mm-dist scale`` against what happens: fitted on few ranks, compared with more.
+"""The formulas of ``scale.py`` against what happens: fitted on few ranks, compared with more.
 
 All ranks are on this machine, which has fewer cores than there are ranks, so that what would happen
 side by side happens in turn: with ``n`` ranks on ``c`` cores steps take ``n/c`` times as long, and
@@ -30,13 +30,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from scaling.mesh import measure_mesh
+from scaling.model import Constants
+from scaling.model.all_reduce import ring_all_reduce
+from scaling.model.cluster import Cluster
+from scaling.model.startup import gloo_value_bytes
 from scaling.processes import leave, run_ranks, take_place
 
 import mm_dist
-from mm_dist._scale import Constants
-from mm_dist._scale._all_reduce import ring_all_reduce
-from mm_dist._scale._cluster import Cluster
-from mm_dist._scale._startup import gloo_value_bytes
 
 _SIZES = (2**10, 2**14, 2**18, 2**20, 2**22, 2**24)
 _MESHES, _STARTS, _RINGS = (8, 16, 32, 64, 128), (2, 4, 8, 16), (2, 4, 8)

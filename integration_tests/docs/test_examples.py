@@ -71,6 +71,7 @@ def test_example_of_the_front_page_runs(script, tmp_path):
 def test_commands_run_in_the_order_of_the_page(page, tmp_path):
     pytest.importorskip("sklearn")
     shutil.copytree(ROOT / "packages" / "mm-runner" / "examples", tmp_path / "examples")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "integration_tests" / "benchmarks")
     path = f"{make_commands(tmp_path / '.bin')}{os.pathsep}{os.environ['PATH']}"
     for block in read_blocks("en", page):
         write_files([block], tmp_path)

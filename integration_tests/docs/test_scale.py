@@ -1,12 +1,14 @@
 """The page on scale has every formula, every constant with its origin, and every limit."""
 
 import re
+import sys
 
 import pytest
-from pages import LANGUAGES, read_page
+from pages import LANGUAGES, ROOT, read_page
 
-from mm_dist._scale import Constants, Job, default_constants, describe_constants, find_limits
-from mm_dist._scale._formulas import FORMULAS
+sys.path.append(str(ROOT / "integration_tests" / "benchmarks"))
+from scaling.model import Constants, Job, default_constants, describe_constants, find_limits
+from scaling.model.formulas import FORMULAS
 
 _ORIGINS = {
     "en": {"measured": "measured:", "cited": "cited:"},

@@ -1,4 +1,4 @@
-"""The ``mm-dist`` command: ``run``, ``env``, ``check``, ``simulate`` and ``scale``.
+"""The ``mm-dist`` command: ``run``, ``env``, ``check`` and ``simulate``.
 
 What a subcommand needs is imported when it is used.
 """
@@ -58,10 +58,6 @@ def _run_subcommand(options: argparse.Namespace) -> int:
         from mm_dist._command._check import check_cluster  # noqa: PLC0415
 
         return check_cluster(options)
-    if options.subcommand == "scale":
-        from mm_dist._command._scale import show_scale  # noqa: PLC0415
-
-        return show_scale(options)
     from mm_dist._command._simulate import simulate_rank  # noqa: PLC0415
 
     return simulate_rank(options)
@@ -81,7 +77,6 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_simulate(
         subcommands.add_parser("simulate", help="measure one rank of a large job on this machine")
     )
-    _add_scale(subcommands.add_parser("scale", help="compute what more ranks take, and break"))
     return parser
 
 
@@ -149,13 +144,6 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard", action="store_true", help="also shard the model over all ranks (fully_shard)"
     )
-    _add_json(parser)
-
-
-def _add_scale(parser: argparse.ArgumentParser) -> None:
-    from mm_dist._command._scale_arguments import add_scale_arguments  # noqa: PLC0415
-
-    add_scale_arguments(parser)
     _add_json(parser)
 
 

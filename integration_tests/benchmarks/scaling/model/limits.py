@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from mm_dist._scale._cluster import Cluster
-from mm_dist._scale._constants import Constants
-from mm_dist._scale._job import Job
-from mm_dist._scale._limit_network import network_limits
-from mm_dist._scale._limit_storage import storage_limits
-from mm_dist._scale._limit_store import store_limits
-from mm_dist._scale._limit_types import Demand
+from scaling.model.cluster import Cluster
+from scaling.model.constants import Constants
+from scaling.model.job import Job
+from scaling.model.limit_network import network_limits
+from scaling.model.limit_storage import storage_limits
+from scaling.model.limit_store import store_limits
+from scaling.model.limit_types import Demand
 
 # Beyond this number of ranks nothing is looked for.
 MOST_RANKS = 2**20

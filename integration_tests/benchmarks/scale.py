@@ -1,13 +1,20 @@
-"""``mm-dist scale``: a model of large jobs, and what breaks first."""
+"""Compute how startup, all-reduces and checkpoints scale, and what breaks first.
+
+Run: ``python scale.py [--ranks FROM:TO] [--json FILE]``. It starts nothing; the page on scale
+describes formulas and constants.
+"""
+
+# ruff: noqa: T201 (printing is what it is for)
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from mm_dist._command._output import check_json_target, format_table, write_json, write_line
-from mm_dist._command._scale_arguments import read_constants, read_job, read_ranks
-from mm_dist._scale import (
+from scaling.arguments import add_scale_arguments, read_constants, read_job, read_ranks
+from scaling.model import (
     Estimate,
     Job,
     Limit,
@@ -15,8 +22,8 @@ from mm_dist._scale import (
     estimate,
     find_limits,
 )
-from mm_dist._scale._formulas import FORMULAS
-from mm_dist._scale._limits import MOST_RANKS
+from scaling.model.formulas import FORMULAS
+from scaling.model.limits import MOST_RANKS
 
 _LABEL = "computed by formulas; nothing was started"
 # The largest number of each unit is that of the next one's seconds.
@@ -24,18 +31,16 @@ _UNITS = ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 6
 _HOUR_UNITS = ((48 * 3600.0, 1 / 3600, "h"), (float("inf"), 1 / 86400, "d"))
 
 
-def show_scale(options: argparse.Namespace) -> int:
-    """Print how long things take with how many ranks, and what breaks first.
-
-    Returns:
-        0.
-
-    Raises:
-        ConfigError: If an option cannot be used.
-    """
-    job, constants = read_job(options), read_constants(options)
-    ranks = read_ranks(options.ranks)
-    check_json_target(options.json)
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    add_scale_arguments(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    options = parser.parse_args()
+    try:
+        job, constants = read_job(options), read_constants(options)
+        ranks = read_ranks(options.ranks)
+    except ValueError as error:
+        parser.error(str(error))
     estimates = [estimate(job, number, constants) for number in ranks]
     limits = find_limits(job, constants)
     described = describe_constants(constants, job.backend)
@@ -47,14 +52,21 @@ def show_scale(options: argparse.Namespace) -> int:
             "limits": [asdict(each) for each in limits],
             "constants": described,
         }
-        write_json(result, options.json)
-    if options.json != "-":
-        parts = [_title(job), _format_start(estimates), _format_saving(estimates)]
-        parts.append(_format_limits(limits))
-        if options.explain:
-            parts += [_format_formulas(), _format_constants(described)]
-        write_line("\n\n".join(parts))
-    return 0
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    parts = [_title(job), _format_start(estimates), _format_saving(estimates)]
+    parts.append(_format_limits(limits))
+    if options.explain:
+        parts += [_format_formulas(), _format_constants(described)]
+    print("\n\n".join(parts))
+
+
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def _as_json(each: Estimate) -> dict[str, Any]:
@@ -148,3 +160,7 @@ def format_seconds(seconds: float) -> str:
         return "0"
     unit = next(unit for unit in (*_UNITS, *_HOUR_UNITS) if seconds < unit[0])
     return f"{seconds * unit[1]:.3g} {unit[2]}"
+
+
+if __name__ == "__main__":
+    main()

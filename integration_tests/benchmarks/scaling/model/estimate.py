@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from mm_dist._scale._all_reduce import fastest_all_reduce
-from mm_dist._scale._checkpoint import Checkpoint, estimate_checkpoint
-from mm_dist._scale._cluster import Cluster
-from mm_dist._scale._constants import Constants
-from mm_dist._scale._failures import Failures, estimate_failures
-from mm_dist._scale._job import Job
-from mm_dist._scale._startup import Startup, estimate_startup
+from scaling.model.all_reduce import fastest_all_reduce
+from scaling.model.checkpoint import Checkpoint, estimate_checkpoint
+from scaling.model.cluster import Cluster
+from scaling.model.constants import Constants
+from scaling.model.failures import Failures, estimate_failures
+from scaling.model.job import Job
+from scaling.model.startup import Startup, estimate_startup
 
 _NUMBER_BYTES = 8
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mm_dist._scale._cluster import Cluster
-from mm_dist._scale._job import Job
+from scaling.model.cluster import Cluster
+from scaling.model.job import Job
 
 
 @dataclass(frozen=True)

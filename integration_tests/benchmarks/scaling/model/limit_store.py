@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from mm_dist._hang_report._timing import plan_timing
-from mm_dist._scale._constants import Constants
-from mm_dist._scale._job import Job
-from mm_dist._scale._limit_types import Demand, MakeCluster, always
-from mm_dist._scale._startup import CONNECTIONS_PER_RANK, gloo_value_bytes, store_seconds
+from scaling.model.constants import Constants
+from scaling.model.job import Job
+from scaling.model.limit_types import Demand, MakeCluster, always
+from scaling.model.startup import CONNECTIONS_PER_RANK, gloo_value_bytes, store_seconds
 
 # What rank 0 has open beside connections to others, counted after init_dist.
 _OTHER_FILES = 18
@@ -73,7 +72,7 @@ def store_limits(job: Job, own: Constants, make_cluster: MakeCluster) -> Iterato
     yield Demand(
         "time of the hang report to ask every rank",
         lambda ranks: 2 * ranks * own.round_trip,
-        lambda ranks: plan_timing(job.timeout_s, ranks).collect_s,
+        lambda ranks: 0.75 * min(5.0 + 0.0005 * ranks, job.timeout_s / 4),
         "it names only the ranks that it has reached",
         "it begins earlier, the more ranks there are",
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mm_dist._scale._cluster import Cluster
+from scaling.model.cluster import Cluster
 
 MakeCluster = Callable[[int], Cluster]
 

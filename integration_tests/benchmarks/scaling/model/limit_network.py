@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from mm_dist._scale._all_reduce import ring_all_reduce
-from mm_dist._scale._constants import Constants
-from mm_dist._scale._job import Job
-from mm_dist._scale._limit_types import Demand, MakeCluster, always
-from mm_dist._scale._startup import gloo_seconds, import_seconds, num_peers
+from scaling.model.all_reduce import ring_all_reduce
+from scaling.model.constants import Constants
+from scaling.model.job import Job
+from scaling.model.limit_types import Demand, MakeCluster, always
+from scaling.model.startup import gloo_seconds, import_seconds, num_peers
 
 # torch's DistributedDataParallel: 25 MiB of gradients at a time.
 _BUCKET_BYTES = 25 * 2**20

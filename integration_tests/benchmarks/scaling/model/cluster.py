@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from mm_dist._scale._constants import Constants
+from scaling.model.constants import Constants
 
 
 @dataclass(frozen=True)

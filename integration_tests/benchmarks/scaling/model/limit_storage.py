@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from mm_dist._scale._checkpoint import gathered_seconds, parts_seconds
-from mm_dist._scale._constants import Constants
-from mm_dist._scale._estimate import estimate
-from mm_dist._scale._job import Job
-from mm_dist._scale._limit_types import Demand, MakeCluster, always
+from scaling.model.checkpoint import gathered_seconds, parts_seconds
+from scaling.model.constants import Constants
+from scaling.model.estimate import estimate
+from scaling.model.job import Job
+from scaling.model.limit_types import Demand, MakeCluster, always
 
 _LOST = 0.1
 

@@ -5,7 +5,7 @@ Both formulas are those by which NCCL itself compares its algorithms (``ncclTopo
 bytes that the narrowest link has to carry.
 """
 
-from mm_dist._scale._cluster import Cluster
+from scaling.model.cluster import Cluster
 
 
 def ring_all_reduce(size: float, cluster: Cluster) -> float:

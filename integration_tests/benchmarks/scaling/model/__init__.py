@@ -3,10 +3,10 @@
 Sources of the formulas stand beside them, those of the constants in ``_constants``.
 """
 
-from mm_dist._scale._constants import Constants, default_constants, describe_constants
-from mm_dist._scale._estimate import Estimate, estimate
-from mm_dist._scale._job import BACKENDS, Job
-from mm_dist._scale._limits import Limit, find_limits
+from scaling.model.constants import Constants, default_constants, describe_constants
+from scaling.model.estimate import Estimate, estimate
+from scaling.model.job import BACKENDS, Job
+from scaling.model.limits import Limit, find_limits
 
 __all__ = [
     "BACKENDS",

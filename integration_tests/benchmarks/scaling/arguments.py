@@ -1,10 +1,9 @@
-"""The options of ``mm-dist scale``, and what they mean."""
+"""Options of ``scale.py``."""
 
 import argparse
 from dataclasses import fields, replace
 
-from mm_dist._errors import ConfigError
-from mm_dist._scale import BACKENDS, Constants, Job, default_constants
+from scaling.model import BACKENDS, Constants, Job, default_constants
 
 _LEAST = 1e-30
 _NUMBERS = {
@@ -76,7 +75,7 @@ def read_job(options: argparse.Namespace) -> Job:
     """Return what is trained.
 
     Raises:
-        ConfigError: If a number cannot be used.
+        ValueError: If a number cannot be used.
     """
     for name in ("ranks_per_node", *_NUMBERS, "timeout"):
         _check_number(options, name)
@@ -95,7 +94,7 @@ def read_constants(options: argparse.Namespace) -> Constants:
     """Return the backend's defaults, with those replaced that were given.
 
     Raises:
-        ConfigError: If a number cannot be used.
+        ValueError: If a number cannot be used.
     """
     names = [each.name for each in fields(Constants)]
     for name in names:
@@ -109,10 +108,10 @@ def _check_number(options: argparse.Namespace, name: str) -> None:
     value = getattr(options, name)
     # Comparisons with nan are false.
     if value is not None and not 0 < value < float("inf"):
-        raise ConfigError(f"{_spell(name)}={value:g} must be a number above 0.")
+        raise ValueError(f"{_spell(name)}={value:g} must be a number above 0.")
     # Products of a few numbers, and their inverses, then stay what a float can hold.
     if value is not None and not _LEAST <= value <= 1 / _LEAST:
-        raise ConfigError(
+        raise ValueError(
             f"{_spell(name)}={value:g} is no number of this world; give one between {_LEAST:g} and "
             f"{1 / _LEAST:g}."
         )
@@ -122,7 +121,7 @@ def read_ranks(text: str) -> list[int]:
     """Return the numbers of ranks that ``FROM:TO`` or ``N,N,N`` means.
 
     Raises:
-        ConfigError: If it means none.
+        ValueError: If it means none.
 
     Example:
         >>> read_ranks("8:64")
@@ -131,7 +130,7 @@ def read_ranks(text: str) -> list[int]:
     first, colon, last = text.partition(":")
     words = [first, last] if colon else text.split(",")
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise ConfigError(
+        raise ValueError(
             f"--ranks={text} is no number of ranks; write FROM:TO, as 8:8192, or N,N, as 8,64."
         )
     numbers = [int(word) for word in words]
@@ -139,7 +138,7 @@ def read_ranks(text: str) -> list[int]:
         return numbers
     low, high = numbers
     if low > high:
-        raise ConfigError(f"--ranks={text} begins above its end; write --ranks={high}:{low}.")
+        raise ValueError(f"--ranks={text} begins above its end; write --ranks={high}:{low}.")
     doubled = [low << shift for shift in range((high // low).bit_length())]
     return doubled if doubled[-1] == high else [*doubled, high]
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mm_dist._scale._cluster import Cluster
-from mm_dist._scale._job import Job
+from scaling.model.cluster import Cluster
+from scaling.model.job import Job
 
 # Counted at the store while ranks call init_dist; see the benchmark scale_constants.
 CONNECTIONS_PER_RANK, EXCHANGES_PER_RANK = 2, 12
