@@ -74,11 +74,10 @@ BACKENDS = [{"type": "LocalVisBackend"}]
         (custom_keys({"layers": {"momentum": {"value": 0.1}}}), r"custom_keys\.layers\.momentum: a value is needed, got the dict"),
         (custom_keys(""), r"^optim_wrapper\.paramwise_cfg\.custom_keys: a dict of dicts .*got ''"),
         (custom_keys([]), r"^optim_wrapper\.paramwise_cfg\.custom_keys: a dict of dicts .*got \[\]"),
-        (wrapper(foo=1), r"^model_wrapper_cfg\.foo: unknown argument of MMDistributedDataParallel, which takes detect_anomalous_params, .*bucket_cap_mb"),
-        (wrapper(type="MMSeparateDistributedDataParallel", foo=1), r"^model_wrapper_cfg\.foo: unknown argument of MMSeparateDistributedDataParallel"),
+        (wrapper(foo=1), r"^model_wrapper_cfg\.foo: unknown key; known are type, detect_anomalous_params, .*bucket_cap_mb"),
+        (wrapper(type="MMSeparateDistributedDataParallel", foo=1), r"^model_wrapper_cfg\.foo: unknown key"),
         (wrapper(type="MMFullyShardedDataParallel", foo=1), r"^model_wrapper_cfg\.foo: unknown argument of MMFullyShardedDataParallel"),
-        (wrapper(broadcast_buffers="yes"), r"^model_wrapper_cfg\.broadcast_buffers: True or False is needed, got 'yes'"),
-        (wrapper(bucket_cap_mb_lst=[1], find_unused_parameters=1.5), r"^model_wrapper_cfg\.bucket_cap_mb_lst: unknown argument"),
+        (wrapper(bucket_cap_mb_lst=[1], find_unused_parameters=1.5), r"^model_wrapper_cfg\.bucket_cap_mb_lst: unknown key.*'bucket_cap_mb"),
         (wrapper(comm_hok="fp16"), r"^model_wrapper_cfg\.comm_hok: .*'comm_hook'"),
         ({"env_cfg": {"mp_cfg": {"opencv_num_threads": ""}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: an integer is needed, got ''"),
         ({"env_cfg": {"mp_cfg": {"opencv_num_threads": {}}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: .*got \{\}"),
@@ -87,14 +86,7 @@ BACKENDS = [{"type": "LocalVisBackend"}]
         ({"train_cfg": {"by_epoch": True}}, r"^train_cfg\.max_epochs: this key is missing; given: 'by_epoch'\. It is how many epochs to train"),
         ({"train_cfg": {"by_epoch": False, "val_interval": 3}}, r"^train_cfg\.max_iters: this key is missing; given: 'by_epoch', 'val_interval'\."),
         ({"train_cfg": {"by_epoch": True, "max_epoch": 3}}, r"^train_cfg\.max_epoch: unknown argument .*'max_epochs'"),
-        (sgd(lr=NAN), r"^optim_wrapper\.optimizer\.lr: a finite number is needed, got nan"),
-        (sgd(lr=INF), r"^optim_wrapper\.optimizer\.lr: a finite number is needed, got inf"),
-        (sgd(momentum=NAN), r"^optim_wrapper\.optimizer\.momentum: a finite number"),
-        (sgd(momentum=2), r"^optim_wrapper\.optimizer\.momentum: a number below 1 is needed, got 2"),
-        (sgd(type="Adam", betas=[0.9, NAN]), r"^optim_wrapper\.optimizer\.betas: a finite number"),
         (custom_keys({"layers": {"lr_mult": NAN}}), r"custom_keys\.layers\.lr_mult: a finite number is needed"),
-        ({"param_scheduler": {"type": "ExponentialLR", "gamma": INF}}, r"^param_scheduler\.gamma: a finite number"),
-        ({"param_scheduler": [{"type": "CosineAnnealingLR", "eta_min": NAN}]}, r"^param_scheduler\[0\]\.eta_min: a finite number"),
         ({"param_scheduler": {"type": "MultiStepLR", "milestones": [5, 2]}}, r"^param_scheduler: milestones=\[5, 2\] was given; ascending ones are needed: \[2, 5\]"),
         ({"default_hooks": {"checkpoint": {"filename_tmpl": "../e_{}.pth"}}}, r"filename_tmpl: the name of a file is needed, got the path '\.\./e_\{\}\.pth'\. Give the directory as out_dir"),
         ({"visualizer": {"type": "Vizualizer"}}, r"^visualizer\.type: 'Vizualizer' was given; .*Did you mean 'Visualizer'"),
@@ -211,7 +203,7 @@ def test_the_command_refuses_what_only_several_processes_would_tell(tmp_path, mo
     (tmp_path / "c.json").write_text(json.dumps(cfg))
     assert main(["check", "c.json", "--world-size", "2"]) == 1
     assert "c.json" in (message := capsys.readouterr().err)
-    assert "model_wrapper_cfg.foo: unknown argument" in message
+    assert "model_wrapper_cfg.foo: unknown key" in message
 
 
 def test_a_configuration_of_an_installed_package_is_asked_for_by_its_path(write):

@@ -250,15 +250,6 @@ def test_a_schedule_without_a_type_tells_what_was_given_and_what_there_is(
         check(tmp_path, param_scheduler=schedule)
 
 
-def test_names_of_optimizers_go_outside_of_the_lists(tmp_path):
-    several = {"constructor": "MultiOptimWrapperConstructor", "one": _ONE, "other": _ONE}
-    step = {"type": "StepLR", "step_size": 2}
-    check(tmp_path, optim_wrapper=several, param_scheduler={"one": [step], "other": step})
-    message = r"^param_scheduler\[0\]: .*names go outside of the lists: param_scheduler=dict\(one="
-    with pytest.raises(ConfigError, match=message):
-        check(tmp_path, optim_wrapper=several, param_scheduler=[{"one": step}, {"other": step}])
-
-
 def test_trying_a_schedule_leaves_a_ready_optimizer_as_it_is(tmp_path):
     rate = torch.tensor(0.5)
     optimizer = torch.optim.Adam(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,24 +11,18 @@ from mm_runner.registry import Registry, check_arguments, check_cfg, short_repr
 __all__ = [
     "GIVEN",
     "check_component",
-    "check_finite",
+    "check_flag",
+    "check_integer",
     "check_keys",
     "check_known",
-    "check_part",
     "need_mapping",
 ]
 
 # Stands for what the run itself gives a component; fits every annotation.
 GIVEN: Any = object()
 
-# Infinity may be meant elsewhere, such as no limit of a norm.
-_FINITE = (
-    *("lr", "momentum", "weight_decay", "dampening", "eps"),
-    *("gamma", "factor", "eta_min", "eta_min_ratio", "eta_max", "max_lr", "base_lr", "power"),
-)
 # How alike the type of a part must be to a registered name to be taken for it.
 _SLIP = 0.85
-_NEAR = 0.6
 
 
 def check_component(
@@ -65,16 +58,6 @@ def check_component(
     return component
 
 
-def check_part(cfg: Mapping[str, Any], registry: Registry, where: str) -> None:
-    """Check a component's config to which somebody adds arguments later.
-
-    Raises:
-        ConfigError: If an argument is unknown or of another type, or there is no ``type``.
-        ComponentNotFoundError: If ``type`` names nothing.
-    """
-    check_cfg(cfg, registry, where=where, is_partial=True)
-
-
 def check_keys(value: Any, where: str, known: Callable[..., Any], *, name: str) -> None:
     """Check a dict whose keys are arguments of ``known``; ``None`` is an empty one.
 
@@ -85,35 +68,45 @@ def check_keys(value: Any, where: str, known: Callable[..., Any], *, name: str) 
         check_arguments(known, need_mapping(value, where), where, name=name, is_partial=True)
 
 
-def check_known(value: Any, where: str, known: Iterable[str], *, cutoff: float = 0.0) -> None:
+def check_known(value: Any, where: str, known: Iterable[str]) -> None:
     """Check the keys of a dict.
-
-    Args:
-        value: The dict.
-        where: Path of it.
-        known: Its keys.
-        cutoff: How alike an unknown one must be to a known one to be wrong; 0 refuses all.
 
     Raises:
         ConfigError: If it is no dict, or a key is unknown.
     """
     for key in need_mapping(value, where):
-        hint = did_you_mean(str(key), known, cutoff=cutoff or _NEAR)
-        if key not in known and (hint or not cutoff):
-            raise ConfigError(f"{where}.{key}: unknown key; known are {', '.join(known)}.{hint}")
+        if key not in known:
+            raise ConfigError(
+                f"{where}.{key}: unknown key; known are {', '.join(known)}."
+                f"{did_you_mean(str(key), known)}"
+            )
 
 
-def check_finite(cfg: Mapping[str, Any], where: str) -> None:
-    """Check the numbers of an optimizer's or a schedule's config, which torch takes as they are.
+def check_flag(cfg: Mapping[str, Any], name: str, where: str = "") -> None:
+    """Check that a key, where it is given, is True or False.
 
     Raises:
-        ConfigError: If one is NaN, or a setting that must be finite is infinite.
+        ConfigError: If it is not.
     """
-    for key, value in cfg.items():
-        for one in value if isinstance(value, (list, tuple)) else [value]:
-            is_float = isinstance(one, float)
-            if is_float and (math.isnan(one) or (math.isinf(one) and key in _FINITE)):
-                raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
+    value = cfg.get(name)
+    if value is not None and not isinstance(value, bool):
+        path = f"{where}.{name}" if where else name
+        raise ConfigError(f"{path}: True or False is needed, got {value!r}.")
+
+
+def check_integer(
+    cfg: Mapping[str, Any], name: str, where: str, *, least: int | None = None
+) -> None:
+    """Check that a key, where it is given, is an integer, from ``least`` on.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    value = cfg.get(name)
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (is_integer and (least is None or value >= least)):
+        kind = "an integer" if least is None else "a positive integer"
+        raise ConfigError(f"{where}.{name}: {kind} is needed, got {value!r}.")
 
 
 def need_mapping(value: Any, where: str, what: str = "a dict") -> Mapping[str, Any]:

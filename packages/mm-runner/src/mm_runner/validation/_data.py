@@ -15,10 +15,11 @@ from mm_runner.registry import (
     DATASETS,
     FUNCTIONS,
     check_arguments,
+    check_cfg,
     short_repr,
 )
 
-from ._components import check_component, check_part, need_mapping
+from ._components import check_component, check_integer, need_mapping
 
 __all__ = ["OWN_KEYS", "check_dataloader"]
 
@@ -92,10 +93,7 @@ def _check_there(cfg: Mapping[str, Any], where: str) -> None:
             "per process and step."
         )
     for name in ("batch_size", "num_batch_per_epoch"):
-        value = cfg.get(name)
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and (not is_integer or value < 1):
-            raise ConfigError(f"{where}.{name}: a positive integer is needed, got {value!r}.")
+        check_integer(cfg, name, where, least=1)
 
 
 def _check_function(function: Any, where: str) -> None:
@@ -104,7 +102,7 @@ def _check_function(function: Any, where: str) -> None:
         function = {"type": function}
     if isinstance(function, Mapping):
         # It is called with a batch or a worker's number later: what is missing now comes then.
-        check_part(function, FUNCTIONS, where)
+        check_cfg(function, FUNCTIONS, where=where, is_partial=True)
     elif function is not None and not callable(function):
         raise ConfigError(
             f"{where}: a name ({', '.join(FUNCTIONS.names())}), a dict with 'type' or a function "

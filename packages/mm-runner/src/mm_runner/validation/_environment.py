@@ -12,7 +12,7 @@ from torch import multiprocessing
 import mm_dist
 from mm_runner.errors import ConfigError
 
-from ._components import check_keys, check_known, need_mapping
+from ._components import check_flag, check_integer, check_keys, check_known, need_mapping
 
 __all__ = ["check_environment", "check_launcher", "check_randomness"]
 
@@ -50,8 +50,8 @@ def check_environment(env: Any, where: str) -> None:
     if env is None:
         return
     check_known(env, where, _ENV_KEYS)
-    _check_flag(env, "cudnn_benchmark", where)
-    _check_count(env, "resource_limit", where)
+    check_flag(env, "cudnn_benchmark", where)
+    check_integer(env, "resource_limit", where)
     _check_mp_cfg(env.get("mp_cfg"), f"{where}.mp_cfg")
     dist_cfg = env.get("dist_cfg")
     if dist_cfg is not None:
@@ -80,10 +80,11 @@ def check_randomness(cfg: Any, where: str) -> None:
         return
     check_known(cfg, where, _RANDOMNESS_KEYS)
     for name in ("diff_rank_seed", "deterministic"):
-        _check_flag(cfg, name, where)
+        check_flag(cfg, name, where)
     seed = cfg.get("seed")
     # torch's generators take 64 bits; the epoch and the process are added to it.
-    if seed is not None and not (_is_integer(seed) and 0 <= seed < 2**63):
+    is_integer = isinstance(seed, int) and not isinstance(seed, bool)
+    if seed is not None and not (is_integer and 0 <= seed < 2**63):
         raise ConfigError(
             f"{where}.seed: an integer from 0 to 2**63 - 1 or None is needed, got {seed!r}."
         )
@@ -98,7 +99,7 @@ def _check_mp_cfg(cfg: Any, where: str) -> None:
         raise ConfigError(
             f"{where}.mp_start_method: {method!r} was given; there are {', '.join(methods)}."
         )
-    _check_count(cfg, "opencv_num_threads", where)
+    check_integer(cfg, "opencv_num_threads", where)
 
 
 def _ask(
@@ -111,18 +112,3 @@ def _ask(
         # It begins with the argument's name.
         name = next((f".{one}" for one in arguments if re.match(rf"{one}\b", str(error))), "")
         raise ConfigError(f"{where}{name}: {error}") from error
-
-
-def _check_flag(cfg: Mapping[str, Any], name: str, where: str) -> None:
-    if not isinstance(cfg.get(name, False), bool):
-        raise ConfigError(f"{where}.{name}: True or False is needed, got {cfg[name]!r}.")
-
-
-def _check_count(cfg: Mapping[str, Any], name: str, where: str) -> None:
-    value = cfg.get(name)
-    if value is not None and not _is_integer(value):
-        raise ConfigError(f"{where}.{name}: an integer is needed, got {value!r}.")
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,9 +1,10 @@
-"""Optimizers and their wrappers, tried on parameters of four numbers."""
+"""Optimizers, their wrappers and schedules, tried on parameters of four numbers."""
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from inspect import isclass
 from typing import Any
@@ -13,10 +14,10 @@ from torch.optim import SGD, Optimizer
 
 import mm_dist
 from mm_amp import AmpOptimWrapper
-from mm_runner.errors import ConfigError
 from mm_runner.optim import (
     DefaultOptimWrapperConstructor,
     MultiOptimWrapperConstructor,
+    ParamScheduler,
     build_optim_wrapper,
 )
 from mm_runner.registry import (
@@ -26,16 +27,16 @@ from mm_runner.registry import (
     check_cfg,
 )
 
-from ._components import check_component, check_finite, need_mapping
+from ._components import check_component, need_mapping
 
-__all__ = ["Optimizers", "check_optim_wrapper", "try_to_build"]
+__all__ = ["Optimizers", "check_optim_wrapper", "check_schedules"]
 
-# By the name of its wrapper, "" of the only one: one that is alike, ``None`` if there is none yet.
+# By the name of its wrapper, "" of the only one: one of torch's like it, ``None`` if not known.
 Optimizers = dict[str, Optimizer | None]
 
 _OF_CONSTRUCTORS = ("constructor", "paramwise_cfg")
-# What another optimizer shares with the one that is tried in its place.
-_COMMON = ("lr", "weight_decay")
+# Longer than any run: the real length is known once there is data.
+_ENDLESS = 10**9
 
 
 def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) -> Optimizers:
@@ -44,20 +45,20 @@ def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) ->
     Args:
         cfg: A wrapper, its config, or that of several with ``constructor``.
         where: Path of it.
-        device_type: Where the parameters are going to be; by default what there is.
+        device_type: Of the parameters. Defaults to the machine's.
 
     Returns:
-        What schedules can be tried on.
+        Optimizers to try schedules on.
 
     Raises:
         ConfigError: If it does not fit, or the optimizer or the wrapper itself refuses it.
         ComponentNotFoundError: If a ``type`` names nothing.
     """
     if cfg is None or hasattr(cfg, "update_params"):
-        return {"": _optimizer_of(cfg)}
+        return {"": _torchs(getattr(cfg, "optimizer", None))}
     need_mapping(cfg, where, "an optim wrapper or a dict")
     if cfg and all(hasattr(value, "update_params") for value in cfg.values()):
-        return {name: _optimizer_of(value) for name, value in cfg.items()}
+        return {name: _torchs(getattr(one, "optimizer", None)) for name, one in cfg.items()}
     constructor = cfg.get("constructor")
     if constructor is None:
         return {"": _check_one(cfg, where, device_type)}
@@ -73,71 +74,102 @@ def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) ->
             for name, part in cfg.items()
             if name not in _OF_CONSTRUCTORS
         }
-    found = None
-    if "optimizer" in cfg:  # else it has a form of its own
-        plain = cfg
-        if kind is not DefaultOptimWrapperConstructor:
-            # It may look for parts of the model, which is not there yet.
-            plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
-        found = _check_one(plain, where, device_type)
-        if isclass(kind) and issubclass(kind, DefaultOptimWrapperConstructor):
-            kind(cfg, cfg.get("paramwise_cfg"), where=where)
-    return {"": found}
+    if "optimizer" not in cfg:  # the constructor reads keys of its own
+        return {"": None}
+    if isclass(kind) and issubclass(kind, DefaultOptimWrapperConstructor):
+        kind(cfg, cfg.get("paramwise_cfg"), where=where)
+    # A constructor may look for parts of the model, which is not there yet.
+    plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
+    return {"": _check_one(plain, where, device_type)}
 
 
-def _optimizer_of(wrapper: Any) -> Optimizer | None:
-    return _if_torchs(getattr(wrapper, "optimizer", None))
+def check_schedules(cfg: Any, where: str, num_epochs: Any, optimizers: Optimizers) -> None:
+    """Check the schedules: a config, a list of configs, or a dict of these by name of a wrapper.
+
+    Args:
+        cfg: See above.
+        where: Path of it.
+        num_epochs: Epochs of the run; anything but a positive integer if they are not counted.
+        optimizers: As :func:`check_optim_wrapper` returned them.
+
+    Raises:
+        ConfigError: If one does not fit.
+        ComponentNotFoundError: If a ``type`` names nothing.
+    """
+    counts_epochs = isinstance(num_epochs, int) and num_epochs > 0
+    for one, place, name in _listed(cfg, where, ""):
+        if isinstance(one, ParamScheduler):
+            continue
+        need_mapping(one, place, "a dict with the key 'type'")
+        # Of several optimizers that share a schedule, the first stands for all.
+        template = optimizers.get(name, next(iter(optimizers.values()), None))
+        _try_to_build(
+            ParamScheduler,
+            _optimizer_to_try(one, template),
+            one,
+            num_epochs=num_epochs if counts_epochs else _ENDLESS,
+            num_iters=_ENDLESS,
+            where=place,
+        )
 
 
-def _if_torchs(optimizer: Any) -> Optimizer | None:
-    """Return ``optimizer`` if it is one of torch's, of which it is known what a copy does."""
+def _torchs(optimizer: Any) -> Optimizer | None:
+    """Return ``optimizer`` if it is one of torch's, whose copies are known to be harmless."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     return optimizer if isinstance(optimizer, Optimizer) and is_torchs else None
 
 
 def _check_one(cfg: Mapping[str, Any], where: str, device_type: str | None) -> Optimizer | None:
-    if "optimizer" not in cfg:
-        raise ConfigError(
-            f"{where}.optimizer: this key is missing; given: {', '.join(map(repr, cfg)) or 'none'}."
-            " It is a dict such as dict(type='SGD', lr=0.01)."
-        )
+    DefaultOptimWrapperConstructor(cfg, cfg.get("paramwise_cfg"), where=where)
     optimizer = cfg["optimizer"]
     if isinstance(optimizer, Optimizer):
-        return _if_torchs(optimizer)
+        return _torchs(optimizer)
     kind = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
-    check_finite(optimizer, f"{where}.optimizer")
-    momentum = optimizer.get("momentum")
-    if isinstance(momentum, (int, float)) and momentum >= 1:
-        raise ConfigError(
-            f"{where}.optimizer.momentum: a number below 1 is needed, got {momentum!r}; from 1 on, "
-            "old gradients never fade."
-        )
     plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
     wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
-    tried = dict(cfg)
-    is_torchs = kind.__module__.startswith("torch.optim")
-    if not is_torchs:
-        # Another's may ask for its device, or tell things once: not here, then.
-        common = {key: optimizer[key] for key in _COMMON if key in optimizer}
-        tried["optimizer"] = {"type": _StandIn, "lr": 0.1, "weight_decay": 0.0, **common}
     if wrapper is AmpOptimWrapper and cfg.get("device_type") is None:
-        tried["device_type"] = device_type or mm_dist.available_device_type()
-    # Two alike, since a constructor may look for repeated layers.
-    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(2)))
-    built = try_to_build(lambda: build_optim_wrapper(model, tried, where=where))
-    return _optimizer_of(built) if is_torchs else None
+        plain["device_type"] = device_type or mm_dist.available_device_type()
+    model = nn.Linear(2, 2, bias=False)
+    is_torchs = kind.__module__.startswith("torch.optim")
+    if not is_torchs:  # it may ask for its device, or log something
+        plain["optimizer"] = SGD(model.parameters(), lr=0.1)
+    built = _try_to_build(build_optim_wrapper, model, plain, where=where)
+    return _torchs(getattr(built, "optimizer", None)) if is_torchs else None
 
 
-class _StandIn(SGD):
-    """Stands for an optimizer that is not torch's, whose settings are its own."""
-
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, lr=options["lr"])
-
-
-def try_to_build(build: Callable[[], Any]) -> Any:
-    """Build what is small; what is wrong only without the real device or model is no error."""
+def _try_to_build(build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Build what is small; errors that only the real device or model could avoid are none."""
     with warnings.catch_warnings(), suppress(RuntimeError, NotImplementedError):
         warnings.simplefilter("ignore")  # they come when it is built for the run
-        return build()
+        return build(*args, **kwargs)
     return None
+
+
+def _optimizer_to_try(cfg: Mapping[str, Any], template: Optimizer | None) -> Optimizer:
+    """Return an optimizer like ``template`` with one group for each of the values in ``cfg``."""
+    if template is None:  # the settings of another's are not known
+        template = SGD([nn.Parameter()], lr=0.1, momentum=0.9)
+        if isinstance(cfg.get("param_name"), str):
+            template.param_groups[0].setdefault(cfg["param_name"], 0.1)
+    lengths = [len(value) for value in cfg.values() if isinstance(value, (list, tuple))]
+    settings = {key: value for key, value in template.param_groups[0].items() if key != "params"}
+    tried = copy.copy(template)
+    tried.param_groups = [  # deeply: a learning rate that is a tensor is changed in place
+        {**copy.deepcopy(settings), "params": [nn.Parameter()]} for _ in range(max([1, *lengths]))
+    ]
+    return tried
+
+
+def _listed(cfg: Any, where: str, name: str) -> Iterator[tuple[Any, str, str]]:
+    """Yield each schedule with its path and the name of its wrapper."""
+    is_nested = isinstance(cfg, Mapping) and any(
+        isinstance(value, (Mapping, list, tuple)) for value in cfg.values()
+    )
+    if is_nested and "type" not in cfg:
+        for key, own in cfg.items():
+            yield from _listed(own, f"{where}.{key}", str(key))
+    elif isinstance(cfg, (list, tuple)):
+        for index, one in enumerate(cfg):
+            yield one, f"{where}[{index}]", name
+    elif cfg is not None:
+        yield cfg, where, name

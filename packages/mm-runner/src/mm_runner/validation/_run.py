@@ -26,11 +26,10 @@ from mm_runner.registry import (
 )
 from mm_runner.reporting import build_log_processor, writer_configs
 
-from ._components import check_component, check_known, need_mapping
+from ._components import check_component, check_flag, check_integer, check_known, need_mapping
 from ._data import check_dataloader
 from ._environment import check_environment, check_launcher, check_randomness
-from ._optim import check_optim_wrapper
-from ._schedules import check_schedules
+from ._optim import check_optim_wrapper, check_schedules
 from ._wrapper import check_model_wrapper
 
 __all__ = ["validate_run"]
@@ -43,9 +42,6 @@ _FLAGS = (
     "find_unused_parameters",
     "resume_data",
 )
-
-# How alike a key must be to a known one to be taken for it, where others may be the user's own.
-_SLIP = 0.8
 
 
 def validate_run(
@@ -93,10 +89,9 @@ def _check_preprocessor(value: Any, where: str) -> None:
 
 def _check_train_loop(cfg: Any, where: str) -> None:
     need_mapping(cfg, where)
+    check_flag(cfg, "by_epoch", where)
     plain = {key: value for key, value in cfg.items() if key != "by_epoch"}
     by_epoch = cfg.get("by_epoch", True)
-    if by_epoch is not None and not isinstance(by_epoch, bool):
-        raise ConfigError(f"{where}.by_epoch: True or False is needed, got {by_epoch!r}.")
     default = "EpochBasedTrainLoop" if by_epoch is not False else "IterBasedTrainLoop"
     if cfg.get("type") is not None and by_epoch is not None and "by_epoch" in cfg:
         raise ConfigError(f"{where}: 'type' and 'by_epoch' were both given; give one of them.")
@@ -143,8 +138,10 @@ def _check_metrics(value: Any, where: str) -> None:
 
 
 def _check_default_hooks(hooks: Any, where: str) -> None:
-    check_known(hooks, where, DEFAULT_HOOK_NAMES, cutoff=_SLIP)
-    for name, hook in hooks.items():
+    for name, hook in need_mapping(hooks, where).items():
+        hint = did_you_mean(str(name), DEFAULT_HOOK_NAMES, cutoff=0.8)
+        if name not in DEFAULT_HOOK_NAMES and hint:  # others are the user's own
+            raise ConfigError(f"{where}.{name}: unknown key.{hint}")
         if hook is not None and not (isinstance(hook, Mapping) and "type" not in hook):
             _check_hook(hook, f"{where}.{name}")
 
@@ -165,14 +162,12 @@ def _check_hook(hook: Any, where: str) -> None:
 
 def _check_auto_scale(cfg: Any, where: str) -> None:
     check_known(cfg, where, ("base_batch_size", "enable"))
-    enable, base = cfg.get("enable", False), cfg.get("base_batch_size")
-    if not isinstance(enable, bool):
-        raise ConfigError(f"{where}.enable: True or False is needed, got {enable!r}.")
-    is_positive = isinstance(base, int) and not isinstance(base, bool) and base > 0
-    if not is_positive and (enable or base is not None):
+    check_flag(cfg, "enable", where)
+    check_integer(cfg, "base_batch_size", where, least=1)
+    if cfg.get("enable") and cfg.get("base_batch_size") is None:
         raise ConfigError(
-            f"{where}.base_batch_size: a positive integer is needed, got {base!r}; it is the "
-            "batch size that the learning rate was chosen for."
+            f"{where}.base_batch_size: a positive integer is needed, got None; it is the batch "
+            "size that the learning rate was chosen for."
         )
 
 
@@ -238,9 +233,7 @@ def _check_cfg(cfg: Mapping[str, Any]) -> None:
     _check_writers(None, cfg.get("log_writers"))
     check_module_settings(cfg)
     for name in _FLAGS:
-        flag = cfg.get(name)
-        if flag is not None and not isinstance(flag, bool):
-            raise ConfigError(f"{name}: True or False is needed, got {flag!r}.")
+        check_flag(cfg, name)
     if cfg.get("on_world_size_change") not in (None, "keep", "error"):
         raise ConfigError(
             "on_world_size_change: 'keep' or 'error' is needed, got "

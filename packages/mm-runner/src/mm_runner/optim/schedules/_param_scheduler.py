@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mm_runner.errors import CheckpointError, ConfigError
+from mm_runner.errors import CheckpointError, ComponentNotFoundError, ConfigError
 from mm_runner.registry import PARAM_SCHEDULERS, check_arguments
 
 from ._cycles import CosineRestart
@@ -80,6 +80,12 @@ class ParamScheduler:
         where: str = "param_scheduler",
     ) -> None:
         self.optimizer = optimizer
+        if cfg.get("type") is None:
+            raise ConfigError(
+                f"{where}: the key 'type' is missing; given: "
+                f"{', '.join(map(repr, cfg)) or 'nothing'}. It names a schedule: "
+                f"{', '.join(schedule_names())}, or a class of torch.optim.lr_scheduler."
+            )
         arguments = dict(cfg)
         run = RunLength(num_epochs, num_iters, epoch_length)
         window = take_window(arguments, run, where)
@@ -222,7 +228,7 @@ def _build_driver(
     kind = arguments.get("type")
     setting: str | None = "lr"
     if isinstance(kind, str):
-        kind, setting = _resolve(kind, arguments)
+        kind, setting = _resolve(kind, arguments, where)
     if isinstance(kind, type) and issubclass(kind, (Shape, ReduceOnPlateau)):
         return _build_ours(optimizer, kind, setting, arguments, window, where)
     if isinstance(kind, type) and issubclass(kind, ReduceLROnPlateau):
@@ -238,7 +244,7 @@ def _build_driver(
     return TorchDriver(optimizer, arguments, where)
 
 
-def _resolve(name: str, arguments: dict[str, Any]) -> tuple[Any, str | None]:
+def _resolve(name: str, arguments: dict[str, Any], where: str) -> tuple[Any, str | None]:
     """Return what ``name`` stands for, and the setting that it acts on unless the config says."""
     if name not in PARAM_SCHEDULERS.module_dict:  # the user's own wins
         found = family_of(name, arguments)
@@ -246,7 +252,10 @@ def _resolve(name: str, arguments: dict[str, Any]) -> tuple[Any, str | None]:
             return found
     if name == ReduceLROnPlateau.__name__:  # until torch 2.1 it was no scheduler by its class
         return ReduceLROnPlateau, "lr"
-    return PARAM_SCHEDULERS.get(name, others=schedule_names()), "lr"
+    try:
+        return PARAM_SCHEDULERS.get(name, others=schedule_names()), "lr"
+    except ComponentNotFoundError as error:
+        raise ComponentNotFoundError(f"{where}.type: {error}") from error
 
 
 def _build_ours(

@@ -65,6 +65,9 @@ def take_window(arguments: dict[str, Any], run: RunLength, where: str) -> Window
         ConfigError: If the window is empty, or a key has a value that cannot work.
     """
     given = {key: arguments.pop(key) for key in _KEYS if key in arguments}
+    for name in ("by_epoch", "convert_to_iter_based"):
+        if not isinstance(given.get(name, True), bool):
+            raise ConfigError(f"{where}.{name}: True or False is needed, got {given[name]!r}.")
     by_epoch = is_in_epochs = bool(given.get("by_epoch", True))
     factor = 1
     if given.get("convert_to_iter_based", False):
