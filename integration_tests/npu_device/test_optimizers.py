@@ -82,7 +82,7 @@ def portable(monkeypatch):
     def make(name, params, **options):
         with monkeypatch.context() as patch:
             patch.setattr(
-                "mm_npu._optimizers._named.npu_unavailable_reason", lambda: "as a laptop."
+                "mm_npu._optimizers._npu_fused.npu_unavailable_reason", lambda: "as a laptop."
             )
             return getattr(mm_npu, name)(params, **options)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mm_npu import npu_unavailable_reason
-from mm_npu._optimizers import _named
+from mm_npu._optimizers import _npu_fused
 
 # A stand-in for torch_npu, not a copy of it: what mm_npu asks of it, and what it does wrong.
 STAND_IN = """
@@ -55,7 +55,7 @@ def _fresh(monkeypatch):
     """Look for torch_npu anew in each test, warn anew, and read no variable of the machine."""
     for name in ("MM_NPU_STRICT", "MM_NPU_JIT_COMPILE", "MM_NPU_INTERNAL_FORMAT", "NPUJITCompile"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(_named, "_warned", set())
+    monkeypatch.setattr(_npu_fused, "_warned", set())
     forget_torch_npu()
     yield
     forget_torch_npu()

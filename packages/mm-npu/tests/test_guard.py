@@ -171,7 +171,6 @@ def test_gradients_that_were_set_aside_and_put_back_are_accepted(has_scheduler):
     optimizer = NpuFusedAdam(params, lr=0.1)
     if has_scheduler:
         torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    methods = dict(vars(optimizer))
     train_once(optimizer, params)
     optimizer.zero_grad()
     aside = [p.grad for p in params]
@@ -179,9 +178,7 @@ def test_gradients_that_were_set_aside_and_put_back_are_accepted(has_scheduler):
     sum(p.sum() for p in params).backward()
     for p, gradient in zip(params, aside, strict=True):
         p.grad = gradient.add_(p.grad)
-    assert "step" in vars(optimizer)
     optimizer.step()
-    assert vars(optimizer).get("step") is methods.get("step")
     torch.testing.assert_close(params[0].detach(), torch.full((2,), 1 - 0.1 * 2.5))
     train_once(optimizer, params)
 

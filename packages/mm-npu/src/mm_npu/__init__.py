@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         MMNpuError,
         NpuUnavailableError,
         PortableOptimizerWarning,
-        TorchVersionError,
         UntrainedParameterWarning,
     )
     from ._optimizers import (
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
         NpuFusedSGD,
     )
 
-# Imported when asked for: torch itself cannot be imported beside a broken torch_npu, and it is the
-# command of this package that has to tell of that.
+# Imported when asked for: a broken torch_npu ends import torch itself, and mm-npu env reports that.
 _MODULES = {
     "_availability": ("is_npu_available", "npu_unavailable_reason"),
     "_devices._profiler": ("npu_profiler",),
@@ -43,7 +41,6 @@ _MODULES = {
         "MMNpuError",
         "NpuUnavailableError",
         "PortableOptimizerWarning",
-        "TorchVersionError",
         "UntrainedParameterWarning",
     ),
     "_optimizers": (
@@ -77,7 +74,6 @@ __all__ = [
     "NpuSwitches",
     "NpuUnavailableError",
     "PortableOptimizerWarning",
-    "TorchVersionError",
     "UntrainedParameterWarning",
     "__version__",
     "is_npu_available",

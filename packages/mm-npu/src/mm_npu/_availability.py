@@ -1,4 +1,4 @@
-"""Whether Ascend NPUs can be used: looked up when asked, with the reason if not.
+"""Whether Ascend NPUs can be used, and the reason if not.
 
 Reads only. No context is created on a device, no compile mode is switched, and after a failure the
 environment and the loaded modules are what they were.
@@ -58,6 +58,12 @@ def npu_unavailable_reason() -> str | None:
         f"torch_npu {found} finds no NPU; check the driver with npu-smi info, and the variable "
         "ASCEND_RT_VISIBLE_DEVICES."
     )
+
+
+def torch_release() -> tuple[int, int]:
+    """Return the first two numbers of torch's version."""
+    major, minor = (_release(torch.__version__) or "0.0").split(".")
+    return int(major), int(minor)
 
 
 def _describe_mismatch(found: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What mm-npu raises and warns: each error is also the builtin that a caller expects."""
+"""Errors and warnings: each error is also the builtin that a caller expects."""
 
 
 class MMNpuError(Exception):
@@ -6,19 +6,15 @@ class MMNpuError(Exception):
 
 
 class ConfigError(MMNpuError, ValueError):
-    """An argument or an environment variable has a value that is not allowed."""
+    """An argument, a parameter or an environment variable has a value that is not allowed."""
 
 
 class NpuUnavailableError(MMNpuError, RuntimeError):
-    """An NPU was insisted on, and there is none."""
+    """An NPU is required, and none can be used."""
 
 
 class FusedOptimizerError(MMNpuError, RuntimeError):
     """An optimizer of ``torch_npu`` was used in a way that its packed parameters do not allow."""
-
-
-class TorchVersionError(MMNpuError, RuntimeError):
-    """The installed torch lacks a feature that was asked for."""
 
 
 class PortableOptimizerWarning(UserWarning):

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from mm_npu._availability import npu_unavailable_reason
-from mm_npu._strictness import is_strict
+from mm_npu._settings import is_strict
 
 from . import _torch_npu as torch_npu
 from ._cann import cann_version, driver_version

@@ -4,7 +4,7 @@ import os
 from typing import NamedTuple
 
 from mm_npu._availability import is_npu_available
-from mm_npu._boolean import parse_boolean
+from mm_npu._settings import parse_boolean
 
 from . import _torch_npu as torch_npu
 

@@ -1,8 +1,8 @@
 """The ``NpuFused*`` optimizers, one file each.
 
-``_named`` holds what all share. Adam, AdamW and SGD are torch's own (``_on_torch``); the others run
-rules of ours (``_blockwise``) over stacks of small tensors (``_units``) and blocks of large ones
-(``_rules``), or compiled (``_compiled``).
+``_npu_fused`` chooses between ``torch_npu``'s class and the portable one, and writes state dicts.
+The portable Adam, AdamW and SGD are torch's own (``_torch_rule``); the others have update rules of
+this package (``_stacked_rule``). ``_guard`` checks what ``torch_npu``'s classes are given.
 """
 
 from ._adadelta import NpuFusedAdadelta

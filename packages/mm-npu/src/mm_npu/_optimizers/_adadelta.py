@@ -1,32 +1,15 @@
-"""NpuFusedAdadelta: steps scaled by running averages of gradients and of earlier steps."""
+"""NpuFusedAdadelta: steps in proportion to a running average of steps."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-import torch
-
-from ._arguments import check_at_most_one, check_not_negative
-from ._arithmetic import add_scaled, move_average_of_squares, prepare_gradient
-from ._blockwise import AbstractBlockwiseOptimizer
-from ._operands import Operands
-from ._rules import Options, Spares
+from ._arithmetic import add_decay, add_scaled_, average_squares_
+from ._checks import check_at_most_one, check_not_negative
+from ._stack import Operands
+from ._stacked_rule import AbstractStackedRule, Group
 
 
-def update(operands: Operands, spares: Spares, options: Options) -> None:
-    """Make one step; the formula stands at the class."""
-    p, gradient, state = operands
-    rho, eps = options["rho"], options["eps"]
-    first, second, third = spares
-    gradient = prepare_gradient(gradient, p, options["weight_decay"], options["scale"], first)
-    move_average_of_squares(state["square_avg"], gradient, rho)
-    # Both under one root: half of the most costly operation.
-    square = torch.add(state["square_avg"], eps, out=second)
-    delta = torch.add(state["acc_delta"], eps, out=third).div_(square).sqrt_().mul_(gradient)
-    move_average_of_squares(state["acc_delta"], delta, rho)
-    add_scaled(p, delta, -options["lr"], delta)
-
-
-class NpuFusedAdadelta(AbstractBlockwiseOptimizer):
+class NpuFusedAdadelta(AbstractStackedRule):
     r"""Adadelta: ``torch_npu.optim.NpuFusedAdadelta`` on an NPU, a portable form elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g`:
@@ -48,12 +31,10 @@ class NpuFusedAdadelta(AbstractBlockwiseOptimizer):
         eps: Added under both roots.
         weight_decay: Multiple of the parameter that is added to its gradient.
         strict: Refuse the portable form: True or False; None follows ``MM_NPU_STRICT``.
-        compiled: Compile the portable form's step with ``torch.compile``. ``torch_npu`` has none.
 
     Raises:
         ConfigError: If a hyper-parameter is out of range.
         NpuUnavailableError: If strict, and there is no NPU.
-        TorchVersionError: If compiled, and this torch cannot compile.
 
     Warns:
         PortableOptimizerWarning: Once per process, if the portable form runs.
@@ -65,7 +46,6 @@ class NpuFusedAdadelta(AbstractBlockwiseOptimizer):
     native_name = "NpuFusedAdadelta"
     torch_twin = "torch.optim.Adadelta"
     group_keys: ClassVar[tuple[str, ...]] = ("lr", "rho", "eps", "weight_decay")
-    rule = staticmethod(update)
 
     def __init__(
         self,
@@ -76,10 +56,9 @@ class NpuFusedAdadelta(AbstractBlockwiseOptimizer):
         weight_decay: float = 0,
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-        compiled: bool = False,
     ) -> None:
         defaults = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults, compiled=compiled)
+        super().__init__(params, defaults)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         """Check ``lr``, ``eps`` and ``weight_decay`` >= 0 and 0 <= ``rho`` <= 1.
@@ -92,12 +71,19 @@ class NpuFusedAdadelta(AbstractBlockwiseOptimizer):
             check_not_negative(name, key, group[key])
         check_at_most_one(name, "rho", group["rho"])
 
-    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Name the running averages of squared gradients and of squared steps."""
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of the running averages of squared gradients and of squared steps."""
         del group
         return "square_avg", "acc_delta"
 
-    def options(self, group: Mapping[str, Any], step: int) -> Options:
-        """Give the group's hyper-parameters."""
+    def update(self, operands: Operands, group: Group, step: int) -> None:
+        """Make one step; the formula is in the docstring of the class."""
         del step
-        return {key: group[key] for key in self.group_keys}
+        p, gradient, state = operands
+        square_avg, acc_delta = state["square_avg"], state["acc_delta"]
+        gradient = add_decay(gradient, p, group["weight_decay"])
+        average_squares_(square_avg, gradient, group["rho"])
+        root = square_avg.add(group["eps"]).sqrt_()
+        delta = acc_delta.add(group["eps"]).sqrt_().div_(root).mul_(gradient)
+        average_squares_(acc_delta, delta, group["rho"])
+        add_scaled_(p, delta, -group["lr"])

@@ -1,66 +1,16 @@
 """NpuFusedAdam: Adam with weight decay in the gradient."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from ._arguments import check_betas, check_not_negative
-from ._on_torch import AbstractTorchOptimizer, plain_step_of
-
-# What Adam and AdamW of torch, in any version, keep in a group besides hyper-parameters.
-ADAM_IMPLEMENTATION: Mapping[str, Any] = {
-    "maximize": False,
-    "foreach": None,  # torch decides: on for accelerators, where it is faster
-    "capturable": False,
-    "differentiable": False,
-    "fused": None,
-}
+from ._checks import check_betas, check_not_negative
+from ._npu_state import torch_switches
+from ._torch_rule import AbstractTorchRule
 
 
-class AbstractAdam(AbstractTorchOptimizer):
-    """What Adam and AdamW share: the call of their kernels."""
-
-    kernel_name: ClassVar[str]
-
-    def make_kernel_call(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        entries: Sequence[Mapping[str, Any]],
-        group: Mapping[str, Any],
-    ) -> Callable[[], None]:
-        """Return the call of torch's fused kernel for parameters of one dtype, on the CPU.
-
-        Raises:
-            KeyError: If a parameter has no moments yet.
-        """
-        names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
-        moments = [[entry[name] for entry in entries] for name in names]
-        largest = moments[2] if group["amsgrad"] else []
-        steps = [entry["step"] for entry in entries]
-        options = {key: group[key] for key in ("lr", "weight_decay", "eps", "amsgrad")}
-        beta1, beta2 = group["betas"]
-
-        def call() -> None:
-            torch._foreach_add_(steps, 1)
-            getattr(torch, self.kernel_name)(
-                params,
-                grads,
-                *moments[:2],
-                largest,
-                steps,
-                **options,
-                beta1=beta1,
-                beta2=beta2,
-                maximize=False,
-            )
-
-        return call
-
-
-class NpuFusedAdam(AbstractAdam, torch.optim.Adam):
+class NpuFusedAdam(AbstractTorchRule, torch.optim.Adam):
     r"""Adam: ``torch_npu.optim.NpuFusedAdam`` on an NPU, ``torch.optim.Adam`` elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g` at step :math:`t = 1, 2, ...`:
@@ -100,12 +50,8 @@ class NpuFusedAdam(AbstractAdam, torch.optim.Adam):
     native_name = "NpuFusedAdam"
     torch_twin = "torch.optim.Adam"
     group_keys = ("lr", "betas", "eps", "weight_decay", "amsgrad")
-    implementation: ClassVar[Mapping[str, Any]] = {
-        **ADAM_IMPLEMENTATION,
-        "decoupled_weight_decay": False,
-    }
-    plain_step = plain_step_of(torch.optim.Adam)
-    kernel_name = "_fused_adam_"
+    implementation: ClassVar[Mapping[str, Any]] = torch_switches(decoupled_weight_decay=False)
+    torch_class = torch.optim.Adam
 
     def __init__(
         self,

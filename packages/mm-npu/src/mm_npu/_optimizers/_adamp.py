@@ -6,89 +6,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ._arguments import check_betas, check_not_negative
-from ._arithmetic import move_average, move_average_of_squares, prepare_gradient
-from ._blockwise import AbstractBlockwiseOptimizer
-from ._fused import adam_direction, fits
-from ._operands import Operands
-from ._rules import Options, Spares, Step
+from ._arithmetic import add_scaled_, average_, average_squares_
+from ._checks import check_betas, check_not_negative
+from ._stack import Operands
+from ._stacked_rule import AbstractStackedRule, Group
 
 
-class AdamPRule:
-    """One step; the formula stands at ``NpuFusedAdamP``.
-
-    Operands are ``(n, channels, elements of one)``; those of parameters without two dimensions,
-    which are not projected, are ``(n, elements)``.
-    """
-
-    def advance(self, operands: Operands, spares: Spares, options: Options) -> Tensor:
-        """Update the moments; the direction goes to the first spare tensor.
-
-        Returns:
-            Of each channel, the products ``<p, g>``, ``<p, u>``, ``<p, p>``, ``<g, g>``:
-            ``(4, n, channels)``.
-        """
-        p, gradient, state = operands
-        direction, spare, _ = spares
-        gradient = prepare_gradient(gradient, p, 0, options["scale"], spare)
-        beta1, beta2 = options["betas"]
-        exp_avg = state["exp_avg"]
-        if fits(operands, options) and not options["nesterov"]:
-            decays, correction = options["betas"], options["root_correction"]
-            adam_direction(gradient, state, decays, options["eps"], direction, correction)
-            return self._sums(p, gradient, direction, spare)
-        move_average(exp_avg, gradient, beta1)
-        move_average_of_squares(state["exp_avg_sq"], gradient, beta2)
-        root = torch.sqrt(state["exp_avg_sq"], out=direction).div_(options["root_correction"])
-        root.add_(options["eps"])
-        if options["nesterov"]:
-            torch.mul(exp_avg, beta1, out=spare).add_(gradient, alpha=1 - beta1)
-            torch.div(spare, root, out=direction)
-        else:
-            torch.div(exp_avg, root, out=direction)
-        return self._sums(p, gradient, direction, spare)
-
-    def _sums(self, p: Tensor, gradient: Tensor, direction: Tensor, spare: Tensor) -> Tensor:
-        if p.dim() == 2:
-            return p.new_zeros(4, len(p), 1)
-        return torch.stack(
-            [torch.mul(p, t, out=spare).sum(2) for t in (gradient, direction)]
-            + [torch.linalg.vector_norm(t, dim=2).square_() for t in (p, gradient)]
-        )
-
-    def conclude(self, sums: Tensor, shape: tuple[int, ...], options: Options) -> Step:
-        """Take the part along the parameter out of the direction, where they are orthogonal.
-
-        The projection ``u - n <n, u>`` with ``n = p / (|p| + eps)`` is a multiple of ``p`` less:
-        it and the weight decay are one factor of ``p``.
-        """
-        rate, decay = options["step_size"], options["lr"] * options["weight_decay"]
-        if len(shape) == 2:
-            return Step(1 - decay, rate)
-        by_channel, use_channel = _project(sums, shape[2], options)
-        by_layer, use_layer = _project(sums.sum(-1, keepdim=True), shape[1] * shape[2], options)
-        along = torch.where(
-            use_channel, by_channel, torch.where(use_layer, by_layer, torch.zeros_like(by_layer))
-        )
-        is_projected = use_channel | use_layer
-        ratio = torch.where(
-            is_projected,
-            torch.full_like(by_layer, options["wd_ratio"]),
-            torch.ones_like(by_layer),
-        )
-        return Step((1 - ratio * decay + along * rate).unsqueeze(2), rate)
-
-
-def _project(sums: Tensor, length: int, options: Options) -> tuple[Tensor, Tensor]:
-    """Return the direction's part along each row of parameters, and whether to take it out."""
-    p_gradient, p_direction, p_square, gradient_square = sums
-    p_norm = p_square.sqrt() + options["eps"]
-    cosine = p_gradient.abs() / (p_norm * (gradient_square.sqrt() + options["eps"]))
-    is_orthogonal = cosine.amax(-1, keepdim=True) < options["delta"] / length**0.5
-    return p_direction / p_norm.square(), is_orthogonal
-
-
-class NpuFusedAdamP(AbstractBlockwiseOptimizer):
+class NpuFusedAdamP(AbstractStackedRule):
     r"""AdamP: ``torch_npu.optim.NpuFusedAdamP`` on an NPU, a portable form elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g` at step :math:`t = 1, 2, ...`:
@@ -122,12 +46,10 @@ class NpuFusedAdamP(AbstractBlockwiseOptimizer):
         wd_ratio: Part of the weight decay that applies to projected parameters.
         nesterov: Look ahead by one step of momentum.
         strict: Refuse the portable form: True or False; None follows ``MM_NPU_STRICT``.
-        compiled: Compile the portable form's step with ``torch.compile``. ``torch_npu`` has none.
 
     Raises:
         ConfigError: If a hyper-parameter is out of range.
         NpuUnavailableError: If strict, and there is no NPU.
-        TorchVersionError: If compiled, and this torch cannot compile.
 
     Warns:
         PortableOptimizerWarning: Once per process, if the portable form runs.
@@ -146,10 +68,7 @@ class NpuFusedAdamP(AbstractBlockwiseOptimizer):
         "wd_ratio",
         "nesterov",
     )
-    rule = AdamPRule()
-    has_one_kernel = True
-    varying = ("lr", "step_size", "root_correction")
-    equal_steps = True
+    takes_norms = True
 
     def __init__(
         self,
@@ -163,7 +82,6 @@ class NpuFusedAdamP(AbstractBlockwiseOptimizer):
         nesterov: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-        compiled: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -174,7 +92,7 @@ class NpuFusedAdamP(AbstractBlockwiseOptimizer):
             "wd_ratio": wd_ratio,
             "nesterov": nesterov,
         }
-        super().__init__(params, defaults, compiled=compiled)
+        super().__init__(params, defaults)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         """Check that numbers are >= 0 and 0 <= ``betas`` < 1.
@@ -187,23 +105,59 @@ class NpuFusedAdamP(AbstractBlockwiseOptimizer):
             check_not_negative(name, key, group[key])
         check_betas(name, group["betas"])
 
-    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Name the two moments."""
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of the two moments."""
         del group
         return "exp_avg", "exp_avg_sq"
 
-    def options(self, group: Mapping[str, Any], step: int) -> Options:
-        """Give the group's hyper-parameters, with the bias corrections of this step."""
+    def update(self, operands: Operands, group: Group, step: int) -> None:
+        """Make one step; the formula is in the docstring of the class."""
+        p, gradient, state = operands
         beta1, beta2 = group["betas"]
-        return {
-            **{key: group[key] for key in self.group_keys},
-            "step_size": group["lr"] / (1 - beta1**step),
-            "root_correction": (1 - beta2**step) ** 0.5,
-        }
+        mean = state["exp_avg"]
+        average_(mean, gradient, beta1)
+        average_squares_(state["exp_avg_sq"], gradient, beta2)
+        root = state["exp_avg_sq"].sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
+        if group["nesterov"]:
+            mean = mean.lerp(gradient, 1 - beta1)
+        direction = torch.div(mean, root, out=root)
+        rate, decay = group["lr"] / (1 - beta1**step), group["lr"] * group["weight_decay"]
+        if p.dim() > 2:
+            p.mul_(_keep(p, gradient, direction, group, (rate, decay)))
+        else:
+            p.mul_(1 - decay)
+        add_scaled_(p, direction, -rate)
 
-    @staticmethod
-    def operand_shape(count: int, p: Tensor) -> tuple[int, ...]:
-        """Give ``(count, channels, elements of one)``, or ``(count, elements)``; see the rule."""
-        if p.dim() < 2:
-            return count, p.numel()
-        return count, p.shape[0], p.numel() // p.shape[0]
+
+def _keep(
+    p: Tensor, gradient: Tensor, direction: Tensor, group: Group, factors: tuple[Any, Any]
+) -> Tensor:
+    """Return the factor of each parameter in a stack: its weight decay and its projection.
+
+    The projection ``u - n <n, u>`` with ``n = p / (|p| + eps)`` only adds a multiple of ``p``.
+    """
+    rate, decay = factors
+    dims = tuple(range(2, p.dim()))
+    sums = torch.stack(
+        [
+            (one * other).sum(dims, keepdim=True)
+            for one, other in ((p, gradient), (p, direction), (p, p), (gradient, gradient))
+        ]
+    )
+    channels, size = p.shape[1], p[0, 0].numel()
+    by_channel, use_channel = _project(sums, size, group)
+    by_layer, use_layer = _project(sums.sum(2, keepdim=True), channels * size, group)
+    zero, one = torch.zeros_like(by_layer), torch.ones_like(by_layer)
+    along = torch.where(use_channel, by_channel, torch.where(use_layer, by_layer, zero))
+    ratio = torch.where(use_channel | use_layer, group["wd_ratio"] * one, one)
+    keep: Tensor = 1 - ratio * decay + along * rate
+    return keep
+
+
+def _project(sums: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
+    """Return the direction's part along each row of parameters, and whether to take it out."""
+    p_gradient, p_direction, p_square, gradient_square = sums
+    p_norm = p_square.sqrt() + group["eps"]
+    cosine = p_gradient.abs() / (p_norm * (gradient_square.sqrt() + group["eps"]))
+    is_orthogonal = cosine.amax(1, keepdim=True) < group["delta"] / size**0.5
+    return p_direction / p_norm.square(), is_orthogonal

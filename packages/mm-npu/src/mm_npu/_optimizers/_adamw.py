@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._adam import ADAM_IMPLEMENTATION, AbstractAdam, check_adam_group
-from ._on_torch import plain_step_of
+from ._adam import check_adam_group
+from ._npu_state import torch_switches
+from ._torch_rule import AbstractTorchRule
 
 
-class NpuFusedAdamW(AbstractAdam, torch.optim.AdamW):
+class NpuFusedAdamW(AbstractTorchRule, torch.optim.AdamW):
     r"""AdamW: ``torch_npu.optim.NpuFusedAdamW`` on an NPU, ``torch.optim.AdamW`` elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g` at step :math:`t = 1, 2, ...`:
@@ -49,12 +50,8 @@ class NpuFusedAdamW(AbstractAdam, torch.optim.AdamW):
     native_name = "NpuFusedAdamW"
     torch_twin = "torch.optim.AdamW"
     group_keys = ("lr", "betas", "eps", "weight_decay", "amsgrad")
-    implementation: ClassVar[Mapping[str, Any]] = {
-        **ADAM_IMPLEMENTATION,
-        "decoupled_weight_decay": True,
-    }
-    plain_step = plain_step_of(torch.optim.AdamW)
-    kernel_name = "_fused_adamw_"
+    implementation: ClassVar[Mapping[str, Any]] = torch_switches(decoupled_weight_decay=True)
+    torch_class = torch.optim.AdamW
 
     def __init__(
         self,

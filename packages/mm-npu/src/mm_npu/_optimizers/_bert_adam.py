@@ -1,23 +1,18 @@
 """NpuFusedBertAdam: Adam with a built-in schedule and clipping, as BERT was trained."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from mm_npu._errors import ConfigError
 
-from ._arguments import check_fraction, check_not_negative
-from ._arithmetic import add_scaled, move_average, move_average_of_squares, prepare_gradient
-from ._blockwise import AbstractBlockwiseOptimizer
-from ._fused import adamw_step, fits
-from ._norms import total_norm
-from ._operands import Operands
-from ._rules import Options, Spares
-from ._units import AbstractUnit
+from ._arithmetic import add_scaled_, average_, average_squares_
+from ._checks import check_fraction, check_not_negative
+from ._stack import Operands
+from ._stacked_rule import AbstractStackedRule, Group, Scales, total_norm
 
 # (part of t_total that is over, warmup) -> factor of the learning rate, when warmup is over
 SCHEDULES: Mapping[str, Callable[[float, float], float]] = {
@@ -29,25 +24,7 @@ SCHEDULES: Mapping[str, Callable[[float, float], float]] = {
 }
 
 
-def update(operands: Operands, spares: Spares, options: Options) -> None:
-    """Make one step; the formula stands at the class."""
-    p, gradient, state = operands
-    first, second, _ = spares
-    gradient = prepare_gradient(gradient, p, 0, options["scale"], first)
-    if fits(operands, options):
-        decays, numbers = (options["b1"], options["b2"]), (options["e"], options["lr"])
-        adamw_step(Operands(p, gradient, state), decays, *numbers, options["weight_decay"])
-        return
-    move_average(state["exp_avg"], gradient, options["b1"])
-    move_average_of_squares(state["exp_avg_sq"], gradient, options["b2"])
-    root = torch.sqrt(state["exp_avg_sq"], out=second).add_(options["e"])
-    direction = torch.div(state["exp_avg"], root, out=root)
-    if options["weight_decay"] > 0:
-        direction.add_(p, alpha=options["weight_decay"])
-    add_scaled(p, direction, -options["lr"], direction)
-
-
-class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
+class NpuFusedBertAdam(AbstractStackedRule):
     r"""BertAdam: ``torch_npu.optim.NpuFusedBertAdam`` on an NPU, a portable form elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g` at step :math:`t = 1, 2, ...`:
@@ -92,12 +69,10 @@ class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
         max_grad_norm: Where gradients are clipped; 0 or less does not clip. One value for all
             groups: what a group says of it is kept, and, as in ``torch_npu``, not used.
         strict: Refuse the portable form: True or False; None follows ``MM_NPU_STRICT``.
-        compiled: Compile the portable form's step with ``torch.compile``. ``torch_npu`` has none.
 
     Raises:
         ConfigError: If a hyper-parameter is out of range.
         NpuUnavailableError: If strict, and there is no NPU.
-        TorchVersionError: If compiled, and this torch cannot compile.
 
     Warns:
         PortableOptimizerWarning: Once per process, if the portable form runs.
@@ -119,10 +94,6 @@ class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
         "weight_decay",
         "max_grad_norm",
     )
-    rule = staticmethod(update)
-    has_one_kernel = True
-    settings = ("compiled", "max_grad_norm")
-    equal_steps = True
 
     def __init__(
         self,
@@ -138,7 +109,6 @@ class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
         max_grad_norm: float = 1.0,
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-        compiled: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -151,8 +121,7 @@ class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
             "weight_decay": weight_decay,
             "max_grad_norm": max_grad_norm,
         }
-        self.max_grad_norm = max_grad_norm
-        super().__init__(params, defaults, compiled=compiled)
+        super().__init__(params, defaults)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         """Check the numbers, where ``warmup`` and ``t_total`` may be -1, and ``schedule``.
@@ -185,42 +154,41 @@ class NpuFusedBertAdam(AbstractBlockwiseOptimizer):
 
     @property
     def takes_norms(self) -> bool:
-        """Whether gradients are clipped to a norm."""
-        return self.max_grad_norm > 0
+        """Whether gradients are clipped to a norm: by the constructor's value, not a group's."""
+        return bool(self.defaults["max_grad_norm"] > 0)
 
-    @property
-    def joins_groups(self) -> bool:
-        """Whether groups of equal hyper-parameters are updated like one: each is clipped alone."""
-        return self.max_grad_norm <= 0
-
-    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Name the two moments."""
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of the two moments."""
         del group
         return "exp_avg", "exp_avg_sq"
 
-    def options(self, group: Mapping[str, Any], step: int) -> Options:
-        """Give the group's hyper-parameters, with the learning rate of this step."""
-        numbers = {key: group[key] for key in ("b1", "b2", "e", "weight_decay")}
-        return {**numbers, "lr": group["lr"] * schedule_factor(group, step)}
-
-    def gradient_scales(
-        self, units: Sequence[Sequence[AbstractUnit]]
-    ) -> list[Mapping[torch.dtype, Tensor]]:
+    def gradient_scales(self) -> Scales:
         """Clip the gradients of each group and dtype to one norm."""
-        if self.max_grad_norm <= 0:
-            return super().gradient_scales(units)
-        return [
-            {dtype: self._scale(group, dtype) for dtype in {unit.dtype for unit in group}}
-            for group in units
-        ]
+        gradients: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        for index, group in enumerate(self.param_groups if self.takes_norms else ()):
+            for p in group["params"]:
+                if p.grad is not None:
+                    gradients.setdefault((index, p.dtype), []).append(p.grad)
+        largest = self.defaults["max_grad_norm"]
+        return {
+            key: (largest / (total_norm(each) + 1e-6)).clamp(max=1)
+            for key, each in gradients.items()
+        }
 
-    def _scale(self, group: Sequence[AbstractUnit], dtype: torch.dtype) -> Tensor:
-        norm = total_norm(unit for unit in group if unit.dtype is dtype)
-        return (self.max_grad_norm / (norm + 1e-6)).clamp(max=1)
+    def update(self, operands: Operands, group: Group, step: int) -> None:
+        """Make one step; the formula is in the docstring of the class."""
+        p, gradient, state = operands
+        average_(state["exp_avg"], gradient, group["b1"])
+        average_squares_(state["exp_avg_sq"], gradient, group["b2"])
+        root = state["exp_avg_sq"].sqrt().add_(group["e"])
+        direction = torch.div(state["exp_avg"], root, out=root)
+        if group["weight_decay"] > 0:
+            direction.add_(p, alpha=group["weight_decay"])
+        add_scaled_(p, direction, -group["lr"] * schedule_factor(group, step))
 
 
 def schedule_factor(group: Mapping[str, Any], step: int) -> float:
-    """Give the factor of the learning rate in a group's ``step``-th step, counted from one."""
+    """Return the factor of the learning rate in a group's ``step``-th step, counted from one."""
     if group["t_total"] == -1:
         return 1.0
     x = (step - 1) / group["t_total"]

@@ -1,10 +1,8 @@
 """Checks around ``torch_npu``'s own optimizers, which do not say what they cannot do.
 
-They lay all parameters of a dtype, and their gradients, end to end in one memory: once, when they
-first find a gradient. What has none then is never updated; what is no plain tensor of its own, or
-gets its gradients from elsewhere, is updated wrongly. The checks run when an optimizer is made and
-when it packs, and before its second step; after that, each step is ``torch_npu``'s, to the last
-call.
+They pack all parameters of a dtype, and their gradients, into one buffer when they first find a
+gradient. What has none then is never updated; what is sharded, or gets its gradients from another
+buffer, is updated wrongly.
 """
 
 import weakref
@@ -14,16 +12,14 @@ from typing import Any
 
 from mm_npu._errors import FusedOptimizerError
 
-from ._arguments import check_dense_gradients
-from ._packable import (
-    check_no_views,
+from ._npu_state import with_int_step
+from ._packing import (
+    Trained,
     check_parameters,
-    part_gradients,
-    tell_of_left_out,
+    prepare_gradients,
     trained_parameters,
+    warn_untrained,
 )
-from ._step_count import int_step
-from ._watch import watch_left_out, watch_packed
 
 # What step, zero_grad, the fused clipping and torch_npu's GradScaler call as long as the first flag
 # is not set. A release that packs in another way has another name for it.
@@ -35,7 +31,7 @@ _PACK, _IS_PACKED, _HAS_STATES = (
 
 
 def guard_native(optimizer: Any) -> None:
-    """Check what an optimizer of ``torch_npu`` was given, and watch until it has packed that.
+    """Check the parameters of an optimizer of ``torch_npu``, and its gradients when it packs them.
 
     Args:
         optimizer: Fresh, of one of the classes in ``torch_npu.optim``.
@@ -46,11 +42,11 @@ def guard_native(optimizer: Any) -> None:
     check_parameters(type(optimizer).__name__, trained_parameters(optimizer))
     if hasattr(type(optimizer), _PACK):
         for name, guarded in _GUARDED.items():
-            _put_before(optimizer, name, guarded)
+            _wrap(optimizer, name, guarded)
 
 
-def _put_before(optimizer: Any, name: str, guarded: Callable[..., Any]) -> None:
-    """Let calls of a method go through ``guarded(optimizer, method, *args)``."""
+def _wrap(optimizer: Any, name: str, guarded: Callable[..., Any]) -> None:
+    """Call ``guarded(optimizer, method, *args)`` in place of a method."""
     method, reference = getattr(type(optimizer), name), weakref.ref(optimizer)
 
     @wraps(method)
@@ -62,24 +58,43 @@ def _put_before(optimizer: Any, name: str, guarded: Callable[..., Any]) -> None:
 
 
 def _pack(optimizer: Any, method: Callable[..., Any]) -> None:
-    trained = list(trained_parameters(optimizer))
+    name, trained = type(optimizer).__name__, list(trained_parameters(optimizer))
     packed = [each for each in trained if each.parameter.grad is not None]
     left_out = [each for each in trained if each.parameter.grad is None]
-    if not packed:  # zero_grad before the first backward
-        method(optimizer)
-        return
-    name = type(optimizer).__name__
-    check_dense_gradients(name, [each.parameter for each in packed])
-    check_no_views(name, packed)
-    part_gradients(packed)
-    if left_out:
-        tell_of_left_out(name, left_out)
+    if packed:  # none: zero_grad before the first backward
+        prepare_gradients(name, packed)
+        if left_out:
+            warn_untrained(name, left_out)
     method(optimizer)
-    if getattr(optimizer, _IS_PACKED):
+    if packed and getattr(optimizer, _IS_PACKED):
         del vars(optimizer)[_PACK]
-        watch_packed(optimizer, packed[0])
+        if hasattr(optimizer, "register_step_pre_hook"):  # torch >= 2.0
+            optimizer.register_step_pre_hook(_make_step_check(packed[0], left_out))
+
+
+def _make_step_check(packed: Trained, left_out: list[Trained]) -> Callable[..., None]:
+    """Return a step hook that refuses gradients which ``torch_npu`` would silently ignore."""
+    assert packed.parameter.grad is not None
+    address = packed.parameter.grad.data_ptr()
+
+    def check(optimizer: Any, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        name, gradient = type(optimizer).__name__, packed.parameter.grad
+        if gradient is None or gradient.data_ptr() != address:
+            raise FusedOptimizerError(
+                f"{name} cannot step: the gradient of {packed.name} is not the tensor that "
+                "torch_npu has packed; something has replaced it, such as model.zero_grad(). Clear "
+                "gradients with optimizer.zero_grad(), which writes zeros."
+            )
         for each in left_out:
-            watch_left_out(optimizer, each)
+            if each.parameter.grad is not None:
+                raise FusedOptimizerError(
+                    f"{name} cannot step: {each.name} has got its first gradient after the first "
+                    "step, when torch_npu had packed its parameters, and would not be updated. "
+                    "Give it p.grad = torch.zeros_like(p) before the first step."
+                )
+
+    return check
 
 
 def _add_param_group(
@@ -104,9 +119,9 @@ def _load_state_dict(
     optimizer: Any, method: Callable[..., Any], state_dict: Mapping[str, Any]
 ) -> None:
     # torch's own classes count in tensors, which torch_npu would count up twice.
-    state = {index: int_step(entry) for index, entry in state_dict["state"].items()}
+    state = {index: with_int_step(entry) for index, entry in state_dict["state"].items()}
     method(optimizer, {**state_dict, "state": state})
-    # Packed anew in the next step; torch_npu would go on with the states that it has packed.
+    # Packed anew in the next step; otherwise torch_npu would keep the states that it has packed.
     setattr(optimizer, _HAS_STATES, False)
 
 

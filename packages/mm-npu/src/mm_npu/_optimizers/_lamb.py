@@ -1,66 +1,20 @@
 """NpuFusedLamb: Adam with a step in proportion to each tensor's norm."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ._arguments import check_betas, check_not_negative
-from ._arithmetic import move_average, move_average_of_squares, prepare_gradient
-from ._blockwise import AbstractBlockwiseOptimizer
-from ._fused import adam_direction, fits
-from ._norms import total_norm
-from ._operands import Operands
-from ._rules import Options, Spares, Step
-from ._units import AbstractUnit
+from ._arithmetic import add_scaled_, average_, average_squares_
+from ._checks import check_betas, check_not_negative
+from ._stack import Operands
+from ._stacked_rule import AbstractStackedRule, Group, Scales, total_norm
 
 _LARGEST_WEIGHT_NORM = 10  # of torch_npu, and of the LAMB that it follows
 
 
-class LambRule:
-    """One step; the formula stands at ``NpuFusedLamb``. Operands are ``(n, elements)``."""
-
-    def advance(self, operands: Operands, spares: Spares, options: Options) -> Tensor:
-        """Update the moments; the direction goes to the first spare tensor.
-
-        Returns:
-            The squared norms of parameters and directions, ``(2, n, 1)``.
-        """
-        p, gradient, state = operands
-        direction, spare, _ = spares
-        gradient = prepare_gradient(gradient, p, 0, options["scale"], spare)
-        beta1, beta2 = options["betas"]
-        if fits(operands, options):
-            adam_direction(gradient, state, options["betas"], options["eps"], direction)
-        else:
-            move_average(state["exp_avg"], gradient, beta1)
-            move_average_of_squares(state["exp_avg_sq"], gradient, beta2)
-            root = torch.sqrt(state["exp_avg_sq"], out=direction).add_(options["eps"])
-            torch.div(state["exp_avg"], root, out=direction)
-        if options["weight_decay"] != 0:
-            direction.add_(p, alpha=options["weight_decay"])
-        if options["adam"]:
-            return p.new_zeros(2, len(p), 1)
-        norms = [torch.linalg.vector_norm(t, dim=1, keepdim=True) for t in (p, direction)]
-        return torch.stack(norms).square_()
-
-    def conclude(self, sums: Tensor, shape: tuple[int, ...], options: Options) -> Step:
-        """Scale the learning rate by the trust ratio of each tensor."""
-        del shape
-        if options["adam"]:
-            return Step(1, options["lr"])
-        weight_norm, direction_norm = sums.sum(-1, keepdim=True).sqrt_()
-        weight_norm = weight_norm.clamp(max=_LARGEST_WEIGHT_NORM)
-        ratio = torch.where(
-            (weight_norm == 0) | (direction_norm == 0),
-            torch.ones_like(weight_norm),
-            weight_norm / direction_norm,
-        )
-        return Step(1, ratio * options["lr"])
-
-
-class NpuFusedLamb(AbstractBlockwiseOptimizer):
+class NpuFusedLamb(AbstractStackedRule):
     r"""LAMB: ``torch_npu.optim.NpuFusedLamb`` on an NPU, a portable form elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g`:
@@ -88,12 +42,10 @@ class NpuFusedLamb(AbstractBlockwiseOptimizer):
         adam: Keep the ratio :math:`r` at one.
         use_global_grad_norm: Divide the gradients by their norm over all groups if it exceeds one.
         strict: Refuse the portable form: True or False; None follows ``MM_NPU_STRICT``.
-        compiled: Compile the portable form's step with ``torch.compile``. ``torch_npu`` has none.
 
     Raises:
         ConfigError: If a hyper-parameter is out of range.
         NpuUnavailableError: If strict, and there is no NPU.
-        TorchVersionError: If compiled, and this torch cannot compile.
 
     Warns:
         PortableOptimizerWarning: Once per process, if the portable form runs.
@@ -104,9 +56,7 @@ class NpuFusedLamb(AbstractBlockwiseOptimizer):
 
     native_name = "NpuFusedLamb"
     group_keys: ClassVar[tuple[str, ...]] = ("lr", "betas", "eps", "weight_decay")
-    rule = LambRule()
-    has_one_kernel = True
-    settings = ("compiled", "adam", "use_global_grad_norm")
+    takes_norms = True
 
     def __init__(
         self,
@@ -119,12 +69,11 @@ class NpuFusedLamb(AbstractBlockwiseOptimizer):
         use_global_grad_norm: bool = False,  # noqa: FBT001, FBT002
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-        compiled: bool = False,
     ) -> None:
         self.adam = adam
         self.use_global_grad_norm = use_global_grad_norm
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults, compiled=compiled)
+        super().__init__(params, defaults)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         """Check ``lr``, ``eps`` and ``weight_decay`` >= 0 and 0 <= ``betas`` < 1.
@@ -137,22 +86,47 @@ class NpuFusedLamb(AbstractBlockwiseOptimizer):
             check_not_negative(name, key, group[key])
         check_betas(name, group["betas"])
 
-    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Name the two moments."""
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of the two moments."""
         del group
         return "exp_avg", "exp_avg_sq"
 
-    def options(self, group: Mapping[str, Any], step: int) -> Options:
-        """Give the group's hyper-parameters, and whether the ratio is kept at one."""
-        del step
-        return {**{key: group[key] for key in self.group_keys}, "adam": self.adam}
-
-    def gradient_scales(
-        self, units: Sequence[Sequence[AbstractUnit]]
-    ) -> list[Mapping[torch.dtype, Tensor]]:
+    def gradient_scales(self) -> Scales:
         """Divide all gradients by their common norm, if that is asked for."""
-        all_units = [unit for group in units for unit in group]
-        if not (self.use_global_grad_norm and all_units):
-            return super().gradient_scales(units)
-        scale = total_norm(all_units).clamp(min=1).reciprocal()
-        return [{unit.dtype: scale for unit in group} for group in units]
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not (self.use_global_grad_norm and params):
+            return {}
+        scale = total_norm(p.grad for p in params).clamp(min=1).reciprocal()
+        dtypes = {p.dtype for p in params}
+        return {(i, dtype): scale for i in range(len(self.param_groups)) for dtype in dtypes}
+
+    def update(self, operands: Operands, group: Group, step: int) -> None:
+        """Make one step; the formula is in the docstring of the class."""
+        del step
+        p, gradient, state = operands
+        beta1, beta2 = group["betas"]
+        average_(state["exp_avg"], gradient, beta1)
+        average_squares_(state["exp_avg_sq"], gradient, beta2)
+        root = state["exp_avg_sq"].sqrt().add_(group["eps"])
+        direction = torch.div(state["exp_avg"], root, out=root)
+        if group["weight_decay"] != 0:
+            direction.add_(p, alpha=group["weight_decay"])
+        if self.adam:
+            add_scaled_(p, direction, -group["lr"])
+        else:
+            p.sub_(direction.mul_(_trust_ratio(p, direction) * group["lr"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {"adam": self.adam, "use_global_grad_norm": self.use_global_grad_norm}
+        return {**super().__getstate__(), **kept}
+
+
+def _trust_ratio(p: Tensor, direction: Tensor) -> Tensor:
+    """Return the ratio of each parameter in a stack, in a shape that broadcasts to the stack."""
+    weight_norm, norm = (
+        torch.linalg.vector_norm(each.reshape(len(p), -1), dim=1) for each in (p, direction)
+    )
+    weight_norm = weight_norm.clamp(max=_LARGEST_WEIGHT_NORM)
+    is_zero = (weight_norm == 0) | (norm == 0)
+    ratio = torch.where(is_zero, torch.ones_like(norm), weight_norm / norm)
+    return ratio.reshape(-1, *[1] * (p.dim() - 1))

@@ -3,38 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-import torch
-
-from ._arithmetic import add_ratio, move_average, move_average_of_squares, prepare_gradient
-from ._operands import Operands
-from ._rmsprop import AbstractRMSprop, descend_by_momentum
-from ._rules import Options, Spares
-
-
-def update(operands: Operands, spares: Spares, options: Options) -> None:
-    """Make one step; the formula stands at the class."""
-    p, gradient, state = operands
-    first, second, _ = spares
-    decay = options["weight_decay"]
-    if options["decoupled_decay"] and decay != 0:
-        p.mul_(1 - decay)
-        decay = 0
-    gradient = prepare_gradient(gradient, p, decay, options["scale"], first)
-    square_avg, alpha = state["square_avg"], options["alpha"]
-    move_average_of_squares(square_avg, gradient, alpha)
-    if options["centered"]:
-        mean = state["grad_avg"]
-        move_average(mean, gradient, alpha)
-        variance = torch.addcmul(square_avg, mean, mean, value=-1, out=second)
-        root = variance.add_(options["eps"]).sqrt_()
-    else:
-        root = torch.add(square_avg, options["eps"], out=second).sqrt_()
-    if options["momentum"] > 0:
-        lr, used = options["lr"], Operands(p, gradient, state)
-        weight, rate = (lr, 1) if options["lr_in_momentum"] else (1, lr)
-        descend_by_momentum(used, root, options, weight=weight, rate=rate)
-    else:
-        add_ratio(p, gradient, root, -options["lr"])
+from ._arithmetic import add_decay, add_ratio_, add_scaled_, average_, average_squares_
+from ._rmsprop import AbstractRMSprop
+from ._stack import Operands
+from ._stacked_rule import Group
 
 
 class NpuFusedRMSpropTF(AbstractRMSprop):
@@ -70,12 +42,10 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
         lr_in_momentum: Accumulate steps, each with the learning rate of its time, as TensorFlow
             does; else accumulate directions.
         strict: Refuse the portable form: True or False; None follows ``MM_NPU_STRICT``.
-        compiled: Compile the portable form's step with ``torch.compile``. ``torch_npu`` has none.
 
     Raises:
         ConfigError: If a hyper-parameter is out of range.
         NpuUnavailableError: If strict, and there is no NPU.
-        TorchVersionError: If compiled, and this torch cannot compile.
 
     Warns:
         PortableOptimizerWarning: Once per process, if the portable form runs.
@@ -95,7 +65,6 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
         "decoupled_decay",
         "lr_in_momentum",
     )
-    rule = staticmethod(update)
     starts_at: ClassVar[Mapping[str, float]] = {"square_avg": 1.0}
 
     def __init__(
@@ -111,7 +80,6 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
         lr_in_momentum: bool = True,  # noqa: FBT001, FBT002
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-        compiled: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -123,4 +91,28 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
             "decoupled_decay": decoupled_decay,
             "lr_in_momentum": lr_in_momentum,
         }
-        super().__init__(params, defaults, compiled=compiled)
+        super().__init__(params, defaults)
+
+    def update(self, operands: Operands, group: Group, step: int) -> None:
+        """Make one step; the formula is in the docstring of the class."""
+        del step
+        p, gradient, state = operands
+        square_avg, lr = state["square_avg"], group["lr"]
+        if not group["decoupled_decay"]:
+            gradient = add_decay(gradient, p, group["weight_decay"])
+        elif group["weight_decay"] != 0:
+            p.mul_(1 - group["weight_decay"])
+        average_squares_(square_avg, gradient, group["alpha"])
+        if group["centered"]:
+            mean = state["grad_avg"]
+            average_(mean, gradient, group["alpha"])
+            root = square_avg.addcmul(mean, mean, value=-1).add_(group["eps"]).sqrt_()
+        else:
+            root = square_avg.add(group["eps"]).sqrt_()
+        if group["momentum"] > 0:
+            in_momentum, outside = (lr, 1) if group["lr_in_momentum"] else (1, lr)
+            buffer = state["momentum_buffer"].mul_(group["momentum"])
+            add_ratio_(buffer, gradient, root, in_momentum)
+            add_scaled_(p, buffer, -outside)
+        else:
+            add_ratio_(p, gradient, root, -lr)

@@ -1,7 +1,6 @@
 """NpuFusedSGD: stochastic gradient descent, with momentum."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -9,11 +8,12 @@ from torch import Tensor
 
 from mm_npu._errors import ConfigError
 
-from ._arguments import check_not_negative
-from ._on_torch import AbstractTorchOptimizer, plain_step_of
+from ._checks import check_not_negative
+from ._npu_state import torch_switches
+from ._torch_rule import AbstractTorchRule
 
 
-class NpuFusedSGD(AbstractTorchOptimizer, torch.optim.SGD):
+class NpuFusedSGD(AbstractTorchRule, torch.optim.SGD):
     r"""SGD: ``torch_npu.optim.NpuFusedSGD`` on an NPU, ``torch.optim.SGD`` elsewhere.
 
     For a parameter :math:`p` with gradient :math:`g`:
@@ -53,13 +53,8 @@ class NpuFusedSGD(AbstractTorchOptimizer, torch.optim.SGD):
     native_name = "NpuFusedSGD"
     torch_twin = "torch.optim.SGD"
     group_keys = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
-    implementation: ClassVar[Mapping[str, Any]] = {
-        "maximize": False,
-        "foreach": None,  # torch decides: on for accelerators, where it is faster
-        "differentiable": False,
-        "fused": None,
-    }
-    plain_step = plain_step_of(torch.optim.SGD)
+    implementation: ClassVar[Mapping[str, Any]] = torch_switches("capturable")
+    torch_class = torch.optim.SGD
     # With halves, the fused kernel of torch 2.13 leaves most elements as they are.
     fused_dtypes = (torch.float64, torch.float32)
 
@@ -93,45 +88,11 @@ class NpuFusedSGD(AbstractTorchOptimizer, torch.optim.SGD):
                 f"dampening {group['dampening']!r}; it needs a momentum above 0 and no dampening."
             )
 
-    def choose_kernel(self, group: dict[str, Any]) -> None:
-        """Switch torch's fused kernel on for a group, but for a mixed step.
+    def can_fuse(self, params: Collection[Tensor]) -> bool:
+        """Return whether torch's fused kernel for the CPU makes the same update of ``params``.
 
-        The kernel knows one first step for all parameters: where some have a momentum buffer and
-        others meet their first gradient, torch's other kernels do the step.
+        It knows one first step for all: either every parameter has a momentum buffer, or none.
         """
-        super().choose_kernel(group)
-        if group.get("fused") and group["momentum"] != 0:
-            entries = [self.state.get(p, {}) for p in group["params"] if p.grad is not None]
-            if len({entry.get("momentum_buffer") is None for entry in entries}) > 1:
-                group["fused"] = False
-
-    def prepare_plain_step(self, group: dict[str, Any]) -> None:
-        """Choose the kernel of a group once more: by now, some may have a momentum buffer."""
-        if group["momentum"] != 0:
-            self.choose_kernel(group)
-
-    def make_kernel_call(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        entries: Sequence[Mapping[str, Any]],
-        group: Mapping[str, Any],
-    ) -> Callable[[], None]:
-        """Return the call of torch's fused kernel for parameters of one dtype, on the CPU.
-
-        Raises:
-            KeyError: If a parameter has no momentum buffer yet.
-        """
-        buffers = [] if group["momentum"] == 0 else [e["momentum_buffer"] for e in entries]
-        if any(buffer is None for buffer in buffers):  # of a state that torch 1.13 wrote
-            raise KeyError("momentum_buffer")
-        options = {key: group[key] for key in self.group_keys}
-        return partial(
-            torch._fused_sgd_,
-            params,
-            grads,
-            buffers,
-            **options,
-            maximize=False,
-            is_first_step=False,
-        )
+        entries = [self.state.get(p, {}) for p in params if p.grad is not None]
+        has_buffer = {entry.get("momentum_buffer") is not None for entry in entries}
+        return len(has_buffer) <= 1 and super().can_fuse(params)

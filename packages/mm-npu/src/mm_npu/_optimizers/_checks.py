@@ -1,4 +1,4 @@
-"""Checks of hyper-parameters and parameters, with the value and the range in the message."""
+"""Checks of hyper-parameters, parameters and gradients."""
 
 from collections.abc import Iterable
 from numbers import Real
@@ -84,3 +84,8 @@ def check_dense_gradients(optimizer: str, params: Iterable[torch.Tensor]) -> Non
                 f"{tuple(p.shape)}; it takes dense ones. Build the embedding with sparse=False, or "
                 "give its parameters to torch.optim.SparseAdam."
             )
+
+
+def is_sharded(p: Any) -> bool:
+    """Return whether ``p`` is a DTensor, of which this rank has a part."""
+    return type(p) is not torch.nn.Parameter and hasattr(p, "to_local")

@@ -1,8 +1,8 @@
-"""What the ``NpuFused*`` names share: which implementation they give, and state dicts.
+"""What the ``NpuFused*`` classes share: the choice of an implementation, and state dicts.
 
-On an NPU, constructing one gives ``torch_npu``'s own object, with checks put before some of its
-methods (``_guard``). Elsewhere it gives the portable implementation, which is the class itself. The
-two exchange state dicts.
+On an NPU, constructing one gives ``torch_npu``'s own object, with checks around some of its methods
+(``_guard``). Elsewhere it gives the portable implementation, which is the class itself. The two
+exchange state dicts.
 """
 
 import inspect
@@ -17,43 +17,28 @@ from torch.optim import Optimizer
 
 from mm_npu._availability import npu_unavailable_reason
 from mm_npu._errors import ConfigError, NpuUnavailableError, PortableOptimizerWarning
-from mm_npu._strictness import is_strict
+from mm_npu._settings import is_strict
 
-from ._arguments import check_real_parameters
+from ._checks import check_real_parameters
 from ._guard import guard_native
-from ._step_count import int_step
+from ._npu_state import REFUSED_SWITCHES, with_int_step, without_switches
 
-# Names that have been warned of: once per process and name is enough.
-_warned: set[str] = set()
-# What the optimizers of torch keep in a group besides hyper-parameters: how, not what they compute.
-_TORCHS_OWN = (
-    "maximize",
-    "foreach",
-    "capturable",
-    "differentiable",
-    "fused",
-    "decoupled_weight_decay",
-)
-
-# Of these, those with which torch's compute something else; checkpoints would forget them.
-_OTHER_RULES = ("maximize", "capturable", "differentiable")
+_warned: set[str] = set()  # names of classes: one warning per process and name
 
 
-class AbstractNamedOptimizer(Optimizer):
+class AbstractNpuFused(Optimizer):
     """An optimizer that is ``torch_npu``'s on an NPU, and portable elsewhere.
 
-    A concrete class says which class of ``torch_npu.optim`` it stands for (``native_name``), what
-    optimizer of torch computes the same (``torch_twin``, None if there is none), and which
-    hyper-parameters its groups have (``group_keys``). What the portable form keeps in a group
-    besides (``implementation``) stays out of state dicts; what it takes that ``torch_npu`` does not
-    (``own_keywords``) stays out of the native constructor.
+    A concrete class names the class of ``torch_npu.optim`` that it stands for (``native_name``),
+    the optimizer of torch with the same rule (``torch_twin``, None if there is none), and the
+    hyper-parameters of its groups (``group_keys``). ``implementation`` is what torch's class keeps
+    in a group besides; state dicts leave it out.
     """
 
     native_name: ClassVar[str]
     torch_twin: ClassVar[str | None] = None
     group_keys: ClassVar[tuple[str, ...]]
     implementation: ClassVar[Mapping[str, Any]] = {}
-    own_keywords: ClassVar[tuple[str, ...]] = ("strict",)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -63,15 +48,15 @@ class AbstractNamedOptimizer(Optimizer):
         cls.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Give ``torch_npu``'s object on an NPU, else a portable one."""
+        """Return ``torch_npu``'s object on an NPU, else a portable one."""
         if not args and not kwargs:  # copy and pickle, which fill the object themselves
             return super().__new__(cls)
         strict = is_strict(kwargs.get("strict"))
         reason = _reason_for_portable(cls)
         if reason is None:
-            kwargs = {key: value for key, value in kwargs.items() if key not in cls.own_keywords}
+            kwargs.pop("strict", None)
             make_native = getattr(import_module("torch_npu.optim"), cls.native_name)
-            _check_keywords(cls, make_native, kwargs)
+            _check_keywords(cls.__name__, make_native, kwargs)
             native = make_native(*args, **kwargs)
             guard_native(native)
             return native
@@ -79,7 +64,7 @@ class AbstractNamedOptimizer(Optimizer):
             raise NpuUnavailableError(
                 f"{cls.__name__} was asked for with strict=True or MM_NPU_STRICT=1, but {reason}"
             )
-        _check_keywords(cls, cls, kwargs)
+        _check_keywords(cls.__name__, cls, kwargs)
         _warn_once(cls, reason)
         return super().__new__(cls)
 
@@ -93,7 +78,7 @@ class AbstractNamedOptimizer(Optimizer):
 
     @abstractmethod
     def update_parameters(self) -> None:
-        """Update the parameters that have a gradient; gradients are not recorded.
+        """Update the parameters that have a gradient, without recording gradients.
 
         Raises:
             ConfigError: If a gradient is sparse.
@@ -125,7 +110,13 @@ class AbstractNamedOptimizer(Optimizer):
         Raises:
             ConfigError: If a hyper-parameter is out of range, or a parameter cannot be trained.
         """
-        self._check_no_other_rule(param_group)
+        name = type(self).__name__
+        for key in REFUSED_SWITCHES:
+            if param_group.get(key):
+                raise ConfigError(
+                    f"{name} was given a group with {key}=True, which is not in torch_npu. Leave "
+                    "it out, or take an optimizer of torch.optim."
+                )
         self.check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
@@ -141,14 +132,6 @@ class AbstractNamedOptimizer(Optimizer):
             ConfigError: If one is not real.
         """
         check_real_parameters(type(self).__name__, params)
-
-    def _check_no_other_rule(self, group: Mapping[str, Any]) -> None:
-        asked_for = [key for key in _OTHER_RULES if group.get(key)]
-        if asked_for:
-            raise ConfigError(
-                f"{type(self).__name__} was given a group with {asked_for[0]}=True, which is "
-                "not in torch_npu. Leave it out, or take an optimizer of torch.optim."
-            )
 
     def zero_grad(self, set_to_none: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
         """Clear the gradients.
@@ -174,14 +157,17 @@ class AbstractNamedOptimizer(Optimizer):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the state as ``torch_npu`` lays it out, where ``step`` is an int."""
+        """Return the state as ``torch_npu`` writes it, where ``step`` is an int."""
         portable = super().state_dict()
-        state = {index: _lay_out(entry) for index, entry in portable["state"].items()}
-        groups = [_without_torchs_own(group) for group in portable["param_groups"]]
+        # torch 1.13's SGD writes empty momentum buffers, torch_npu leaves them out.
+        state = {
+            index: with_int_step({key: v for key, v in entry.items() if v is not None})
+            for index, entry in portable["state"].items()
+        }
         return {
             **portable,
             "state": {index: entry for index, entry in state.items() if entry},
-            "param_groups": groups,
+            "param_groups": [without_switches(group) for group in portable["param_groups"]],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -195,7 +181,7 @@ class AbstractNamedOptimizer(Optimizer):
         """
         groups = [self._complete_group(group) for group in state_dict["param_groups"]]
         super().load_state_dict({**state_dict, "param_groups": groups})
-        # torch takes tensors that need no conversion as they are, and updates them in place.
+        # torch keeps tensors that need no conversion, and would update the caller's in place.
         given = {id(value) for entry in state_dict["state"].values() for value in entry.values()}
         for entry in self.state.values():
             for key, value in entry.items():
@@ -213,41 +199,29 @@ class AbstractNamedOptimizer(Optimizer):
             )
         if group.get("maximize"):
             raise ConfigError(f"{name} was given a state with maximize=True; it only minimizes.")
-        return {**_without_torchs_own(group), **self.implementation}
+        return {**without_switches(group), **self.implementation}
 
 
-def _lay_out(entry: Mapping[str, Any]) -> dict[str, Any]:
-    # An empty momentum buffer, which torch 1.13's SGD writes, is none for torch_npu.
-    entry = {key: value for key, value in entry.items() if value is not None}
-    return int_step(entry)
-
-
-def _without_torchs_own(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in _TORCHS_OWN}
-
-
-def _check_keywords(
-    cls: type[AbstractNamedOptimizer], made: Callable[..., Any], keywords: Mapping[str, Any]
-) -> None:
+def _check_keywords(name: str, made: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
     parameters = inspect.signature(made).parameters
     unknown = [key for key in keywords if key not in parameters]
     if not unknown or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
-    known = [key for key in parameters if key not in cls.own_keywords]
+    known = ", ".join(key for key in parameters if key != "strict")
     raise ConfigError(
-        f"{cls.__name__} has no argument {', '.join(unknown)}; that of torch_npu, which is "
-        f"always fused, takes {', '.join(known)}. Leave {unknown[0]} out."
+        f"{name} has no argument {', '.join(unknown)}; that of torch_npu, which is always fused, "
+        f"takes {known}. Leave {unknown[0]} out."
     )
 
 
-def _reason_for_portable(cls: type[AbstractNamedOptimizer]) -> str | None:
+def _reason_for_portable(cls: type[AbstractNpuFused]) -> str | None:
     # torch_npu's object would lack what a user's subclass overrides.
     if "native_name" not in vars(cls):
         return f"{cls.__name__} is a subclass of {cls.native_name}, which torch_npu does not have."
     return npu_unavailable_reason()
 
 
-def _warn_once(cls: type[AbstractNamedOptimizer], reason: str) -> None:
+def _warn_once(cls: type[AbstractNpuFused], reason: str) -> None:
     if cls.__name__ in _warned:
         return
     _warned.add(cls.__name__)

@@ -1,22 +1,23 @@
 """What ``torch_npu``'s own optimizers can pack, and what they cannot."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mm_npu._errors import ConfigError, FusedOptimizerError, UntrainedParameterWarning
+from mm_npu._torch_private import is_flattened, is_view
 
-from ._operands import is_flattened, is_sharded
+from ._checks import check_dense_gradients, is_sharded
 
 _DTYPES = (torch.float32, torch.float16)
 _NUM_NAMED = 10
 
 
 class Trained(NamedTuple):
-    """A parameter that requires gradients, and how messages call it."""
+    """A parameter that requires gradients, and its name in messages."""
 
     parameter: Tensor
     name: str
@@ -25,7 +26,7 @@ class Trained(NamedTuple):
 def trained_parameters(optimizer: Any) -> Iterator[Trained]:
     """Yield the parameters that require gradients, in the optimizer's order.
 
-    They are called as ``param_groups`` tells, from torch 2.6 on, or by their place in it.
+    Their names are those in ``param_groups``, from torch 2.6 on, or their place there.
     """
     for group_index, group in enumerate(optimizer.param_groups):
         names = group.get("param_names")
@@ -44,8 +45,8 @@ def check_parameters(optimizer: str, trained: Iterable[Trained]) -> None:
     for p, name in trained:
         if is_sharded(p) or is_flattened(p):
             raise ConfigError(
-                f"{optimizer} was given {name}, which is sharded over ranks; torch_npu lays "
-                "parameters end to end in a memory of its own, and sharding in another. Train with "
+                f"{optimizer} was given {name}, which is sharded over ranks; torch_npu packs "
+                "parameters into one buffer, which is incompatible with sharding. Train with "
                 "MMDistributedDataParallel, or with an optimizer of torch such as "
                 "torch.optim.AdamW."
             )
@@ -58,40 +59,31 @@ def check_parameters(optimizer: str, trained: Iterable[Trained]) -> None:
             )
 
 
-def check_no_views(optimizer: str, packed: Iterable[Trained]) -> None:
-    """Check that no gradient is a view of a buffer that somebody else fills.
+def prepare_gradients(optimizer: str, packed: Sequence[Trained]) -> None:
+    """Check that gradients can be packed, and give each its own memory.
+
+    ``torch_npu`` takes the whole memory of a gradient for its size. Backward of a concatenation,
+    for one, leaves gradients that are pieces of one memory.
 
     Raises:
-        FusedOptimizerError: If one is.
+        ConfigError: If a gradient is sparse.
+        FusedOptimizerError: If one is a view of a buffer, as DDP makes them.
     """
+    check_dense_gradients(optimizer, [p for p, _ in packed])
     for p, name in packed:
-        if p.grad is not None and p.grad._is_view():  # noqa: SLF001 - it has no public name
+        gradient = p.grad
+        assert gradient is not None
+        if is_view(gradient):
             raise FusedOptimizerError(
                 f"{optimizer} found a gradient of {name} that is a view of a common buffer, as DDP "
-                "makes them; torch_npu moves gradients to a buffer of its own, and would not see "
-                "later ones. Build DDP with gradient_as_bucket_view=False."
+                "makes them; torch_npu moves gradients to its own buffer, and would not see later "
+                "ones. Build DDP with gradient_as_bucket_view=False."
             )
-
-
-def part_gradients(packed: Iterable[Trained]) -> None:
-    """Give each gradient a memory of its own, the whole of which ``torch_npu`` counts as its size.
-
-    Backward of a concatenation, for one, leaves gradients that are pieces of one memory.
-    """
-    for p, _ in packed:
-        gradient = p.grad
-        if gradient is not None and _memory_size(gradient) != gradient.numel():
+        if _memory_size(gradient) != gradient.numel():
             p.grad = gradient.clone()
 
 
-def _memory_size(tensor: Tensor) -> int:
-    """Return how many elements the memory of a tensor has room for."""
-    # torch before 2.0 knows no untyped_storage, and from there on warns of storage.
-    num_bytes: int = getattr(tensor, "untyped_storage", tensor.storage)().nbytes()
-    return num_bytes // tensor.element_size()
-
-
-def tell_of_left_out(optimizer: str, left_out: list[Trained]) -> None:
+def warn_untrained(optimizer: str, left_out: Sequence[Trained]) -> None:
     """Warn of parameters that have no gradient when the others are packed."""
     names = ", ".join(each.name for each in left_out[:_NUM_NAMED])
     more = len(left_out) - _NUM_NAMED
@@ -102,3 +94,10 @@ def tell_of_left_out(optimizer: str, left_out: list[Trained]) -> None:
         "p.grad = torch.zeros_like(p) before the first step."
     )
     warnings.warn(message, UntrainedParameterWarning, stacklevel=2)
+
+
+def _memory_size(tensor: Tensor) -> int:
+    """Return how many elements the memory of a tensor has room for."""
+    # torch before 2.0 knows no untyped_storage, and from there on warns of storage.
+    num_bytes: int = getattr(tensor, "untyped_storage", tensor.storage)().nbytes()
+    return num_bytes // tensor.element_size()
