@@ -163,8 +163,6 @@ class Tied(nn.Module):
 
 def test_a_shared_parameter_counts_once_under_its_first_name():
     rules = {"custom_keys": {"embed": {"lr_mult": 2}, "head": {"lr_mult": 3}}}
-    with pytest.warns(UserWarning, match=r"embed\.weight and head\.weight are one parameter"):
-        assert settings(Tied(), rules) == {"embed.weight": (2.0, 0.5)}
     assert settings(Tied(), {**rules, "bypass_duplicate": True}) == {"embed.weight": (2.0, 0.5)}
     assert len(build_optim_wrapper(Tied(), {"optimizer": SGD}).param_groups[0]["params"]) == 1
 
@@ -172,8 +170,6 @@ def test_a_shared_parameter_counts_once_under_its_first_name():
 def test_a_custom_key_that_matches_nothing_is_told():
     with pytest.warns(UserWarning, match=r"custom_keys: 'haed' is part of no .*mean 'head'"):
         settings(Model(), {"custom_keys": {"haed": {"lr_mult": 0.1}}})
-    with pytest.raises(ConfigError, match=r"custom_keys: 'emmbed' is part of no .*mean 'embed'"):
-        settings(Tied(), {"custom_keys": {"emmbed": {"lr_mult": 0.1}}})
     with pytest.warns(UserWarning, match=r"'layers\.9' is part of no"):  # of a deeper model
         settings(Classifier(), {"custom_keys": {"layers.9": {"lr_mult": 0.1}}})
     with warnings.catch_warnings():

@@ -218,39 +218,6 @@ def test_a_metric_is_followed_in_a_longer_run_by_iterations(make_runner, loop):
     assert rate_after(12, [0.6, 0.5], resume=True) == 0.0125
 
 
-def test_without_the_times_of_a_metric_the_values_stay_and_it_is_said(
-    settings_of, tmp_path, capsys
-):
-    changes = {
-        "param_scheduler": [FAMILIES["poly"], PLATEAU],
-        "val_dataloader": loader_cfg(size=9),
-        "val_cfg": {},
-    }
-    scripted = {"val_evaluator": {"type": Scripted, "values": [0.9] * 5}}
-    done = settings_of(2, stop=8, **changes, **scripted)
-    path = tmp_path / "run" / "iter_8.pth"
-    checkpoint = load_checkpoint_file(path)
-    del checkpoint["param_schedulers"][1]["scheduler"]["reduced_at"]
-    save_checkpoint_file(checkpoint, path)
-    resumed = settings_of(4, resume=True, **changes, **scripted)
-    assert resumed[0] == done[-1]
-    said = "The run is 4 epochs long now, and was 2, and the checkpoint does not say"
-    assert said in capsys.readouterr().out
-
-
-def test_a_checkpoint_of_an_older_version_goes_on_from_its_values(settings_of, tmp_path, capsys):
-    schedules = {"param_scheduler": FAMILIES["poly"]}
-    done = settings_of(2, stop=8, **schedules)
-    path = tmp_path / "run" / "iter_8.pth"
-    checkpoint = load_checkpoint_file(path)
-    (state,) = checkpoint["param_schedulers"]
-    checkpoint["param_schedulers"] = [{key: state[key] for key in ("count", "scheduler")}]
-    save_checkpoint_file(checkpoint, path)
-    resumed = settings_of(4, resume=True, **schedules)
-    assert resumed[0] == done[-1]
-    assert "from the start (" not in capsys.readouterr().out
-
-
 def test_what_is_done_is_said_once(settings_of, capsys):
     schedules = {"param_scheduler": FAMILIES["linear"]}
     settings_of(2, **schedules)

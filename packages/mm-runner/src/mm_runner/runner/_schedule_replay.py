@@ -80,12 +80,6 @@ def fit_to_length(
     if not changed:
         return False
     why = _describe(runner, *changed[0])
-    if not all(one.can_repeat for one in schedulers):
-        runner.logger.warning(
-            f"{why}, and the checkpoint does not say when a schedule that follows a metric has "
-            "acted: the others go on from the values that they have reached."
-        )
-        return False
     groups = named_wrappers(runner.optim_wrapper)[name].optimizer.param_groups
     settings = dict.fromkeys(one.setting for one in schedulers)
     before = {setting: _values(groups, setting) for setting in settings}

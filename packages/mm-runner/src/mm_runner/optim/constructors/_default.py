@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg, check_cfg
 
@@ -44,7 +42,7 @@ class DefaultOptimWrapperConstructor:
               for norms, biases, depth-wise convolutions, and parameters of one dimension; the
               first that applies counts;
             * ``dcn_offset_lr_mult``: for the offsets of deformable convolutions;
-            * ``bypass_duplicate``: no warning of a shared parameter whose names differ in settings.
+            * ``bypass_duplicate``: taken as in MMEngine; a shared parameter has one group anyway.
         where: Path of the config, for messages.
 
     Raises:
@@ -86,7 +84,9 @@ class DefaultOptimWrapperConstructor:
                     "which has its parameter groups; give the optimizer as a dict."
                 )
             return
-        check_cfg(self._optimizer, OPTIMIZERS, {"params": ()}, where=f"{where}.optimizer")
+        optimizer = f"{where}.optimizer"
+        component, _ = check_cfg(self._optimizer, OPTIMIZERS, {"params": ()}, where=optimizer)
+        self._known = inspect.signature(component).parameters
         self._base_lr, self._base_decay = self._base("lr"), self._base("weight_decay")
         self._rules()  # what is wrong with them is told now
 
@@ -126,31 +126,23 @@ class DefaultOptimWrapperConstructor:
 
     def _parameters(self, model: nn.Module) -> list[Any]:
         """Return the parameters; the trainable ones, in groups, if ``paramwise_cfg`` is given."""
-        everything = list(walk_parameters(model))
-        named = [one for one in everything if one.parameter.requires_grad]
+        named = [one for one in walk_parameters(model) if one.parameter.requires_grad]
         if not named:
             raise ConfigError(
                 f"{self._where}: {type(model).__name__} has no parameter with requires_grad=True; "
                 "unfreeze at least one, or do not train."
             )
         if not self._is_paramwise:  # integers, as of quantised weights, are never trained
-            kept = (one.parameter for one in everything if _may_be_trained(one.parameter))
-            return list(dict.fromkeys(kept))
-        first = {id(one.parameter): one for one in reversed(named)}
+            return [
+                one for one in model.parameters() if one.is_floating_point() or one.is_complex()
+            ]
         self.prepare(model)
-        options = self._options_by_name(named)
-        for one in named:
-            own, used = options[one.name], options[first[id(one.parameter)].name]
-            if own != used and not self._paramwise.get("bypass_duplicate", False):
-                self._tell_shared(one, first[id(one.parameter)])
-        unique = [one for one in named if first[id(one.parameter)] is one]
-        return _merged([(one.parameter, options[one.name]) for one in unique])
-
-    def _options_by_name(self, named: list[NamedParameter]) -> dict[str, dict[str, Any]]:
         rules = self._rules()
-        options = {one.name: self.options(one, rules) for one in named}
-        rules.tell_unused(list(options))
-        return options
+        options: dict[nn.Parameter, dict[str, Any]] = {}
+        for one in named:  # also names that a shared parameter has besides: their keys are used
+            options.setdefault(one.parameter, self.options(one, rules))
+        rules.warn_unused([one.name for one in named])
+        return _merged(options)
 
     def _rules(self) -> ParamwiseRules:
         return ParamwiseRules(
@@ -159,58 +151,31 @@ class DefaultOptimWrapperConstructor:
             base_decay=self._base_decay,
             where=f"{self._where}.paramwise_cfg",
             settings=self._settings(),
-            has_others=not self._is_torchs(),
         )
 
     @property
     def _is_paramwise(self) -> bool:
         return bool(self._paramwise)
 
-    def _tell_shared(self, one: NamedParameter, first: NamedParameter) -> None:
-        if mm_dist.is_main_process():
-            warnings.warn(
-                f"{self._where}.paramwise_cfg: {first.name} and {one.name} are one parameter, and "
-                f"differ in their settings; those of {first.name} are used. Say nothing of it with "
-                "bypass_duplicate=True.",
-                stacklevel=2,
-            )
-
     def _base(self, setting: str) -> Any:
         """Return the optimizer's own value of a setting, given or by default."""
         value = self._optimizer.get(setting)
-        if value is None:
-            parameter = inspect.signature(self._component()).parameters.get(setting)
-            value = parameter.default if parameter is not None else None
+        if value is None and setting in self._known:
+            value = self._known[setting].default
         return value if isinstance(value, (int, float, Tensor)) else None
-
-    def _component(self) -> Any:
-        component, _ = check_cfg(
-            self._optimizer, OPTIMIZERS, {"params": ()}, where=f"{self._where}.optimizer"
-        )
-        return component
-
-    def _is_torchs(self) -> bool:
-        """Return whether the optimizer reads nothing from its groups but its arguments.
-
-        Others than torch's may.
-        """
-        return str(self._component().__module__).startswith("torch.")
 
     def _settings(self) -> list[str]:
         """Return what the optimizer takes besides parameters, all of which a group may set."""
-        parameters = inspect.signature(self._component()).parameters.values()
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return [one.name for one in parameters if one.kind in by_name and one.name != "params"]
+        return [
+            name for name, one in self._known.items() if one.kind in by_name and name != "params"
+        ]
 
 
-def _may_be_trained(parameter: Tensor) -> bool:
-    return parameter.is_floating_point() or parameter.is_complex()
-
-
-def _merged(parameters: list[tuple[Any, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _merged(parameters: Mapping[nn.Parameter, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return parameter groups, one for all parameters with equal settings."""
     groups: list[tuple[dict[str, Any], list[Any]]] = []
-    for parameter, options in parameters:
+    for parameter, options in parameters.items():
         for known, members in groups:
             if known == options:
                 members.append(parameter)

@@ -82,14 +82,14 @@ def _build_list(optimizer: Optimizer, cfg: Any, where: str, run: RunLength) -> l
             continue
         if not isinstance(one, Mapping):
             raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
-        built = ParamScheduler(
-            optimizer,
-            one,
-            num_epochs=run.num_epochs,
-            num_iters=run.num_iters,
-            epoch_length=run.epoch_length,
-            where=place,
+        schedulers.append(
+            ParamScheduler(
+                optimizer,
+                one,
+                num_epochs=run.num_epochs,
+                num_iters=run.num_iters,
+                epoch_length=run.epoch_length,
+                where=place,
+            )
         )
-        built.refuse_short(run.num_epochs, run.num_iters)
-        schedulers.append(built)
     return schedulers

@@ -20,7 +20,8 @@ __all__ = ["CosineRestart", "OneCycle"]
 class CosineRestart(Shape):
     """Go down along half a cosine, again and again, from the base times each period's weight.
 
-    Within a period it multiplies, like :class:`CosineAnnealing`; after the last the value stays.
+    The first period begins at the value that it finds. A restart sets the base times its weight,
+    whatever other schedules have multiplied the value by. After the last period the value stays.
 
     Args:
         length: Of the window.
@@ -55,22 +56,17 @@ class CosineRestart(Shape):
             raise ConfigError(f"periods={periods!r} was given; positive numbers are needed.")
         self._periods, self._weights = list(periods), weights
         self._ends = list(accumulate(periods))
-        self._restarts = {0, *self._ends[:-1]}
         self._eta_min, self._ratio = eta_min, eta_min_ratio
-
-    def restarts_at(self, step: int) -> bool:
-        """Tell whether a period begins, whose first value follows from the base alone."""
-        return step in self._restarts
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
         index = bisect_right(self._ends, step)
         if index == len(self._periods):
             return current
-        if self.restarts_at(step):
-            return base * self._weights[index]
         length = self._periods[index]
         since = step - (self._ends[index] - length)
+        if since == 0:
+            return (base if step else current) * self._weights[index]
         floor = floor_of(base, self._eta_min, self._ratio)
         # No period is as long as its half cosine, so the factor before is never 0.
         factor, before = (math.cos(math.pi * t / (2 * length)) ** 2 for t in (since, since - 1))
@@ -117,7 +113,6 @@ class OneCycle(Shape):
             raise ConfigError(
                 f"anneal_strategy={anneal_strategy!r} was given; there are 'cos' and 'linear'."
             )
-        self.total_steps = total
         low = eta_max / div_factor
         up = float(pct_start * total) - 1
         # Pairs of the step at which a phase ends and the value there.

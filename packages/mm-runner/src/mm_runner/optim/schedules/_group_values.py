@@ -56,11 +56,11 @@ class GroupValues:
             group[self._initial] = float(current)
         return float(current), float(group[self._initial])
 
-    def reset(self, index: int) -> None:
-        """Set the value of a group to the one that schedules started from."""
-        initial = self._optimizer.param_groups[index].get(self._initial)
-        if initial is not None:
-            self.write(index, float(initial))
+    def reset(self) -> None:
+        """Set every group to the value that schedules started from."""
+        for index, group in enumerate(self._optimizer.param_groups):
+            if self._initial in group:
+                self.write(index, float(group[self._initial]))
 
     def write(self, index: int, value: float) -> None:
         """Set the value of a group."""

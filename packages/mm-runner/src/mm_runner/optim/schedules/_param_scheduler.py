@@ -10,12 +10,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from mm_runner.errors import CheckpointError, ComponentNotFoundError, ConfigError
 from mm_runner.registry import PARAM_SCHEDULERS, check_arguments
 
-from ._cycles import CosineRestart
 from ._group_values import GroupValues
 from ._names import family_of, schedule_names
 from ._plateau import ReduceOnPlateau
 from ._shape import Shape
-from ._shape_driver import PlateauDriver, RestartDriver, ShapeDriver
+from ._shape_driver import ShapeDriver
 from ._torch_driver import TorchDriver
 from ._window import RunLength, Window, take_window
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ParamScheduler"]
 
-_Ours = ShapeDriver | RestartDriver | PlateauDriver
+_Ours = ShapeDriver | ReduceOnPlateau
 _Driver = _Ours | TorchDriver
 
 
@@ -100,34 +99,15 @@ class ParamScheduler:
         self._count = max(window.last_step, 0)
         self.start()
 
-    def refuse_short(self, num_epochs: int, num_iters: int) -> None:
-        """Refuse a cycle that is over before its window is.
-
-        Args:
-            num_epochs: Epochs of the run.
-            num_iters: Iterations of the run.
-
-        Raises:
-            ConfigError: If it is.
-        """
-        total = self._driver.total_steps
-        needed = min(self.end, num_epochs if self.by_epoch else num_iters) - self.begin
-        if total is not None and total < needed:
-            unit = "epochs" if self.by_epoch else "iterations, of one batch each"
-            raise ConfigError(
-                f"{self.where}: the cycle has {total:,} steps, and it is to act in {needed:,} "
-                f"{unit}. Give total_steps={needed}, or end={self.begin + total}."
-            )
-
     @property
     def need_val_args(self) -> bool:
         """Whether it follows a metric, by :meth:`follow`."""
-        return isinstance(self._driver, PlateauDriver)
+        return isinstance(self._driver, ReduceOnPlateau)
 
     @property
     def monitor(self) -> str | None:
         """Name of the metric that it follows."""
-        return self._driver.monitor if isinstance(self._driver, PlateauDriver) else None
+        return self._driver.monitor if isinstance(self._driver, ReduceOnPlateau) else None
 
     @property
     def setting(self) -> str:
@@ -153,7 +133,7 @@ class ParamScheduler:
         Raises:
             ConfigError: If the metric that it follows is not among them, or no number.
         """
-        if not isinstance(self._driver, PlateauDriver):
+        if not isinstance(self._driver, ReduceOnPlateau):
             return
         # Without an end of its own it follows every validation: a run by iterations counts one
         # epoch, when it ends, and may be resumed with more iterations.
@@ -175,13 +155,8 @@ class ParamScheduler:
 
     def repeat(self) -> None:
         """Change values once more as metrics did at this count; nothing for other schedules."""
-        if isinstance(self._driver, PlateauDriver):
+        if isinstance(self._driver, ReduceOnPlateau):
             self._driver.repeat(self._count)
-
-    @property
-    def can_repeat(self) -> bool:
-        """Whether the steps taken can be taken again: of a metric's, older files know no times."""
-        return not isinstance(self._driver, PlateauDriver) or self._driver.can_repeat
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the window, in primitives; arguments are not repeated."""
@@ -196,11 +171,8 @@ class ParamScheduler:
     def has_other_window(self, state_dict: Mapping[str, Any]) -> bool:
         """Tell whether a state is of a schedule that began or ended elsewhere.
 
-        One that only counts the same epochs in steps of another length is none; neither is one
-        whose window is not known, as older versions wrote it.
+        One that only counts the same epochs in steps of another length is none.
         """
-        if not {"begin", "end", "epoch_length"} <= state_dict.keys():
-            return False
         before, now = state_dict["epoch_length"], self._epoch_length
         if self.by_epoch or not before or not now:
             before = now = 1
@@ -272,30 +244,23 @@ def _build_ours(
         raise ConfigError(
             f"{where}.param_name: {name} needs the name of a setting, such as 'weight_decay'."
         )
+    if issubclass(family, ReduceOnPlateau) and not window.by_epoch:
+        raise ConfigError(
+            f"{where}: a schedule that follows a metric counts epochs; leave out by_epoch=False "
+            "and convert_to_iter_based."
+        )
     check_arguments(family, arguments, where, name=str(getattr(name, "__name__", name)))
     for key in getattr(family, "in_epochs", ()):
         if arguments.get(key) is not None:
             arguments[key] = _times(arguments[key], window.factor)
     try:
         values = GroupValues(optimizer, setting)
-        if issubclass(family, ReduceOnPlateau):
-            _check_by_epoch(window)
-            return PlateauDriver(values, family(**arguments), where)
-        shape = family(window.length, **arguments)
-        if isinstance(shape, CosineRestart):
-            return RestartDriver(values, shape, is_first=window.begin == 0)
-        return ShapeDriver(values, shape)
+        if not issubclass(family, ReduceOnPlateau):
+            return ShapeDriver(values, family(window.length, **arguments))
+        return family(values, where, **arguments)
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
 def _times(value: Any, factor: int) -> Any:
     return [one * factor for one in value] if isinstance(value, (list, tuple)) else value * factor
-
-
-def _check_by_epoch(window: Window) -> None:
-    if not window.by_epoch:
-        raise ConfigError(
-            "a schedule that follows a metric counts epochs; leave out by_epoch=False and "
-            "convert_to_iter_based."
-        )

@@ -10,7 +10,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.optim.lr_scheduler import OneCycleLR
 
 from mm_runner._untrusted import is_like
 from mm_runner.errors import CheckpointError
@@ -24,9 +23,6 @@ __all__ = ["TorchDriver"]
 
 class TorchDriver:
     """Drives a class of ``torch.optim.lr_scheduler``, or one registered that is built like them.
-
-    Attributes:
-        total_steps: The last step that it can take; ``None`` if it can take any.
 
     Args:
         optimizer: Whose learning rates are scheduled.
@@ -44,11 +40,7 @@ class TorchDriver:
         self._arguments = arguments
         self._where = where
         self._scheduler: Any = None
-        kind, given = check_cfg(arguments, PARAM_SCHEDULERS, {"optimizer": optimizer}, where=where)
-        self.total_steps: int | None = None
-        if kind is OneCycleLR:
-            total, parts = given.get("total_steps"), ("epochs", "steps_per_epoch")
-            self.total_steps = total or math.prod(given.get(name) or 0 for name in parts)
+        check_cfg(arguments, PARAM_SCHEDULERS, {"optimizer": optimizer}, where=where)
 
     def rewind(self) -> None:
         """Set the learning rates that schedules started from."""
@@ -69,7 +61,9 @@ class TorchDriver:
         )
 
     def advance(self, step: int) -> None:
-        """Take the step number ``step``, from 1."""
+        """Take the step number ``step``, from 1; after its last step a cycle stays at the end."""
+        if step >= (getattr(self._scheduler, "total_steps", None) or math.inf):
+            return
         if step > 1:
             self._scheduler.step()
             return
