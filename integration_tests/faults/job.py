@@ -41,9 +41,8 @@ class Job:
         self.launchers[index] = host.start(self.commands[index], log, **env)
 
     def launcher(self, index):
-        """Return torch's launcher on a host, the child of ours."""
-        (pid,) = children_of(self.launchers[index].pid)
-        return pid
+        """Return the process of the launcher on a host."""
+        return self.launchers[index].pid
 
     def rank(self, index):
         """Return the process of the rank on a host."""

@@ -89,14 +89,3 @@ def test_a_lost_host_is_done_without_and_taken_back(hosts, tmp_path, launcher):
     job.start(1)
     wait_for_ranks(job, 2)
     finish(job)
-
-
-def test_a_host_whose_link_is_cut_comes_back_by_itself(hosts, tmp_path):
-    job = start_run("mm-dist", hosts, tmp_path)
-    hosts[1].switch_link("down")
-    wait_for_ranks(job, 1)
-    assert "rank 1 does not answer" in job.said(0)
-    hosts[1].switch_link("up")
-    wait_for_ranks(job, 2)
-    finish(job)
-    assert "another one takes its place" in job.said(1)

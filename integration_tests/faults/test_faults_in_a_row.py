@@ -20,7 +20,7 @@ from two_hosts import is_zombie
 
 NUM_FAULTS, NUM_FAULTS_LONG = 20, 100
 # Of ``-m cut``: with what is common to most of the others.
-FEW = ("rank killed", "launcher killed", "link cut")
+FEW = ("rank killed", "launcher killed", "link cut briefly")
 
 
 def strike(job, fault, index, slack_s):
@@ -44,7 +44,7 @@ def strike(job, fault, index, slack_s):
         return {**row, "resumed_s": 0.0, "lost_steps": 0}
 
     fault.strike(job, index)
-    # The other rank notices; of a link both do, and which is first does not matter.
+    # The other rank notices.
     witness = ranks[1 - index]
     job.wait_until(lambda: is_zombie(witness), limit_s, f"{fault.name} is noticed")
     row["detected_s"] = time.monotonic() - begin

@@ -8,15 +8,12 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig
 
 from mm_dist import ConfigError
-from mm_dist._command import _run_processes, main
-from mm_dist._command._run_arguments import read_run_arguments
-from mm_dist._command._run_nodes import can_host, own_address_towards, plan_rendezvous
+from mm_dist._command import _run_options, main
+from mm_dist._command._run_options import can_host, read_run_options
 
 
 def plan(*arguments):
-    options = read_run_arguments([*arguments, "script.py", "--its-own"])
-    plan_rendezvous(options)
-    return options
+    return read_run_options([*arguments, "script.py", "--its-own"])
 
 
 @pytest.fixture
@@ -83,7 +80,6 @@ def test_hosting_follows_from_the_address(taken_port):
     assert can_host("127.0.0.1", 0)
     assert not can_host("127.0.0.1", taken_port)
     assert not can_host("192.0.2.1", 0), "an address of no machine at all"
-    assert own_address_towards("127.0.0.1") == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -150,26 +146,25 @@ def test_occupied_port_is_named(taken_port, capsys, tmp_path, monkeypatch):
 def test_processes_default_to_one_without_an_accelerator(monkeypatch):
     # Here a table of one device type stands in for an accelerator.
     if not torch.cuda.is_available():
-        assert _run_processes.count_processes(None) == 1
-    assert _run_processes.count_processes("cpu") == _run_processes.count_cores()
-    monkeypatch.setattr(_run_processes, "available_device_type", lambda: "npu")
-    monkeypatch.setattr(_run_processes, "count_devices", lambda row: 8 if row.name == "npu" else 0)
-    assert _run_processes.count_processes(None) == 8
-    assert _run_processes.count_processes("auto") == 8
-    assert _run_processes.count_processes("npu") == 8
+        assert _run_options.count_processes(None) == 1
+    assert _run_options.count_processes("cpu") == _run_options.count_cores()
+    monkeypatch.setattr(_run_options, "available_device_type", lambda: "npu")
+    monkeypatch.setattr(_run_options, "count_devices", lambda row: 8 if row.name == "npu" else 0)
+    assert _run_options.count_processes(None) == 8
+    assert _run_options.count_processes("auto") == 8
+    assert _run_options.count_processes("npu") == 8
     with pytest.raises(ConfigError, match="one rank per xpu device, and this machine shows none"):
-        _run_processes.count_processes("xpu")
+        _run_options.count_processes("xpu")
 
 
 def test_container_limit_counts(monkeypatch, tmp_path):
     limit = tmp_path / "cpu.max"
-    monkeypatch.setattr(_run_processes, "_CGROUP_LIMIT", limit)
-    unlimited = _run_processes.count_cores()
+    monkeypatch.setattr(_run_options, "_CGROUP_LIMIT", limit)
+    unlimited = _run_options.count_cores()
     limit.write_text("max 100000\n")
-    assert _run_processes.count_cores() == unlimited
+    assert _run_options.count_cores() == unlimited
     limit.write_text("100000 100000\n")
-    assert _run_processes.count_cores() == 1
-    assert _run_processes.choose_threads(4) == 1
+    assert _run_options.count_cores() == 1
 
 
 def test_command_is_installed():

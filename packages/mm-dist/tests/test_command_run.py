@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mm_dist._command import _worker
-from mm_dist._command._run_processes import count_cores
+from mm_dist._command._run_options import count_cores
 
 ALL_REDUCE = """
 import os, sys, torch
@@ -200,10 +200,6 @@ def test_max_restarts_starts_all_ranks_again(run_command, write_script, tmp_path
     assert (tmp_path / "attempts0").read_text() == "01"
     assert (tmp_path / "attempts1").read_text().endswith("1")
     assert (tmp_path / "logs" / "rank0.log").read_text() == "attempt 1\n"
-    told = result.stderr
-    failure = told.index("rank 0 (local rank 0 on ")
-    assert "failed first: exit status 1: OSError: not yet" in told[failure:].splitlines()[0]
-    assert told.index("mm-dist run: all ranks are started again (1 of 2)") > failure
 
 
 def test_preempted_ranks_end_the_launcher_with_their_status(start_command, write_script):

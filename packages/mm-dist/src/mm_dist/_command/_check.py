@@ -18,7 +18,6 @@ from mm_dist._command._check_reach import Doorbell, find_unreachable, ring_other
 from mm_dist._command._check_report import FIRST_RANK_STATUS, Report, find_notes
 from mm_dist._command._check_speed import measure_all_reduce, summarize_speed
 from mm_dist._command._output import check_json_target, write_error, write_json, write_line
-from mm_dist._command._run_nodes import first_address
 from mm_dist._command._worker import record_failure
 from mm_dist._device_choice import available_device_type
 from mm_dist._errors import LaunchError, MMDistError
@@ -29,6 +28,7 @@ from mm_dist._launchers import (
     select_launcher,
 )
 from mm_dist._process_group import destroy_dist, init_dist
+from mm_dist._process_group._address import resolve
 from mm_dist._process_group._interface import gloo_interface, name_address
 from mm_dist._timeout import read_timeout
 
@@ -110,7 +110,7 @@ class _Check:
     def _describe_door(self, door: Doorbell) -> dict[str, Any]:
         towards = self._environment.master_addr
         return {
-            "addresses": own_addresses(first_address(towards) if towards else "127.0.0.1"),
+            "addresses": own_addresses(resolve(towards, 0)[0][0] if towards else "127.0.0.1"),
             "port": door.port,
             "word": door.word,
             "name_address": name_address(),

@@ -3,12 +3,10 @@
 import argparse
 import sys
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 from mm_dist._command._output import check_json_target, format_table, write_json, write_line
-from mm_dist._command._simulate_memory import own_objects, resident_bytes
 from mm_dist._command._simulate_steps import SimulatedRank, import_factory
 from mm_dist._errors import ConfigError
 
@@ -36,10 +34,11 @@ def simulate_rank(options: argparse.Namespace) -> int:
         rows: list[dict[str, Any]] = [
             {"step": "before", "seconds": 0.0, "resident_bytes": resident_bytes()}
         ]
-        rows += time_steps(simulated, is_sharding=options.shard)
-        own = trace_steps(simulated, is_sharding=options.shard)
-    for row in rows[1:]:
-        row.update(own[row["step"]])
+        for name, act in simulated.steps(is_sharding=options.shard):
+            start = time.perf_counter()
+            act()
+            seconds = time.perf_counter() - start
+            rows.append({"step": name, "seconds": seconds, "resident_bytes": resident_bytes()})
     result = {
         "what": _LABEL,
         "world_size": options.world_size,
@@ -47,7 +46,6 @@ def simulate_rank(options: argparse.Namespace) -> int:
         "local_world_size": local_world_size,
         "seconds": sum(row["seconds"] for row in rows),
         "resident_bytes": max(row["resident_bytes"] for row in rows),
-        "own_bytes": max(row["own_bytes"] for row in rows[1:]),
         "steps": rows,
     }
     if options.json:
@@ -68,29 +66,18 @@ def _check_sizes(options: argparse.Namespace) -> int:
     return min(int(local), int(world_size))
 
 
-def time_steps(simulated: SimulatedRank, *, is_sharding: bool) -> list[dict[str, Any]]:
-    """Go through the steps; return seconds and the memory in use after each."""
-    rows = []
-    for name, act in simulated.steps(is_sharding=is_sharding):
-        start = time.perf_counter()
-        act()
-        seconds = time.perf_counter() - start
-        rows.append({"step": name, "seconds": seconds, "resident_bytes": resident_bytes()})
-    return rows
-
-
-def trace_steps(simulated: SimulatedRank, *, is_sharding: bool) -> dict[str, dict[str, int]]:
-    """Go through the steps once more, slowly; return what mm-dist's own objects keep after each."""
-    found = {}
-    tracemalloc.start()
+def resident_bytes() -> int:
+    """Return the memory of this process that is in use; 0 where the system does not tell."""
     try:
-        for name, act in simulated.steps(is_sharding=is_sharding):
-            act()
-            size, count = own_objects()
-            found[name] = {"own_bytes": size, "own_objects": count}
-    finally:
-        tracemalloc.stop()
-    return found
+        import resource  # noqa: PLC0415 (not on Windows)
+    except ImportError:
+        return 0
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        # macOS: the peak, in bytes.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return pages * resource.getpagesize()
 
 
 def _format(result: dict[str, Any]) -> str:
@@ -99,7 +86,6 @@ def _format(result: dict[str, Any]) -> str:
             row["step"],
             f"{row['seconds'] * 1e3:.1f}",
             f"{row['resident_bytes'] / _MIB:.1f}",
-            f"{row['own_bytes'] / 1024:.1f}" if "own_bytes" in row else "",
         ]
         for row in result["steps"]
     ]
@@ -107,9 +93,5 @@ def _format(result: dict[str, Any]) -> str:
         f"rank {result['rank']} of {result['world_size']}, {result['local_world_size']} per "
         f"machine ({_LABEL})"
     )
-    summary = (
-        f"start: {result['seconds']:.2f} s, {result['resident_bytes'] / _MIB:.1f} MiB, of "
-        f"which objects of mm-dist {result['own_bytes'] / 1024:.1f} KiB"
-    )
-    header = ["step", "ms", "memory MiB", "of mm-dist KiB"]
-    return "\n\n".join([title, format_table(header, rows), summary])
+    summary = f"start: {result['seconds']:.2f} s, {result['resident_bytes'] / _MIB:.1f} MiB"
+    return "\n\n".join([title, format_table(["step", "ms", "memory MiB"], rows), summary])
