@@ -117,8 +117,8 @@ _READ = "from mm_runner.config import read_base\n"
     ("text", "message"),
     [
         ("with read_base():\n    import bases.model", r"a\.py:3: import bases\.model stands in"),
-        ("with read_base():\n    from mmdet.x import *", r"a\.py:3: .* names a package; .*dots"),
-        ("with read_base():\n    from . import bases", r"a\.py:3: .*a whole file as a module"),
+        ("with read_base():\n    from mmdet.x import *", r"a\.py:3: .*stands in .*dots"),
+        ("with read_base():\n    from . import bases", r"a\.py:3: .*stands in"),
         ("with read_base():\n    x = 1", r"a\.py:3: x = 1 stands in a block of read_base\(\)"),
         ("with read_base():\n    from .basis import *", r"basis\.py does not exist"),
         (
@@ -129,7 +129,6 @@ _READ = "from mm_runner.config import read_base\n"
             "with read_base():\n    from .bases.model import *\nmodel.updaet(in_features=8)",
             r"a\.py:4: AttributeError: .*no key 'updaet'; there are type, .*head\.$",
         ),
-        ("with read_base():\n    from .data import *", r"data\.yaml does\. .*name that one in _ba"),
         (
             "_base_ = 'data.yaml'\nwith read_base():\n    from .bases.model import *",
             r"a\.py:2: _base_ and read_base\(\) both say what is inherited",

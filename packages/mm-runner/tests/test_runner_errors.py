@@ -193,7 +193,7 @@ def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, override
             {"val_dataloader": {"batch_size": 3}},
             r"val_dataloader\.dataset: this key is missing",
         ),
-        ({"train_cfg": {}}, r"train_cfg\.max_epochs: this key is missing; given: none"),
+        ({"train_cfg": {}}, r"train_cfg\.max_epochs: EpochBasedTrainLoop needs this argument"),
         ({"train_cfg": 3}, r"train_cfg: a dict is needed, got 3"),
         (
             {"train_cfg": {"max_epoch": 3}},

@@ -60,7 +60,6 @@ def loader_with(**options):
         ({"custom_hooks": {"type": "LoggerHook"}}, r"^custom_hooks: a list of hooks"),
         ({"default_hooks": {"loger": {"type": "LoggerHook"}}}, r"^default_hooks\.loger: unknown key.*'logger'"),
         ({"model": {"type": Net, "width": 4, "neck": {"type": "NeckForTest", "channels": "4"}}}, r"^model\.neck\.channels: an integer"),
-        ({"model": {"type": Net, "width": 4, "neck": {"type": "NeckForTset", "channels": 4}}}, r"^model\.neck\.type: No model named"),
         ({"cfg": {"model_wrapper_cfg": {"find_unused_parametres": True}}}, r"^model_wrapper_cfg\.find_unused_parametres: .*find_unused_parameters"),
         ({"cfg": {"find_unused_parameters": "yes"}}, r"^find_unused_parameters: True or False"),
         ({"env_cfg": {"dist_cfg": {"timeout": "long"}}}, r"^env_cfg\.dist_cfg\.timeout: "),

@@ -62,8 +62,9 @@ class Config(ConfigDict):
         dicts are merged key by key, a dict with ``_delete_=True`` replaces the inherited one,
         anything else is replaced. ``{{ fileDirname }}``, ``{{ fileBasename }}``,
         ``{{ fileBasenameNoExtension }}``, ``{{ fileExtname }}`` and ``{{ _base_.path }}`` stand for
-        what they say; Python may also write ``_base_.path``. ``{{$NAME:default}}`` stands for a
-        variable of the environment: without quotes for a number where it is one, else for text.
+        names of the file and inherited values; Python may also write ``_base_.path``.
+        ``{{$NAME:default}}`` stands for an environment variable: without quotes for a number where
+        it is one, else for text.
         In Python ``with read_base(): from .base import *`` inherits too, see :func:`read_base`.
 
         Args:
@@ -128,7 +129,7 @@ class Config(ConfigDict):
 
     @property
     def text(self) -> str:
-        """What stands in the file."""
+        """Text of the file."""
         return self._text
 
     @property

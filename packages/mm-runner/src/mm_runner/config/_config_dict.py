@@ -16,7 +16,7 @@ __all__ = ["ConfigDict", "to_builtin"]
 
 
 class ConfigDict(dict[str, Any]):
-    """A dict with attribute access; mappings put into it, at any depth, become ones too.
+    """A dict with attribute access, at any depth.
 
     A key that is also the name of a method (``items``, ``copy``) is reached by ``cfg["items"]``.
 
@@ -88,17 +88,17 @@ class ConfigDict(dict[str, Any]):
         return self
 
     def pop(self, key: str, default: Any = None) -> Any:
-        """Take out ``key`` and return its value, or ``default`` (``None``) if it is not there."""
+        """Remove ``key`` and return its value, or ``default`` (``None``) if it is absent."""
         return super().pop(key, default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Set ``key`` unless it is there, and return its value."""
+        """Set ``key`` if it is absent, and return its value."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def merge(self, other: Mapping[str, Any]) -> None:
-        """Put the keys of ``other`` over these, dicts key by key, as an inheriting file does.
+        """Merge ``other`` into this dict key by key, as an inheriting file does.
 
         A dict in ``other`` that has ``_delete_=True`` replaces the one here; ``other`` itself
         replaces all keys so. Unlike in a file, a dict also replaces what is no dict.
@@ -113,7 +113,7 @@ class ConfigDict(dict[str, Any]):
             self[key] = value
 
     def copy(self) -> Self:
-        """Return a copy whose nested dicts are still these."""
+        """Return a shallow copy."""
         return copy(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _united(base: Any, other: Any) -> Any:
 
 
 def _convert(value: Any) -> Any:
-    """Make the dicts in ``value`` ConfigDicts; other mappings keep what makes them special."""
+    """Convert the dicts in ``value`` to ConfigDicts; other mappings stay as they are."""
     if isinstance(value, dict) and not isinstance(value, ConfigDict):
         return ConfigDict(value)
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""Modules of the user's own that a configuration asks to import, so that they register."""
+"""Import the modules of ``custom_imports``, so that their components register."""
 
 from __future__ import annotations
 

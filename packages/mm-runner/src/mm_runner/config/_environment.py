@@ -1,4 +1,4 @@
-"""Variables of the environment in a configuration: ``{{$NAME:default}}``."""
+"""Environment variables in a configuration: ``{{$NAME:default}}``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fill_variables(text: str, where: str) -> str:
 
 
 def fill_whole_values(text: str, where: str) -> str:
-    """Replace those in YAML or JSON that stand without quotes for a whole value.
+    """Replace unquoted variables in YAML or JSON that are whole values.
 
     Unlike within quotes, ``{{$BATCH:16}}`` then is a number; likewise ``true``, ``null`` and
     ``[1, 2]`` are what they say.
@@ -56,7 +56,7 @@ def fill_whole_values(text: str, where: str) -> str:
 
 
 class Variables(ast.NodeTransformer):
-    """Those in a file of Python, where they are no syntax.
+    """Environment variables in a Python file, where they are no syntax.
 
     Args:
         where: For messages.
@@ -73,7 +73,7 @@ class Variables(ast.NodeTransformer):
         self._found: list[re.Match[str]] = []
 
     def hide(self, text: str) -> str:
-        """Put a name for each of them, which may be a part of a text too, or of a comment."""
+        """Replace each variable, also within texts and comments, by a Python name."""
 
         def replace(match: re.Match[str]) -> str:
             self._found.append(match)
@@ -117,7 +117,7 @@ def _text_of(match: re.Match[str], where: str) -> str:
 
 
 def _value_of(text: str) -> Any:
-    """Return a number, a word for a constant, or a list as what it is; anything else is text."""
+    """Parse a number, a constant or a list; return anything else as text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:

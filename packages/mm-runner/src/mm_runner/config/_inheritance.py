@@ -1,4 +1,4 @@
-"""A configuration file and those it inherits from."""
+"""Load a configuration file and the files that it inherits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ __all__ = ["Sources", "load"]
 
 
 class Sources(NamedTuple):
-    """A configuration, and the files it was read from, the one that was asked for first.
-
-    Beside it stand the modules, functions and classes that the first one has imported or defined.
-    """
+    """A configuration, its files, and the helpers that the first file defines."""
 
     content: dict[str, Any]
     files: list[Path]
@@ -28,7 +25,7 @@ class Sources(NamedTuple):
 
 
 def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sources:
-    """Read ``file`` and, under it, what its ``_base_`` names, relative to itself.
+    """Read ``file`` and merge it over the files of its ``_base_``, relative to itself.
 
     Args:
         file: Absolute.
@@ -56,8 +53,7 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
 
     try:
         base, own, helpers = read_file(file, text, inherit)
-        # It copies every container too: two keys that a file gave one list are apart again, and
-        # what a file has from a module is not changed for the next one that reads it.
+        # It copies every container: keys share no list, and modules keep their values.
         return Sources(without_delete(_merged(file, base, own)), files, text, helpers)
     except RecursionError as error:
         raise ConfigError(f"{file}: a dict or a list is put into itself.") from error

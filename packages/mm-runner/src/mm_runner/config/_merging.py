@@ -1,4 +1,4 @@
-"""One configuration on top of another."""
+"""Merge configurations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DELETE = "_delete_"
 def merge(
     base: Any, child: Mapping[str, Any], where: str = "", *, replaces: bool = False
 ) -> dict[str, Any]:
-    """Return ``base`` with the keys of ``child`` put over it; dicts are merged key by key.
+    """Return ``child`` merged over ``base``, dicts key by key.
 
     Args:
         base: What is inherited. It is not changed.
@@ -49,7 +49,7 @@ def merge(
 
 
 def copy_containers(value: Any, without: Collection[str] = ()) -> Any:
-    """Return ``value`` with its dicts, lists, tuples and sets anew, at every depth.
+    """Return a copy of the dicts, lists, tuples and sets in ``value``, at every depth.
 
     What else is in them stays the same object, as much of it cannot be copied (an open file, a
     lock) or should not be (a dataset).
@@ -68,7 +68,7 @@ def copy_containers(value: Any, without: Collection[str] = ()) -> Any:
 
 
 def without_delete(value: Any) -> Any:
-    """Return ``value`` without the key ``_delete_``, at every depth, in dicts and lists anew."""
+    """Return a copy of ``value`` without the key ``_delete_``, at every depth."""
     return copy_containers(value, {DELETE})
 
 
@@ -96,7 +96,7 @@ def merge_options(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
 
 
 def _replace(holder: Any, keys: list[str], value: Any, where: str) -> Any:
-    """Return ``holder`` with what ``keys`` lead to replaced by ``value``."""
+    """Return ``holder`` with the value at the path ``keys`` replaced."""
     if not keys:
         if not _goes_into(holder, value):
             return without_delete(value)
@@ -118,7 +118,7 @@ def _replace(holder: Any, keys: list[str], value: Any, where: str) -> Any:
 
 
 def _goes_into(holder: Any, value: Any) -> bool:
-    """Tell whether ``value`` changes keys of ``holder``, or numbered items of it."""
+    """Return whether ``value`` changes keys of ``holder``, or numbered items of it."""
     if not isinstance(value, Mapping) or value.get(DELETE):
         return False
     numbered = bool(value) and all(isinstance(key, str) and key.isdecimal() for key in value)

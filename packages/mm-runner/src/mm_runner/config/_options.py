@@ -1,4 +1,4 @@
-"""Options of the command line, ``key.path=value``, and the values in them."""
+"""Parse options of the command line, ``key.path=value``."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
                 f"{option!r} was given; write path=value, such as optim_wrapper.optimizer.lr=0.1."
             )
         path, text = path.strip(), text.strip()
-        # INFO with a letter left out is to be told as it was typed, not as a number; and the
-        # launcher "none" is one, where None would find one out.
+        # A misspelled INFO is no infinity; and "none" is a launcher.
         is_level = path == "log_level" and text.isalpha()
         is_word = is_level or (path, text) == ("launcher", "none")
         parsed[path] = text if is_word else _value(text, option)

@@ -1,4 +1,4 @@
-"""One file of a configuration in Python, which is executed."""
+"""Read one configuration file in Python by executing it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["BASE", "at_line", "read_python", "take_base"]
 
 BASE = "_base_"
 
-# What a file of Python imports or defines to compute its values with.
+# Imports and definitions of a Python file, which are no values.
 _HELPERS = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 
@@ -105,7 +105,7 @@ def _hint(error: Exception, statement: str) -> str:
 
 
 def take_base(file: Path, tree: ast.Module) -> tuple[int | None, Any]:
-    """Take the statement ``_base_ = ...`` out of ``tree``, and return its line and value."""
+    """Remove the statement ``_base_ = ...`` from ``tree``, and return its line and value."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and any(
             isinstance(target, ast.Name) and target.id == BASE for target in statement.targets

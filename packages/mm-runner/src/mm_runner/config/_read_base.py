@@ -14,13 +14,12 @@ from ._config_dict import ConfigDict
 
 __all__ = ["BASES", "InheritFrom", "is_block", "path_of", "read_base", "replace_base_blocks"]
 
-# The name of the function that stands in for the blocks.
+# Name of the function that replaces the blocks.
 BASES = "__bases__"
 
 _HOMES = ("mm_runner.config", "mmengine.config", "mmengine")
-_EXAMPLE = "Write 'with read_base():' at the top level, and in it only 'from .base import *'"
 
-# For what a file inherits: the content of that, and the modules, functions and classes in it.
+# Returns the content of an inherited file, and its modules, functions and classes.
 InheritFrom = Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]
 
 
@@ -51,7 +50,7 @@ def read_base() -> AbstractContextManager[None]:
 def replace_base_blocks(
     file: Path, tree: ast.Module, names: dict[str, Any], inherit: InheritFrom
 ) -> bool:
-    """Let each block in ``tree`` give what it names to ``names`` when it is run.
+    """Replace each block in ``tree`` by a call that puts the imported values into ``names``.
 
     Args:
         file: Of ``tree``.
@@ -83,7 +82,7 @@ def replace_base_blocks(
 
 
 def is_block(statement: ast.stmt) -> bool:
-    """Tell whether ``statement`` is ``with read_base():``."""
+    """Return whether ``statement`` is ``with read_base():``."""
     return isinstance(statement, ast.With) and any(
         isinstance(item.context_expr, ast.Call)
         and ast.unparse(item.context_expr.func) == "read_base"
@@ -92,7 +91,7 @@ def is_block(statement: ast.stmt) -> bool:
 
 
 def _only_imports_read_base(statement: ast.stmt) -> bool:
-    """Take ``read_base`` out of an import; tell whether nothing is left of it."""
+    """Remove ``read_base`` from an import; return whether nothing is left of it."""
     if not isinstance(statement, ast.ImportFrom) or statement.module not in _HOMES:
         return False
     statement.names = [one for one in statement.names if one.name != "read_base"]
@@ -101,20 +100,11 @@ def _only_imports_read_base(statement: ast.stmt) -> bool:
 
 def _imports_of(file: Path, block: Any) -> list[ast.ImportFrom]:
     for statement in block.body:
-        place = f"{file}:{statement.lineno}"
-        if not isinstance(statement, ast.ImportFrom):
+        if not isinstance(statement, ast.ImportFrom) or not statement.level or not statement.module:
             raise ConfigError(
-                f"{place}: {ast.unparse(statement)} stands in a block of read_base(). {_EXAMPLE}."
-            )
-        if statement.level == 0:
-            raise ConfigError(
-                f"{place}: {ast.unparse(statement)} names a package; what a configuration inherits "
-                f"lies in a folder. {_EXAMPLE} with as many dots as lead there, or name the file "
-                "in _base_."
-            )
-        if statement.module is None:
-            raise ConfigError(
-                f"{place}: {ast.unparse(statement)} imports a whole file as a module. {_EXAMPLE}."
+                f"{file}:{statement.lineno}: {ast.unparse(statement)} stands in a block of "
+                "read_base(). Write 'with read_base():' at the top level, and in it only "
+                "'from .base import *', with as many dots as lead to the folder of base.py."
             )
     return list(block.body)
 
@@ -123,7 +113,6 @@ def _values_of(file: Path, imports: list[ast.ImportFrom], inherit: InheritFrom) 
     values: dict[str, Any] = {}
     for statement in imports:
         path = path_of(statement)
-        _check_is_python(file, statement, path)
         content, helpers = inherit(path)
         # A file uses what its base imports, as a type.
         found = {**helpers, **ConfigDict(content)}
@@ -141,16 +130,5 @@ def _values_of(file: Path, imports: list[ast.ImportFrom], inherit: InheritFrom) 
 
 
 def path_of(statement: ast.ImportFrom) -> str:
-    """Return the file that a relative import names, as a path from the folder it stands in."""
+    """Return the path of the file of a relative import, from the folder of the importing file."""
     return "../" * (statement.level - 1) + str(statement.module).replace(".", "/") + ".py"
-
-
-def _check_is_python(file: Path, statement: ast.ImportFrom, path: str) -> None:
-    given = file.parent / path
-    others = [given.with_suffix(suffix).name for suffix in (".yaml", ".yml", ".json")]
-    beside = [name for name in others if given.with_name(name).is_file()]
-    if beside and not given.is_file():
-        raise ConfigError(
-            f"{file}:{statement.lineno}: {path} does not exist, {beside[0]} does. An import is for "
-            f"files of Python; name that one in _base_, without read_base()."
-        )

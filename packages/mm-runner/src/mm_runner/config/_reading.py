@@ -1,4 +1,4 @@
-"""One file of a configuration, as it stands: YAML, JSON or Python."""
+"""Read one configuration file, YAML, JSON or Python, without its bases."""
 
 from __future__ import annotations
 

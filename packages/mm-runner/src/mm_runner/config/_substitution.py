@@ -1,4 +1,4 @@
-"""What stands in double braces: facts of the file, and values of the inherited configuration."""
+"""Substitute ``{{ name }}``: names of the file, and values of the inherited configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def quote_braces(text: str) -> str:
 
 
 class BracesToText(ast.NodeTransformer):
-    """Makes ``{{ name }}`` in Python, which is a set in a set, the text ``"{{name}}"``."""
+    """Converts ``{{ name }}`` in Python, a set in a set, to the text ``"{{name}}"``."""
 
     @override
     def visit_Set(self, node: ast.Set) -> ast.AST:

@@ -1,4 +1,4 @@
-"""A configuration as text: Python, YAML or JSON."""
+"""Write a configuration as Python, YAML or JSON."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_config(cfg: Mapping[str, Any], file: str | Path | None) -> str:
 
 
 def to_primitives(value: Any, *, tuples: bool = False) -> Any:
-    """Return ``value`` in what every form can hold.
+    """Convert ``value`` to types that every format can hold.
 
     Classes and functions of a module become their import path, which a ``type`` may be; objects
     appear as their type's name in angle brackets, which nothing can read again.

@@ -1,4 +1,4 @@
-"""PyYAML's safe loader, without two of its traps, and with the tuples that MMEngine writes."""
+"""PyYAML's safe loader with exponents, tuples, and an error for duplicate keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ConfigLoader"]
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """Reads ``1e-3`` as a number, as YAML 1.2 has it, and refuses a key that stands twice."""
+    """Reads ``1e-3`` as a number, as YAML 1.2 has it, and refuses duplicate keys."""
 
     @override
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

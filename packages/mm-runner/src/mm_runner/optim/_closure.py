@@ -1,4 +1,4 @@
-"""Optimizers whose step evaluates the model itself, which a training step does not offer."""
+"""Refuse optimizers whose step needs a closure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,9 @@ def refuse_closure(kind: Any, where: str) -> None:
     Raises:
         ConfigError: If it needs one.
     """
-    step = getattr(kind, "step", None)
-    if step is None:
-        return
     try:
-        parameters = list(inspect.signature(step).parameters.values())[1:]
-    except (TypeError, ValueError):  # written in C, or wrapped beyond recognition
+        parameters = list(inspect.signature(kind.step).parameters.values())[1:]
+    except (AttributeError, TypeError, ValueError):  # no method of Python
         return
     needed = [
         one.name for one in parameters if one.kind in _BY_POSITION and one.default is one.empty

@@ -105,5 +105,5 @@ def named_wrappers(optim_wrapper: Any) -> dict[str, Any]:
 
 
 def computes_in_half(wrapper: Any) -> bool:
-    """Tell whether the forward of this one wrapper is autocast to float16 or bfloat16."""
+    """Return whether the forward of this one wrapper is autocast to float16 or bfloat16."""
     return getattr(wrapper, "dtype", None) in (torch.float16, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""From ``dict(type=..., **arguments)`` to an object, with errors that name the key."""
+"""Build components from ``dict(type=..., **arguments)``, with errors that name the key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_from_cfg", "call_component", "check_cfg"]
 
-# What a wrong argument makes a constructor raise that does not check it.
+# Errors of constructors that do not check their arguments.
 _PYTHONS_OWN = (TypeError, ValueError, AttributeError, IndexError, KeyError)
 _OUR_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu", "mm_runner")
 
@@ -139,7 +139,7 @@ def _call(component: Callable[..., Any], arguments: Mapping[str, Any], where: st
 
 
 def _with_path(text: str, where: str, arguments: Mapping[str, Any]) -> str:
-    """Put the path before a message that says what, but not where."""
+    """Prefix a message with the path of the config."""
     begins_with_key = re.split(r"[ .=:\[]", text, maxsplit=1)[0] in arguments
     return f"{where}.{text}" if begins_with_key else f"{where}: {text}"
 
@@ -151,7 +151,7 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    """Return the text of an error of Python's own, and where in whose code it was raised."""
+    """Return the text of one of Python's errors, with the file and line that raised it."""
     kind = "" if type(error) in (TypeError, ValueError) else f"{type(error).__name__}: "
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is _call
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

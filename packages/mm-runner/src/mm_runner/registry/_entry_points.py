@@ -54,7 +54,7 @@ def _read(group: str, state: tuple[object, ...]) -> EntryPoints:
 
 
 def _state_of_path() -> tuple[object, ...]:
-    """Return what changes when a distribution is installed where Python looks, or elsewhere."""
+    """Return the modification times of the import path, which an installation changes."""
     return tuple((folder, _changed_ns(folder)) for folder in sys.path)
 
 

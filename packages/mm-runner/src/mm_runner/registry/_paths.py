@@ -1,4 +1,4 @@
-"""Where in the whole configuration a part of it stands that a component builds by itself."""
+"""Paths of configs that a component builds from its own arguments, for messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["path_within", "under_construction"]
 
-# The component that is being built: its path, and the config that it was given.
+# Path and arguments of the component under construction.
 _under_construction: ContextVar[tuple[str, Any] | None] = ContextVar(
     "mm_runner_under_construction", default=None
 )
@@ -17,7 +17,7 @@ _under_construction: ContextVar[tuple[str, Any] | None] = ContextVar(
 
 @contextmanager
 def under_construction(where: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Let :func:`path_within` find, within the block, what is among ``arguments``."""
+    """Let :func:`path_within` find configs among ``arguments`` within the block."""
     token = _under_construction.set((where, arguments))
     try:
         yield
@@ -26,7 +26,7 @@ def under_construction(where: str, arguments: Mapping[str, Any]) -> Iterator[Non
 
 
 def path_within(cfg: object) -> str | None:
-    """Return the path of ``cfg`` if it is a part of what the component under construction got."""
+    """Return the path of ``cfg`` if it is among the arguments under construction."""
     outer = _under_construction.get()
     return None if outer is None else _search(cfg, outer[1], outer[0])
 

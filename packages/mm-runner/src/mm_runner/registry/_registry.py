@@ -50,7 +50,7 @@ class Registry:
         self.entry_point_group = entry_point_group
         self._torch_components = torch_components
         self._registered: dict[str, Callable[..., Any]] = {}
-        self._clashes_told: set[str] = set()
+        self._clashes_warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Registry({self.name!r}: {', '.join(self.names()) or 'nothing'})"
@@ -63,11 +63,11 @@ class Registry:
 
     @property
     def module_dict(self) -> dict[str, Callable[..., Any]]:
-        """What was registered in this process, by name (a copy)."""
+        """Components registered in this process, by name (a copy)."""
         return dict(self._registered)
 
     def names(self) -> list[str]:
-        """List every name that can be asked for; nothing is imported but torch's own."""
+        """List all names; imports nothing but torch."""
         return sorted({*self._registered, *self._torch(), *self._installed()})
 
     @overload
@@ -137,7 +137,7 @@ class Registry:
             return self._registered[name]
         torch_own = self._torch().get(name)
         if torch_own is not None:
-            self._tell_clash(name)
+            self._warn_clash(name)
             return torch_own  # type: ignore[no-any-return]
         if ":" in name or "." in name:
             return self._import_path(name)
@@ -182,10 +182,10 @@ class Registry:
     def _installed(self) -> list[str]:
         return installed_names(self.entry_point_group) if self.entry_point_group else []
 
-    def _tell_clash(self, name: str) -> None:
-        if name in self._clashes_told or name not in self._installed():
+    def _warn_clash(self, name: str) -> None:
+        if name in self._clashes_warned or name not in self._installed():
             return
-        self._clashes_told.add(name)
+        self._clashes_warned.add(name)
         warnings.warn(
             f"{self.name} {name!r} is torch's own and also provided by an installed plugin; "
             "torch's is used. Give the plugin's import path 'package.module:Name' to use it.",

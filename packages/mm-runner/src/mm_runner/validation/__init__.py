@@ -1,4 +1,4 @@
-"""What can be told to be wrong with a configuration before anything is built from it.
+"""Check a configuration before anything is built from it.
 
 The components that it names are imported, and their signatures and annotations compared with what
 is given; none of them is called, but for torch's optimizers, our optimizer wrappers and schedules,

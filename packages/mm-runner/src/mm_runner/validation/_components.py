@@ -1,11 +1,11 @@
-"""A component of a configuration, and those within it."""
+"""Check components of a configuration, and the components within them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
+from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import Registry, check_arguments, check_cfg, short_repr
 
 __all__ = [
@@ -18,11 +18,8 @@ __all__ = [
     "need_mapping",
 ]
 
-# Stands for what the run itself gives a component; fits every annotation.
+# Placeholder for arguments that the run gives; fits every annotation.
 GIVEN: Any = object()
-
-# How alike the type of a part must be to a registered name to be taken for it.
-_SLIP = 0.85
 
 
 def check_component(
@@ -121,11 +118,7 @@ def need_mapping(value: Any, where: str, what: str = "a dict") -> Mapping[str, A
 
 
 def _check_parts(value: Any, registry: Registry, where: str) -> None:
-    """Check the configs of components in an argument's value.
-
-    What they lack the component around them may give; and where it looks up names that this
-    registry does not have is not known.
-    """
+    """Check the configs of components in an argument's value; the outer one may complete them."""
     if isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             _check_parts(item, registry, f"{where}[{index}]")
@@ -140,13 +133,7 @@ def _check_parts(value: Any, registry: Registry, where: str) -> None:
 
 
 def _part(kind: Any, registry: Registry, where: str) -> Any:
-    if not isinstance(kind, str):
-        return kind if callable(kind) else None
-    names = registry.names()
-    if kind in names or ":" in kind:
-        component, _ = check_cfg({"type": kind}, registry, where=where, is_partial=True)
-        return component
-    hint = did_you_mean(kind, names, cutoff=_SLIP)
-    if hint and "." not in kind:
-        raise ComponentNotFoundError(f"{where}.type: No {registry.name} named {kind!r}.{hint}")
-    return None
+    """Return the component of a type; ``None`` if another registry may have it."""
+    if isinstance(kind, str) and (kind in registry.names() or ":" in kind):
+        return check_cfg({"type": kind}, registry, where=where, is_partial=True)[0]
+    return kind if callable(kind) else None

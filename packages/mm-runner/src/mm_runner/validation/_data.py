@@ -1,4 +1,4 @@
-"""Dataloaders of a configuration."""
+"""Check the config of a dataloader."""
 
 from __future__ import annotations
 

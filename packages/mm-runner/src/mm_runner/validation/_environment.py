@@ -1,4 +1,4 @@
-"""What a configuration sets of its processes: how they join, their switches, random numbers."""
+"""Check the launcher, ``env_cfg`` and ``randomness``."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _check_mp_cfg(cfg: Any, where: str) -> None:
 def _ask(
     check: Callable[..., Any], arguments: Mapping[str, Any], where: str, kind: type[Exception]
 ) -> None:
-    """Let the package that a dict is for look at its values, and put the path before its answer."""
+    """Let the package that reads a dict check its values, and prefix its error with the path."""
     try:
         check(**arguments)
     except kind as error:

@@ -1,4 +1,4 @@
-"""Optimizers, their wrappers and schedules, tried on parameters of four numbers."""
+"""Check optimizers, their wrappers and schedules by building them for a tiny model."""
 
 from __future__ import annotations
 

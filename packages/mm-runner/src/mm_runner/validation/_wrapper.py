@@ -1,4 +1,4 @@
-"""The wrapper of a model in a run of several processes."""
+"""Check the config of a model wrapper."""
 
 from __future__ import annotations
 

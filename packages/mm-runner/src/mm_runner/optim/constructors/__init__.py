@@ -1,4 +1,4 @@
-"""What builds optimizer wrappers whose parameters differ in their settings."""
+"""Constructors of optimizer wrappers with parameter groups."""
 
 from ._default import DefaultOptimWrapperConstructor
 from ._layer_decay import (

@@ -1,4 +1,4 @@
-"""An optimizer whose parameters differ in their settings, and its wrapper."""
+"""Build an optimizer with parameter groups, and its wrapper."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class DefaultOptimWrapperConstructor:
         component, _ = check_cfg(self._optimizer, OPTIMIZERS, {"params": ()}, where=optimizer)
         self._known = inspect.signature(component).parameters
         self._base_lr, self._base_decay = self._base("lr"), self._base("weight_decay")
-        self._rules()  # what is wrong with them is told now
+        self._rules()  # raises if they do not fit
 
     def __call__(self, model: nn.Module) -> Any:
         """Build the wrapper.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["LayerDecayOptimizerConstructor", "LearningRateDecayOptimWrapperConstructor"]
 
 _RATES = ("decay_rate", "layer_decay_rate")
-# mmseg has a name of its own for transformers.
+# mmseg has another name for transformers.
 _TYPES = {"layer_wise": False, "layer_wise_vit": False, "stage_wise": True}
 
 
@@ -125,14 +125,14 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             self._scales[part + name] = self._rate ** (rates + 1 - level)
 
     def _part(self, model: nn.Module) -> tuple[str, nn.Module]:
-        """Return what the blocks are looked for in, with the prefix of its names."""
+        """Return the module to search for blocks, with the prefix of its names."""
         backbone = getattr(unwrap_model(model), "backbone", None)
         if self._blocks or not isinstance(backbone, nn.Module) or not find_blocks(backbone):
             return "", model
         return "backbone.", backbone
 
     def _ask_model(self, model: nn.Module, names: list[str]) -> bool:
-        """Take the depths from the model, or the part of it, that tells them."""
+        """Ask the model, or a part of it, for the depths of its layers."""
         for path, module in modules_of(model):
             ask: Any = getattr(module, "get_layer_depth", None)
             if ask is None:

@@ -1,4 +1,4 @@
-"""How deep in a model a parameter lies, counted in repeated blocks."""
+"""Depth of parameters in a model, counted in repeated blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find_blocks(model: nn.Module, *, by_stage: bool = False) -> list[str]:
 
 
 def find_leads(model: nn.Module, blocks: list[str]) -> dict[str, int]:
-    """Return what leads to a stage and lies in a list of its own, with the stage's first block.
+    """Return modules that lead to a stage from a list beside it, with the stage's first block.
 
     ConvNeXt is built so: ``downsample_layers.1`` comes between ``stages.0`` and ``stages.1``, and
     before all of these in the order of the model.

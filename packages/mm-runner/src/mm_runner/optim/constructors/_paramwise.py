@@ -1,4 +1,4 @@
-"""Rules by which parameters differ in learning rate, weight decay and other settings."""
+"""Rules for learning rates, weight decay and other settings of single parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MULTIPLIERS = ("lr_mult", "decay_mult")
 
 
 class ParamwiseRules:
-    """What ``paramwise_cfg`` says.
+    """Rules of a ``paramwise_cfg``.
 
     Args:
         cfg: MMEngine's keys; see :class:`DefaultOptimWrapperConstructor`.

@@ -1,4 +1,4 @@
-"""What a schedule's type stands for: a family, and the setting that it acts on."""
+"""Resolve the name of a schedule to its family and setting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAMILIES: dict[str, type[Any]] = {
     "ReduceOnPlateau": ReduceOnPlateau,
     "Step": _decays.Step,
 }
-# The ending of a name, and the setting that it means; the last takes param_name.
+# Endings of names, and their settings; the last takes param_name.
 _SETTINGS = {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}
 _ABSENT = ("OneCycleMomentum",)
 
@@ -34,7 +34,7 @@ def schedule_names() -> list[str]:
 
 
 def family_of(name: str, arguments: dict[str, Any]) -> tuple[type[Any], str | None] | None:
-    """Return the family that ``name`` stands for, and its setting.
+    """Return the family and the setting of a schedule's name.
 
     Args:
         name: Such as ``"CosineAnnealingLR"``.

@@ -1,4 +1,4 @@
-"""One schedule of a run."""
+"""Schedule of one setting of an optimizer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from mm_runner.registry import PARAM_SCHEDULERS, check_arguments
 from ._group_values import GroupValues
 from ._names import family_of, schedule_names
 from ._plateau import ReduceOnPlateau
-from ._shape import Shape
-from ._shape_driver import ShapeDriver
+from ._shape import Shape, ShapeDriver
 from ._torch_driver import TorchDriver
 from ._window import RunLength, Window, take_window
 
@@ -154,7 +153,7 @@ class ParamScheduler:
         return done
 
     def repeat(self) -> None:
-        """Change values once more as metrics did at this count; nothing for other schedules."""
+        """Repeat the changes that metrics made at this count; for other schedules do nothing."""
         if isinstance(self._driver, ReduceOnPlateau):
             self._driver.repeat(self._count)
 
@@ -169,7 +168,7 @@ class ParamScheduler:
         }
 
     def has_other_window(self, state_dict: Mapping[str, Any]) -> bool:
-        """Tell whether a state is of a schedule that began or ended elsewhere.
+        """Return whether a state is of a schedule with another window.
 
         One that only counts the same epochs in steps of another length is none.
         """
@@ -183,7 +182,7 @@ class ParamScheduler:
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Return to a position. The values themselves are the optimizer's state."""
+        """Restore the position. The values themselves are the optimizer's state."""
         if not {"count", "scheduler"} <= state_dict.keys():
             raise CheckpointError(
                 f"{self.where}: the checkpoint's state of this schedule has the keys "
@@ -217,7 +216,7 @@ def _build_driver(
 
 
 def _resolve(name: str, arguments: dict[str, Any], where: str) -> tuple[Any, str | None]:
-    """Return what ``name`` stands for, and the setting that it acts on unless the config says."""
+    """Return the family or class of a name, and its setting if the name says it."""
     if name not in PARAM_SCHEDULERS.module_dict:  # the user's own wins
         found = family_of(name, arguments)
         if found is not None:

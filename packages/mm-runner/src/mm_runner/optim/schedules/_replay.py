@@ -1,4 +1,4 @@
-"""The schedules of an optimizer, once more from the beginning."""
+"""Replay the schedules of an optimizer from the beginning."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["replay"]
 
 
 def replay(schedulers: Sequence[ParamScheduler], num_iters: int, epoch_length: int | None) -> None:
-    """Take all steps that schedules have taken again, from the initial values of the optimizer.
+    """Repeat all steps of schedules from the initial values of the optimizer.
 
-    So the values are those of the configuration at this position, to the last bit: a value follows
-    from the one before it, which other arguments, or another end of the window, would not have led
-    to. They are taken in the order of a training: after each iteration those by iteration, after
-    each epoch those by epoch, and then what a metric has changed.
+    Each value follows from the one before, so only this gives the values of the configuration at
+    this position, to the last bit, after its windows have changed. Steps are taken in the order of
+    training: after each iteration those by iteration, after each epoch those by epoch, and then
+    what a metric has changed.
 
     Args:
         schedulers: All of one optimizer, each at its position.

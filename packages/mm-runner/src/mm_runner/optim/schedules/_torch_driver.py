@@ -1,4 +1,4 @@
-"""A scheduler of torch's, started when its window begins."""
+"""Drive a torch scheduler, started when its window begins."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TorchDriver:
         return {k: v for k, v in self._scheduler.state_dict().items() if _is_plain(v)}
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
-        """Return to a position. The learning rates themselves are the optimizer's state."""
+        """Restore the position. The learning rates themselves are the optimizer's state."""
         if state_dict is None:
             self._scheduler = None
             return
@@ -107,7 +107,7 @@ class TorchDriver:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tell what torch's safe loader reads in every version; a Counter holds config anyway."""
+    """Return whether every torch loads a value safely; a Counter holds config anyway."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The epochs or iterations in which a schedule acts."""
+"""Windows of epochs or iterations in which schedules act."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def take_window(arguments: dict[str, Any], run: RunLength, where: str) -> Window
     )
     if not 0 <= window.begin < window.end:
         raise ConfigError(
-            f"{where}: begin={begin} {_told_end(end, run, is_in_epochs=is_in_epochs)}; "
+            f"{where}: begin={begin} {_describe_end(end, run, is_in_epochs=is_in_epochs)}; "
             "0 <= begin < end is needed."
         )
     return window
 
 
-def _told_end(end: int | None, run: RunLength, *, is_in_epochs: bool) -> str:
+def _describe_end(end: int | None, run: RunLength, *, is_in_epochs: bool) -> str:
     if end is not None:
         return f"and end={end} were given"
     of_run = f"{run.num_epochs:,} epoch(s)" if is_in_epochs else f"{run.num_iters:,} iteration(s)"
