@@ -30,32 +30,14 @@ if TYPE_CHECKING:
     )
 
 # Imported when asked for: a broken torch_npu ends import torch itself, and mm-npu env reports that.
-_MODULES = {
-    "_availability": ("is_npu_available", "npu_unavailable_reason"),
-    "_devices._profiler": ("npu_profiler",),
-    "_devices._report": ("NpuReport", "npu_report"),
-    "_devices._switches": ("NpuSwitches", "read_npu_switches", "set_npu_switches"),
-    "_errors": (
-        "ConfigError",
-        "FusedOptimizerError",
-        "MMNpuError",
-        "NpuUnavailableError",
-        "PortableOptimizerWarning",
-        "UntrainedParameterWarning",
-    ),
-    "_optimizers": (
-        "NpuFusedAdadelta",
-        "NpuFusedAdam",
-        "NpuFusedAdamP",
-        "NpuFusedAdamW",
-        "NpuFusedBertAdam",
-        "NpuFusedLamb",
-        "NpuFusedRMSprop",
-        "NpuFusedRMSpropTF",
-        "NpuFusedSGD",
-    ),
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_MODULES = (
+    "_errors",
+    "_availability",
+    "_devices._switches",
+    "_devices._profiler",
+    "_devices._report",
+    "_optimizers",
+)
 
 __all__ = [
     "ConfigError",
@@ -90,8 +72,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
     if name == "__version__":
         value: Any = version("mm-npu")
-    elif name in _HOMES:
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    elif name in __all__:
+        modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
+        value = next(getattr(module, name) for module in modules if hasattr(module, name))
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

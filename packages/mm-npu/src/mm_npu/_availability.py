@@ -13,7 +13,7 @@ from ._devices import _torch_npu as torch_npu
 
 
 def is_npu_available() -> bool:
-    """Say whether an Ascend NPU can be used here.
+    """Return whether an Ascend NPU can be used here.
 
     Imports ``torch_npu`` if it is installed; the answer is kept for the life of the process.
 
@@ -25,7 +25,7 @@ def is_npu_available() -> bool:
 
 @cache
 def npu_unavailable_reason() -> str | None:
-    """Say in one sentence why no NPU can be used here.
+    """Return why no NPU can be used here, in one sentence.
 
     Returns:
         The reason with what to do about it, or None if an NPU can be used.
@@ -67,9 +67,9 @@ def torch_release() -> tuple[int, int]:
 
 
 def _describe_mismatch(found: str) -> str | None:
-    """Say if ``torch_npu`` is made for another torch, whose C++ interface it would miss.
+    """Return a reason if ``torch_npu`` is made for another torch.
 
-    To import it then can end the process instead of raising.
+    Importing it then may end the process instead of raising.
     """
     wanted, here = _release(found), _release(torch.__version__)
     if wanted is None or here is None or wanted == here:

@@ -1,4 +1,4 @@
-"""The ``mm-npu`` command: ``env``.
+"""The ``mm-npu`` command, with the subcommand ``env``.
 
 torch is imported late: a broken ``torch_npu`` ends ``import torch`` itself, and reporting that is
 what the command is for.
@@ -25,7 +25,7 @@ _NOT_FOUND = "not found"
 _PATHS = {
     "torch_npu": "those of torch_npu",
     "portable": "the portable ones of mm-npu",
-    "refused": "refused, since MM_NPU_STRICT insists on an NPU",
+    "refused": "refused, since MM_NPU_STRICT requires an NPU",
 }
 
 
@@ -66,9 +66,9 @@ def _build_parser() -> argparse.ArgumentParser:
     subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     env = subcommands.add_parser(
         "env",
-        help="say what is installed, and whether an NPU can be used",
+        help="show what is installed, and whether an NPU can be used",
         description=(
-            "Say which torch, torch_npu, CANN and driver are installed, which NPUs there are, "
+            "Show which torch, torch_npu, CANN and driver are installed, which NPUs there are, "
             "which optimizers the NpuFused* names give here, and why."
         ),
         epilog="Exit status: 0 an NPU can be used; 1 none can; 2 usage.",
@@ -90,8 +90,7 @@ def _print_environment(*, as_json: bool) -> int:
 
 
 def _look(env: Mapping[str, str]) -> "NpuReport":
-    # In this process only: torch would load a torch_npu that is broken, and end. It is loaded
-    # later, where that is expected.
+    # Otherwise a broken torch_npu would end the import of torch; the report imports it later.
     set_environment(AUTOLOAD_VARIABLE, "0")
     try:
         from mm_npu._devices._report import npu_report  # noqa: PLC0415 - imports torch

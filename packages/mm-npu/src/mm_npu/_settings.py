@@ -1,4 +1,4 @@
-"""Booleans of a user: in code, in a config, in an environment variable."""
+"""Boolean settings: in code, in a config, in an environment variable."""
 
 import os
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def is_strict(
     """Return whether the portable optimizers are refused.
 
     Args:
-        strict: What the caller said; None leaves it to the environment variable ``MM_NPU_STRICT``.
+        strict: The argument; None leaves it to the environment variable ``MM_NPU_STRICT``.
         env: The variables of this process.
 
     Returns:

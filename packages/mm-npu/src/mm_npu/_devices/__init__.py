@@ -1,1 +1,1 @@
-"""Ascend devices: what is installed, what it is switched to, and its profiler."""
+"""Ascend devices: installation, switches and profiler."""

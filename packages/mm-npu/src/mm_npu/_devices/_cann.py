@@ -1,6 +1,6 @@
-"""Versions of CANN and of the NPU driver, as their installers write them down.
+"""Versions of CANN and of the NPU driver, from the files of their installers.
 
-Files are read, nothing is loaded: they tell the versions also where ``torch_npu`` does not work.
+No library is loaded, so that it works beside a broken ``torch_npu``.
 """
 
 import os
@@ -14,7 +14,7 @@ _HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 # installation guide.
 _USUAL_HOMES = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest")
 # Written by the toolkit, nnrt and nnae packages, the first two in a folder of the architecture. In
-# the version.info files beside them, components tell versions of their own.
+# the version.info files beside them, components have other versions.
 _CANN_FILES = ("*-linux/ascend_*_install.info", "ascend_*_install.info")
 _DRIVER_FILE = "/usr/local/Ascend/driver/version.info"
 _INSTALLATION_FILE = "/etc/ascend_install.info"  # of the driver, if it is installed elsewhere
@@ -54,7 +54,7 @@ def driver_version(root: Path = Path("/")) -> str | None:
 def _cann_homes(env: Mapping[str, str], root: Path) -> Iterator[Path]:
     named = [env[name] for name in _HOME_VARIABLES if env.get(name)]
     yield from map(Path, named)
-    if not named:  # what is named and damaged is not made up for by another one
+    if not named:  # an installation that is named is not replaced by another one
         yield from (_under(root, home) for home in _USUAL_HOMES)
 
 

@@ -1,4 +1,4 @@
-"""The profiler that sees what NPUs do."""
+"""The profiler of NPUs."""
 
 from importlib import import_module
 from types import ModuleType
@@ -8,7 +8,7 @@ from mm_npu._errors import NpuUnavailableError
 
 
 def npu_profiler() -> ModuleType:
-    """Return ``torch_npu.profiler``, which stands for ``torch.profiler`` where an NPU computes.
+    """Return ``torch_npu.profiler``, the counterpart of ``torch.profiler`` for NPUs.
 
     torch's own profiler does not record the kernels of an NPU. This one has its names: ``profile``,
     ``schedule``, ``tensorboard_trace_handler``, ``ProfilerActivity`` (``CPU`` and ``NPU``, both by

@@ -1,4 +1,4 @@
-"""What there is of an Ascend installation, and which implementation it leads to."""
+"""Report on an Ascend installation, and on the implementation that it leads to."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from mm_npu._availability import npu_unavailable_reason
+from mm_npu._availability import npu_unavailable_reason, torch_release
 from mm_npu._settings import is_strict
 
 from . import _torch_npu as torch_npu
@@ -21,7 +21,7 @@ _VISIBLE_DEVICES = "ASCEND_RT_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class NpuReport:
-    """What was found; None where something is not there, or does not tell.
+    """An Ascend installation; None for what is missing or cannot be read.
 
     Attributes:
         mm_npu: Version of this package.
@@ -32,10 +32,10 @@ class NpuReport:
         device_count: Number of NPUs that this process can use; 0 if ``torch_npu`` does not work.
         device_names: Their names, one each.
         visible_devices: The variable ``ASCEND_RT_VISIBLE_DEVICES``.
-        autoload: What becomes of ``torch_npu`` when torch is imported: ``"on"``; ``"off"``, by the
+        autoload: Whether ``import torch`` imports ``torch_npu``: ``"on"``; ``"off"``, by the
             variable ``TORCH_DEVICE_BACKEND_AUTOLOAD``; ``"unsupported"`` by torch before 2.5.
-        path: What a ``NpuFused*`` name gives here: ``"torch_npu"``; ``"portable"``; or
-            ``"refused"``, where there is no NPU and ``MM_NPU_STRICT`` insists on one.
+        path: The implementation of the ``NpuFused*`` names: ``"torch_npu"``; ``"portable"``; or
+            ``"refused"``, where there is no NPU and ``MM_NPU_STRICT`` requires one.
         reason: Why no NPU can be used, in one sentence; None if one can.
     """
 
@@ -55,8 +55,8 @@ class NpuReport:
 def npu_report(env: Mapping[str, str] = os.environ) -> NpuReport:
     """Look for ``torch_npu``, CANN, the driver and NPUs; nothing that is missing or broken raises.
 
-    Some releases of ``torch_npu`` open a context on the device to tell its name, so ask in a
-    process of its own, as the command ``mm-npu env`` does, or after the device is set.
+    Some releases of ``torch_npu`` open a context on the device to read its name, so call it in a
+    separate process, as the command ``mm-npu env`` does, or after the device is set.
 
     Args:
         env: The variables of this process.
@@ -77,8 +77,8 @@ def npu_report(env: Mapping[str, str] = os.environ) -> NpuReport:
         mm_npu=version("mm-npu"),
         torch=str(torch.__version__),
         torch_npu=torch_npu.installed_version(),
-        cann=cann_version(env) or _tell_of_torch_npu(reason, "CANN"),
-        driver=driver_version() or _tell_of_torch_npu(reason, "DRIVER"),
+        cann=cann_version(env) or _ask_torch_npu(reason, "CANN"),
+        driver=driver_version() or _ask_torch_npu(reason, "DRIVER"),
         device_count=len(names),
         device_names=names,
         visible_devices=env.get(_VISIBLE_DEVICES),
@@ -89,7 +89,7 @@ def npu_report(env: Mapping[str, str] = os.environ) -> NpuReport:
 
 
 def _autoload(env: Mapping[str, str]) -> Literal["on", "off", "unsupported"]:
-    if not hasattr(torch, "_import_device_backends"):
+    if torch_release() < (2, 5):
         return "unsupported"
     return "on" if env.get(torch_npu.AUTOLOAD_VARIABLE, "1") == "1" else "off"
 
@@ -100,8 +100,8 @@ def _device_names() -> tuple[str, ...]:
     return tuple(_ask(partial(npu.get_device_name, i)) or "unknown" for i in range(count))
 
 
-def _tell_of_torch_npu(reason: str | None, component: str) -> str | None:
-    """Ask CANN itself, through ``torch_npu``: for an installation in an unusual place."""
+def _ask_torch_npu(reason: str | None, component: str) -> str | None:
+    """Return the version that ``torch_npu`` reads from CANN, installed in an unusual place."""
     if reason is not None:
         return None
     utils: Any = getattr(torch_npu.load().npu, "utils", None)

@@ -1,4 +1,4 @@
-"""The switches of ``torch_npu`` that decide how operators are compiled and tensors laid out."""
+"""Switches of ``torch_npu``: how operators are compiled and tensors are laid out."""
 
 import os
 from typing import NamedTuple
@@ -8,13 +8,13 @@ from mm_npu._settings import parse_boolean
 
 from . import _torch_npu as torch_npu
 
-# Ours first; the second is MMEngine's, which takes every value but nothing for yes, False included.
+# The second is MMEngine's, which takes every value but the empty one for yes, False included.
 _JIT_COMPILE = ("MM_NPU_JIT_COMPILE", "NPUJITCompile")
 _INTERNAL_FORMAT = ("MM_NPU_INTERNAL_FORMAT",)
 
 
 class NpuSwitches(NamedTuple):
-    """What was switched; None is left at the default of ``torch_npu``.
+    """The switches that were set; None is the default of ``torch_npu``.
 
     Attributes:
         jit_compile: Whether operators are compiled when they meet a new shape, instead of being
@@ -33,7 +33,7 @@ def set_npu_switches(
 ) -> NpuSwitches:
     """Set the compile mode and the formats of ``torch_npu`` for this process.
 
-    Where there is no NPU nothing is switched, so that a program needs no branch of its own.
+    Where there is no NPU nothing is set, so that a program needs no branch.
 
     Opens a context on the current device with some releases of ``torch_npu``: call it after the
     device is set, as ``init_dist`` of mm-dist does.
@@ -44,7 +44,7 @@ def set_npu_switches(
         internal_format: The same, with the variable ``MM_NPU_INTERNAL_FORMAT``.
 
     Returns:
-        What was switched.
+        The switches that were set.
 
     Raises:
         ConfigError: If an argument or a variable is not a boolean, on every machine.
@@ -68,7 +68,7 @@ def read_npu_switches(
     """Return what :func:`set_npu_switches` would set on an NPU, and set nothing.
 
     Args:
-        jit_compile: As of that function, and so are the variables that are read.
+        jit_compile: As for :func:`set_npu_switches`, with the same environment variables.
         internal_format: The same.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Import ``torch_npu``, and leave the process as it was if that fails.
+"""Import of ``torch_npu`` that leaves the process unchanged if it fails.
 
 A broken installation ends its import in any exception, ``SystemExit`` included; it sets an
-environment variable first, leaves modules that are loaded by half, and prints.
+environment variable first, leaves partially loaded modules, and prints.
 """
 
 import os
@@ -21,12 +21,12 @@ BROKEN = (Exception, SystemExit)
 
 
 def is_loaded() -> bool:
-    """Say whether somebody has imported ``torch_npu`` already."""
+    """Return whether ``torch_npu`` is imported already."""
     return sys.modules.get(_NAME) is not None
 
 
 def is_installed() -> bool:
-    """Say whether ``torch_npu`` could be imported; it is not."""
+    """Return whether ``torch_npu`` could be imported, without importing it."""
     # A name that is None in sys.modules has been blocked there.
     return is_loaded() or (_NAME not in sys.modules and find_spec(_NAME) is not None)
 
@@ -55,7 +55,7 @@ def load() -> Any:
         with redirect_stdout(sys.stderr):
             return import_module(_NAME)
     except BROKEN:
-        # Only after a failure: a working torch_npu sets the variable for a purpose of its own.
+        # Only after a failure: a working torch_npu needs the variable that it sets.
         set_environment(AUTOLOAD_VARIABLE, autoload)
         _forget_modules_except(modules)
         raise
@@ -76,7 +76,7 @@ def set_environment(name: str, value: str | None) -> None:
 
 
 def _forget_modules_except(modules: set[str]) -> None:
-    """Drop what was loaded by half: the next import would fail there, for another reason."""
+    """Drop partially loaded modules, where the next import would fail for another reason."""
     for name in set(sys.modules) - modules:
         if name.partition(".")[0] == _NAME:
             del sys.modules[name]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from ._arithmetic import add_decay, add_scaled_, average_squares_
-from ._checks import check_at_most_one, check_not_negative
+from ._checks import Check, check_at_most_one, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group
 
@@ -26,7 +26,7 @@ class NpuFusedAdadelta(AbstractStackedRule):
 
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate; the portable form takes a tensor, too.
+        lr: Learning rate; the portable form also takes a tensor.
         rho: Decay rate of both running averages.
         eps: Added under both roots.
         weight_decay: Multiple of the parameter that is added to its gradient.
@@ -45,7 +45,12 @@ class NpuFusedAdadelta(AbstractStackedRule):
 
     native_name = "NpuFusedAdadelta"
     torch_twin = "torch.optim.Adadelta"
-    group_keys: ClassVar[tuple[str, ...]] = ("lr", "rho", "eps", "weight_decay")
+    hyper_parameters: ClassVar[Mapping[str, Check]] = {
+        "lr": check_not_negative,
+        "rho": check_at_most_one,
+        "eps": check_not_negative,
+        "weight_decay": check_not_negative,
+    }
 
     def __init__(
         self,
@@ -57,19 +62,7 @@ class NpuFusedAdadelta(AbstractStackedRule):
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
     ) -> None:
-        defaults = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check ``lr``, ``eps`` and ``weight_decay`` >= 0 and 0 <= ``rho`` <= 1.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        name = type(self).__name__
-        for key in ("lr", "eps", "weight_decay"):
-            check_not_negative(name, key, group[key])
-        check_at_most_one(name, "rho", group["rho"])
+        super().__init__(params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the running averages of squared gradients and of squared steps."""

@@ -5,9 +5,17 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._checks import check_betas, check_not_negative
+from ._checks import Check, accept, check_betas, check_not_negative
 from ._npu_state import torch_switches
 from ._torch_rule import AbstractTorchRule
+
+ADAM_HYPER_PARAMETERS: Mapping[str, Check] = {
+    "lr": check_not_negative,
+    "betas": check_betas,
+    "eps": check_not_negative,
+    "weight_decay": check_not_negative,
+    "amsgrad": accept,
+}
 
 
 class NpuFusedAdam(AbstractTorchRule, torch.optim.Adam):
@@ -29,7 +37,7 @@ class NpuFusedAdam(AbstractTorchRule, torch.optim.Adam):
 
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate; the portable form takes a tensor, too.
+        lr: Learning rate; the portable form also takes a tensor.
         betas: Decay rates of the two moments.
         eps: Added to the denominator.
         weight_decay: Multiple of the parameter that is added to its gradient.
@@ -49,7 +57,7 @@ class NpuFusedAdam(AbstractTorchRule, torch.optim.Adam):
 
     native_name = "NpuFusedAdam"
     torch_twin = "torch.optim.Adam"
-    group_keys = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+    hyper_parameters: ClassVar[Mapping[str, Check]] = ADAM_HYPER_PARAMETERS
     implementation: ClassVar[Mapping[str, Any]] = torch_switches(decoupled_weight_decay=False)
     torch_class = torch.optim.Adam
 
@@ -64,24 +72,6 @@ class NpuFusedAdam(AbstractTorchRule, torch.optim.Adam):
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
     ) -> None:
-        self.check_group({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        self.check_group({**group, "amsgrad": amsgrad})
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad)
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check ``lr``, ``eps`` and ``weight_decay`` >= 0 and 0 <= ``betas`` < 1.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        check_adam_group(type(self).__name__, group)
-
-
-def check_adam_group(optimizer: str, group: Mapping[str, Any]) -> None:
-    """Check the hyper-parameters of Adam and AdamW.
-
-    Raises:
-        ConfigError: If a value is out of range.
-    """
-    for key in ("lr", "eps", "weight_decay"):
-        check_not_negative(optimizer, key, group[key])
-    check_betas(optimizer, group["betas"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ._arithmetic import add_scaled_, average_, average_squares_
-from ._checks import check_betas, check_not_negative
+from ._checks import Check, accept, check_betas, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group
 
@@ -38,7 +38,7 @@ class NpuFusedAdamP(AbstractStackedRule):
 
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate; the portable form takes a tensor, too.
+        lr: Learning rate; the portable form also takes a tensor.
         betas: Decay rates of the two moments.
         eps: Added to the denominator, and to the norms.
         weight_decay: Fraction of ``lr`` by which weights shrink in each step.
@@ -59,15 +59,15 @@ class NpuFusedAdamP(AbstractStackedRule):
     """
 
     native_name = "NpuFusedAdamP"
-    group_keys: ClassVar[tuple[str, ...]] = (
-        "lr",
-        "betas",
-        "eps",
-        "weight_decay",
-        "delta",
-        "wd_ratio",
-        "nesterov",
-    )
+    hyper_parameters: ClassVar[Mapping[str, Check]] = {
+        "lr": check_not_negative,
+        "betas": check_betas,
+        "eps": check_not_negative,
+        "weight_decay": check_not_negative,
+        "delta": check_not_negative,
+        "wd_ratio": check_not_negative,
+        "nesterov": accept,
+    }
     takes_norms = True
 
     def __init__(
@@ -83,32 +83,16 @@ class NpuFusedAdamP(AbstractStackedRule):
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "delta": delta,
-            "wd_ratio": wd_ratio,
-            "nesterov": nesterov,
-        }
-        super().__init__(params, defaults)
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check that numbers are >= 0 and 0 <= ``betas`` < 1.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        name = type(self).__name__
-        for key in ("lr", "eps", "weight_decay", "delta", "wd_ratio"):
-            check_not_negative(name, key, group[key])
-        check_betas(name, group["betas"])
-
-    def state_names(self, group: Group) -> tuple[str, ...]:
-        """Return the names of the two moments."""
-        del group
-        return "exp_avg", "exp_avg_sq"
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            delta=delta,
+            wd_ratio=wd_ratio,
+            nesterov=nesterov,
+        )
 
     def update(self, operands: Operands, group: Group, step: int) -> None:
         """Make one step; the formula is in the docstring of the class."""

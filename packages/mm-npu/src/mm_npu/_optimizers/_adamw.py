@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._adam import check_adam_group
+from ._adam import ADAM_HYPER_PARAMETERS
+from ._checks import Check
 from ._npu_state import torch_switches
 from ._torch_rule import AbstractTorchRule
 
@@ -29,7 +30,7 @@ class NpuFusedAdamW(AbstractTorchRule, torch.optim.AdamW):
 
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate; the portable form takes a tensor, too.
+        lr: Learning rate; the portable form also takes a tensor.
         betas: Decay rates of the two moments.
         eps: Added to the denominator.
         weight_decay: Fraction of ``lr`` by which weights shrink in each step.
@@ -49,7 +50,7 @@ class NpuFusedAdamW(AbstractTorchRule, torch.optim.AdamW):
 
     native_name = "NpuFusedAdamW"
     torch_twin = "torch.optim.AdamW"
-    group_keys = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+    hyper_parameters: ClassVar[Mapping[str, Check]] = ADAM_HYPER_PARAMETERS
     implementation: ClassVar[Mapping[str, Any]] = torch_switches(decoupled_weight_decay=True)
     torch_class = torch.optim.AdamW
 
@@ -64,13 +65,6 @@ class NpuFusedAdamW(AbstractTorchRule, torch.optim.AdamW):
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
     ) -> None:
-        self.check_group({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        self.check_group({**group, "amsgrad": amsgrad})
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad)
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check ``lr``, ``eps`` and ``weight_decay`` >= 0 and 0 <= ``betas`` < 1.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        check_adam_group(type(self).__name__, group)

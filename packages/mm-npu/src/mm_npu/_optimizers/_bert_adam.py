@@ -10,7 +10,7 @@ import torch
 from mm_npu._errors import ConfigError
 
 from ._arithmetic import add_scaled_, average_, average_squares_
-from ._checks import check_fraction, check_not_negative
+from ._checks import Check, check_fraction, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group, Scales, total_norm
 
@@ -22,6 +22,31 @@ SCHEDULES: Mapping[str, Callable[[float, float], float]] = {
     # torch_npu raises when t_total is over: a root of a negative number
     "warmup_poly": lambda x, warmup: max(1 - x, 0.0) ** 0.5,  # noqa: ARG005
 }
+
+
+def _check_schedule(optimizer: str, name: str, value: Any) -> None:
+    if value not in SCHEDULES:
+        raise ConfigError(f"{name} of {optimizer} is {value!r}; it takes {', '.join(SCHEDULES)}.")
+
+
+def _check_warmup(optimizer: str, name: str, value: Any) -> None:
+    if value != -1:
+        check_fraction(optimizer, name, value)
+
+
+def _check_t_total(optimizer: str, name: str, value: Any) -> None:
+    if not (isinstance(value, Real) and (value == -1 or float(value) > 0)):
+        raise ConfigError(
+            f"{name} of {optimizer} is {value!r}; it takes a number of steps > 0, or -1 for a "
+            "constant learning rate."
+        )
+
+
+def _check_number(optimizer: str, name: str, value: Any) -> None:
+    if not isinstance(value, Real):
+        raise ConfigError(
+            f"{name} of {optimizer} is {value!r}; it takes a number; 0 or less does not clip."
+        )
 
 
 class NpuFusedBertAdam(AbstractStackedRule):
@@ -54,11 +79,11 @@ class NpuFusedBertAdam(AbstractStackedRule):
     Bidirectional Transformers for Language Understanding", 2018, https://arxiv.org/abs/1810.04805.
 
     ``torch_npu`` raises in warmup_cosine past the warm-up and in warmup_poly past ``t_total``, and
-    its checkpoints forget ``t``; the portable form does what was meant.
+    its checkpoints forget ``t``; the portable form computes what was meant.
 
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate; the portable form takes a tensor, too.
+        lr: Learning rate; the portable form also takes a tensor.
         warmup: Part of ``t_total`` in which the learning rate grows from zero; -1 is no warm-up.
         t_total: Number of steps of the schedule; -1 keeps the learning rate constant.
         schedule: How the learning rate changes after the warm-up; one of the table above.
@@ -83,17 +108,17 @@ class NpuFusedBertAdam(AbstractStackedRule):
     """
 
     native_name = "NpuFusedBertAdam"
-    group_keys: ClassVar[tuple[str, ...]] = (
-        "lr",
-        "schedule",
-        "warmup",
-        "t_total",
-        "b1",
-        "b2",
-        "e",
-        "weight_decay",
-        "max_grad_norm",
-    )
+    hyper_parameters: ClassVar[Mapping[str, Check]] = {
+        "lr": check_not_negative,
+        "schedule": _check_schedule,
+        "warmup": _check_warmup,
+        "t_total": _check_t_total,
+        "b1": check_fraction,
+        "b2": check_fraction,
+        "e": check_not_negative,
+        "weight_decay": check_not_negative,
+        "max_grad_norm": _check_number,
+    }
 
     def __init__(
         self,
@@ -110,57 +135,23 @@ class NpuFusedBertAdam(AbstractStackedRule):
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "schedule": schedule,
-            "warmup": warmup,
-            "t_total": t_total,
-            "b1": b1,
-            "b2": b2,
-            "e": e,
-            "weight_decay": weight_decay,
-            "max_grad_norm": max_grad_norm,
-        }
-        super().__init__(params, defaults)
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check the numbers, where ``warmup`` and ``t_total`` may be -1, and ``schedule``.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        name = type(self).__name__
-        for key in ("lr", "e", "weight_decay"):
-            check_not_negative(name, key, group[key])
-        for key in ("b1", "b2"):
-            check_fraction(name, key, group[key])
-        if group["warmup"] != -1:
-            check_fraction(name, "warmup", group["warmup"])
-        t_total = group["t_total"]
-        if not (isinstance(t_total, Real) and (t_total == -1 or float(t_total) > 0)):
-            raise ConfigError(
-                f"t_total of {name} is {t_total!r}; it takes a number of steps > 0, or -1 "
-                "for a constant learning rate."
-            )
-        if not isinstance(group["max_grad_norm"], Real):
-            raise ConfigError(
-                f"max_grad_norm of {name} is {group['max_grad_norm']!r}; it takes a number; 0 or "
-                "less does not clip."
-            )
-        if group["schedule"] not in SCHEDULES:
-            raise ConfigError(
-                f"schedule of {name} is {group['schedule']!r}; it takes {', '.join(SCHEDULES)}."
-            )
+        super().__init__(
+            params,
+            lr=lr,
+            schedule=schedule,
+            warmup=warmup,
+            t_total=t_total,
+            b1=b1,
+            b2=b2,
+            e=e,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+        )
 
     @property
     def takes_norms(self) -> bool:
         """Whether gradients are clipped to a norm: by the constructor's value, not a group's."""
         return bool(self.defaults["max_grad_norm"] > 0)
-
-    def state_names(self, group: Group) -> tuple[str, ...]:
-        """Return the names of the two moments."""
-        del group
-        return "exp_avg", "exp_avg_sq"
 
     def gradient_scales(self) -> Scales:
         """Clip the gradients of each group and dtype to one norm."""

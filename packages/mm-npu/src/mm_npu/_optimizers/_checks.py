@@ -1,6 +1,10 @@
-"""Checks of hyper-parameters, parameters and gradients."""
+"""Checks of hyper-parameters, parameters and gradients.
 
-from collections.abc import Iterable
+The checks of hyper-parameters take the names of the optimizer and of the hyper-parameter for the
+error, and its value.
+"""
+
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
 
@@ -8,17 +12,16 @@ import torch
 
 from mm_npu._errors import ConfigError
 
+Check = Callable[[str, str, Any], None]
+
+
+def accept(optimizer: str, name: str, value: Any) -> None:
+    """Accept every value, as ``torch_npu`` does."""
+
 
 def check_not_negative(optimizer: str, name: str, value: Any) -> None:
-    """Check a number that must be at least zero.
-
-    A tensor is accepted if it is 0-d, for ``lr`` if it has one element, and not read: that would
-    wait for its device.
-
-    Raises:
-        ConfigError: If ``value`` is no real number, is below zero, or is not a number at all (nan).
-    """
-    # torch takes other factors as numbers, and converts to those what is 0-d.
+    """Raise ConfigError if ``value`` is no number >= 0; a tensor is not read."""
+    # torch converts 0-d tensors to numbers, and takes a learning rate of one element.
     if isinstance(value, torch.Tensor) and value.numel() == 1 and (name == "lr" or not value.dim()):
         return
     # Negated, so that nan, which compares false with everything, is refused.
@@ -27,42 +30,26 @@ def check_not_negative(optimizer: str, name: str, value: Any) -> None:
 
 
 def check_fraction(optimizer: str, name: str, value: Any) -> None:
-    """Check a decay rate: a number in [0, 1).
-
-    Raises:
-        ConfigError: If ``value`` is anything else.
-    """
+    """Raise ConfigError if ``value`` is no number in [0, 1)."""
     if not (isinstance(value, Real) and 0 <= float(value) < 1):
         raise ConfigError(f"{name} of {optimizer} is {value!r}; it takes a number in [0, 1).")
 
 
 def check_at_most_one(optimizer: str, name: str, value: Any) -> None:
-    """Check a number in [0, 1], both ends included.
-
-    Raises:
-        ConfigError: If ``value`` is anything else.
-    """
+    """Raise ConfigError if ``value`` is no number in [0, 1]."""
     if not (isinstance(value, Real) and 0 <= float(value) <= 1):
         raise ConfigError(f"{name} of {optimizer} is {value!r}; it takes a number in [0, 1].")
 
 
-def check_betas(optimizer: str, betas: Any) -> None:
-    """Check the two decay rates of Adam's moments.
-
-    Raises:
-        ConfigError: If ``betas`` is not two numbers in [0, 1).
-    """
-    is_pair = isinstance(betas, tuple | list) and len(betas) == 2
-    if not (is_pair and all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in betas)):
-        raise ConfigError(f"betas of {optimizer} is {betas!r}; it takes two numbers in [0, 1).")
+def check_betas(optimizer: str, name: str, value: Any) -> None:
+    """Raise ConfigError if ``value`` is not two numbers in [0, 1)."""
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    if not (is_pair and all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in value)):
+        raise ConfigError(f"{name} of {optimizer} is {value!r}; it takes two numbers in [0, 1).")
 
 
 def check_real_parameters(optimizer: str, params: Iterable[torch.Tensor]) -> None:
-    """Check that every parameter is of a floating dtype.
-
-    Raises:
-        ConfigError: If one is complex, or of an integer dtype.
-    """
+    """Raise ConfigError if a parameter is complex, or of an integer dtype."""
     for p in params:
         if not p.is_floating_point():
             raise ConfigError(
@@ -72,11 +59,7 @@ def check_real_parameters(optimizer: str, params: Iterable[torch.Tensor]) -> Non
 
 
 def check_dense_gradients(optimizer: str, params: Iterable[torch.Tensor]) -> None:
-    """Check that every gradient there is, is dense.
-
-    Raises:
-        ConfigError: If one is not.
-    """
+    """Raise ConfigError if a gradient is sparse."""
     for p in params:
         if p.grad is not None and p.grad.layout is not torch.strided:
             raise ConfigError(

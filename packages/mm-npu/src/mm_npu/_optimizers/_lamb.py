@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ._arithmetic import add_scaled_, average_, average_squares_
-from ._checks import check_betas, check_not_negative
+from ._checks import Check, check_betas, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group, Scales, total_norm
 
@@ -31,11 +31,11 @@ class NpuFusedLamb(AbstractStackedRule):
     There is no bias correction. You et al., "Large Batch Optimization for Deep Learning: Training
     BERT in 76 minutes", 2020, https://arxiv.org/abs/1904.00962.
 
-    ``torch_npu`` raises with use_global_grad_norm; the portable form does what was meant.
+    ``torch_npu`` raises with use_global_grad_norm; the portable form computes what was meant.
 
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate; the portable form takes a tensor, too.
+        lr: Learning rate; the portable form also takes a tensor.
         betas: Decay rates of the two moments.
         eps: Added to the denominator.
         weight_decay: Multiple of the parameter that is added to its update.
@@ -55,7 +55,12 @@ class NpuFusedLamb(AbstractStackedRule):
     """
 
     native_name = "NpuFusedLamb"
-    group_keys: ClassVar[tuple[str, ...]] = ("lr", "betas", "eps", "weight_decay")
+    hyper_parameters: ClassVar[Mapping[str, Check]] = {
+        "lr": check_not_negative,
+        "betas": check_betas,
+        "eps": check_not_negative,
+        "weight_decay": check_not_negative,
+    }
     takes_norms = True
 
     def __init__(
@@ -72,24 +77,7 @@ class NpuFusedLamb(AbstractStackedRule):
     ) -> None:
         self.adam = adam
         self.use_global_grad_norm = use_global_grad_norm
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check ``lr``, ``eps`` and ``weight_decay`` >= 0 and 0 <= ``betas`` < 1.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        name = type(self).__name__
-        for key in ("lr", "eps", "weight_decay"):
-            check_not_negative(name, key, group[key])
-        check_betas(name, group["betas"])
-
-    def state_names(self, group: Group) -> tuple[str, ...]:
-        """Return the names of the two moments."""
-        del group
-        return "exp_avg", "exp_avg_sq"
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def gradient_scales(self) -> Scales:
         """Divide all gradients by their common norm, if that is asked for."""

@@ -1,4 +1,4 @@
-"""What the ``NpuFused*`` classes share: the choice of an implementation, and state dicts.
+"""Base of the ``NpuFused*`` classes: the choice of an implementation, and state dicts.
 
 On an NPU, constructing one gives ``torch_npu``'s own object, with checks around some of its methods
 (``_guard``). Elsewhere it gives the portable implementation, which is the class itself. The two
@@ -19,7 +19,7 @@ from mm_npu._availability import npu_unavailable_reason
 from mm_npu._errors import ConfigError, NpuUnavailableError, PortableOptimizerWarning
 from mm_npu._settings import is_strict
 
-from ._checks import check_real_parameters
+from ._checks import Check, check_real_parameters
 from ._guard import guard_native
 from ._npu_state import REFUSED_SWITCHES, with_int_step, without_switches
 
@@ -31,13 +31,13 @@ class AbstractNpuFused(Optimizer):
 
     A concrete class names the class of ``torch_npu.optim`` that it stands for (``native_name``),
     the optimizer of torch with the same rule (``torch_twin``, None if there is none), and the
-    hyper-parameters of its groups (``group_keys``). ``implementation`` is what torch's class keeps
+    hyper-parameters of its groups with their checks. ``implementation`` is what torch's class keeps
     in a group besides; state dicts leave it out.
     """
 
     native_name: ClassVar[str]
     torch_twin: ClassVar[str | None] = None
-    group_keys: ClassVar[tuple[str, ...]]
+    hyper_parameters: ClassVar[Mapping[str, Check]]
     implementation: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -68,13 +68,14 @@ class AbstractNpuFused(Optimizer):
         _warn_once(cls, reason)
         return super().__new__(cls)
 
-    @abstractmethod
     def check_group(self, group: Mapping[str, Any]) -> None:
         """Check the hyper-parameters of one parameter group, defaults filled in.
 
         Raises:
             ConfigError: If a value is out of range.
         """
+        for name, check in self.hyper_parameters.items():
+            check(type(self).__name__, name, group[name])
 
     @abstractmethod
     def update_parameters(self) -> None:
@@ -190,7 +191,7 @@ class AbstractNpuFused(Optimizer):
 
     def _complete_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         name = type(self).__name__
-        missing = [key for key in self.group_keys if key not in group]
+        missing = [key for key in self.hyper_parameters if key not in group]
         if missing:
             known = name if self.torch_twin is None else f"{name} or {self.torch_twin}"
             raise ConfigError(

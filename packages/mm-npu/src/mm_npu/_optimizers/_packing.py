@@ -1,4 +1,4 @@
-"""What ``torch_npu``'s own optimizers can pack, and what they cannot."""
+"""Checks of parameters and gradients that ``torch_npu``'s own optimizers pack."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence

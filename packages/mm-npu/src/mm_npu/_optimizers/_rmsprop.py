@@ -4,22 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from ._arithmetic import add_decay, add_ratio_, add_scaled_, average_, average_squares_
-from ._checks import check_not_negative
+from ._checks import Check, accept, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group
 
 
 class AbstractRMSprop(AbstractStackedRule):
-    """What RMSprop and RMSpropTF share: their numbers, and which states these need."""
-
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check that every number is >= 0.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        for key in ("lr", "alpha", "eps", "weight_decay", "momentum"):
-            check_not_negative(type(self).__name__, key, group[key])
+    """The states of RMSprop and RMSpropTF."""
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the running averages and the momentum buffer that a group needs."""
@@ -50,7 +41,7 @@ class NpuFusedRMSprop(AbstractRMSprop):
 
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate; the portable form takes a tensor, too.
+        lr: Learning rate; the portable form also takes a tensor.
         alpha: Decay rate of the running averages.
         eps: Added to the root.
         weight_decay: Multiple of the parameter that is added to its gradient.
@@ -71,14 +62,14 @@ class NpuFusedRMSprop(AbstractRMSprop):
 
     native_name = "NpuFusedRMSprop"
     torch_twin = "torch.optim.RMSprop"
-    group_keys: ClassVar[tuple[str, ...]] = (
-        "lr",
-        "alpha",
-        "eps",
-        "weight_decay",
-        "momentum",
-        "centered",
-    )
+    hyper_parameters: ClassVar[Mapping[str, Check]] = {
+        "lr": check_not_negative,
+        "alpha": check_not_negative,
+        "eps": check_not_negative,
+        "weight_decay": check_not_negative,
+        "momentum": check_not_negative,
+        "centered": accept,
+    }
 
     def __init__(
         self,
@@ -92,15 +83,15 @@ class NpuFusedRMSprop(AbstractRMSprop):
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "alpha": alpha,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "centered": centered,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            lr=lr,
+            alpha=alpha,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            centered=centered,
+        )
 
     def update(self, operands: Operands, group: Group, step: int) -> None:
         """Make one step; the formula is in the docstring of the class."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from ._arithmetic import add_decay, add_ratio_, add_scaled_, average_, average_squares_
+from ._checks import Check, accept, check_not_negative
 from ._rmsprop import AbstractRMSprop
 from ._stack import Operands
 from ._stacked_rule import Group
@@ -31,7 +32,7 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
 
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate; the portable form takes a tensor, too.
+        lr: Learning rate; the portable form also takes a tensor.
         alpha: Decay rate of the running averages.
         eps: Added under the root.
         weight_decay: Multiple of the parameter that is added to its gradient, or, if decoupled,
@@ -55,16 +56,16 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
     """
 
     native_name = "NpuFusedRMSpropTF"
-    group_keys: ClassVar[tuple[str, ...]] = (
-        "lr",
-        "alpha",
-        "eps",
-        "weight_decay",
-        "momentum",
-        "centered",
-        "decoupled_decay",
-        "lr_in_momentum",
-    )
+    hyper_parameters: ClassVar[Mapping[str, Check]] = {
+        "lr": check_not_negative,
+        "alpha": check_not_negative,
+        "eps": check_not_negative,
+        "weight_decay": check_not_negative,
+        "momentum": check_not_negative,
+        "centered": accept,
+        "decoupled_decay": accept,
+        "lr_in_momentum": accept,
+    }
     starts_at: ClassVar[Mapping[str, float]] = {"square_avg": 1.0}
 
     def __init__(
@@ -81,17 +82,17 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
         *,
         strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "alpha": alpha,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "centered": centered,
-            "decoupled_decay": decoupled_decay,
-            "lr_in_momentum": lr_in_momentum,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            lr=lr,
+            alpha=alpha,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            centered=centered,
+            decoupled_decay=decoupled_decay,
+            lr_in_momentum=lr_in_momentum,
+        )
 
     def update(self, operands: Operands, group: Group, step: int) -> None:
         """Make one step; the formula is in the docstring of the class."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mm_npu._errors import ConfigError
 
-from ._checks import check_not_negative
+from ._checks import Check, accept, check_not_negative
 from ._npu_state import torch_switches
 from ._torch_rule import AbstractTorchRule
 
@@ -32,7 +32,7 @@ class NpuFusedSGD(AbstractTorchRule, torch.optim.SGD):
 
     Args:
         params: Parameters, or dicts of parameter groups, as ``torch.optim`` takes them.
-        lr: Learning rate; the portable form takes a tensor, too.
+        lr: Learning rate; the portable form also takes a tensor.
         momentum: Decay rate of the momentum buffer; 0 keeps none.
         dampening: Fraction of the gradient that does not enter the momentum buffer.
         weight_decay: Multiple of the parameter that is added to its gradient.
@@ -52,7 +52,13 @@ class NpuFusedSGD(AbstractTorchRule, torch.optim.SGD):
 
     native_name = "NpuFusedSGD"
     torch_twin = "torch.optim.SGD"
-    group_keys = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+    hyper_parameters: ClassVar[Mapping[str, Check]] = {
+        "lr": check_not_negative,
+        "momentum": check_not_negative,
+        "dampening": accept,
+        "weight_decay": check_not_negative,
+        "nesterov": accept,
+    }
     implementation: ClassVar[Mapping[str, Any]] = torch_switches("capturable")
     torch_class = torch.optim.SGD
     # With halves, the fused kernel of torch 2.13 leaves most elements as they are.
@@ -74,14 +80,13 @@ class NpuFusedSGD(AbstractTorchRule, torch.optim.SGD):
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check ``lr``, ``momentum`` and ``weight_decay`` >= 0, and what nesterov needs.
+        """Check the hyper-parameters of one parameter group, and what nesterov needs.
 
         Raises:
             ConfigError: If a value is out of range.
         """
+        super().check_group(group)
         name = type(self).__name__
-        for key in ("lr", "momentum", "weight_decay"):
-            check_not_negative(name, key, group[key])
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
             raise ConfigError(
                 f"nesterov of {name} was asked for with momentum {group['momentum']!r} and "

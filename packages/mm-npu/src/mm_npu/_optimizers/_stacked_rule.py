@@ -13,7 +13,6 @@ from mm_npu._torch_private import is_flattened
 
 from ._checks import check_dense_gradients, is_sharded
 from ._npu_fused import AbstractNpuFused
-from ._npu_state import with_int_step
 from ._stack import Entry, Operands, Stack, make_stacks
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -47,9 +46,14 @@ class AbstractStackedRule(AbstractNpuFused):
     starts_at: ClassVar[Mapping[str, float]] = {}
     _plan: _Plan | None = None
 
-    @abstractmethod
+    def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
+        self.check_group(defaults)
+        super().__init__(params, defaults)
+
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the tensors in the state of a group's parameters."""
+        del group
+        return "exp_avg", "exp_avg_sq"
 
     @abstractmethod
     def update(self, operands: Operands, group: Group, step: int) -> None:
@@ -122,13 +126,13 @@ class AbstractStackedRule(AbstractNpuFused):
         """Find groups of equal hyper-parameters: options by parameter make a group of each."""
         first: dict[Any, int] = {}
         return [
-            first.setdefault(tuple(_as_key(group[key]) for key in self.group_keys), index)
+            first.setdefault(tuple(_as_key(group[key]) for key in self.hyper_parameters), index)
             for index, group in enumerate(self.param_groups)
         ]
 
     def _complete_entry(self, p: Tensor, names: Sequence[str]) -> Entry:
         entry: Entry = self.state[p]
-        entry.setdefault("step", 0)
+        entry["step"] = int(entry.get("step", 0))  # torch's classes count in tensors
         for name in names:
             if name not in entry:
                 entry[name] = torch.full_like(p, self.starts_at.get(name, 0))
@@ -147,18 +151,6 @@ class AbstractStackedRule(AbstractNpuFused):
                 f"{type(self).__name__} was given parameters that are sharded over ranks; it takes "
                 "norms over whole ones. Build it without sharding, or take NpuFusedAdamW."
             )
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, of ``torch_npu``'s class of this name, or of torch's twin.
-
-        Args:
-            state_dict: What ``state_dict`` of one of them gave. Not changed.
-
-        Raises:
-            ConfigError: If it lacks a hyper-parameter of this one, or maximizes.
-        """
-        state = {index: with_int_step(entry) for index, entry in state_dict["state"].items()}
-        super().load_state_dict({**state_dict, "state": state})
 
 
 def total_norm(gradients: Iterable[Tensor]) -> Tensor:

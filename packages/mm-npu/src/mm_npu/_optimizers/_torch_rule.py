@@ -86,28 +86,6 @@ class AbstractTorchRule(AbstractNpuFused):
             tensor.shape != p.shape or _is_channels_last(tensor) for tensor in tensors
         )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with hyper-parameters of their own; see ``torch.optim.Optimizer``.
-
-        Raises:
-            ConfigError: If a hyper-parameter is out of range, or a parameter is not real.
-        """
-        super().add_param_group(param_group)
-        self._choose_kernel(self.param_groups[-1])
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, of ``torch_npu``'s class of this name, or of torch's twin.
-
-        Args:
-            state_dict: What ``state_dict`` of one of them gave. Not changed.
-
-        Raises:
-            ConfigError: If it lacks a hyper-parameter of this one, or maximizes.
-        """
-        super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            self._choose_kernel(group)
-
 
 def _is_channels_last(tensor: Tensor) -> bool:
     return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
