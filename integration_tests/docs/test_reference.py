@@ -14,7 +14,7 @@ from mm_runner.runner._checks import CFG_KEYS
 from mm_runner.runner._runner import runner_arguments
 
 # What the Runner gives.
-_GIVEN = ("runner", "dataloader", "evaluator", "length")
+_GIVEN = ("runner", "dataloader", "evaluator")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -45,7 +45,7 @@ def arguments_of(kind):
     return {
         name: None if one.default is one.empty else one.default
         for name, one in inspect.signature(kind).parameters.items()
-        if name not in _GIVEN and one.kind is not one.VAR_KEYWORD
+        if name not in _GIVEN and one.kind not in (one.VAR_KEYWORD, one.POSITIONAL_ONLY)
     }
 
 

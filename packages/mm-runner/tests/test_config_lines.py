@@ -38,8 +38,6 @@ _CASES = [
     ("loader = dict(\n    pipeline=_B_.pipeline)", "loader.pipeline[1].s", "base:7"),
     ("model = dict(depth=[i for i in range(3)])", "model.depth[1]", 4),
     ("_B_['model']['depth'] = 5", "model.depth", 4),
-    ("_B_.model.depth: int = 5", "model.depth", 4),
-    ("_B_.model.depth, _B_.model.width = 5, 6", "model.width", 4),
     ("_B_.model.depth = _B_.model.width = 5", "model.width", 4),
     ("if True:\n    _B_.model.depth = 5", "model.depth", 5),
     ("try:\n    _B_.model.depth = 5\nfinally:\n    pass", "model.depth", 5),

@@ -18,9 +18,10 @@ __all__ = ["Variables", "fill_variables", "fill_whole_values"]
 _VARIABLE = re.compile(
     r"\{\{\s*(?P<quote>['\"]?)\s*\$(?P<name>\w+)\s*(?::\s*(?P<default>[^{}\n]*?))?\s*(?P=quote)\s*\}\}"
 )
-# Not within quotes: a whole value of YAML or JSON.
+# A whole value of YAML or JSON without quotes, which would be a mapping.
 _WHOLE = re.compile(
-    rf"(?m)(?P<before>[:,\[\-]\s*)(?P<variable>{_VARIABLE.pattern})(?=\s*(?:[,\]}}#]|$))"
+    rf"(?m)(?P<before>[:,\[\-]\s*)(?P<value>{_VARIABLE.pattern}|\{{\{{\s*[\w.]+\s*\}}\}})"
+    r"(?=\s*(?:[,\]}#]|$))"
 )
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
@@ -39,7 +40,7 @@ def fill_variables(text: str, where: str) -> str:
 
 
 def fill_whole_values(text: str, where: str) -> str:
-    """Replace unquoted variables in YAML or JSON that are whole values.
+    """Replace unquoted variables in YAML or JSON that are whole values, and quote ``{{ name }}``.
 
     Unlike within quotes, ``{{$BATCH:16}}`` then is a number; likewise ``true``, ``null`` and
     ``[1, 2]`` are what they say.
@@ -48,9 +49,9 @@ def fill_whole_values(text: str, where: str) -> str:
     def fill(match: re.Match[str]) -> str:
         if "#" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]:  # a comment
             return match[0]
-        variable = _VARIABLE.fullmatch(match["variable"])
-        assert variable is not None
-        return match["before"] + json.dumps(_value_of(_text_of(variable, where)))
+        variable = _VARIABLE.fullmatch(match["value"])
+        value = match["value"] if variable is None else _value_of(_text_of(variable, where))
+        return match["before"] + json.dumps(value)
 
     return _WHOLE.sub(fill, text)
 

@@ -14,7 +14,6 @@ from ._environment import Variables, fill_whole_values
 from ._merging import DELETE
 from ._python import BASE, take_base
 from ._read_base import is_block, path_of
-from ._substitution import quote_braces
 
 __all__ = ["Place", "trace"]
 
@@ -57,9 +56,10 @@ def trace(file: Path) -> Place:
         return _Statements(file, _bases(file, take_base(file, tree)[1])).result_of(tree)
     import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
 
-    node: Any = yaml.compose(quote_braces(fill_whole_values(text, str(file))), yaml.SafeLoader)
+    node: Any = yaml.compose(fill_whole_values(text, str(file)), yaml.SafeLoader)
     named = [value for key, value in node.value if key.value == BASE] if node else []
-    bases = [one.value for value in named for one in (value.value if _is_list(value) else [value])]
+    bases = [one.value for one in named if one.id == "scalar"]
+    bases += [one.value for value in named if value.id == "sequence" for one in value.value]
     return _merged(_bases(file, bases), _of_yaml(file, node))  # JSON is YAML too
 
 
@@ -75,14 +75,10 @@ def _inherited(file: Path, path: str) -> dict[str, Place]:
     return parts if isinstance(parts, dict) else {}
 
 
-def _is_list(node: Any) -> bool:
-    return bool(node.id == "sequence")
-
-
 def _of_yaml(file: Path, node: Any, line: int = 1) -> Place:
     if node is None or node.id == "scalar":
         return Place(file, line)
-    if _is_list(node):
+    if node.id == "sequence":
         return Place(
             file, line, [_of_yaml(file, one, one.start_mark.line + 1) for one in node.value]
         )
@@ -115,11 +111,10 @@ class _Statements(ast.NodeVisitor):
         own = {name: place for name, place in self._names.items() if not name.startswith("_")}
         return _merged(self._names.get(BASE), Place(self._file, 1, own))
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Leave out what is not a statement of the file itself."""
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.ClassDef) -> None:
+        """Skip statements that are not the file's own."""
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Leave out what is not a statement of the file itself."""
+    visit_ClassDef = visit_FunctionDef  # noqa: N815 - the name that NodeVisitor looks for
 
     def visit_With(self, node: ast.With) -> None:
         if not is_block(node):
@@ -139,19 +134,13 @@ class _Statements(ast.NodeVisitor):
         for target in node.targets:
             self._assign(target, value, node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self._assign(node.target, self._value(node.value), node)
-
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         changed = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
         self._assign(node.target, self._value(changed), node)
 
     def visit_Delete(self, node: ast.Delete) -> None:
         for target in node.targets:
-            if isinstance(target, ast.Name):
-                self._names.pop(target.id, None)
-            elif isinstance(target, (ast.Attribute, ast.Subscript)):
+            if isinstance(target, (ast.Attribute, ast.Subscript)):
                 self._forget(self._find(target.value), target)
 
     def visit_Expr(self, node: ast.Expr) -> None:
@@ -173,9 +162,6 @@ class _Statements(ast.NodeVisitor):
     def _assign(self, target: ast.expr, value: Place, statement: ast.stmt) -> None:
         if isinstance(target, ast.Name):
             self._names[target.id] = value
-        elif isinstance(target, (ast.Tuple, ast.List)):
-            for index, one in enumerate(target.elts):
-                self._assign(one, value.part(index) or Place(self._file, value.line), statement)
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
             holder, key = self._find(target.value), _key_of(target)
             placed = Place(self._file, statement.lineno, value.parts)
@@ -215,12 +201,9 @@ class _Statements(ast.NodeVisitor):
         if isinstance(node, (ast.List, ast.Tuple)):
             items = [one for one in node.elts if not isinstance(one, ast.Starred)]
             parts = [self._value(one) for one in items] if len(items) == len(node.elts) else None
-        if isinstance(node, ast.BinOp):
-            left, right = self._value(node.left), self._value(node.right)
-            if isinstance(node.op, ast.BitOr):
-                parts = _merged(left, right).parts
-            elif isinstance(left.parts, list) and isinstance(right.parts, list):
-                parts = left.parts + right.parts
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            left, right = self._value(node.left).parts, self._value(node.right).parts
+            parts = left + right if isinstance(left, list) and isinstance(right, list) else None
         return Place(self._file, node.lineno, parts)
 
     def _dict(self, node: ast.Dict | ast.Call) -> Place:

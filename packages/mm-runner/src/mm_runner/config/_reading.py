@@ -13,7 +13,7 @@ from ._environment import fill_whole_values
 from ._location import describe_location
 from ._python import BASE, at_line, read_python
 from ._read_base import InheritFrom
-from ._substitution import quote_braces, substitute
+from ._substitution import substitute
 
 __all__ = ["BASE", "SUFFIXES", "read_file"]
 
@@ -43,7 +43,7 @@ def read_file(
     else:
         parse = _parse_json if file.suffix == ".json" else _parse_yaml
         try:
-            own = parse(file, quote_braces(fill_whole_values(text, str(file))))
+            own = parse(file, fill_whole_values(text, str(file)))
             check_nesting(own, len(text))
         except RecursionError:
             raise ConfigError(f"{file}: it is nested too deeply.") from None

@@ -15,16 +15,9 @@ from mm_runner.errors import ConfigError, did_you_mean
 from ._environment import fill_variables
 from ._merging import copy_containers
 
-__all__ = ["BracesToText", "quote_braces", "substitute"]
+__all__ = ["BracesToText", "substitute"]
 
 _BRACES = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
-# Not within quotes: where a value of YAML or JSON begins. What stands there would be a mapping.
-_UNQUOTED = re.compile(r"(?m)(?<=[:,\[\-])(\s*)(\{\{\s*[\w.]+\s*\}\})(?=\s*(?:[,\]}#]|$))")
-
-
-def quote_braces(text: str) -> str:
-    """Put quotes around values of YAML or JSON that are ``{{ name }}``."""
-    return _UNQUOTED.sub(r'\1"\2"', text)
 
 
 class BracesToText(ast.NodeTransformer):

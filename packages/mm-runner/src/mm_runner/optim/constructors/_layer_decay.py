@@ -83,7 +83,12 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             )
         self._rate = rate
         self._num_layers = cfg.pop("num_layers", None)
-        self._by_stage = _is_by_stage(cfg.pop("decay_type", "layer_wise"), where)
+        kind = cfg.pop("decay_type", "layer_wise")
+        if kind not in _TYPES:
+            raise ConfigError(
+                f"{where}.paramwise_cfg.decay_type: 'layer_wise' or 'stage_wise', got {kind!r}."
+            )
+        self._by_stage = _TYPES[kind]
         self._blocks: list[str] | None = cfg.pop("layers", None)
         if self._num_layers is not None and not (
             isinstance(self._num_layers, int) and self._num_layers > 0
@@ -178,11 +183,3 @@ def _level(depth: int, num_blocks: int, num_rates: int, *, by_stage: bool) -> in
     if by_stage and num_blocks <= num_rates:
         return depth
     return 1 + (depth - 1) * num_rates // num_blocks
-
-
-def _is_by_stage(kind: Any, where: str) -> bool:
-    if kind not in _TYPES:
-        raise ConfigError(
-            f"{where}.paramwise_cfg.decay_type: 'layer_wise' or 'stage_wise', got {kind!r}."
-        )
-    return _TYPES[kind]
