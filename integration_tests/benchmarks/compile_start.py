@@ -18,9 +18,6 @@ The table has seconds, and seconds of processors, which depend less on what else
 (of the process and the compilers it started, less importing torch). A start ends with a step, which
 takes its time without a compiler, too: ``beyond a step`` are the ratios of what is more than one.
 
-A cold start of ours is shorter than ``plain``, since fewer instruction sets are probed: compare
-``whole, warm`` with both.
-
 Steady steps, in time of the processor and with one thread, are those of one further process, in
 which ``plain``, ``whole``, ``regions`` and, for transformers, ``by hand`` (each block by torch's
 own ``Module.compile()``) take turns, in an order that is drawn anew for each: what else the machine

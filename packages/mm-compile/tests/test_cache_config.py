@@ -40,7 +40,7 @@ if os.getuid() == 0:
     os.setuid(65534)  # root may write anywhere
 for name in sys.argv[1:]:
     try:
-        print(check_directory(name, is_read=True))
+        print(check_directory(name, is_read_only_fine=True))
         check_directory(name)
     except ConfigError as error:
         print(error)
@@ -69,13 +69,13 @@ def test_it_is_off(value):
 
 
 @pytest.mark.skipif(not IS_NEW, reason="needs a torch that keeps graphs")
-def test_asking_creates_nothing_and_another_backend_says_that_it_keeps_nothing(tmp_path, caplog):
+def test_asking_creates_nothing_and_another_backend_says_that_it_stores_nothing(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "mm_compile")
     directory = tmp_path / "deep" / "cache"
     assert can_compile({"cache": directory, "backend": "eager"}).ok
     compile_model(Toy(), {"cache": os.fspath(directory), "backend": "eager"})
     assert not directory.parent.exists()
-    assert "backend 'eager' has nothing to keep" in caplog.text
+    assert "backend 'eager' has nothing to store" in caplog.text
 
 
 @needs_compile

@@ -29,7 +29,7 @@ class Holder(nn.Module):
 
 @pytest.mark.parametrize("regions", [None, "auto"])
 def test_what_torch_has_compiled_is_refused_by_its_name(regions):
-    with pytest.raises(ConfigError, match=r"torch\.jit has compiled already. Give the module"):
+    with pytest.raises(ConfigError, match=r"torch\.jit has compiled. Give the module"):
         compile_model(scripted(), {"backend": "eager", "regions": regions})
     model = torch.compile(Stack(2), backend="eager")
     with pytest.raises(AlreadyCompiledError, match=r"OptimizedModule, which torch\.compile has"):

@@ -7,7 +7,7 @@ from torch import nn
 from toy import needs_compile
 
 from mm_compile import AlreadyCompiledError, ConfigError, compile_model
-from mm_compile._regions import find_regions
+from mm_compile._select import find_regions
 from mm_compile._torch import shares_code
 
 
@@ -66,7 +66,7 @@ def test_patterns_that_name_nothing_are_refused(regions, message):
         ({"on_error": "eagre"}, "'eagre' does not exist. Did you mean 'eager'"),
         ({"on_recompile": "dynamik"}, "Did you mean 'dynamic'"),
         ({"recompile_limit": True}, "takes 0 or more"),
-        ({"target": []}, "names nothing"),
+        ({"target": []}, "target is empty"),
         ({"recompile_limits": 3}, "Did you mean 'recompile_limit'"),
     ],
 )

@@ -11,7 +11,7 @@ from toy import CountingBackend, needs_compile
 
 from mm_compile import CompileError, ConfigError, NumericsError, compile_model
 from mm_compile._torch import torch_version
-from mm_compile._verify._state import SavedState
+from mm_compile._verify import _SavedState
 
 pytestmark = needs_compile
 
@@ -332,26 +332,21 @@ def test_random_numbers_of_a_device_are_put_back_by_a_stand_in_generator(monkeyp
     device = torch.device("cuda", 1)
     before, after = torch.tensor([1]), torch.tensor([2])
     states[device] = before
-    saved = SavedState(OnDevice(2, 2))
-    assert not saved.random_changed(saved.torch_random())
+    saved = _SavedState(OnDevice(2, 2))
     states[device] = after
-    assert saved.random_changed(saved.torch_random())
+    assert saved.read_random()[1] is after
     saved.restore()
     assert states[device] is before
 
 
-def test_plain_attributes_and_replaced_buffers_are_put_back(backend):
+def test_replaced_buffers_are_put_back(backend):
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
             self.linear = nn.Linear(4, 4)
-            self.calls = 0
-            self.seen = []
             self.register_buffer("mean", torch.zeros(4))
 
         def forward(self, inputs):
-            self.calls += 1
-            self.seen.append(self.calls)
             self.mean = self.mean + inputs.mean(0)
             return self.linear(inputs)
 
@@ -359,7 +354,6 @@ def test_plain_attributes_and_replaced_buffers_are_put_back(backend):
     compile_model(model, {"backend": backend, "verify": 1, "dynamic": False})
     inputs = torch.ones(2, 4)
     model(inputs)
-    assert (model.calls, model.seen) == (1, [1])
     assert model.mean.tolist() == [1.0] * 4
 
 

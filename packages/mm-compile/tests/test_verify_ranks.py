@@ -10,9 +10,8 @@ from timed import train as train_timed
 from torch.nn.parallel import DistributedDataParallel
 from toy import CountingBackend, needs_compile
 
-from mm_compile import compile_model
+from mm_compile import _warm_up, compile_model
 from mm_compile._torch import torch_version
-from mm_compile._warm_up import _warm_up
 
 pytestmark = needs_compile
 CAN_SHARD = torch_version() > (2, 6)
@@ -57,7 +56,7 @@ def sharded():
 
 def deciding(rank, folder):
     clock = SteppedClock()
-    _warm_up.clock_for = lambda _model: clock
+    _warm_up.Clock = lambda _model: clock
     # What rank 1 measures says that compiling does not pay; rank 0 decides.
     model, _, handle = auto(clock, compiling=30, running=0.5 if rank == 0 else 5.0)
     wrapped = DistributedDataParallel(model)

@@ -1,13 +1,13 @@
 """What a verified call changes besides its outputs is changed once, as without ``verify``."""
 
-from collections import Counter, OrderedDict, UserDict, deque
+from collections import OrderedDict, UserDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
-from toy import CountingBackend, needs_compile
+from toy import needs_compile
 
 from mm_compile import compile_model
 from mm_compile._torch import torch_version
@@ -23,53 +23,6 @@ class Layer(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
-
-
-class Remembering(Layer):
-    """Keeps what it saw, in every form that plain attributes can have."""
-
-    def __init__(self):
-        super().__init__()
-        self._calls = 0
-        self.hidden = {"h": torch.zeros(2, 4)}
-        self.latest = [torch.zeros(2, 4)]
-        self.nested = {"seen": []}
-        self.queue = deque(maxlen=2)
-        self.counts = Counter()
-        self.mean = torch.zeros(4)
-
-    def forward(self, inputs):
-        outputs = self.linear(inputs) + self.hidden["h"] + self.latest[0] + self.mean
-        self.remember(inputs, outputs)
-        return outputs
-
-    def remember(self, inputs, outputs):
-        self._calls += 1
-        self.hidden["h"] = outputs.detach()
-        self.latest[0] = outputs.detach() / 2
-        self.nested["seen"].append(self._calls)
-        self.queue.append(self._calls)
-        self.counts.update(["calls"])
-        self.mean.mul_(0.5).add_(inputs.mean(0))
-
-
-@needs_torch_2_1
-def test_attributes_and_what_they_hold_are_put_back():
-    def train(cfg):
-        torch.manual_seed(0)
-        model = Remembering()
-        # Some torch versions capture a deque or a Counter wrongly.
-        model.remember = torch._dynamo.disable(model.remember)
-        compile_model(model, cfg)
-        for _ in range(4):
-            model(torch.ones(2, 4)).sum().backward()
-        lists = (model._calls, model.nested, list(model.queue), dict(model.counts))
-        return lists, [model.hidden["h"], model.latest[0], model.mean, model.linear.weight.grad]
-
-    expected, expected_tensors = train(None)
-    lists, tensors = train({"backend": CountingBackend(), "verify": 3, "recompile_limit": 4})
-    assert lists == expected
-    assert all(map(torch.equal, tensors, expected_tensors))
 
 
 @dataclass(frozen=True)

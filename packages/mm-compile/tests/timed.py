@@ -5,14 +5,18 @@ from torch import nn
 from toy import CountingBackend
 
 from mm_compile import compile_model
-from mm_compile._warm_up._clock import HostClock
 
 
-class SteppedClock(HostClock):
-    """Goes on by as much as it is told."""
+class SteppedClock:
+    """A clock that tests set."""
+
+    name = "host clock"
 
     def __init__(self):
         self.now = 0.0
+
+    def seconds_between(self, start, end):
+        return end - start
 
     def mark(self):
         return self.now

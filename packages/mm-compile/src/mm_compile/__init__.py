@@ -2,8 +2,8 @@
 
 from importlib.metadata import version
 
-from ._bucketing import BucketingCollate
 from ._cache._pack import pack_cache, unpack_cache
+from ._can_compile import CompileSupport, can_compile
 from ._compile import compile_model
 from ._errors import (
     AlreadyCompiledError,
@@ -16,16 +16,13 @@ from ._errors import (
     RecompileLimitError,
     TorchVersionError,
 )
+from ._graph_breaks import GraphBreak
 from ._handle import CompileHandle
-from ._preflight import CompileSupport, can_compile
-from ._receipt._breaks import GraphBreak
-from ._receipt._regions import RegionStatus, StepTimes
-from ._receipt._report import CompileReport
-from ._verify._compare import Verified
+from ._report import CompileReport, RegionStatus, StepTimes
+from ._verify import Verified
 
 __all__ = [
     "AlreadyCompiledError",
-    "BucketingCollate",
     "CacheFileError",
     "CompileError",
     "CompileHandle",

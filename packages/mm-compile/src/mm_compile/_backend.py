@@ -1,34 +1,58 @@
 """The callable that torch.compile is given: the chosen backend, counted and guarded."""
 
+import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
-import torch
-
-from ._backend_keywords import extra, lookup
+from . import _torch_private as torch_private
 from ._cache._code_cache import CodeCache
 from ._failure import Failure, failure_of_backend, note_failure, passing_error
-from ._inductor_import import import_inductor
-from ._receipt._breaks import break_reason_of, dynamo_break_reasons
-from ._surroundings import HookGuards
+from ._graph_breaks import break_reason_of
 from ._torch import describe_backend, torch_version
 
 Compiled = Callable[..., Any]
+# torch.compile's arguments for inductor, which few other backends take.
+_OPTIONAL = ("mode", "options")
+
+
+def unsupported_keywords(keywords: Mapping[str, Any]) -> list[str]:
+    """Return those of ``mode`` and ``options`` that are set and the backend does not take."""
+    given = _optional_keywords(keywords)
+    if not given or keywords.get("backend", "inductor") == "inductor":
+        return []
+    function = _lookup(keywords)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # written in C
+        return []
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    # torch's own accept them and ignore them.
+    is_of_torch = str(getattr(function, "__module__", "")).startswith("torch._dynamo.")
+    if takes_any and not is_of_torch:
+        return []
+    return [name for name in given if name not in parameters]
 
 
 class GuardedBackend:
-    """Compiles captured graphs by the backend of a config, and counts them.
+    """Compiles captured graphs by a config's backend, and counts them.
 
-    With ``catches``, a graph that the backend refuses is run as it was captured, so that the call
-    which needed it goes on where it was: nothing of it runs twice. ``failure`` then says so. Errors
-    that may pass, such as a lack of memory, are raised all the same.
+    With ``catches``, a graph that the backend refuses runs as it was captured, and ``failure`` says
+    so: nothing of the call runs twice. Errors that may pass, such as a lack of memory, are raised.
+
+    Args:
+        keywords: The arguments of ``torch.compile``.
+        dynamic: Its ``dynamic``.
+        catches: Whether to run refused graphs eagerly.
+        counts_runs: Whether to count runs of graphs.
+        code_cache: Where compiled code is kept.
+        on_compile: Called before each graph is compiled.
 
     Attributes:
-        num_graphs: Graphs handed to the backend so far, refused ones included.
-        num_runs: Compiled graphs run so far; counted only with ``counts_runs``.
-        failure: Set whenever a refused graph runs; whoever reads it sets it back to None.
-        break_reasons: What dynamo says of every graph break; where it can, of the whole process.
+        num_graphs: Graphs handed to the backend, refused ones included.
+        num_runs: Compiled graphs run; counted only with ``counts_runs``.
+        failure: Set whenever a refused graph runs; whoever reads it resets it to None.
+        break_reasons: Dynamo's graph breaks; where it keeps a list, those of the whole process.
     """
 
     def __init__(
@@ -39,45 +63,40 @@ class GuardedBackend:
         catches: bool,
         counts_runs: bool,
         code_cache: CodeCache | None = None,
-        hook_guards: HookGuards | None = None,
+        on_compile: Callable[[], None] | None = None,
     ) -> None:
-        self._compile: Compiled = _backend_function(keywords, dynamic=dynamic)
+        self._compile = _backend_function(keywords, dynamic=dynamic)
         if code_cache is not None:
             self._compile = code_cache.wrap(self._compile)
-        # torch names a backend so in its own messages.
+        # torch shows this name in messages.
         self.__name__ = describe_backend(keywords)
         self._catches = catches
         self._counts_runs = counts_runs
-        self._hook_guards = hook_guards
+        self._on_compile = on_compile
         self.num_graphs = 0
         self.num_runs = 0
         self.failure: Failure | None = None
-        reasons = dynamo_break_reasons()
+        reasons = torch_private.graph_break_reasons()
         self._collects_breaks = reasons is None
         self.break_reasons: list[Any] = [] if reasons is None else reasons
 
     def __call__(self, graph_module: Any, example_inputs: Any) -> Any:
         """Compile one graph, as dynamo asks for it."""
         self.num_graphs += 1
-        if self._hook_guards is not None:
-            self._hook_guards.begin()
+        if self._on_compile is not None:
+            self._on_compile()
         if self._collects_breaks:
             self.break_reasons += break_reason_of(graph_module)
-        if self.__name__ == "inductor":
-            import_inductor()
-        if not self._catches:
-            try:
-                return self._compile(graph_module, example_inputs)
-            except Exception as error:
-                note_failure(error, graph_module)
-                raise
+        # A backward compiled when it runs would fail where no region can catch the error.
+        early = torch_private.backward_compiled_early() if self._catches else nullcontext()
         try:
-            with _backward_compiled_now():
+            with early:
                 compiled = self._compile(graph_module, example_inputs)
         except Exception as error:
-            if passing_error(error) is not None:
-                raise
-            return self._refused(graph_module, failure_of_backend(error, graph_module))
+            if self._catches and passing_error(error) is None:
+                return self._refused(graph_module, failure_of_backend(error, graph_module))
+            note_failure(error, graph_module)
+            raise
         return self._counted(compiled) if self._counts_runs else compiled
 
     def __eq__(self, other: object) -> bool:
@@ -93,7 +112,7 @@ class GuardedBackend:
         self.failure = failure
 
         def run(*args: Any) -> Any:
-            # Code is shared: another region may run into this graph without compiling anything.
+            # Another region that shares the code may run this graph without compiling.
             self.failure = failure
             self.num_runs += 1
             return graph_module.forward(*args)
@@ -109,24 +128,20 @@ class GuardedBackend:
 
 
 def _backend_function(keywords: Mapping[str, Any], *, dynamic: bool | None) -> Compiled:
-    backend = keywords.get("backend", "inductor")
-    mode, options = keywords.get("mode"), keywords.get("options")
-    if backend == "inductor":
-        # What torch.compile makes of the name: the one place where mode and options are applied.
-        wrapper: Any = torch._TorchCompileInductorWrapper  # noqa: SLF001
-        compiled: Compiled = wrapper(mode or "default" if not options else None, options, dynamic)
+    if keywords.get("backend", "inductor") == "inductor":
+        compiled: Compiled = torch_private.inductor_backend(
+            keywords.get("mode"), keywords.get("options"), dynamic=dynamic
+        )
         return compiled
-    function, rest = lookup(keywords), extra(keywords)
+    function = _lookup(keywords)
+    rest = {name: keywords[name] for name in _optional_keywords(keywords)}
     return lambda graph_module, inputs: function(graph_module, inputs, **rest)
 
 
-def _backward_compiled_now() -> AbstractContextManager[object]:
-    # torch compiles a backward when it first runs, where no region could catch an error.
-    from torch._functorch import config  # noqa: PLC0415 - loaded only to compile
+def _lookup(keywords: Mapping[str, Any]) -> Any:
+    backend = keywords["backend"]
+    return torch_private.lookup_backend(backend) if isinstance(backend, str) else backend
 
-    if hasattr(config, "force_non_lazy_backward_lowering"):
-        patched: AbstractContextManager[object] = config.patch(
-            force_non_lazy_backward_lowering=True
-        )
-        return patched
-    return nullcontext()
+
+def _optional_keywords(keywords: Mapping[str, Any]) -> list[str]:
+    return [name for name in _OPTIONAL if keywords.get(name) not in (None, "default", {})]

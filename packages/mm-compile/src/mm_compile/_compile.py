@@ -1,4 +1,4 @@
-"""``compile_model``: the one entrance."""
+"""``compile_model``."""
 
 import dataclasses
 import logging
@@ -8,26 +8,24 @@ from typing import Any
 
 from torch import nn
 
-from ._backend_keywords import taken
+from ._backend import unsupported_keywords
 from ._cache._code_cache import open_cache
-from ._config import CompileConfig, check_against_torch, parse_config, with_keywords
+from ._config import TRAINED, CompileConfig, check_against_torch, parse_config, with_keywords
 from ._device_graphs import DeviceGraphs, records_graphs
 from ._errors import ConfigError, MMCompileError
-from ._garbage import rare_collections
+from ._gc import rare_collections
 from ._handle import CompileHandle
 from ._install import install_regions, unwrapped
-from ._known_bad import tell_known_bad
-from ._outermost import OutermostCall
-from ._receipt._config import TRAINED
+from ._model_call import ModelCall
 from ._region import Region
 from ._torch import describe_backend
-from ._verify._verifier import Verifier
-from ._warm_up._warm_up import WarmUp
+from ._verify import Verifier
+from ._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 
 
-@rare_collections  # torch's compiler is imported
+@rare_collections  # imports torch's compiler
 def compile_model(
     model: nn.Module,
     cfg: bool | str | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
@@ -36,42 +34,40 @@ def compile_model(
     """Compile ``model`` in place, as ``cfg`` says.
 
     The model stays the same object: its parameters, the keys of its ``state_dict``, its hooks and
-    its training mode are untouched. Copies of it run eagerly. The config is checked here; compiling
-    itself happens at the model's first call. The handle is no model: go on with the one given.
+    its training mode do not change. Copies of it run eagerly. The config is checked here; compiling
+    happens at the model's first call. Go on with the model, not with the handle.
 
     Args:
         model: A module, or one wrapped by torch's ``DistributedDataParallel``.
-        cfg: True for the defaults; False or None for nothing; ``"auto"`` for what pays (see
-            below); or the keyword arguments of this torch's ``torch.compile`` (``backend``,
-            ``mode``, ``dynamic``, ``fullgraph``, ``options``, ``disable``, ...) plus those below.
-            Never changed.
+        cfg: True for the defaults; False or None for nothing; ``"auto"`` to compile if it pays; or
+            the keyword arguments of this torch's ``torch.compile`` (``backend``, ``mode``,
+            ``dynamic``, ``fullgraph``, ``options``, ``disable``, ...) plus those below. It is not
+            changed.
 
             * ``target``: ``"forward"`` (the default) is what ``model(...)`` runs, in training and
-              evaluation alike. ``"train_step"``, ``"val_step"``, ``"test_step"``, ``"loss"`` and
-              ``"predict"`` are these methods of the very object given, ``train_step`` with
-              backward and optimizer step included. A list of names compiles each.
-            * ``regions``: ``"auto"`` compiles repeated blocks one by one, each kind of them once;
-              a list of patterns (``["encoder.layers.*"]``) the modules so named.
+              evaluation. ``"train_step"``, ``"val_step"``, ``"test_step"``, ``"loss"`` and
+              ``"predict"`` are these methods of ``model``, ``train_step`` with its backward and
+              optimizer step. A list of names compiles each.
+            * ``regions``: ``"auto"`` compiles repeated blocks one by one, each kind once; a list of
+              patterns (``["encoder.layers.*"]``) compiles the modules of these names.
             * ``on_error``: ``"raise"`` (the default), or ``"eager"`` to run a region that does not
-              compile as it is, on all ranks. A lack of memory and an ``OSError`` are always raised.
-            * ``recompile_limit`` (4): how often a region may be compiled again in each mode, and
-              ``on_recompile`` what happens beyond: ``"dynamic"`` (the default) compiles once more
+              compile eagerly, on all ranks. A ``MemoryError`` and an ``OSError`` are always raised.
+            * ``recompile_limit`` (4): how often a region may be compiled again in each mode.
+            * ``on_recompile``: what happens beyond: ``"dynamic"`` (the default) compiles once more
               for any size, then runs eagerly; ``"eager"``; ``"raise"``.
-            * ``cache``: a directory in which inductor's compiled code is kept, so that the next
-              run starts warm; give all runs of a project the same one. It is code that runs: what
-              other users can write is not used, unless ``dict(dir=..., trusted=True)`` says so.
+            * ``cache``: a directory for inductor's compiled code, so that the next run starts warm.
+              It is code that runs: one that other users can write is not used, unless
+              ``dict(dir=..., trusted=True)`` says so.
             * ``optimizer``: whether ``handle.compile_optimizer`` compiles the optimizer's step.
-            * ``disable="auto"``: the first training steps run eagerly and are timed. Then regions
-              are compiled, the largest group of equal ones first, as long as what they save in the
-              steps that are left (``handle.expect_steps``) is more than compiling takes. Which of
-              it holds is logged; all ranks do as rank 0. ``cfg="auto"`` is ``disable="auto"`` with
-              ``regions="auto"`` and ``on_error="eager"``.
-            * ``measure`` (0): True or how many training steps run eagerly at first, after two that
-              do not count, so that the report compares eager and compiled steps.
-            * ``verify``: True or in how many training calls (of each region) outputs and gradients
-              are compared with eager ones first, or a dict of ``steps``, ``rtol`` and ``atol``.
-              Training is the same with and without. A region that deviates more runs eagerly or
-              raises ``NumericsError``, as ``on_error`` says.
+            * ``disable="auto"``: run the first training steps eagerly and time them, then compile
+              if that is expected to save more than it costs in the steps that are left
+              (``handle.expect_steps``); undo it if it does not. All ranks do as rank 0.
+              ``cfg="auto"`` also sets ``regions="auto"`` and ``on_error="eager"``.
+            * ``measure`` (0): True or how many training steps to run eagerly at first, so that the
+              report compares eager and compiled steps.
+            * ``verify``: True or in how many training calls of each region to compare outputs and
+              gradients with eager ones, or a dict of ``steps``, ``rtol`` and ``atol``. A region
+              that deviates runs eagerly or raises ``NumericsError``, as ``on_error`` says.
         **keywords: Keys of ``cfg``, as in ``compile_model(model, mode="max-autotune")``.
 
     Returns:
@@ -96,41 +92,51 @@ def compile_model(
     if not config.enabled:
         return CompileHandle(config, [])
     check_against_torch(config)
-    backend = describe_backend(config.keywords)
     config = dataclasses.replace(
         config,
-        keywords=taken(config.keywords, backend),
+        keywords=_supported_keywords(config),
         code_cache=open_cache(config.cache, config.keywords, is_trusted=config.is_cache_trusted),
     )
-    tell_known_bad(model, config)
     regions = _install(model, config)
-    _logger.debug("compile: %s by %s", ", ".join(region.label for region in regions), backend)
-    verifier = Verifier(config, len(regions)) if config.verify is not None else None
-    if verifier is not None:
+    verifier = None
+    if config.verify is not None:
+        verifier = Verifier(config)
         for region in regions:
             region.check = partial(verifier.check, region)
     inner = unwrapped(model)
-    outermost, graphs = _watch_calls(inner, regions, config)
+    model_call, graphs = _watch_calls(inner, regions, config)
     count = (lambda: 0) if verifier is None else (lambda: verifier.num_comparisons)
-    warm_up = WarmUp(inner, regions, config, outermost, count)
-    return CompileHandle(config, regions, warm_up, verifier, [outermost, *graphs])
+    warm_up = WarmUp(inner, regions, config, model_call, count)
+    return CompileHandle(config, regions, warm_up, verifier, [model_call, *graphs])
+
+
+def _supported_keywords(config: CompileConfig) -> dict[str, Any]:
+    names = unsupported_keywords(config.keywords)
+    for name in names:
+        _logger.warning(
+            "compile: %s=%r is left out: backend %r does not take it, inductor does.",
+            name,
+            config.keywords[name],
+            describe_backend(config.keywords),
+        )
+    return {name: value for name, value in config.keywords.items() if name not in names}
 
 
 def _watch_calls(
     model: nn.Module, regions: Sequence[Region], config: CompileConfig
-) -> tuple[OutermostCall, list[DeviceGraphs]]:
-    # Of several methods, one that training calls.
+) -> tuple[ModelCall, list[DeviceGraphs]]:
+    # Of several methods, one that runs in training.
     root = next((each for each in regions if each.attribute in TRAINED), regions[0])
-    outermost = OutermostCall(model, is_installed=bool(root.name))
-    root.outermost = outermost
-    if root.agreement is not None:
-        outermost.listeners.append(root.agreement.read)
+    model_call = ModelCall(model, is_installed=bool(root.name))
+    root.model_call = model_call
+    if root.shared_failures is not None:
+        model_call.on_begin.append(root.shared_failures.apply_new)
     if not records_graphs(config.keywords):
-        return outermost, []
+        return model_call, []
     graphs = DeviceGraphs(model.parameters())
-    outermost.listeners.append(graphs.begin)
-    outermost.keepers.append(graphs.keep)
-    return outermost, [graphs]
+    model_call.on_begin.append(graphs.begin)
+    model_call.on_end.append(graphs.copy_outputs)
+    return model_call, [graphs]
 
 
 def _install(model: nn.Module, config: CompileConfig) -> list[Region]:
@@ -139,5 +145,5 @@ def _install(model: nn.Module, config: CompileConfig) -> list[Region]:
     except MMCompileError:
         raise
     except (AssertionError, RuntimeError, TypeError) as error:
-        # torch.compile compiles nothing yet: what it refuses here is one of its arguments.
+        # torch.compile compiles nothing yet: it refuses one of its arguments.
         raise ConfigError(f"torch.compile refused {config.keywords}: {error}") from error

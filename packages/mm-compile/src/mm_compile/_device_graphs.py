@@ -1,11 +1,9 @@
 """Device graphs (``mode="reduce-overhead"``) whose results outlive the next call.
 
-A recorded graph writes its results to the same memory whenever it is replayed. Three things that
-training does anyway are then wrong, or end in torch's error about an overwritten tensor: a loss is
-kept until the next log line, the gradients of a micro-batch stay in ``.grad`` while the next one
-runs, and a model is called twice before backward. Here results that leave the model are copied,
-gradients are copied where autograd would keep the graph's own memory, and torch is told that an
-iteration begins only when no backward is due.
+A recorded graph writes its results to the same memory in every replay. That breaks losses kept for
+a log, gradients accumulated over micro-batches, and two calls before one backward. So results that
+leave the model are copied, gradients are copied where autograd would keep the graph's memory, and
+torch is told that an iteration begins only when no backward is pending.
 """
 
 from __future__ import annotations
@@ -17,30 +15,32 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from ._tensors import map_tensors
+
 _MODES = ("reduce-overhead", "max-autotune")
-_OPTION = "triton.cudagraphs"
 
 
 def records_graphs(keywords: Mapping[str, Any]) -> bool:
-    """Whether ``torch.compile(**keywords)`` records device graphs, where the device can."""
+    """Whether ``torch.compile(**keywords)`` records device graphs."""
     if keywords.get("backend", "inductor") == "cudagraphs":
         return True
     options = {str(name).replace("-", "_"): on for name, on in keywords.get("options", {}).items()}
-    return keywords.get("mode") in _MODES or bool(options.get(_OPTION))
+    return keywords.get("mode") in _MODES or bool(options.get("triton.cudagraphs"))
 
 
 class DeviceGraphs:
-    """Watches the calls of a model whose code is replayed from device graphs.
+    """Callbacks of a model whose code is replayed from device graphs.
 
-    Costs a copy of what the model returns and, in the first micro-batch of a step, of its
-    gradients. Does nothing for tensors on the CPU, where torch records nothing.
+    Costs a copy of the model's outputs and, in the first micro-batch of a step, of its gradients.
+    Does nothing for tensors on the CPU.
 
     Args:
-        parameters: Those of the model.
+        parameters: The model's parameters.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._due: ref[_BackwardDue] | None = None
+        self._pending: ref[_PendingBackward] | None = None
+        # torch 2.0 and 2.1 have no such function.
         self._mark: Callable[[], None] = getattr(
             getattr(torch, "compiler", None), "cudagraph_mark_step_begin", lambda: None
         )
@@ -51,42 +51,36 @@ class DeviceGraphs:
         ]
 
     def begin(self) -> None:
-        """Tell torch that an iteration begins, unless a backward of an earlier call is due.
-
-        A mark would let it overwrite what that backward reads.
-        """
-        due = None if self._due is None else self._due()
-        if due is None or due.has_begun:
+        """Mark the beginning of an iteration, unless the backward of an earlier call is pending."""
+        pending = None if self._pending is None else self._pending()
+        if pending is None or pending.has_begun:
             self._mark()
 
-    def keep(self, outputs: Any) -> Any:
-        """Return what a call of the model returned, in memory of its own."""
-        from torch.utils._pytree import tree_map  # noqa: PLC0415 - loaded only to compile
+    def copy_outputs(self, outputs: Any) -> Any:
+        """Return the outputs of a call, outside of the graphs' memory."""
+        pending = _PendingBackward()
 
-        due = _BackwardDue()
+        def copy(_name: str, tensor: Tensor) -> Tensor:
+            if not is_recorded(tensor):
+                return tensor
+            copied = tensor.clone()
+            if copied.requires_grad:
+                copied.register_hook(pending)  # type: ignore[no-untyped-call]
+            return copied
 
-        def own(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not is_recorded(value):
-                return value
-            copy = value.clone()
-            if copy.requires_grad:
-                copy.register_hook(due)  # type: ignore[no-untyped-call]
-            return copy
-
-        kept = tree_map(own, outputs)
-        # Lives as long as the autograd graph that holds it: outputs that nobody goes backward from
-        # are not waited for.
-        self._due = ref(due)
-        return kept
+        copied = map_tensors(copy, "outputs", outputs)
+        # Lives as long as the autograd graph: a backward that never comes is not waited for.
+        self._pending = ref(pending)
+        return copied
 
     def remove(self) -> None:
-        """Leave the parameters."""
+        """Remove the hooks of the parameters."""
         for hook in self._hooks:
             hook.remove()
 
 
-class _BackwardDue:
-    """A hook of the outputs of one call: called when backward comes to one of them."""
+class _PendingBackward:
+    """A hook of the outputs of one call, called when backward reaches one of them."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -96,7 +90,7 @@ class _BackwardDue:
 
 
 def is_recorded(tensor: Tensor) -> bool:
-    """Whether a tensor may lie in the memory of a device graph."""
+    """Whether a tensor may be in the memory of a device graph."""
     return tensor.device.type != "cpu"
 
 

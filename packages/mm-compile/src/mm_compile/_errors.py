@@ -1,4 +1,4 @@
-"""What mm-compile raises: each error is also the builtin that a caller expects."""
+"""Errors of mm-compile; each is also the builtin that a caller expects."""
 
 
 class MMCompileError(Exception):
@@ -18,15 +18,15 @@ class AlreadyCompiledError(MMCompileError, RuntimeError):
 
 
 class CompileError(MMCompileError, RuntimeError):
-    """Something did not compile, and cannot or shall not run eagerly instead."""
+    """A region did not compile, and does not run eagerly instead."""
 
 
 class CacheFileError(MMCompileError, ValueError):
-    """A file is no packed compile cache, or there is no compile cache to pack."""
+    """A file is not a packed compile cache, or there is no compile cache to pack."""
 
 
 class NotAModelError(MMCompileError, TypeError, AttributeError):
-    """A :class:`mm_compile.CompileHandle` was used as if it were the model."""
+    """A :class:`mm_compile.CompileHandle` was used as the model."""
 
 
 class RecompileLimitError(MMCompileError, RuntimeError):
@@ -34,11 +34,11 @@ class RecompileLimitError(MMCompileError, RuntimeError):
 
 
 class NumericsError(CompileError):
-    """Compiled code computes something else than eager code, beyond what ``verify`` allows.
+    """Compiled code deviates from eager code by more than ``verify`` allows.
 
     Attributes:
         region: The module's dotted name; empty for the model itself.
-        tensor: What deviates most.
+        tensor: The tensor that deviates most.
         deviation: The largest difference of an element.
     """
 
@@ -49,5 +49,5 @@ class NumericsError(CompileError):
         self.deviation = deviation
 
     def __reduce__(self) -> tuple[object, ...]:
-        # It crosses processes: torch's spawn sends what a rank raised.
+        # torch's spawn pickles the error of a rank.
         return type(self), (str(self), self.region, self.tensor, self.deviation)

@@ -1,4 +1,4 @@
-"""Why code did not compile, in a few words: the user's frame and the reason."""
+"""Reasons why code did not compile, with the line of the user's code."""
 
 import os
 import re
@@ -17,15 +17,14 @@ from ._errors import CompileError
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared as text
 _OWN_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared as text
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-# What torch adds to its messages for whoever reports a bug to torch; buffers of inductor, pages of
-# them; and a line of code, which the frame tells better.
+# Advice for bug reports, inductor's buffers, and code that the frame already names.
 _ADVICE = re.compile(
     r"\n\s*(Set TORCH|You can suppress|Please convert|from user code:|args\[\d+\]:|Caused by:).*",
     re.DOTALL,
 )
 _LONGEST_REASON = 300
 _PASSING = (MemoryError, OSError, torch.cuda.OutOfMemoryError)
-# Where an error of a backend carries what it was about, through the error that dynamo makes of it.
+# Attribute of a backend's error; dynamo wraps the error.
 _NOTE = "_mm_compile_failure"
 
 
@@ -35,8 +34,8 @@ class Failure:
 
     Attributes:
         reason: What the compiler said, in one line.
-        frame: ``file:line`` of the user's code that it was at; None where it does not say.
-        is_first: Whether that is only where the graph begins that the compiler was given.
+        frame: ``file:line`` of the user's code; None where unknown.
+        is_first: Whether the frame is only the beginning of the graph.
     """
 
     reason: str
@@ -60,18 +59,17 @@ def failure_of_backend(error: Exception, graph_module: Any) -> Failure:
 
 
 def note_failure(error: Exception, graph_module: Any) -> None:
-    """Keep with ``error`` what :func:`failure_of_backend` says; dynamo tells no line of it."""
-    with suppress(AttributeError):  # one that has slots
+    """Attach :func:`failure_of_backend` to ``error``; dynamo names no line of the graph."""
+    with suppress(AttributeError):  # an error with slots
         setattr(error, _NOTE, failure_of_backend(error, graph_module))
 
 
 def passing_error(error: BaseException) -> BaseException | None:
-    """Return the lack of memory or the system's error behind ``error``; None if it is another.
+    """Return the ``MemoryError`` or ``OSError`` behind ``error``, or None.
 
-    It says nothing about the code: the next attempt may compile.
+    The next attempt may compile.
     """
     cause: BaseException | None = error
-    # Dynamo keeps a backend's error so; what it was handling meanwhile is none of its causes.
     while cause is not None and not isinstance(cause, _PASSING):
         cause = getattr(cause, "inner_exception", None) or cause.__cause__
     return cause
@@ -116,13 +114,13 @@ def _first_lines(text: str) -> str:
     text = " ".join(" ".join(lines[:3]).split())
     if len(text) <= _LONGEST_REASON:
         return text
-    # Some words are longer than all that: mangled names, paths.
+    # Mangled names and paths may be longer than that.
     words = shorten(text, _LONGEST_REASON, placeholder=" ...")
     return words if len(words) > _LONGEST_REASON // 2 else f"{text[: _LONGEST_REASON - 4]} ..."
 
 
 def _node_at(error: BaseException) -> Node | None:
-    # Of the backends that go through a graph node by node, torch's and others, by fx's own means.
+    # Backends that interpret a graph node by node do so in fx's Interpreter.run_node.
     nodes = [
         frame.f_locals.get("n")
         for frame, _ in walk_tb(error.__traceback__)
@@ -136,8 +134,7 @@ def _user_frame(trace: str) -> str | None:
 
 
 def innermost_user_frame(frames: Iterable[tuple[str, str]]) -> str | None:
-    """Return ``file:line`` of the last frame that is the user's; None if none is."""
-    # The operation itself is often in torch's files.
+    """Return ``file:line`` of the last frame outside of torch and this package, or None."""
     own = [
         f"{file}:{line}"
         for file, line in frames

@@ -1,4 +1,4 @@
-"""What ``compile_model`` hands back: the way to undo, and the report."""
+"""Handle of a compiled model: undo, and the report."""
 
 import logging
 from collections.abc import Sequence
@@ -9,12 +9,11 @@ from torch.optim import Optimizer
 from ._config import CompileConfig
 from ._errors import ConfigError, NotAModelError
 from ._optimizer import CompiledStep
-from ._receipt._regions import RegionStatus, StepTimes, status_of
-from ._receipt._report import CompileReport, DynamoCounts
 from ._region import Region
+from ._report import CompileReport, DynamoCounts, RegionStatus, StepTimes, status_of
 from ._torch import describe_backend
-from ._verify._verifier import Verifier
-from ._warm_up._warm_up import WarmUp
+from ._verify import Verifier
+from ._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 _IN_PLACE = (
@@ -24,14 +23,14 @@ _IN_PLACE = (
 
 
 class Removable(Protocol):
-    """What lies on a model beside its regions."""
+    """Something installed on a model beside its regions."""
 
     def remove(self) -> None:
-        """Take it off."""
+        """Remove it."""
 
 
 class CompileHandle:
-    """A compiled model's way back, and what compiling it did.
+    """Undoes compiling a model, and reports what it did.
 
     Made by :func:`mm_compile.compile_model`. Where the config asked for nothing, ``enabled`` is
     false, ``undo`` does nothing and the report counts nothing.
@@ -54,7 +53,7 @@ class CompileHandle:
         self._watchers = list(watchers)
         self._warm_up = warm_up
         if warm_up is not None:
-            warm_up.on_done = self._tell
+            warm_up.on_done = self._log_report
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise NotAModelError(f"CompileHandle cannot be called. {_IN_PLACE}")
@@ -69,30 +68,30 @@ class CompileHandle:
 
     @property
     def regions(self) -> tuple[RegionStatus, ...]:
-        """What was compiled, in the model's order, and how each part does now."""
+        """The compiled parts, in the model's order, with their present status."""
         results = {} if self._verifier is None else self._verifier.results
         return tuple(status_of(region, results.get(region.index)) for region in self._regions)
 
     @property
     def is_warm(self) -> bool:
-        """Whether training steps have been timed, and ``"auto"`` has decided: once, then for ever.
+        """Whether training steps have been timed and ``"auto"`` has decided; it stays true.
 
-        False where the model is not compiled at all.
+        False where nothing is compiled.
         """
         return self._warm_up is not None and self._warm_up.is_done
 
     def expect_steps(self, num_steps: int) -> None:
-        """Say how many training calls of the model are to come.
+        """Set the number of training calls of the model to come.
 
-        ``"auto"`` weighs them; without a word it expects as many as there have been. The report
-        tells whether compiling pays in that many. Does nothing where nothing is compiled.
+        ``"auto"`` weighs them; otherwise it expects as many as there have been. The report says
+        whether compiling pays in them. Does nothing where nothing is compiled.
 
         Args:
             num_steps: Calls of the model in training, each micro-batch of an accumulating run
                 counted.
 
         Raises:
-            ConfigError: If it is no number, or negative.
+            ConfigError: If it is not a finite number, or negative.
 
         Example:
             >>> handle = compile_model(model, "auto")
@@ -106,8 +105,8 @@ class CompileHandle:
     def compile_optimizer(self, optimizer: Optimizer) -> None:
         """Compile ``optimizer.step`` in place, if the config says ``optimizer=True``.
 
-        ``undo`` undoes it too. A step with a closure runs eagerly. Where the config does not say
-        so, the step is left as it is, and one line in the log says that.
+        ``undo`` undoes it too. A step with a closure runs eagerly. Without ``optimizer=True`` the
+        step stays eager, which is logged.
 
         Args:
             optimizer: The optimizer, once its parameters are final.
@@ -132,23 +131,19 @@ class CompileHandle:
             self._steps.append(step)
 
     def undo(self) -> None:
-        """Make the model run eagerly again, as it was before; a second call does nothing."""
+        """Restore the eager model; a second call does nothing."""
         if self._warm_up is not None:
             self._warm_up.stop()
-        for watcher in self._watchers:
-            watcher.remove()
-        for region in self._regions:
-            region.remove()
-        for step in self._steps:
-            step.remove()
+        for part in (*self._watchers, *self._regions, *self._steps):
+            part.remove()
         if self._config.code_cache is not None:
             self._config.code_cache.close()
         self._enabled = False
 
     def report(self) -> CompileReport:
-        """Tell what was compiled since ``compile_model``, and what it cost and gained.
+        """Return what was compiled since ``compile_model``, its cost and its gain.
 
-        Waits for no device: what is not known yet is left out.
+        Does not wait for a device: what is not known yet is left out.
         """
         counts = DynamoCounts.now().since(self._before) if self._config.enabled else DynamoCounts()
         return CompileReport(
@@ -166,20 +161,19 @@ class CompileHandle:
         )
 
     def _step_times(self, compile_seconds: float) -> StepTimes | None:
-        if self._warm_up is None:
+        times = None if self._warm_up is None else self._warm_up.times()
+        if self._warm_up is None or times is None or times[1].step_s is None:
             return None
-        measured = self._warm_up.measured()
-        if measured.compiled_step_s is None:
-            return None
-        # Steps that compare, too, are no measure of what compiling took.
-        startup = None if self._verifier is not None else measured.startup_s
+        eager, compiled = times
+        # Steps that verify also compare: their duration is not that of compiling.
+        startup = compiled.startup_s if self._verifier is None else compile_seconds
         return StepTimes(
-            compiled_s=measured.compiled_step_s,
-            eager_s=measured.eager_step_s,
-            startup_s=compile_seconds if startup is None else startup,
+            compiled_s=times[1].step_s,
+            eager_s=eager.step_s,
+            startup_s=startup,
             clock=self._warm_up.clock,
             expected_steps=self._warm_up.num_expected,
         )
 
-    def _tell(self) -> None:
+    def _log_report(self) -> None:
         _logger.info("compile: %s", self.report())

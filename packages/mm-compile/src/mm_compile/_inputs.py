@@ -1,10 +1,13 @@
-"""What a call was given, remembered in a form that says which input changed, and how."""
+"""Traits of a call's inputs, which say what changed between two calls."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+
+from ._tensors import items_of
+from ._torch_private import is_view
 
 # Name of an input, such as ``batch['image']``, to its traits: dtype, shape, value, ...
 Traits = dict[str, dict[str, Any]]
@@ -13,7 +16,7 @@ Traits = dict[str, dict[str, Any]]
 def describe_inputs(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Traits:
-    """Describe the inputs of a call, named as ``method`` names them."""
+    """Return the traits of a call's inputs, by the names that ``method`` gives them."""
     try:
         named: Mapping[str, Any] = inspect.signature(method).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # no signature, or one that a decorator hides
@@ -21,22 +24,10 @@ def describe_inputs(
     return {name: traits for key, value in named.items() for name, traits in _walk(key, value)}
 
 
-def describe_change(before: Traits, after: Traits) -> str | None:
-    """Say which inputs differ, and in which dimension; None if none does."""
-    changes = [
-        sentence
-        for name in dict.fromkeys([*before, *after])
-        for sentence in _changes(name, before.get(name, {}), after.get(name, {}))
-    ]
-    return "; ".join(changes[:4]) if changes else None
-
-
-def describe_nearest_change(history: list[Traits], after: Traits) -> str | None:
-    """Compare with the earlier call that is most like this one; None if one is the same."""
-    changes = [describe_change(before, after) for before in reversed(history)]
-    if None in changes:
-        return None
-    return min((change for change in changes if change), key=lambda text: text.count(";"))
+def describe_change(history: list[Traits], after: Traits) -> str | None:
+    """Say what changed since the most similar earlier call; None if nothing did."""
+    changes = [_difference(before, after) for before in reversed(history)]
+    return None if [] in changes else "; ".join(min(changes, key=len)[:4])
 
 
 def _walk(name: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -48,21 +39,26 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
                 "dtype": value.dtype,
                 "device": value.device,
                 "requires_grad": value.requires_grad,
-                # dynamo compiles a view of another tensor apart.
-                "is a view": value._is_view(),  # noqa: SLF001 - there is no public way to ask
+                # Dynamo compiles views separately.
+                "is a view": is_view(value),
             },
         )
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _walk(f"{name}[{key!r}]", item)
-    elif isinstance(value, (list, tuple)):
-        yield name, {"length": len(value)}
-        for index, item in enumerate(value):
-            yield from _walk(f"{name}[{index}]", item)
-    elif isinstance(value, (bool, int, float, str)) or value is None:
+        return
+    if isinstance(value, (bool, int, float, str)) or value is None:
         yield name, {"value": value}
-    else:
-        yield name, {"type": type(value).__name__}
+        return
+    is_container = isinstance(value, (Mapping, list, tuple))
+    yield name, {"length": len(value)} if is_container else {"type": type(value).__name__}
+    for item_name, _, item in items_of(name, value):
+        yield from _walk(item_name, item)
+
+
+def _difference(before: Traits, after: Traits) -> list[str]:
+    return [
+        sentence
+        for name in dict.fromkeys([*before, *after])
+        for sentence in _changes(name, before.get(name, {}), after.get(name, {}))
+    ]
 
 
 def _changes(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Putting compiled regions in their modules' places."""
+"""Installing compiled regions on a model."""
 
 import logging
 from collections.abc import Sequence
@@ -8,24 +8,25 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ._agreement import Agreement
-from ._code import function_of, own_method
+from . import _torch_private as torch_private
+from ._compiled_code import RegionKind, mode_of
 from ._config import CompileConfig
 from ._errors import AlreadyCompiledError, ConfigError
 from ._failure import Failure
+from ._method import function_of, instance_method
+from ._ranks import SharedFailures
 from ._region import Region
-from ._regions import Named, find_regions, has_forward, signature_of
+from ._select import NamedModule, find_regions, has_forward, signature_of
 from ._torch import shares_code
-from ._unit import Kind, mode_of
 
 _logger = logging.getLogger(__name__)
 
 
 def install_regions(model: nn.Module, config: CompileConfig) -> list[Region]:
-    """Compile what ``config`` names of ``model``, in place.
+    """Compile the parts of ``model`` that ``config`` names, in place.
 
     Returns:
-        The regions, each in its module's place.
+        The installed regions.
 
     Raises:
         ConfigError: If the model has no such method or modules.
@@ -43,9 +44,25 @@ def install_regions(model: nn.Module, config: CompileConfig) -> list[Region]:
     return regions
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside a data-parallel wrapper.
+
+    Raises:
+        ConfigError: If the wrapper is ``DataParallel``.
+    """
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    if isinstance(model, DataParallel):
+        raise ConfigError(
+            "compile was asked for a model in DataParallel, which copies the model for every call. "
+            "Use DistributedDataParallel, one process for each device."
+        )
+    return model
+
+
 def _make_regions(model: nn.Module, attribute: str, config: CompileConfig) -> list[Region]:
-    # Inside a wrapper, whose own val_step and predict then run compiled code too; dynamo, which
-    # knows the wrapper while its forward runs, still cuts graphs at the gradient buckets.
+    # Compiling inside a wrapper lets its val_step and predict run compiled code too; dynamo still
+    # ends graphs at the gradient buckets.
     inner = unwrapped(model) if attribute == "forward" else model
     _refuse_kind(inner)
     modules = [("", inner)]
@@ -59,31 +76,17 @@ def _make_regions(model: nn.Module, attribute: str, config: CompileConfig) -> li
             modules = [("", inner)]
     for _, module in modules:
         _refuse(module, attribute)
-    return _grouped(modules, attribute, config)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside a data-parallel wrapper."""
-    while isinstance(model, DistributedDataParallel):
-        model = model.module
-    if isinstance(model, DataParallel):
-        raise ConfigError(
-            "compile was asked for a model in DataParallel, which copies the model for every call. "
-            "Use DistributedDataParallel, one process for each device."
-        )
-    return model
+    return _group(modules, attribute, config)
 
 
 def _refuse_kind(module: nn.Module) -> None:
-    from torch._dynamo.eval_frame import OptimizedModule  # noqa: PLC0415 - imports dynamo
-
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         raise ConfigError(
-            f"compile was asked for {kind}, which torch.jit has compiled already. Give the module "
-            "that it was made of."
+            f"compile was asked for {kind}, which torch.jit has compiled. Give the module that it "
+            "was made of."
         )
-    if isinstance(module, OptimizedModule):
+    if torch_private.is_made_by_torch_compile(module):
         raise AlreadyCompiledError(
             f"compile was asked for {kind}, which torch.compile has made. Give the module that it "
             "was made of, or drop one of the two."
@@ -116,11 +119,11 @@ def _refuse(module: nn.Module, attribute: str) -> None:
         )
 
 
-def _grouped(modules: Sequence[Named], attribute: str, config: CompileConfig) -> list[Region]:
-    kinds: dict[object, Kind] = {}
+def _group(modules: Sequence[NamedModule], attribute: str, config: CompileConfig) -> list[Region]:
+    kinds: dict[object, RegionKind] = {}
     regions = []
     for name, module in modules:
-        is_alone = not shares_code() or own_method(module, attribute) is not None
+        is_alone = not shares_code() or instance_method(module, attribute) is not None
         key = id(module) if is_alone else signature_of(module)
         if key not in kinds:
             kinds[key] = _make_kind(function_of(module, attribute), module, config)
@@ -128,17 +131,17 @@ def _grouped(modules: Sequence[Named], attribute: str, config: CompileConfig) ->
     return regions
 
 
-def _make_kind(function: FunctionType, module: nn.Module, config: CompileConfig) -> Kind:
-    kind = Kind(function, config)
+def _make_kind(function: FunctionType, module: nn.Module, config: CompileConfig) -> RegionKind:
+    kind = RegionKind(function, config)
     # Compiles nothing, but torch checks its arguments now.
-    kind.unit(mode_of(module))
+    kind.code(mode_of(module))
     return kind
 
 
 def _share_failures(regions: list[Region]) -> None:
     def apply(index: int, failure: Failure) -> None:
-        regions[index].run_eagerly_from_now_on(failure)
+        regions[index].fall_back(failure)
 
-    agreement = Agreement(apply, [region.label for region in regions])
+    shared = SharedFailures(apply, [region.label for region in regions])
     for region in regions:
-        region.agreement = agreement
+        region.shared_failures = shared

@@ -1,4 +1,4 @@
-"""A module that runs compiled code, or eagerly where that cannot be."""
+"""One method of one module, compiled, with its fallback to eager code."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
-from ._agreement import Agreement
+from . import _torch_private as torch_private
+from ._compiled_code import CompiledCode, Mode, RegionKind, mode_of
+from ._config import REPEATABLE
 from ._errors import TorchVersionError
 from ._failure import (
     Failure,
@@ -19,51 +20,45 @@ from ._failure import (
     not_repeatable,
     passing_error,
 )
-from ._garbage import rare_collections
-from ._outermost import OutermostCall
-from ._recompile_budget import Call, look_at
-from ._slot import MethodSlot
-from ._surroundings import Surroundings, is_in_backward, refuse_checkpointing
-from ._torch import dynamo_errors, is_of_dynamo, is_users_own_error
-from ._unit import Kind, Mode, Unit, mode_of
+from ._gc import rare_collections
+from ._inputs import describe_inputs
+from ._method import MethodSlot
+from ._model_call import ModelCall, is_compiling
+from ._ranks import SharedFailures
+from ._wrappers import BucketSplits, refuse_checkpointing
 
-# Calls what it is given on copies of a call's inputs, and says what deviates.
+# Compares a call of compiled code with eager code, and returns what deviates.
 Check = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Failure | None]
 
 _logger = logging.getLogger(__name__)
 
-_is_compiling: Callable[[], bool] = getattr(
-    getattr(torch, "compiler", None), "is_compiling", lambda: False
-)
-# Methods that may run a second time: they do not step an optimizer.
-_REPEATABLE = ("forward", "loss", "predict")
-
 
 class Region:
-    """One method of one module, compiled; it lies on that module under the method's name.
+    """A compiled method, installed on its module under the method's name.
 
-    There it is called between the module's hooks, whoever registered them: wrappers of the module
-    (data parallel, sharding, checkpointing) see no difference.
+    The module's hooks run around it, so wrappers (data parallel, sharding, checkpointing) see no
+    difference.
 
     Attributes:
         name: The module's name in the model; empty for the model itself.
         attribute: The method's name.
         index: Its place among the regions of the model.
-        label: The names, and the class, for messages.
-        kind: The regions it shares compiled code with.
+        label: Names and class, for messages.
+        kind: The regions that it shares code with.
         failure: Why it runs eagerly; None while it is compiled.
-        raised: What its last call was refused for under ``on_error="raise"``; else None.
-        held_back: Why it is not compiled now, though nothing failed; else None.
-        outermost: Where the calls of the whole model are told, if this one's may be such.
+        raised: Why its last call raised under ``on_error="raise"``; else None.
+        held_back: Why it is not compiled now, although nothing failed; else None.
+        model_call: Callbacks of the whole model, if a call of the region may be a call of it.
         check: Compares the first calls with eager ones.
+        shared_failures: Fallbacks of the other ranks.
     """
 
     def __init__(
-        self, module: nn.Module, attribute: str, name: str, kind: Kind, index: int = 0
+        self, module: nn.Module, attribute: str, name: str, kind: RegionKind, index: int = 0
     ) -> None:
         self._slot = MethodSlot(module, attribute)
         self._module = self._slot.of
-        self._surroundings = Surroundings(is_whole=not name)
+        self._bucket_splits = BucketSplits(is_whole=not name)
         self.name = name
         self.attribute = attribute
         self.index = index
@@ -72,13 +67,13 @@ class Region:
         self.kind = kind
         self.failure: Failure | None = None
         self.raised: Failure | None = None
-        self.agreement: Agreement | None = None
         self.held_back: str | None = None
-        self.outermost: OutermostCall | None = None
+        self.model_call: ModelCall | None = None
         self.check: Check | None = None
-        self._errors: tuple[type[Exception], ...] = (*dynamo_errors(), TorchVersionError)
-        # What the last forward ran; None is the eager method.
-        self._last: tuple[Mode, Unit | None] | None = None
+        self.shared_failures: SharedFailures | None = None
+        self._errors = (*torch_private.dynamo_errors(), TorchVersionError)
+        # Mode and code of the last forward; None is eager code.
+        self._last: tuple[Mode, CompiledCode | None] | None = None
         self._is_installed = False
 
     @property
@@ -88,100 +83,105 @@ class Region:
 
     @property
     def module(self) -> nn.Module:
-        """The module it lies on."""
+        """The module it is installed on."""
         return self._slot.module
 
     @property
     def is_active(self) -> bool:
-        """Whether it stands in its module's place."""
+        """Whether it is installed."""
         return self._is_installed
 
     @property
     def fallback(self) -> str | None:
-        """Why its calls run no compiled code though they were to; None while they do."""
+        """Why its calls run no compiled code although they should; None while they do."""
         if (failure := self.failure or self.raised) is not None:
             return str(failure)
-        ran = [unit for unit in self.kind.units.values() if self.name in unit.callers]
-        if ran and all(unit.is_graphless for unit in ran):
-            return "dynamo captured no graph of it, and it runs as it is"
+        ran = [code for code in self.kind.codes.values() if self.name in code.callers]
+        if ran and all(code.has_no_graph for code in ran):
+            return "dynamo captured no graph of it, and it runs eagerly"
         return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():  # somebody compiles a whole around it
+        if is_compiling():  # inside another torch.compile
             return self.__wrapped__(*args, **kwargs)
-        outermost = self.outermost
-        if outermost is not None and not outermost.is_running:
-            return outermost.around(self._call, args, kwargs)
+        model_call = self.model_call
+        if model_call is not None and not model_call.is_running:
+            return model_call.around(self._call, args, kwargs)
         return self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._slot.reduced()
+        return self._slot.reduce()
 
     def install(self) -> None:
-        """Put it in its module's place."""
+        """Replace the module's method."""
         self._slot.fill(self)
         self._is_installed = True
 
     def remove(self) -> None:
-        """Take it out again, unless somebody replaced it since; theirs stays then."""
+        """Restore the module's method, unless somebody has replaced it since."""
         self._is_installed = False
         self._slot.clear(self)
 
-    def run_eagerly_from_now_on(self, failure: Failure) -> None:
-        """Give up compiled code, and say why."""
+    def fall_back(self, failure: Failure) -> None:
+        """Run eagerly from now on, and log why."""
         if self.failure is None:
             self.failure = failure
             _logger.warning("compile: %s runs eagerly from now on: %s", self.label, failure)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         mode = mode_of(self._module())
-        if is_in_backward() and self._last is not None and self._last[0][:2] == mode[:2]:
-            # Checkpointing: what the forward saved has to be made again, exactly as it was.
-            mode, unit = self._last
+        if torch_private.is_in_backward() and self._last and self._last[0][:2] == mode[:2]:
+            # Checkpointing repeats the forward, and must get the same saved tensors.
+            mode, code = self._last
         else:
-            unit = self._choose(mode)
-            if unit is not None and self.check is not None:
-                unit = self._verified(unit, mode, args, kwargs)
-        if unit is None:
+            code = self._choose_code(mode)
+            if code is not None and self.check is not None:
+                code = self._verified(code, mode, args, kwargs)
+        if code is None:
             return self.__wrapped__(*args, **kwargs)
-        return self._run_compiled(unit, mode, args, kwargs)
+        return self._run_compiled(code, mode, args, kwargs)
 
-    def _choose(self, mode: Mode) -> Unit | None:
-        if self.failure is None and self.kind.excess is not None:
-            # Else each of many blocks would compile once more before it gave up.
-            self._give_up(self.kind.excess)
+    def _choose_code(self, mode: Mode) -> CompiledCode | None:
+        if self.failure is None and self.kind.spent is not None:
+            # Otherwise each of many blocks would compile once more before it falls back.
+            self._fall_back_everywhere(self.kind.spent)
         is_eager = self.failure is not None or self.held_back is not None or not self._is_installed
-        unit = None if is_eager else self._unit(mode)
-        self._last = (mode, unit)
-        return unit
+        code = None
+        if not is_eager:
+            code = self.kind.codes.get(mode)
+            if code is None or self.name not in code.callers:
+                self.kind = self.kind.for_new_region()
+                code = self.kind.code(mode)
+        self._last = (mode, code)
+        return code
 
     def _verified(
-        self, unit: Unit, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Unit | None:
+        self, code: CompiledCode, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CompiledCode | None:
         assert self.check is not None
-        failure = self.check(partial(self._run_compiled, unit, mode), args, kwargs)
+        failure = self.check(partial(self._run_compiled, code, mode), args, kwargs)
         if failure is not None:
-            self._give_up(failure)
+            self._fall_back_everywhere(failure)
         if self.failure is not None:  # it may also have failed to compile
             self._last = (mode, None)
             return None
-        return unit
+        return code
 
     def _run_compiled(
-        self, unit: Unit, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, code: CompiledCode, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        backend = unit.backend
+        backend = code.backend
         before = (backend.num_graphs, len(backend.break_reasons))
         num_runs = backend.num_runs
-        is_newcomer = self.name not in unit.callers
-        surroundings = self._surroundings.enter()
+        is_first = self.name not in code.callers
+        first_bucket = self._bucket_splits.begin()
         try:
-            if is_newcomer:
-                outputs = self._run_first(unit, args, kwargs)
+            if is_first:
+                outputs = self._run_first(code, args, kwargs)
             else:
-                outputs = unit.run(self._module(), *args, **kwargs)
+                outputs = code.run(self._module(), *args, **kwargs)
         except Exception as error:
-            if not is_of_dynamo(error, self._errors):
+            if not torch_private.is_of_dynamo(error, self._errors):
                 raise
             if (passing := passing_error(error)) is not None:
                 raise passing from None
@@ -189,59 +189,52 @@ class Region:
         else:
             self.raised = None
             is_known = before == (backend.num_graphs, len(backend.break_reasons))
-            if is_newcomer or not is_known or backend.failure is not None:
-                call = Call(mode, self.label, args, kwargs, is_newcomer=is_newcomer)
-                failure = look_at(self.kind, unit, call, self.__wrapped__, before)
+            if is_first or not is_known or backend.failure is not None:
+                inputs = describe_inputs(self.__wrapped__, args, kwargs)
+                failure = self.kind.after_call(mode, self.label, inputs, before, is_first=is_first)
                 if failure is not None:
-                    self._give_up(failure)
+                    self._fall_back_everywhere(failure)
             return outputs
         finally:
-            self._surroundings.leave(surroundings)
-            if unit.hook_guards.is_begun:
-                unit.hook_guards.end()
+            self._bucket_splits.end(first_bucket)
+            code.end_hook_guards()
         try:
-            return self._recover(failed, backend.num_runs != num_runs, args, kwargs)
+            return self._recover(failed, args, kwargs, has_partly_run=backend.num_runs != num_runs)
         finally:
-            del failed  # its traceback holds this frame, and that the inputs
+            del failed  # its traceback keeps the inputs alive
 
     @rare_collections
-    def _run_first(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the code for the first time, in which it is compiled unless other regions had it."""
-        unit.callers.add(self.name)
+    def _run_first(self, code: CompiledCode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the code for the first time, which compiles it unless other regions have run it."""
+        code.callers.add(self.name)
         refuse_checkpointing()
-        return unit.run(self._module(), *args, **kwargs)
-
-    def _unit(self, mode: Mode) -> Unit:
-        unit = self.kind.units.get(mode)
-        if unit is not None and self.name in unit.callers:
-            return unit
-        self.kind = self.kind.for_newcomer()
-        return self.kind.unit(mode)
+        return code.run(self._module(), *args, **kwargs)
 
     def _recover(
         self,
         error: Exception,
-        has_partly_run: bool,  # noqa: FBT001 - private
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        *,
+        has_partly_run: bool,
     ) -> Any:
-        config = self.kind.config
-        if config.on_error == "raise":
-            if is_users_own_error(error) and self.attribute in _REPEATABLE:
-                # Shapes that do not fit, usually: eager code says so in the user's own lines.
+        failure = failure_of_dynamo(error)
+        if self.kind.config.on_error == "raise":
+            if torch_private.is_user_error(error) and self.attribute in REPEATABLE:
+                # Shapes that do not fit, usually: eager code raises in the user's own line.
                 self.__wrapped__(*args, **kwargs)
-            self.raised = failure_of_dynamo(error)
+            self.raised = failure
             raise not_compiled(self.label, self.attribute, error) from error
-        if has_partly_run and self.attribute not in _REPEATABLE:
-            self.raised = failure_of_dynamo(error)
+        if has_partly_run and self.attribute not in REPEATABLE:
+            self.raised = failure
             raise not_repeatable(self.label, error) from error
-        # If this raises, the error is the user's and not the compiler's.
+        # If this raises, the error is the user's.
         outputs = self.__wrapped__(*args, **kwargs)
         self._last = None
-        self._give_up(failure_of_dynamo(error))
+        self._fall_back_everywhere(failure)
         return outputs
 
-    def _give_up(self, failure: Failure) -> None:
-        if self.failure is None and self.agreement is not None:
-            self.agreement.announce(self.index, failure)
-        self.run_eagerly_from_now_on(failure)
+    def _fall_back_everywhere(self, failure: Failure) -> None:
+        if self.failure is None and self.shared_failures is not None:
+            self.shared_failures.share(self.index, failure)
+        self.fall_back(failure)

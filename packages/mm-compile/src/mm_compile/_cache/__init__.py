@@ -1,1 +1,1 @@
-"""Compiled code that is kept: a directory of it, and the same as one file."""
+"""Directory that keeps inductor's compiled code between runs."""

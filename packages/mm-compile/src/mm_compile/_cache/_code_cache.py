@@ -1,28 +1,27 @@
-"""A directory of compiled code that outlives the process, and moves to other machines."""
+"""Cache of inductor's compiled code for one compiled model."""
 
 import logging
+import time
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from torch import Tensor
+
+from mm_compile import _torch_private as torch_private
 from mm_compile._torch import describe_backend
 
-from ._directory import can_only_be_read, refusal_of
-from ._graph import device_types_of, has_collectives, mark_of
-from ._inductor import (
-    compile_parts,
-    compiles_backward_at_once,
-    compiling_communicates,
-    is_disabled,
-    without_precompiled_headers,
-)
-from ._key import find_key
-from ._shelf import Shelf
-from ._turn import turn
+from ._directory import is_read_only, refusal_of
+from ._key import folder_name
+from ._workspace import Workspace
 
 _logger = logging.getLogger(__name__)
+# A large model's code is some ten megabytes.
+MAX_BYTES = 4 * 2**30
+# A writer that takes longer was killed.
+_STALE_S = 3600.0
 
 Compile = Callable[[], Any]
 
@@ -30,26 +29,27 @@ Compile = Callable[[], Any]
 def open_cache(
     directory: Path | None, keywords: Mapping[str, Any], *, is_trusted: bool = False
 ) -> "CodeCache | None":
-    """Return a cache in ``directory``, or None where nothing is asked for or nothing can be kept.
+    """Return a cache in ``directory``, or None, with a warning, where it cannot be used.
 
     Args:
-        directory: The directory of the config.
+        directory: The config's directory; None for no cache.
         keywords: The arguments of ``torch.compile``.
-        is_trusted: Whether code is taken from whoever can write there.
+        is_trusted: Whether to run code that other users can write.
     """
     if directory is None:
         return None
     backend = describe_backend(keywords)
     if backend != "inductor":
         _logger.warning(
-            "compile: cache=%r keeps what inductor compiles; backend %r has nothing to keep.",
+            "compile: cache=%r has no effect: it stores inductor's code, and backend %r has "
+            "nothing to store.",
             str(directory),
             backend,
         )
         return None
-    if is_disabled():
+    if torch_private.is_caching_disabled():
         _logger.warning(
-            "compile: nothing is kept in %s, since inductor's caches are disabled "
+            "compile: nothing is stored in %s, since inductor's caches are disabled "
             "(TORCHINDUCTOR_FORCE_DISABLE_CACHES).",
             directory,
         )
@@ -58,115 +58,155 @@ def open_cache(
     if refusal is not None:
         _logger.warning("compile: the cache is not used: %s.", refusal)
         return None
-    if can_only_be_read(directory):
+    if is_read_only(directory):
         _logger.warning(
-            "compile: %s can only be read: what it holds is used, and nothing is kept there.",
-            directory,
+            "compile: %s is read-only: cached code is used, new code is not saved.", directory
         )
-    return CodeCache(directory, keywords, is_trusted=is_trusted)
+    return CodeCache(directory, is_trusted=is_trusted)
 
 
 class CodeCache:
-    """What one ``compile_model`` keeps of inductor's work, under a directory.
+    """Inductor's own cache files in a directory, for one ``compile_model``.
 
-    Everything else about the cache is private to it: it changes the process (an environment
-    variable, settings of inductor) only while a graph is being compiled.
+    The process changes (two environment variables, settings of inductor) only while a graph is
+    compiled.
 
     Args:
-        directory: The directory of the config; created when something is written.
-        keywords: The arguments of ``torch.compile``.
-        is_trusted: Whether code is taken from whoever can write there.
+        directory: The config's directory; created when code is saved.
+        is_trusted: Whether to run code that other users can write.
     """
 
-    def __init__(
-        self, directory: Path, keywords: Mapping[str, Any], *, is_trusted: bool = False
-    ) -> None:
+    # Inductor keeps loaded code by its content, for the whole process.
+    last_workspace: ClassVar[Path | None] = None
+
+    def __init__(self, directory: Path, *, is_trusted: bool = False) -> None:
         self._directory = directory
         self._is_trusted = is_trusted
-        self._keywords = dict(keywords)
-        self._is_writable = not can_only_be_read(directory)
-        self._shelves: dict[frozenset[str], Shelf | None] = {}
+        self._folder: Path | None = None
+        self._workspaces: list[Workspace] = []
         # Also at the end of the process.
-        weakref.finalize(self, _close_all, self._shelves)
+        weakref.finalize(self, _close_all, self._workspaces)
 
     def wrap(self, inductor: Any) -> Callable[[Any, Any], Any]:
-        """Return ``inductor(graph_module, inputs)`` as one that compiles through this cache.
+        """Return ``inductor(graph_module, inputs)`` as a function that compiles through the cache.
 
         Args:
             inductor: What ``torch.compile`` makes of the backend's name, mode and options.
         """
-        if compiles_backward_at_once():
+        if torch_private.can_compile_backward_early():
             return lambda graph, inputs: self.compile(
                 graph, inputs, lambda: inductor(graph, inputs)
             )
-        # Backward is compiled when it first runs: it gets a turn of its own then.
-        compile_graph = compile_parts(inductor, self.compile)
-        return lambda graph, inputs: self._enter(graph, inputs, compile_graph)
+        # Backward is compiled when it first runs, and enters the cache on its own.
+        return torch_private.compile_parts(inductor, self.compile)
 
     def compile(self, graph_module: Any, inputs: Any, compile_graph: Compile) -> Any:
-        """Compile a graph, or load it; the first process of a machine, before the others."""
-        shelf = self._shelf(device_types_of(graph_module, inputs))
-        if shelf is None or has_collectives(graph_module) or compiling_communicates():
-            # Ranks may compile together then: none may wait for another one, and none may load
-            # while others compile.
+        """Compile a graph, or load it."""
+        if self._folder is None:
+            self._open(graph_module, inputs)
+        if not self._workspaces:
             return compile_graph()
-        mark = mark_of(graph_module, inputs)
-        if mark not in shelf.marks:
-            if not shelf.is_writable:  # nobody would have anything of it to wait for another one
-                return _compile_cold(shelf, mark, compile_graph)
-            with turn(f"{shelf.folder.resolve()}/{mark}"):
-                shelf.refresh()
-                if mark not in shelf.marks:
-                    return _compile_cold(shelf, mark, compile_graph)
-        return _load(shelf, mark, compile_graph)
-
-    def _enter(self, graph_module: Any, inputs: Any, compile_graph: Callable[..., Any]) -> Any:
-        shelf = self._shelf(device_types_of(graph_module, inputs))
-        with nullcontext() if shelf is None else shelf.entered():
-            return compile_graph(graph_module, inputs)
+        workspace = self._workspaces[-1]
+        try:
+            compiled = _compile_in(workspace, compile_graph)
+        except Exception as error:
+            if not workspace.has_code:
+                raise
+            compiled = self._compile_afresh(error, compile_graph)
+        self._workspaces[-1].save()
+        return compiled
 
     def close(self) -> None:
-        """Keep what was written since (results of autotuning), and remove temporary files."""
-        _close_all(self._shelves)
+        """Save what was written since (results of autotuning), and remove temporary files."""
+        _close_all(self._workspaces)
+        self._folder = None
 
-    def _shelf(self, device_types: frozenset[str]) -> Shelf | None:
-        if device_types not in self._shelves:
-            key = find_key(device_types, self._keywords)
-            try:
-                self._shelves[device_types] = Shelf(
-                    self._directory,
-                    key,
-                    is_writable=self._is_writable,
-                    is_trusted=self._is_trusted,
-                )
-            except OSError as error:  # a full disk must not end a run
-                _logger.warning("compile: the cache is not used: %s", error)
-                self._shelves[device_types] = None
-        return self._shelves[device_types]
+    def _open(self, graph_module: Any, inputs: Iterable[Any]) -> None:
+        tensors = [*graph_module.parameters(), *inputs]
+        kinds = {each.device.type for each in tensors if isinstance(each, Tensor)}
+        self._folder = folder = self._directory / folder_name(kinds)
+        refusal = None if self._is_trusted else refusal_of(self._directory, folder)
+        if refusal is not None:
+            _logger.warning("compile: the cache is not used: %s.", refusal)
+            return
+        try:
+            workspace = self._make_workspace()
+        except OSError as error:  # a full disk must not end a run
+            _logger.warning("compile: the cache is not used: %s", error)
+            return
+        self._workspaces.append(workspace)
+        state = "holds code" if workspace.has_code else "holds no code yet"
+        _logger.info("compile: %s %s for this torch and machine.", folder, state)
+        if workspace.is_writable:
+            prune(self._directory)
+
+    def _make_workspace(self, *, is_empty: bool = False) -> Workspace:
+        assert self._folder is not None
+        return Workspace(
+            self._folder,
+            is_writable=not is_read_only(self._directory),
+            is_shared=self._is_trusted,
+            is_empty=is_empty,
+        )
+
+    def _compile_afresh(self, error: Exception, compile_graph: Compile) -> Any:
+        """Compile without cached files after ``error``, which they may have caused."""
+        fresh = self._make_workspace(is_empty=True)
+        try:
+            compiled = _compile_in(fresh, compile_graph)
+        except Exception:
+            fresh.remove()
+            raise
+        _logger.warning(
+            "compile: code in %s cannot be used here and is compiled again: %s: %s",
+            self._folder,
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+        self._workspaces[-1].discard_cached()
+        self._workspaces.append(fresh)
+        return compiled
 
 
-def _close_all(shelves: dict[frozenset[str], Shelf | None]) -> None:
-    for shelf in shelves.values():
-        if shelf is not None:
-            shelf.close()
-    shelves.clear()
+def prune(directory: Path, max_bytes: int = MAX_BYTES) -> None:
+    """Remove incomplete files, and the oldest ones until the rest is within ``max_bytes``."""
+    size, found = 0, []
+    for path in directory.rglob("*"):
+        with suppress(OSError):  # another job prunes too
+            state = path.stat()
+            if path.is_file():
+                # Those that killed writers have left go first.
+                is_stale = path.suffix == ".tmp" and time.time() - state.st_mtime > _STALE_S
+                found.append((not is_stale, state.st_mtime, state.st_size, path))
+                size += state.st_size
+    for is_complete, _, file_size, path in sorted(found):
+        if is_complete and size <= max_bytes:
+            return
+        with suppress(OSError):
+            path.unlink()
+        size -= file_size
 
 
-def _compile_cold(shelf: Shelf, mark: str, compile_graph: Compile) -> Any:
-    with shelf.entered():
-        compiled = compile_graph()
-    shelf.publish(mark)
-    return compiled
+def _compile_in(workspace: Workspace, compile_graph: Compile) -> Any:
+    if CodeCache.last_workspace != workspace.path:
+        # Otherwise code loaded from another folder would be missing in this one.
+        torch_private.forget_loaded_code()
+        CodeCache.last_workspace = workspace.path
+    with ExitStack() as stack:
+        stack.enter_context(workspace.entered())
+        stack.enter_context(torch_private.caching_graphs())
+        if workspace.has_libraries:
+            stack.enter_context(torch_private.without_precompiled_headers())
+        try:
+            return compile_graph()
+        except (KeyboardInterrupt, SystemExit):
+            # A compiler that inductor started may still be writing.
+            workspace.is_writable = False
+            raise
 
 
-def _load(shelf: Shelf, mark: str, compile_graph: Compile) -> Any:
-    try:
-        with shelf.entered(), without_precompiled_headers():
-            compiled = compile_graph()
-    except Exception as error:  # noqa: BLE001 - what was compiled elsewhere may fail in any way
-        shelf.start_anew(error)
-        return _compile_cold(shelf, mark, compile_graph)
-    shelf.note_use(mark)
-    # If inductor found none for settings that the mark does not tell, both are kept.
-    shelf.publish(None)
-    return compiled
+def _close_all(workspaces: list[Workspace]) -> None:
+    for workspace in workspaces:
+        workspace.save()
+        workspace.remove()
+    workspaces.clear()

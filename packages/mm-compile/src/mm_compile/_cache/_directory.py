@@ -1,4 +1,4 @@
-"""The directory of a cache: whether it can be one, can be written, and who else writes there."""
+"""Directory of a cache: parsing, permissions, ownership."""
 
 import os
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_compile._errors import ConfigError
-from mm_compile._suggestion import suggest
+from mm_compile._words import suggest
 
 _KEYS = ("dir", "trusted")
 
@@ -14,53 +14,49 @@ _KEYS = ("dir", "trusted")
 def parse_cache(
     value: str | os.PathLike[str] | bool | Mapping[str, Any],  # noqa: FBT001 - a config value
 ) -> tuple[Path | None, bool]:
-    """Read what a config has under ``cache``.
+    """Parse the config's ``cache``.
 
     Returns:
-        The directory or None, and whether code is taken from whoever can write there.
+        The directory or None, and whether to run code that other users can write.
 
     Raises:
-        ConfigError: If it is True, or no directory.
+        ConfigError: If the value is True, an unknown key, or not a directory.
     """
-    if isinstance(value, Mapping):
-        return _parse_dict(value)
-    # One that cannot be written may still be read.
+    if value is False:
+        return None, False
     if value is True:
         raise ConfigError(
-            "compile.cache is True; it takes a directory here. mm-runner is what chooses one for "
-            "True. Write cache='DIR', one for all runs of a project."
+            "compile.cache is True; it takes a directory here. Only mm-runner chooses one for "
+            "True. Write cache='DIR', the same for all runs of a project."
         )
-    return None if value is False else check_directory(value, is_read=True), False
-
-
-def _parse_dict(value: Mapping[str, Any]) -> tuple[Path, bool]:
-    for key in value:
+    given = value if isinstance(value, Mapping) else {"dir": value}
+    for key in given:
         if key not in _KEYS:
             raise ConfigError(f"compile.cache has no key {key!r}. {suggest(key, _KEYS)}")
-    directory, is_trusted = value.get("dir"), value.get("trusted", False)
+    directory, is_trusted = given.get("dir"), given.get("trusted", False)
     if not isinstance(directory, (str, os.PathLike)):
         raise ConfigError(f"compile.cache.dir is {directory!r}; it takes a directory.")
     if not isinstance(is_trusted, bool):
         raise ConfigError(f"compile.cache.trusted is {is_trusted!r}; it takes True or False.")
-    return check_directory(directory, is_read=True), is_trusted
+    return check_directory(directory, is_read_only_fine=True), is_trusted
 
 
 def check_directory(
-    value: str | os.PathLike[str], *, name: str = "compile.cache", is_read: bool = False
+    value: str | os.PathLike[str], *, name: str = "compile.cache", is_read_only_fine: bool = False
 ) -> Path:
-    """Check that ``value`` can be a cache's directory; creates nothing.
+    """Return the absolute path of a cache directory; create nothing.
 
     Args:
         value: The path.
-        name: What it was given as, for messages.
-        is_read: Whether a directory that can only be read will do.
+        name: The argument's name, for error messages.
+        is_read_only_fine: Whether to accept a directory that exists and is read-only.
 
     Raises:
-        ConfigError: If it is a file, or cannot be written or created.
+        ConfigError: If the path is a file, or the directory cannot be written or created.
     """
     try:
         path = Path(value).expanduser().absolute()
-    except RuntimeError as error:  # of another user, "~name"
+    except RuntimeError as error:  # the home directory of an unknown user
         raise ConfigError(f"{name} is {str(value)!r}, but: {error}") from error
     if not str(value) or "\0" in str(value):
         raise ConfigError(f"{name} is {str(value)!r}; it takes the path of a directory.")
@@ -71,7 +67,7 @@ def check_directory(
         raise ConfigError(
             f"{name} is {str(value)!r}, but {existing} is a file; it takes a directory."
         )
-    if not (_is_allowed(existing, os.W_OK) or (is_read and can_only_be_read(path))):
+    if not (_is_allowed(existing, os.W_OK) or (is_read_only_fine and is_read_only(path))):
         action = "written" if existing == path else "created"
         raise ConfigError(
             f"{name} is {str(value)!r}, which cannot be {action}: {existing} is not "
@@ -80,20 +76,45 @@ def check_directory(
     return path
 
 
+def is_read_only(path: Path) -> bool:
+    """Whether the directory can be read but not written."""
+    return path.is_dir() and not _is_allowed(path, os.W_OK) and _is_allowed(path, os.R_OK)
+
+
 def _is_allowed(directory: Path, access: int) -> bool:
     uses_effective = os.access in os.supports_effective_ids
     return os.access(directory, access | os.X_OK, effective_ids=uses_effective)
 
 
-def distrust_reason(state: os.stat_result) -> str | None:
-    """Say which other user can write a file or directory, or return None.
-
-    Compiled code is run: whoever can write it runs code as this user.
+def refusal_of(directory: Path, folder: Path | None = None) -> str | None:
+    """Say in one line why code in a cache is not run, or return None.
 
     Args:
-        state: What ``os.stat`` says of it.
+        directory: The cache's directory.
+        folder: A folder in it, checked with everything in it.
     """
-    if not hasattr(os, "geteuid"):  # Windows: permissions are not told by modes
+    paths = [directory]
+    if folder is not None and folder.exists():
+        paths.append(folder)
+        # Nobody else can reach what lies in a private folder.
+        if folder.stat().st_mode & 0o077:
+            paths += folder.rglob("*")
+    for path in paths:
+        try:
+            reason = _distrust_reason(path.lstat())
+        except FileNotFoundError:
+            continue
+        if reason is not None:
+            return (
+                f"code in {path} is not trusted: {reason}. Make it yours alone (chown, chmod "
+                "go-w), or set cache=dict(dir=..., trusted=True) if you trust everyone who can "
+                "write there"
+            )
+    return None
+
+
+def _distrust_reason(state: os.stat_result) -> str | None:
+    if not hasattr(os, "geteuid"):  # Windows does not express permissions as modes
         return None
     if state.st_uid not in (0, os.geteuid()):
         return f"it belongs to user {state.st_uid}, not to you"
@@ -102,28 +123,14 @@ def distrust_reason(state: os.stat_result) -> str | None:
     return None
 
 
-def refusal_of(path: Path) -> str | None:
-    """Say in one line why no code is taken from a directory, or return None."""
-    if not path.exists() or (reason := distrust_reason(path.stat())) is None:
-        return None
-    return (
-        f"code in {path} is not trusted: {reason}. Make it yours alone (chown, chmod go-w), or set "
-        "cache=dict(dir=..., trusted=True) if you trust everyone who can write there"
-    )
-
-
 def make_folder(folder: Path, *, is_shared: bool = False) -> None:
-    """Create a folder of a cache, and the cache's directory: private, unless it is shared.
+    """Create a folder in a cache, and the cache's directory: private, unless shared.
 
     Args:
-        folder: The folder in the cache's directory.
-        is_shared: Whether other users are to write there too, as far as the umask lets them.
+        folder: The folder, directly in the cache's directory.
+        is_shared: Whether other users may write there too, as far as the umask allows.
     """
+    mode = 0o777 if is_shared else 0o700
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
-    folder.parent.mkdir(mode=0o777 if is_shared else 0o700, exist_ok=True)
-    folder.mkdir(mode=0o777 if is_shared else 0o755, exist_ok=True)
-
-
-def can_only_be_read(path: Path) -> bool:
-    """Whether code can be loaded from a directory, and none be kept there."""
-    return path.is_dir() and not _is_allowed(path, os.W_OK) and _is_allowed(path, os.R_OK)
+    folder.parent.mkdir(mode=mode, exist_ok=True)
+    folder.mkdir(mode=mode, exist_ok=True)

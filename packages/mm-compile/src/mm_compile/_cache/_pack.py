@@ -1,47 +1,44 @@
-"""A cache as one file, to be stored or sent to machines of the same kind."""
+"""A cache packed into one file, and unpacked."""
 
-import hashlib
 import os
+import re
 import shutil
 import tempfile
 import uuid
 import zipfile
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from mm_compile._errors import CacheFileError, ConfigError
 
-from ._bundle import (
-    BUNDLE_NAME,
-    FOLDER_NAME,
-    BundleError,
-    list_bundles,
-    list_folders,
-    read_bundle,
-    write_private,
-)
 from ._directory import check_directory, make_folder, parse_cache, refusal_of
+from ._key import FOLDER_NAME
+from ._workspace import list_files, write_atomically
 
-_DESCRIPTION = b"A compile cache of mm-compile; unpack it with mm_compile.unpack_cache.\n"
+_COMMENT = b"A compile cache of mm-compile; unpack it with mm_compile.unpack_cache.\n"
+# Such names cannot be absolute, leave the directory, or be hidden.
+_MEMBER = re.compile(r"(?!\.)[\w.,=+-]+(/(?!\.)[\w.,=+-]+)*", re.ASCII)
+# Code compresses to a tenth.
+_MAX_RATIO = 100
 
 
 def pack_cache(
-    directory: str | os.PathLike[str] | Mapping[str, Any], file: str | os.PathLike[str]
+    directory: str | os.PathLike[str] | Mapping[str, object], file: str | os.PathLike[str]
 ) -> int:
     """Pack the cache in ``directory`` into one file.
 
-    Takes what is whole, for every torch and machine that has written there; jobs may go on using
-    the cache meanwhile. The file appears when it is complete, and replaces an older one.
+    Packs the code of every torch and machine; jobs may go on using the cache. The file replaces an
+    older one when it is complete.
 
     Args:
-        directory: What was the ``cache`` of :func:`mm_compile.compile_model`; from one that other
-            users can write, nothing is packed unless it says ``trusted=True``.
-        file: The file to write; a zip.
+        directory: The ``cache`` of :func:`mm_compile.compile_model`. A cache that other users can
+            write is packed only if it says ``trusted=True``.
+        file: The zip file to write.
 
     Returns:
-        How many bundles of compiled code it holds.
+        The number of files packed.
 
     Raises:
         CacheFileError: If there is no compiled code in ``directory``, other users can write there,
@@ -50,34 +47,71 @@ def pack_cache(
 
     Example:
         >>> pack_cache("work_dirs/compile_cache", "cache.zip")  # doctest: +SKIP
-        3
+        12
     """
     place, is_trusted = parse_cache(directory)
     if place is None:
         raise ConfigError("pack_cache got False; it takes the directory of a cache.")
-    file = Path(file)
-    folders = list_folders(place)
-    for path in () if is_trusted else (place, *folders):
-        if (refusal := refusal_of(path)) is not None:
+    folders = [path for path in sorted(place.glob("torch-*")) if FOLDER_NAME.fullmatch(path.name)]
+    for folder in () if is_trusted else folders:
+        if (refusal := refusal_of(place, folder)) is not None:
             raise CacheFileError(f"{place} is not packed: {refusal}.")
-    bundles = [path for folder in folders for path in list_bundles(folder)]
+    members = {
+        f"{folder.name}/{name}": path for folder in folders for name, path in list_files(folder)
+    }
+    members = {name: path for name, path in members.items() if _MEMBER.fullmatch(name)}
+    if not members:
+        raise CacheFileError(
+            f"{place} holds no compiled code to pack. Name the directory given as cache "
+            "to compile_model, after a run that has compiled."
+        )
+    return _write_zip(Path(file), members)
+
+
+def unpack_cache(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> int:
+    """Unpack a file of :func:`pack_cache` into a cache's directory, beside what is there.
+
+    Compiled code is a program: unpack files only of people whose programs you would run.
+
+    Args:
+        file: A file of :func:`pack_cache`.
+        directory: The cache's directory; created, for this user alone, if it is missing.
+
+    Returns:
+        The number of files added; files that existed are kept and not counted.
+
+    Raises:
+        CacheFileError: If it is no such file, or damaged. Nothing was unpacked then.
+        ConfigError: If ``directory`` cannot be a cache.
+
+    Example:
+        >>> unpack_cache("cache.zip", "/scratch/compile_cache")  # doctest: +SKIP
+        12
+    """
+    file = Path(file)
+    directory = check_directory(directory, name="the directory for unpack_cache")
+    with tempfile.TemporaryDirectory() as draft:
+        names = _extract(file, Path(draft))
+        num_added = 0
+        for name in names:
+            path = directory / name
+            if not path.exists():
+                make_folder(directory / name.partition("/")[0])
+                write_atomically(path, (Path(draft) / name).read_bytes())
+                num_added += 1
+    return num_added
+
+
+def _write_zip(file: Path, members: Mapping[str, Path]) -> int:
     draft = file.with_name(f".{uuid.uuid4().hex}.tmp")
     num_packed = 0
     try:
-        # Bundles are compressed.
-        with zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED) as archive:
-            archive.comment = _DESCRIPTION
-            for path in bundles:
-                # A job may remove one meanwhile, for its age.
-                with suppress(FileNotFoundError):
-                    if _is_whole(path, is_trusted=is_trusted):
-                        archive.write(path, f"{path.parent.name}/{path.name}")
-                        num_packed += 1
-        if not num_packed:
-            raise CacheFileError(
-                f"{place} holds no compiled code to pack. Name the directory given as cache "
-                "to compile_model, after a run that has compiled."
-            )
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.comment = _COMMENT
+            for name, path in members.items():
+                with suppress(FileNotFoundError):  # a job has just pruned it
+                    archive.writestr(name, path.read_bytes())
+                    num_packed += 1
         draft.replace(file)
     except OSError as error:
         raise CacheFileError(
@@ -89,46 +123,6 @@ def pack_cache(
     return num_packed
 
 
-def unpack_cache(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> int:
-    """Unpack a file of :func:`pack_cache` into a cache's directory, beside what is there.
-
-    The file is read as a list of bundles and as nothing else: one with any other member, or a
-    bundle that is not what its name says, is refused as a whole. Compiled code is a program: unpack
-    files only of people whose programs you would run.
-
-    Args:
-        file: A file of :func:`pack_cache`.
-        directory: The cache's directory; created, for this user alone, if need be.
-
-    Returns:
-        How many bundles were added; those that were there are not counted.
-
-    Raises:
-        CacheFileError: If it is no such file, or damaged. Nothing was unpacked then.
-        ConfigError: If ``directory`` cannot be one. It is not created then.
-
-    Example:
-        >>> unpack_cache("cache.zip", "/scratch/compile_cache")  # doctest: +SKIP
-        3
-    """
-    file = Path(file)
-    directory = check_directory(directory, name="the directory for unpack_cache")
-    new = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    directory.mkdir(mode=0o700, exist_ok=True)
-    # Beside its destination, so that bundles are renamed and not copied.
-    draft = Path(tempfile.mkdtemp(prefix=".unpack_", dir=directory))
-    try:
-        members = _extract(file, draft)
-        return sum(_move(draft / name, directory / name) for name in members)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        # What stayed empty, since nothing was unpacked.
-        with suppress(OSError):
-            for path in new:
-                path.rmdir()
-
-
 def _extract(file: Path, draft: Path) -> list[str]:
     try:
         opened = file.open("rb")
@@ -138,49 +132,31 @@ def _extract(file: Path, draft: Path) -> list[str]:
         ) from error
     try:
         with opened, zipfile.ZipFile(opened) as archive:
-            names = archive.namelist()
-            # They are stored as they are: what declares more than the file holds is no such file.
-            if sum(each.file_size for each in archive.infolist()) > file.stat().st_size:
+            members = archive.infolist()
+            if sum(each.file_size for each in members) > _MAX_RATIO * file.stat().st_size:
                 raise CacheFileError(f"{file} declares more than it holds; nothing was unpacked.")
-            for name in names:
-                _check_member(file, name)
-                content = archive.read(name)
-                if hashlib.sha256(content).hexdigest() != name.partition("/")[2][:64]:
-                    raise CacheFileError(f"{file} is damaged in {name!r}; nothing was unpacked.")
-                (draft / name).parent.mkdir(exist_ok=True)
-                write_private(draft / name, content)
+            for each in members:
+                if not _is_member(each.filename):
+                    raise CacheFileError(
+                        f"{file} has a member {each.filename!r}, which pack_cache does not write; "
+                        "nothing was unpacked."
+                    )
+                path = draft / each.filename
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(each) as source, path.open("xb") as target:
+                    shutil.copyfileobj(source, target)
     except (
         zipfile.BadZipFile,
+        zlib.error,
         NotImplementedError,
         RuntimeError,
         EOFError,
-        FileExistsError,
+        OSError,
     ) as error:
-        if isinstance(error, CacheFileError):
-            raise
         raise CacheFileError(f"{file} is no file of pack_cache, or damaged: {error}.") from error
-    return names
+    return [each.filename for each in members]
 
 
-def _check_member(file: Path, name: str) -> None:
-    # With such names there are no links, no paths out of the directory and no other folders.
-    folder, _, bundle = name.partition("/")
-    if not FOLDER_NAME.fullmatch(folder) or not BUNDLE_NAME.fullmatch(bundle):
-        raise CacheFileError(
-            f"{file} has a member {name!r}, which pack_cache does not write; nothing was unpacked."
-        )
-
-
-def _move(source: Path, destination: Path) -> bool:
-    if destination.exists():
-        return False
-    make_folder(destination.parent)
-    source.replace(destination)
-    return True
-
-
-def _is_whole(path: Path, *, is_trusted: bool) -> bool:
-    try:
-        return read_bundle(path, is_trusted=is_trusted).key.name == path.parent.name
-    except (BundleError, OSError):
-        return False
+def _is_member(name: str) -> bool:
+    folder = name.partition("/")[0]
+    return bool(_MEMBER.fullmatch(name) and FOLDER_NAME.fullmatch(folder))

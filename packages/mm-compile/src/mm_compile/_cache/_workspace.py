@@ -1,53 +1,66 @@
-"""The folder in which inductor compiles: this process's own, filled from bundles.
+"""Temporary folder in which inductor compiles, filled with links into the cache.
 
-Inductor writes some files in place (a linker does), trusts whatever it finds, and names its folder
-by an environment variable. In a folder of its own it never meets half a file of a killed process,
-nor one that changed after it was checked.
+Inductor writes some files in place and trusts every file that it finds. In a folder of this process
+alone it never meets half a file of a killed process; complete files are copied to the cache.
 """
 
-import contextlib
+import logging
 import os
 import re
 import shutil
 import socket
 import sys
 import tempfile
-import weakref
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-if sys.platform != "win32":
-    import fcntl
+from ._directory import make_folder
 
-_PREFIX = "mm_compile_"
-_OWNER = "owner"
-# Lock files, half-written files, and what only the building of another file needed.
+_logger = logging.getLogger(__name__)
+
+# Locks and drafts, and intermediate results of a compiler.
 _IGNORED_FOLDERS = ("locks",)
 _IGNORED_SUFFIXES = (".lock", ".tmp", ".o", ".gch")
-# Inductor's workers, which live as long as the process, set the second one by the first one once,
-# unless they are told both.
+# Inductor sets the second variable from the first only once in a process.
 _VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": ".", "TRITON_CACHE_DIR": "triton"}
 
 
 class Workspace:
-    """A folder for inductor, removed with this object.
+    """A folder for inductor that starts with the files of a cache folder.
+
+    Args:
+        folder: The cache folder; it need not exist.
+        is_writable: Whether to save new code there.
+        is_shared: Whether other users may write there too.
+        is_empty: Whether to start without the cached files.
 
     Attributes:
-        path: The folder.
+        path: The temporary folder.
+        is_writable: As given; false after saving failed.
+        has_code: Whether it started with compiled code.
+        has_libraries: Whether it started with compiled C++.
     """
 
-    def __init__(self) -> None:
-        _sweep(Path(tempfile.gettempdir()))
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}_"))
-        self._seen: dict[str, tuple[int, int]] = {}
-        descriptor = _claim(self.path)
-        self._remove = weakref.finalize(self, _remove, self.path, descriptor, os.getpid())
-        # At the end of the process its owner removes it, after a last look.
-        self._remove.atexit = False
+    def __init__(
+        self, folder: Path, *, is_writable: bool, is_shared: bool, is_empty: bool = False
+    ) -> None:
+        _remove_stale_workspaces()
+        self._folder = folder
+        self._is_shared = is_shared
+        self.is_writable = is_writable
+        self._pid = os.getpid()
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{self._pid}_"))
+        self._saved: dict[str, tuple[int, int]] = {}
+        found = () if is_empty else list_files(folder)
+        self._cached = [name for name, path in found if self._link(name, path)]
+        self.has_code = bool(self._cached)
+        self.has_libraries = any(name.endswith((".so", ".dylib")) for name in self._cached)
 
-    @contextlib.contextmanager
+    @contextmanager
     def entered(self) -> Iterator[None]:
-        """Let inductor work here, and nothing remember it afterwards."""
+        """Make inductor read and write here."""
         before = {name: os.environ.get(name) for name in _VARIABLES}
         os.environ.update({name: str(self.path / part) for name, part in _VARIABLES.items()})
         try:
@@ -58,42 +71,76 @@ class Workspace:
                 if value is not None:
                     os.environ[name] = value
 
-    def put(self, files: Mapping[str, bytes]) -> None:
-        """Write files that others have compiled, but none that is there: it may be loaded."""
-        for name, content in files.items():
-            path = self.path / name
-            if path.exists():
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-            path.chmod(0o700)
-            self._seen[name] = _version_of(path)
+    def save(self) -> None:
+        """Copy new files to the cache folder, each atomically; warn if that fails."""
+        if not self.is_writable:
+            return
+        try:
+            for name, path in list_files(self.path):
+                # Inductor may still rename its drafts in a thread.
+                with suppress(FileNotFoundError):
+                    self._save(name, path)
+        except OSError as error:
+            self.is_writable = False
+            _logger.warning("compile: nothing more is saved in %s: %s", self._folder, error)
 
-    def take_new(self) -> dict[str, bytes]:
-        """Read files that appeared or changed since this was last asked."""
-        new = {}
-        for name, path in self._walk():
-            # A thread or worker of inductor may rename its drafts meanwhile.
-            with contextlib.suppress(FileNotFoundError):
-                state = _version_of(path)
-                if self._seen.get(name) != state:
-                    new[name] = path.read_bytes()
-                    self._seen[name] = state
-        return new
+    def _save(self, name: str, path: Path) -> None:
+        version = _version_of(path)
+        if self._saved.get(name) == version:
+            return
+        content = path.read_bytes()
+        if not self._folder.is_dir():
+            make_folder(self._folder, is_shared=self._is_shared)
+        write_atomically(self._folder / name, content)
+        self._saved[name] = version
+
+    def discard_cached(self) -> None:
+        """Delete the cached files that it started with, since some of them do not work."""
+        for name in self._cached if self.is_writable else ():
+            with suppress(OSError):
+                (self._folder / name).unlink()
 
     def remove(self) -> None:
-        """Delete the folder; code loaded from it goes on running."""
-        self._remove()
+        """Delete the folder; code loaded from it keeps running."""
+        if os.getpid() == self._pid:  # not in a forked child
+            shutil.rmtree(self.path, ignore_errors=True)
 
-    def _walk(self) -> Iterator[tuple[str, Path]]:
-        for folder, subfolders, names in os.walk(self.path):
-            subfolders[:] = [name for name in subfolders if name not in _IGNORED_FOLDERS]
-            for name in names:
-                path = Path(folder) / name
-                relative = path.relative_to(self.path).as_posix()
-                is_file = path.is_file() and not path.is_symlink()
-                if is_file and relative != _OWNER and not name.endswith(_IGNORED_SUFFIXES):
-                    yield relative, path
+    def _link(self, name: str, path: Path) -> bool:
+        link = self.path / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            try:
+                link.symlink_to(path)
+            except OSError:  # Windows without the privilege to create links
+                shutil.copy2(path, link)
+            self._saved[name] = _version_of(link)
+        except FileNotFoundError:  # another job has just pruned it
+            return False
+        return True
+
+
+def list_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the relative name and the path of each complete file in ``folder``."""
+    for parent, subfolders, names in os.walk(folder):
+        subfolders[:] = [name for name in subfolders if name not in _IGNORED_FOLDERS]
+        for name in names:
+            path = Path(parent, name)
+            relative = path.relative_to(folder).as_posix()
+            if not name.endswith(_IGNORED_SUFFIXES) and path.is_file():
+                yield relative, path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that becomes visible when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        # Not writable by others, whatever the umask is.
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+            file.write(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _version_of(path: Path) -> tuple[int, int]:
@@ -103,48 +150,20 @@ def _version_of(path: Path) -> tuple[int, int]:
 
 def _prefix() -> str:
     user = os.getuid() if hasattr(os, "getuid") else "user"
-    # Machines may share the temporary folder and yet not see each other's locks.
+    # Hosts may share the temporary folder, and number their processes separately.
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
-    return f"{_PREFIX}{user}_{host}_"
+    return f"mm_compile_{user}_{host}_"
 
 
-def _claim(folder: Path) -> int | None:
-    """Lock a file in ``folder`` for as long as this process lives."""
-    if sys.platform == "win32":
-        return None
-    draft = folder / f"{_OWNER}.tmp"
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # Under this name it is never seen unlocked while the process lives.
-    draft.rename(folder / _OWNER)
-    return descriptor
-
-
-def _remove(folder: Path, descriptor: int | None, pid: int) -> None:
-    if os.getpid() != pid:  # a forked child
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    if descriptor is not None:
-        os.close(descriptor)
-
-
-def _sweep(parent: Path) -> None:
-    """Remove the folders of processes that were killed."""
-    if sys.platform == "win32":
-        return
-    own = f"{_prefix()}{os.getpid()}_"
-    for owner in parent.glob(f"{_prefix()}*/{_OWNER}"):
-        # A lock does not part this process from itself.
-        if not owner.parent.name.startswith(own):
-            # Its process may end, and remove it, at any moment.
-            with contextlib.suppress(OSError):
-                _remove_if_left(owner)
-
-
-def _remove_if_left(owner: Path) -> None:
-    if owner.lstat().st_uid != os.getuid():
-        return
-    with owner.open("r+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(owner.parent, ignore_errors=True)
+def _remove_stale_workspaces() -> None:
+    """Remove the folders of killed processes."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
+        pid = path.name.removeprefix(_prefix()).partition("_")[0]
+        # On Windows os.kill would end the process.
+        if pid.isdigit() and sys.platform != "win32":
+            try:
+                os.kill(int(pid), 0)
+            except ProcessLookupError:
+                shutil.rmtree(path, ignore_errors=True)
+            except OSError:  # of another user
+                continue

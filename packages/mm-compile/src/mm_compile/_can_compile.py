@@ -1,0 +1,134 @@
+"""Check of what compiling needs on this machine."""
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._config import check_against_torch, parse_config
+from ._errors import TorchVersionError
+from ._torch import compile_refusal, describe_backend
+from ._torch_private import has_code_generator
+
+# Devices whose kernels inductor writes in Triton; for the CPU it writes C++.
+_TRITON_DEVICES = ("cuda", "xpu")
+_LEAST_CAPABILITY = (7, 0)
+
+
+@dataclass(frozen=True)
+class CompileSupport:
+    """Whether this machine can compile.
+
+    Attributes:
+        ok: Whether nothing is known to be missing.
+        reason: What is missing and what to install, in one sentence; None if ``ok``.
+    """
+
+    ok: bool
+    reason: str | None = None
+
+
+def can_compile(
+    cfg: bool | str | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
+    device_type: str = "cpu",
+) -> CompileSupport:
+    """Say whether ``compile_model(model, cfg)`` has what it needs on this machine.
+
+    Looks for torch >= 2.0 and a Python that it compiles on. For inductor, also for Python's
+    headers, and a C++ compiler (CPU), or Triton, a C compiler and a supported GPU (CUDA, XPU), or a
+    code generator for the device. Compiles nothing.
+
+    Args:
+        cfg: A config of ``compile_model``.
+        device_type: The model's device: ``"cpu"``, ``"cuda"``, ...; an index is ignored.
+
+    Returns:
+        The answer, with a reason if it is no. A config that compiles nothing is always fine.
+
+    Raises:
+        ConfigError: If ``cfg`` is wrong on any machine.
+
+    Example:
+        >>> can_compile(False)
+        CompileSupport(ok=True, reason=None)
+    """
+    config = parse_config(cfg)
+    if not config.enabled:
+        return CompileSupport(ok=True)
+    reason = compile_refusal()
+    if reason is None:
+        try:
+            check_against_torch(config)
+        except TorchVersionError as error:  # one key needs a newer torch
+            return CompileSupport(ok=False, reason=str(error))
+        if describe_backend(config.keywords) == "inductor":
+            reason = _missing_for_inductor(device_type.partition(":")[0])
+    return CompileSupport(ok=reason is None, reason=reason)
+
+
+def _missing_for_inductor(device_type: str) -> str | None:
+    needs = f"backend 'inductor' on {device_type} needs"
+    if device_type in _TRITON_DEVICES:
+        missing = _missing_for_triton(device_type, needs)
+    elif device_type == "cpu":
+        # Inductor looks there too: CXX, or else the platform's usual compiler.
+        usual = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+        compiler = os.environ.get("CXX", usual)
+        missing = None
+        if shutil.which(compiler) is None:
+            missing = (
+                f"{needs} a C++ compiler, and {compiler!r} is not on PATH: install one (Debian "
+                "and Ubuntu: apt-get install g++), set CXX, or use backend 'aot_eager'."
+            )
+    else:
+        return _missing_code_generator(device_type)
+    return missing or _missing_python_headers(needs)
+
+
+def _missing_for_triton(device_type: str, needs: str) -> str | None:
+    if find_spec("triton") is None:
+        return (
+            f"{needs} Triton, which is not installed: install the triton that belongs to this "
+            "torch, or use backend 'aot_eager'."
+        )
+    if device_type == "cuda" and torch.version.hip is None and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+        if capability < _LEAST_CAPABILITY:
+            return (
+                f"{needs} a GPU of CUDA capability >= 7.0; this is {torch.cuda.get_device_name()} "
+                f"of {capability[0]}.{capability[1]}: use backend 'aot_eager'."
+            )
+    # Triton compiles the launchers of its kernels in C.
+    if any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
+        return None
+    return (
+        f"{needs} a C compiler for Triton, and there is no gcc or clang on PATH: install one "
+        "(Debian and Ubuntu: apt-get install gcc), set CC, or use backend 'aot_eager'."
+    )
+
+
+def _missing_code_generator(device_type: str) -> str | None:
+    if has_code_generator(device_type):
+        return None
+    question = "Did you mean 'cuda'? " if device_type == "gpu" else ""
+    return (
+        f"backend 'inductor' writes no code for {device_type}. {question}Name the backend that "
+        "comes with the device, or use 'aot_eager'."
+    )
+
+
+def _missing_python_headers(needs: str) -> str | None:
+    folder = Path(sysconfig.get_path("include"))
+    if (folder / "Python.h").exists():
+        return None
+    return (
+        f"{needs} Python's headers, and {folder} has no Python.h: install them (Debian and "
+        "Ubuntu: apt-get install python3-dev), or use backend 'aot_eager'."
+    )

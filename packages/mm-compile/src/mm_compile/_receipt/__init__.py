@@ -1,1 +1,0 @@
-"""What compiling did: graph breaks, recompilations, seconds, and whether it pays."""

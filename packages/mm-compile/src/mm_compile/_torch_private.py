@@ -1,0 +1,348 @@
+"""Private names of torch that this package uses, each with what happens without it.
+
+Nothing here imports ``torch._dynamo`` or ``torch._inductor`` at module level. Two functions of
+torch are replaced while a graph is compiled through a cache, for the seconds they cost.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+# Without it, a forward that activation checkpointing repeats counts as a step of its own.
+_graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # noqa: SLF001
+# Dynamo keeps 8 versions of a function by default.
+_DEFAULT_VERSION_LIMIT = 8
+
+
+def _find(module: str, name: str, default: Any = None) -> Any:
+    try:
+        return getattr(import_module(module), name, default)
+    except ImportError:
+        return default
+
+
+# ------------------------------------------------------------------------- autograd and modules
+
+
+def is_in_backward() -> bool:
+    """Whether autograd runs a backward pass in this thread."""
+    return _graph_task_id() != -1
+
+
+def is_view(tensor: torch.Tensor) -> bool | None:
+    """Whether a tensor is a view. Without the name: None, views are not told apart."""
+    ask = getattr(tensor, "_is_view", None)
+    return None if ask is None else bool(ask())
+
+
+def own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Yield the module's own parameters and buffers, those that are None included."""
+    for table in ("_parameters", "_buffers"):
+        yield from getattr(module, table, {}).items()
+
+
+def is_made_by_torch_compile(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` made this module. Without the name: False."""
+    kind = _find("torch._dynamo.eval_frame", "OptimizedModule")
+    return kind is not None and isinstance(module, kind)
+
+
+def preserved_version(tensor: torch.Tensor) -> Any:
+    """Return a context in which writing ``tensor`` does not invalidate saved graphs.
+
+    Without the name: autograd refuses a backward through a value that was written back.
+    """
+    preserve = getattr(torch.autograd, "_unsafe_preserve_version_counter", None)
+    return nullcontext() if preserve is None else preserve(tensor)
+
+
+# ------------------------------------------------------------------------------------ distributed
+
+
+def default_store() -> Any:
+    """Return the store of the process group; None without several ranks.
+
+    Without the name: None, ranks do not learn of each other's fallbacks.
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    find = getattr(dist.distributed_c10d, "_get_default_store", None)
+    return None if find is None else find()
+
+
+def active_ddp() -> DistributedDataParallel | None:
+    """Return the DDP wrapper whose forward runs now. Without the name: None."""
+    wrapper: DistributedDataParallel | None = getattr(
+        DistributedDataParallel, "_active_ddp_module", None
+    )
+    return wrapper
+
+
+def first_bucket_bytes() -> int | None:
+    """Return the size of DDP's first bucket, where dynamo ends graphs. Without the name: None."""
+    size: int | None = getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", None)
+    return size
+
+
+def set_first_bucket_bytes(size: int) -> None:
+    """Set what :func:`first_bucket_bytes` returns; dynamo has no other setting."""
+    dist._DEFAULT_FIRST_BUCKET_BYTES = size  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+# ----------------------------------------------------------------------------------------- dynamo
+
+
+def version_limit() -> int:
+    """Return how many versions of one function dynamo keeps before it runs it eagerly."""
+    config = import_module("torch._dynamo.config")
+    # Newer versions call it recompile_limit.
+    limit = getattr(config, "cache_size_limit", None) or getattr(config, "recompile_limit", None)
+    return int(limit or _DEFAULT_VERSION_LIMIT)
+
+
+def total_version_limit() -> int:
+    """Return how many versions of all copies of a function dynamo keeps."""
+    return int(_find("torch._dynamo.config", "accumulated_recompile_limit", 0))
+
+
+def dynamo_errors() -> tuple[type[Exception], ...]:
+    """Return what dynamo raises where it cannot compile. Without the names: none."""
+    names = ["TorchDynamoException", "FailOnRecompileLimitHit"]
+    found = [_find("torch._dynamo.exc", name) for name in names]
+    # torch 2.0 raises its own assertions unchanged.
+    assertion = [AssertionError] if torch.__version__.startswith("2.0.") else []
+    return (*filter(None, found), *assertion)
+
+
+def is_of_dynamo(error: Exception, errors: tuple[type[Exception], ...]) -> bool:
+    """Whether dynamo raised ``error`` while it captured code.
+
+    Args:
+        error: What a call of compiled code raised.
+        errors: What :func:`dynamo_errors` returns, and what else counts.
+    """
+    # Its own assertions come out unchanged, with the captured stack.
+    return isinstance(error, errors) or hasattr(error, "real_stack")
+
+
+def is_user_error(error: Exception) -> bool:
+    """Whether eager code would most likely fail too: shapes that do not fit, for example."""
+    kind = _find("torch._dynamo.exc", "TorchRuntimeError")
+    return isinstance(error, (*filter(None, [kind]), AssertionError, IndexError))
+
+
+def lookup_backend(name: str) -> Any:
+    """Return a backend's function by its name."""
+    lookup = _find("torch._dynamo.backends.registry", "lookup_backend")
+    if lookup is None:
+        raise RuntimeError(
+            f"this torch does not look up backends: give the function of {name!r} as backend"
+        )
+    return lookup(name)
+
+
+def graph_break_reasons() -> list[Any] | None:
+    """Return the list to which dynamo adds every graph break, or None where it keeps none."""
+    reasons: list[Any] | None = _find("torch._dynamo.utils", "graph_break_reasons")
+    return reasons
+
+
+def last_recompile_reason() -> str:
+    """Return the guard that failed before the last recompilation; empty where unknown."""
+    list_metrics = _find("torch._dynamo.utils", "get_compilation_metrics", list)
+    return getattr((list_metrics() or [None])[-1], "recompile_reason", None) or ""
+
+
+def count_graphs() -> int:
+    """Return the number of graphs captured in this process; 0 without the name."""
+    return int(_counters("stats").get("unique_graphs", 0))
+
+
+def count_graph_breaks() -> int:
+    """Return the number of graph breaks in this process; 0 without the name."""
+    return sum(_counters("graph_break").values())
+
+
+def count_recompiles() -> int:
+    """Return the number of recompilations in this process; 0 without the name."""
+    # Maps compiled code to its origin: a second entry for one origin is a recompilation.
+    table = getattr(_find("torch._dynamo.utils", "orig_code_map"), "values", {})
+    origins = list(getattr(table, "values", dict)())
+    return len(origins) - len({id(origin) for origin in origins})
+
+
+def compile_seconds() -> float:
+    """Return the seconds spent in the compiler in this process; 0 without the name."""
+    utils = "torch._dynamo.utils"
+    # torch 2.0 calls the table compilation_metrics.
+    table = _find(utils, "compilation_time_metrics", _find(utils, "compilation_metrics", {}))
+    # Backward is compiled when it first runs, outside of any frame; older versions name a part.
+    backward = ("backward._backward_impl", "compile_fx.<locals>.bw_compiler")
+    late = next((name for name in backward if name in table), None)
+    names = [name for name in table if name.startswith("_compile") or name == late]
+    return float(sum(sum(table[name]) for name in names))
+
+
+def _counters(name: str) -> dict[str, int]:
+    found: dict[str, int] = _find("torch._dynamo.utils", "counters", {}).get(name, {})
+    return found
+
+
+def begin_hook_guards() -> bool:
+    """Make dynamo check the hooks of modules before it runs compiled code.
+
+    Dynamo writes its checks right after the graphs were compiled. Without the setting, a hook that
+    is registered later on a module in a region is not called.
+
+    Returns:
+        Whether the setting was changed, and :func:`end_hook_guards` has to be called.
+    """
+    config = import_module("torch._dynamo.config")
+    if not getattr(config, "skip_nnmodule_hook_guards", False):
+        return False
+    config.skip_nnmodule_hook_guards = False  # type: ignore[attr-defined]
+    return True
+
+
+def end_hook_guards() -> None:
+    """Undo :func:`begin_hook_guards`."""
+    import_module("torch._dynamo.config").skip_nnmodule_hook_guards = True  # type: ignore[attr-defined]
+
+
+# --------------------------------------------------------------------------------------- inductor
+
+
+def inductor_backend(
+    mode: str | None, options: dict[str, Any] | None, *, dynamic: bool | None
+) -> Any:
+    """Return what ``torch.compile`` makes of inductor, a mode and options.
+
+    Without the name: inductor with its options unchecked.
+    """
+    wrapper = getattr(torch, "_TorchCompileInductorWrapper", None)
+    if wrapper is not None:
+        return wrapper(mode or "default" if not options else None, options, dynamic)
+    inductor = import_module("torch._inductor")
+    patches = options or inductor.list_mode_options(mode or "default")
+    return lambda graph, inputs: inductor.compile(graph, inputs, options=patches)
+
+
+def has_code_generator(device_type: str) -> bool:
+    """Whether inductor writes code for a kind of device. Without the names: False."""
+    common = "torch._inductor.codegen.common"
+    # Others register when they are imported: torch_npu, for example.
+    _find(common, "init_backend_registration", lambda: None)()
+    find = _find(common, "get_scheduling_for_device", lambda _: None)
+    return find(device_type) is not None
+
+
+def can_compile_backward_early() -> bool:
+    """Whether torch can compile a backward together with its forward (2.7 and newer)."""
+    return hasattr(import_module("torch._functorch.config"), "force_non_lazy_backward_lowering")
+
+
+def backward_compiled_early() -> Any:
+    """Return a context in which a backward is compiled with its forward, where torch can."""
+    if not can_compile_backward_early():
+        return nullcontext()
+    config: Any = import_module("torch._functorch.config")
+    return config.patch(force_non_lazy_backward_lowering=True)
+
+
+def compile_parts(
+    wrapper: Any, around: Callable[[Any, Any, Callable[[], Any]], Any]
+) -> Callable[[Any, Any], Any]:
+    """Return inductor with ``around`` called around every graph, forward or backward.
+
+    Args:
+        wrapper: What :func:`inductor_backend` returns.
+        around: Called as ``around(graph_module, inputs, compile)``.
+    """
+    compile_fx: Any = import_module("torch._inductor.compile_fx")
+
+    def compile_part(graph_module: Any, inputs: Any, **keywords: Any) -> Any:
+        return around(
+            graph_module,
+            inputs,
+            lambda: compile_fx.compile_fx_inner(graph_module, inputs, **keywords),
+        )
+
+    return lambda graph_module, inputs: compile_fx.compile_fx(
+        graph_module, inputs, inner_compile=compile_part, config_patches=wrapper.config
+    )
+
+
+def inductor_with_eager_random() -> Any:
+    """Return a context in which inductor's code draws torch's random numbers."""
+    config: Any = import_module("torch._inductor.config")
+    has_name = hasattr(config, "fallback_random")
+    return config.patch(fallback_random=True) if has_name else nullcontext()
+
+
+def is_caching_disabled() -> bool:
+    """Whether the user has disabled inductor's caches."""
+    return bool(_find("torch._inductor.config", "force_disable_caches", default=False))
+
+
+@contextmanager
+def caching_graphs() -> Iterator[None]:
+    """Make inductor cache graphs, with names that do not depend on its folder."""
+    config: Any = import_module("torch._inductor.config")
+    with ExitStack() as stack:
+        if hasattr(config, "fx_graph_cache"):
+            stack.enter_context(config.patch(fx_graph_cache=True))
+        stack.enter_context(backward_compiled_early())
+        stack.enter_context(_header_of_torch())
+        yield
+
+
+def forget_loaded_code() -> None:
+    """Make inductor forget loaded code, so that it writes it to another folder again.
+
+    Without the name: a second cache in one process may lack code.
+    """
+    clear = _find("torch._inductor.utils", "clear_caches")
+    # The name before torch 2.7.
+    clear = clear or _find("torch._inductor.utils", "clear_inductor_caches")
+    if clear is not None:
+        clear()
+
+
+@contextmanager
+def without_precompiled_headers() -> Iterator[None]:
+    """Skip the headers that inductor precompiles before it looks for a compiled library.
+
+    Saves 5 s of processor time of a warm start on a machine that has not compiled before. Without
+    the name: torch precompiles them.
+    """
+    codecache: Any = import_module("torch._inductor.codecache")
+    with _replaced(codecache, "_precompile_header", lambda *_args, **_keywords: ""):
+        yield
+
+
+def _header_of_torch() -> Any:
+    # Before torch 2.7 generated C++ includes a copy of this header by its path in the folder, and
+    # is keyed by it: every warm start would build all C++ again.
+    codecache: Any = import_module("torch._inductor.codecache")
+    header = Path(codecache.__file__).absolute().parent / "codegen" / "cpp_prefix.h"
+    return _replaced(codecache, "cpp_prefix_path", lambda: str(header))
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name, None)
+    if before is None:
+        yield
+        return
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,1 +1,0 @@
-"""Compiled code compared with eager code, in the first calls."""

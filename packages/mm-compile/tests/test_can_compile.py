@@ -1,0 +1,91 @@
+import sysconfig
+
+import pytest
+import torch
+from toy import needs_compile
+
+from mm_compile import CompileSupport, ConfigError, can_compile
+from mm_compile import _can_compile as preflight
+
+pytestmark = needs_compile
+
+
+@pytest.fixture
+def _bare_machine(monkeypatch, tmp_path):
+    """Leave no compiler on PATH, no Python.h and no triton."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr(preflight, "find_spec", lambda _name: None)
+
+
+@pytest.mark.usefixtures("_bare_machine")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_backends_without_kernels_need_nothing(backend):
+    assert can_compile({"backend": backend}) == CompileSupport(ok=True)
+
+
+@pytest.mark.usefixtures("_bare_machine")
+def test_inductor_on_cpu_needs_a_compiler():
+    reason = can_compile().reason
+    assert reason.startswith("backend 'inductor' on cpu needs a C++ compiler")
+    assert "install" in reason
+
+
+@pytest.mark.usefixtures("_bare_machine")
+def test_inductor_on_cpu_needs_headers(monkeypatch, tmp_path):
+    compiler = tmp_path / "my-c++"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert "has no Python.h: install" in can_compile().reason
+    (tmp_path / "Python.h").touch()
+    assert can_compile().ok
+
+
+@pytest.mark.usefixtures("_bare_machine")
+def test_inductor_on_cuda_needs_triton_a_c_compiler_and_headers(monkeypatch, tmp_path):
+    def reason():
+        return can_compile(device_type="cuda").reason
+
+    assert "on cuda needs Triton" in reason()
+    monkeypatch.setattr(preflight, "find_spec", lambda _name: object())  # stands in for Triton
+    assert "on cuda needs a C compiler for Triton" in reason()
+    compiler = tmp_path / "my-cc"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert "on cuda needs Python's headers" in reason()
+    (tmp_path / "Python.h").touch()
+    assert reason() is None
+
+
+def test_inductor_on_cuda_needs_a_gpu_that_triton_knows_by_a_stand_in_device(monkeypatch):
+    monkeypatch.setattr(preflight, "find_spec", lambda _name: object())  # stands in for Triton
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an old GPU")
+    assert "this is an old GPU of 6.1" in can_compile(device_type="cuda").reason
+
+
+def test_inductor_needs_code_for_the_device():
+    assert "writes no code for npu" in can_compile(device_type="npu").reason
+    assert can_compile({"backend": "eager"}, device_type="npu").ok
+    assert "Did you mean" not in can_compile(device_type="npu").reason
+    assert "Did you mean 'cuda'?" in can_compile(device_type="gpu").reason
+
+
+def test_of_a_device_with_an_index_the_type_counts():
+    assert can_compile(device_type="cpu:0") == can_compile(device_type="cpu")
+
+
+def test_a_key_that_needs_another_torch_is_a_reason_and_no_error(monkeypatch):
+    monkeypatch.setattr("mm_compile._torch.torch_version", lambda: (2, 3))
+    support = can_compile({"backend": "eager", "optimizer": True})
+    assert not support.ok
+    assert "compile.optimizer needs PyTorch >= 2.4" in support.reason
+
+
+def test_a_wrong_config_raises():
+    with pytest.raises(ConfigError):
+        can_compile({"backend": "nothing-like-it"})
