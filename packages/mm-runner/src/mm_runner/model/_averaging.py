@@ -186,7 +186,7 @@ class ExponentialMovingAverage(AveragedWeights):
     """``average = (1 - momentum) * average + momentum * weight``.
 
     Args:
-        model: Like all others not listed here, as of :class:`AveragedWeights`.
+        model: Like what is not listed here, an argument of :class:`AveragedWeights`.
         momentum: Weight of the new value. Defaults to 0.0002.
 
     Raises:
@@ -229,7 +229,7 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
     """The same with a momentum that falls: ``max(momentum, gamma / (gamma + steps))``.
 
     Args:
-        model: Like all others not listed here, as of :class:`AveragedWeights`.
+        model: Like what is not listed here, an argument of :class:`AveragedWeights`.
         momentum: The smallest. Defaults to 0.0002.
         gamma: How slowly it falls, a positive number of updates. Defaults to 100.
 
@@ -312,9 +312,5 @@ def _move(averages: list[Tensor], sources: list[Tensor], weight: float | Tensor)
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    copy = getattr(torch, "_foreach_copy_", None)  # from torch 2.1 on
-    if copy is not None and targets:
-        copy(targets, sources)
-        return
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)

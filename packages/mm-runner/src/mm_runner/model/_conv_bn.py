@@ -129,12 +129,13 @@ class _FoldingForward(WrappedForward):
     def __init__(self, module: nn.Module, pair: Pair) -> None:
         super().__init__(module)
         self._pair = pair
+        self._sharded = _sharded_kinds()
         self.output: Tensor | None = None  # on its way to the norm
 
     def __call__(self, input: Tensor) -> Any:  # noqa: A002 - torch's name
         if self.output is not None:
             raise self.error()
-        if not _can_fold(self.module, self._pair.norm):
+        if not _can_fold(self.module, self._pair.norm, self._sharded):
             return self.call_replaced(input)
         self.output = _convolve_folded(self.module, self._pair.norm, input)
         return self.output
@@ -163,12 +164,19 @@ class _NormForward(WrappedForward):
         return input
 
 
-def _can_fold(convolution: Any, norm: Any) -> bool:
+def _can_fold(convolution: Any, norm: Any, sharded: Any) -> bool:
     if norm.training or norm.running_mean is None:
         return False
-    # A module that FSDP2 shards by itself has its parameters only within its own forward.
-    tensors = (convolution.weight, norm.weight)
-    return not any(hasattr(tensor, "device_mesh") for tensor in tensors)
+    return not isinstance(convolution.weight, sharded) and not isinstance(norm.weight, sharded)
+
+
+def _sharded_kinds() -> Any:
+    """Return the type of parameters that FSDP2 shards by themselves: elsewhere they are parts."""
+    try:
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - has torch of 2.5 on
+    except ImportError:
+        return ()
+    return DTensor
 
 
 def _convolve_folded(convolution: Any, norm: Any, inputs: Tensor) -> Tensor:

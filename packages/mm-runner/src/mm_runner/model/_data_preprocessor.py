@@ -17,7 +17,7 @@ __all__ = ["BaseDataPreprocessor"]
 class BaseDataPreprocessor(nn.Module):
     """Moves every tensor of a batch to the device this module was moved to.
 
-    So it does with objects that can be moved, which have ``to`` and ``cpu``: data samples, graphs.
+    Objects with ``to`` and ``cpu``, such as data samples and graphs, are moved too.
 
     Subclass it to normalise or pad: override :meth:`forward` and call :meth:`cast_data`.
 
@@ -55,7 +55,7 @@ class BaseDataPreprocessor(nn.Module):
         return self.cast_data(data)
 
     def _only_casts(self) -> bool:
-        """Tell whether a call is :meth:`cast_data` and nothing else, whatever torch looks for."""
+        """Return whether a call is :meth:`cast_data` and nothing else: no hooks, no override."""
         own = vars(self)
         return type(self) is BaseDataPreprocessor and not (
             own["_forward_pre_hooks"]
@@ -77,7 +77,7 @@ class BaseDataPreprocessor(nn.Module):
 
     @override
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:
-        # .to(), .cuda() and the like come through here; a probe tensor tells where they lead,
-        # without a buffer that would show up in checkpoints and be broadcast.
+        # .to() and .cuda() come through here. A probe tensor shows the device; a buffer would show
+        # up in checkpoints.
         self._device = fn(torch.empty(0, device=self._device)).device
         return super()._apply(fn, *args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]

@@ -133,7 +133,7 @@ def _ids_of_blocks(model: nn.Module) -> set[int]:
     }
     # Blocks of one class may differ in size; the class of a plain container says nothing.
     kinds = {
-        number: _structure(child) if isinstance(child, _CONTAINERS) else type(child)
+        number: repr(child) if isinstance(child, _CONTAINERS) else type(child)
         for number, child in candidates.items()
     }
     repeated = Counter(kinds.values())
@@ -143,12 +143,6 @@ def _ids_of_blocks(model: nn.Module) -> set[int]:
 def _is_block(module: nn.Module) -> bool:
     layers = [part for part in module.modules() if [*part.parameters(recurse=False)]]
     return _has_forward(module) and len(layers) > 1
-
-
-def _structure(module: nn.Module) -> tuple[Any, ...]:
-    parts = ((name, type(part).__qualname__) for name, part in module.named_modules())
-    shapes = (None if is_lazy(one) else one.shape for one in module.parameters())
-    return (*parts, *shapes)
 
 
 def _size(module: nn.Module) -> int:

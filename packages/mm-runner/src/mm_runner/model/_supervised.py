@@ -21,13 +21,12 @@ Keys = str | Sequence[str]
 class Supervised(BaseModel):
     """Trains any module on pairs of inputs and targets; the module knows nothing of the Runner.
 
-    Of a batch that is a sequence the last part is the target, and those before it are the module's
-    arguments. Of one that is a mapping, ``inputs`` and ``targets`` name the parts; others are left
-    alone. For metrics a prediction is ``(outputs, targets)``, as
-    :class:`~mm_runner.evaluator.Accuracy` takes it.
+    If a batch is a sequence, its last item is the target and the others are the module's arguments.
+    If it is a mapping, ``inputs`` and ``targets`` name its entries, and other entries are ignored.
+    A prediction is ``(outputs, targets)``, as :class:`~mm_runner.evaluator.Accuracy` takes it.
 
-    In checkpoints the names of parameters begin with ``net.``; a loss with parameters of its own
-    has its under ``loss_fn.``.
+    In checkpoints, names of the module's parameters begin with ``net.``, of the loss's with
+    ``loss_fn.``.
 
     Args:
         module: The module, or its config.

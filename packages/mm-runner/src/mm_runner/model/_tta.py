@@ -123,9 +123,9 @@ def _views(data: Any) -> list[Any]:
         )
     numbers = {n: len(p) for n, p in zip(names, parts, strict=True) if not isinstance(p, Tensor)}
     if len(set(numbers.values())) != 1 or 0 in numbers.values():
-        told = ", ".join(f"{name!r} {number}" for name, number in numbers.items()) or "none"
+        found = ", ".join(f"{name!r} {number}" for name, number in numbers.items()) or "none"
         raise ConfigError(
-            f"The parts of a batch must have one entry for each view; there are: {told}. Let the "
+            f"The parts of a batch must have one entry for each view; there are: {found}. Let the "
             "dataset give each part as a list of views, or what all share as a tensor that "
             "default_collate stacks."
         )
