@@ -1,4 +1,4 @@
-"""``cfg['activation_checkpointing']``: the same training, with less kept for the backward pass."""
+"""``cfg['activation_checkpointing']``: equal training with fewer saved activations."""
 
 import copy
 import io
@@ -73,8 +73,8 @@ def expect_same_training(model, other, **options):
     ],
 )
 def test_the_modules_named_are_checkpointed(names, expected):
-    told = describe_module_settings(checkpointed(Net(), names))
-    assert told == ({KEY: ", ".join(expected)} if expected else {})
+    described = describe_module_settings(checkpointed(Net(), names))
+    assert described == ({KEY: ", ".join(expected)} if expected else {})
 
 
 @pytest.mark.parametrize("names", ["auto", ["blocks.0", "blocks.2"]])
@@ -87,7 +87,7 @@ def test_training_is_the_same_to_the_last_bit_and_keeps_less(names):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
-def test_copies_and_pickles_are_models_of_their_own_that_are_checkpointed(copied):
+def test_copies_and_pickles_are_checkpointed_independently(copied):
     model = Net()
     other = checkpointed(model)
     again = copied(other)
@@ -105,7 +105,7 @@ def test_a_model_is_saved_whole_and_loaded():
     assert KEY in describe_module_settings(torch.load(file, **options))
 
 
-def test_buffers_that_a_forward_changes_are_changed_once_and_repeated_from_what_they_were():
+def test_buffers_change_once_and_are_restored_for_the_recomputation():
     model = Net(last=lambda: nn.Sequential(nn.Conv1d(4, 4, 1), Counting(), nn.InstanceNorm1d(
         4, affine=True, track_running_stats=True
     )))  # fmt: skip
@@ -114,14 +114,14 @@ def test_buffers_that_a_forward_changes_are_changed_once_and_repeated_from_what_
     assert other.last[1].scale == pytest.approx(1.5**3)
 
 
-def test_a_spectral_norm_takes_one_step_of_its_iteration():
+def test_a_spectral_norm_takes_one_power_iteration():
     model = Net(last=lambda: nn.Sequential(
         nn.utils.parametrizations.spectral_norm(nn.Conv1d(4, 4, 1)), nn.ReLU()
     ))  # fmt: skip
     expect_same_training(model, checkpointed(model, "last"))
 
 
-def test_two_backward_passes_repeat_twice_and_change_nothing():
+def test_two_backward_passes_recompute_twice_and_change_no_buffer():
     other = checkpointed(Net())
     loss = other(**batch(), mode="loss")["loss"]
     loss.backward(retain_graph=True)
@@ -172,7 +172,7 @@ def test_a_large_buffer_that_a_forward_changes_is_refused():
         model(torch.ones(2, 4))
 
 
-def test_without_gradients_nothing_is_done(monkeypatch):
+def test_without_gradients_nothing_is_recomputed(monkeypatch):
     other = checkpointed(Net())
     monkeypatch.setattr("mm_runner.model._checkpointing.checkpoint", None)
     with torch.no_grad():
@@ -189,13 +189,13 @@ def test_hooks_of_a_module_are_called_once():
     assert seen == [1]
 
 
-def test_autocast_holds_in_the_repetition():
+def test_autocast_holds_in_the_recomputation():
     dtype = torch.bfloat16  # float16 on the CPU has no scaler here
     model = Net()
     expect_same_training(model, checkpointed(model), context=lambda: torch.autocast("cpu", dtype))
 
 
-def test_a_second_run_takes_back_what_the_first_did():
+def test_a_second_run_undoes_the_settings_of_the_first():
     model = checkpointed(Net())
     apply_module_settings(model, {"activation_checkpointing": "blocks.1"})
     assert describe_module_settings(model) == {KEY: "blocks.1"}
@@ -210,7 +210,7 @@ def test_a_second_run_takes_back_what_the_first_did():
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.skipif(not hasattr(torch, "compiler"), reason="torch 2.0 cannot capture it")
 @pytest.mark.parametrize("regions", [None, "auto"])
-def test_it_comes_before_compiling(regions, make_runner):
+def test_checkpointed_modules_are_compiled(regions, make_runner):
     # Of those that generate no code, the one that knows of checkpointing.
     cfg = {"compile": {"backend": "aot_eager_decomp_partition", "regions": regions}}
     if regions is None:
@@ -253,7 +253,7 @@ def test_statistics_of_compiled_blocks_in_what_is_checkpointed_change_once():
     sys.modules["torch._dynamo"].reset()
 
 
-def test_a_run_does_it_and_says_so_and_what_is_wrong(make_runner):
+def test_a_run_logs_the_modules_and_refuses_wrong_names(make_runner):
     def run(**options):
         torch.manual_seed(0)
         wrapper = {
@@ -296,7 +296,7 @@ def test_a_resumed_run_is_exact(tmp_path):
         (["auto", "stem"], r"'auto' stands alone"),
     ],
 )
-def test_what_cannot_be_checkpointed_is_told_before_training(tmp_path, value, message):
+def test_wrong_names_are_refused_before_training(tmp_path, value, message):
     cfg = runner_arguments(tmp_path, model={"type": Net}, activation_checkpointing=value)
     with pytest.raises(ConfigError, match=message):
         make_plan(cfg)
@@ -334,8 +334,8 @@ class Layer(nn.Module):
 def test_auto_takes_the_blocks_of_stages_and_not_the_parts_of_blocks():
     stages = nn.Sequential(*[Stage(width, 3) for width in (8, 16)])
     names = [f"{stage}.blocks.{block}" for stage in range(2) for block in range(3)]
-    told = describe_module_settings(checkpointed(stages))[KEY]
-    assert told == f"6 modules: {names[0]}, {names[1]}, ..., {names[-1]}"
+    described = describe_module_settings(checkpointed(stages))[KEY]
+    assert described == f"6 modules: {names[0]}, {names[1]}, ..., {names[-1]}"
     layers = nn.Sequential(Layer(), Layer())
     assert describe_module_settings(checkpointed(layers)) == {KEY: "0, 1"}
 
@@ -369,8 +369,8 @@ def _train_on_ranks(rank, work_dir, cfgs):
             runner.train()
             assert (runner.rank, runner.world_size) == (rank, 2)
             found.append([whole(one) for one in runner.model.state_dict().values()])
-        told = describe_module_settings(unwrap_model(runner.model))
-        assert told == {KEY: "blocks.0, blocks.1, blocks.2"}
+        described = describe_module_settings(unwrap_model(runner.model))
+        assert described == {KEY: "blocks.0, blocks.1, blocks.2"}
         torch.testing.assert_close(*found, rtol=0, atol=0)
 
 

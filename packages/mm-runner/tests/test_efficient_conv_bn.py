@@ -118,7 +118,7 @@ def test_a_pair_may_be_checkpointed_too():
 
 
 class Wandering(nn.Module):
-    """Does something else with the convolution's output once it is told to."""
+    """Uses the output of the convolution as its attribute says."""
 
     use = "norm"
 
@@ -239,7 +239,7 @@ class Deciding(nn.Module):
         ([3], r"^efficient_conv_bn_eval: the name of a module"),
     ],
 )
-def test_what_cannot_be_folded_is_told(names, message):
+def test_modules_without_pairs_are_refused(names, message):
     model = nn.ModuleDict({"net": Deciding(), "linear": nn.Linear(2, 2)})
     with pytest.raises(ConfigError, match=message):
         apply_module_settings(model, {"efficient_conv_bn_eval": names})
@@ -272,7 +272,7 @@ def trained(make_runner):
 
 
 @pytest.mark.parametrize("names", ["blocks.*", ["blocks.0", "blocks.2"]])
-def test_a_run_does_it_and_says_so(trained, names):
+def test_a_run_logs_the_folded_convolutions(trained, names):
     plain, runner = (
         trained(),
         trained(efficient_conv_bn_eval=names, activation_checkpointing="auto"),
@@ -290,7 +290,7 @@ def test_it_is_compiled(trained, regions):
     plain = trained()
     compiled = {"backend": "aot_eager", **regions}
     runner = trained(efficient_conv_bn_eval="blocks.*", compile=compiled)
-    # That of torch 2.0 cannot be told from running as usual, and is interrupted by a look around.
+    # torch 2.0 reports no graph breaks, or wrong ones.
     if hasattr(torch, "compiler"):
         assert not runner.compile_handle.report().graph_breaks
     sys.modules["torch._dynamo"].reset()
@@ -321,8 +321,8 @@ def _train_on_ranks(rank, work_dir, cfgs):
             runner.train()
             assert (runner.rank, runner.world_size) == (rank, 2)
             found.append([whole(one) for one in runner.model.state_dict().values()])
-        told = describe_module_settings(unwrap_model(runner.model))
-        assert told == {KEY: "blocks.0.conv, blocks.1.conv, blocks.2.conv"}
+        described = describe_module_settings(unwrap_model(runner.model))
+        assert described == {KEY: "blocks.0.conv, blocks.1.conv, blocks.2.conv"}
         torch.testing.assert_close(*found)
 
 

@@ -109,12 +109,12 @@ def test_an_average_of_half_precision_moves_by_less_than_it_can_hold(dtype):
     assert model.weight.item() == 2.0
 
 
-def test_averages_are_applied_and_taken_out_again():
+def test_averages_are_applied_and_restored():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(requires_grad=False)
     average = ExponentialMovingAverage(model, momentum=0.5, update_buffers=True)
-    with average.applied():
-        assert not average.is_applied  # there is no average yet
+    average.apply()
+    assert not average.is_applied  # there is no average yet
     average.update()
     statistics = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     assert list(average.full_tensors()) == ["0.weight", "1.weight", "1.bias", *statistics]
@@ -123,12 +123,13 @@ def test_averages_are_applied_and_taken_out_again():
     nn.init.constant_(model[1].weight, 3.0)
     average.update()
     own = {name: value.clone() for name, value in model.state_dict().items()}
-    with average.applied():
-        average.apply()  # again changes nothing
-        held = model.state_dict()
-        for name in ("1.weight", "1.running_mean"):
-            torch.testing.assert_close(held[name], (before[name] + own[name]) / 2)
-        assert held["1.num_batches_tracked"] == own["1.num_batches_tracked"] == 1
+    average.apply()
+    average.apply()  # again changes nothing
+    held = model.state_dict()
+    for name in ("1.weight", "1.running_mean"):
+        torch.testing.assert_close(held[name], (before[name] + own[name]) / 2)
+    assert held["1.num_batches_tracked"] == own["1.num_batches_tracked"] == 1
+    average.restore()
     assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
 
 
@@ -289,7 +290,7 @@ class StopBeforeStep(Hook):
             raise Killed
 
 
-def test_everything_goes_on_from_the_middle_of_an_epoch(make_runner, tmp_path):
+def test_a_run_resumes_exactly_in_the_middle_of_an_epoch(make_runner, tmp_path):
     def make(part, *hooks, **options):
         return make_runner(
             work_dir=tmp_path / part,
@@ -434,7 +435,7 @@ def test_each_of_several_optimizers_is_averaged_as_often_as_it_steps(make_runner
         torch.testing.assert_close(saved["state_dict"][f"{part}.weight"], mean)
 
 
-def test_a_checkpoint_without_an_average_or_with_another_is_told(make_runner, tmp_path):
+def test_a_checkpoint_without_an_average_or_with_another_logs_a_warning(make_runner, tmp_path):
     work_dir = tmp_path / "run"
     make_runner(train_cfg={"max_epochs": 1}).train()
     ema = {"type": "EMAHook", "momentum": 0.1}
@@ -477,7 +478,7 @@ def test_weights_alone_are_the_average(make_runner, tmp_path):
 
 
 class Doubled(AveragedWeights):
-    """A kind of one's own."""
+    """A custom average."""
 
     @override
     def momentum_at(self, steps):
@@ -526,7 +527,7 @@ def test_a_model_has_one_average(make_runner):
         make_runner(custom_hooks=[EMAHook(), EMAHook(momentum=0.1)]).train()
 
 
-def test_an_average_of_ones_own_is_taken(make_runner):
+def test_a_custom_average_is_used(make_runner):
     runner = make_runner(custom_hooks=[EMAHook(ema_type=Doubled)])
     runner.train()
     saved = load_checkpoint_file(runner.work_dir / "epoch_2.pth")

@@ -1,7 +1,5 @@
 """Several views of each sample, and one prediction."""
 
-import inspect
-import re
 import sys
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from torch.utils.data import Dataset
 from toy import Blobs, Classifier, loader_cfg, runner_arguments
 from typing_extensions import override
 
-from mm_runner import ComponentNotFoundError, ConfigError, Runner, evaluator
+from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.cli import main
 from mm_runner.hooks import Hook, PrepareTTAHook
 from mm_runner.loops import TestLoop
@@ -167,7 +165,7 @@ def test_the_hook_merges_in_tests_and_in_nothing_else(tmp_path):
     assert 0 <= runner.val()["accuracy"] <= 1  # of single views
 
 
-def test_the_hook_says_what_it_cannot_do(tmp_path, make_runner):
+def test_the_hook_refuses_wrong_arguments_and_other_loops(tmp_path, make_runner):
     with pytest.raises(ConfigError, match=r"^custom_hooks\[0\]\.tta_cfg\.dropuot: unknown arg"):
         make_runner(
             custom_hooks=[{"type": "PrepareTTAHook", "tta_cfg": {"type": Averaged, "dropuot": 1}}]
@@ -243,7 +241,7 @@ def test_a_hook_lets_another_model_predict_for_one_evaluation(make_runner, phase
         loop.use_model(nn.Linear(1, 1))
 
 
-def test_a_test_loop_of_ones_own_may_take_the_model_of_the_views(tmp_path):
+def test_a_custom_test_loop_may_take_the_model_of_the_views(tmp_path):
     class Own:
         def __init__(self, runner, dataloader, evaluator):  # noqa: ARG002
             self.runner, self.dataloader = runner, dataloader
@@ -258,17 +256,6 @@ def test_a_test_loop_of_ones_own_may_take_the_model_of_the_views(tmp_path):
 
     runner = Runner(**{**_test_arguments(tmp_path / "run"), "test_cfg": {"type": Own}})
     assert [len(scores) for scores in runner.test()["merged"]] == [2, 2, 2, 1]
-
-
-def test_rooms_that_take_predictions_apart_share_it_by_the_evaluators_front_door():
-    room = Path(inspect.getfile(BaseTTAModel)).parent
-    found = {
-        f"{path.name}: {name}"
-        for path in room.glob("*.py")
-        for name in re.findall(r"from (mm_runner\.\w+\._\w+) import", path.read_text())
-    }
-    assert found == set()
-    assert not {"join", "layout_of", "split"} & set(evaluator.__all__)
 
 
 class Piped(Views):

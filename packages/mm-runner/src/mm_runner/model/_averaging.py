@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -128,15 +127,6 @@ class AveragedWeights(ABC):
 
     def _parts(self) -> list[Tensor]:
         return [local_part(source) for source in self._sources.values()]
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Let the model hold the averages within the block."""
-        self.apply()
-        try:
-            yield
-        finally:
-            self.restore()
 
     @torch.no_grad()
     def apply(self) -> None:

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
+from ._sharded_tensors import sharded_type
 from ._wrapped_forward import WrappedForward, forward_wrapper, restore_forwards
 
 __all__ = ["Pair", "check_pairs", "find_pairs", "fold_pairs", "folded_names"]
@@ -129,13 +130,13 @@ class _FoldingForward(WrappedForward):
     def __init__(self, module: nn.Module, pair: Pair) -> None:
         super().__init__(module)
         self._pair = pair
-        self._sharded = _sharded_kinds()
+        self._sharded_type = sharded_type()
         self.output: Tensor | None = None  # on its way to the norm
 
     def __call__(self, input: Tensor) -> Any:  # noqa: A002 - torch's name
         if self.output is not None:
             raise self.error()
-        if not _can_fold(self.module, self._pair.norm, self._sharded):
+        if not _can_fold(self.module, self._pair.norm, self._sharded_type):
             return self.call_replaced(input)
         self.output = _convolve_folded(self.module, self._pair.norm, input)
         return self.output
@@ -167,16 +168,8 @@ class _NormForward(WrappedForward):
 def _can_fold(convolution: Any, norm: Any, sharded: Any) -> bool:
     if norm.training or norm.running_mean is None:
         return False
+    # A module that FSDP2 shards by itself has whole parameters only in its own forward.
     return not isinstance(convolution.weight, sharded) and not isinstance(norm.weight, sharded)
-
-
-def _sharded_kinds() -> Any:
-    """Return the type of parameters that FSDP2 shards by themselves: elsewhere they are parts."""
-    try:
-        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - has torch of 2.5 on
-    except ImportError:
-        return ()
-    return DTensor
 
 
 def _convolve_folded(convolution: Any, norm: Any, inputs: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["distribute_as", "full_tensor", "local_part", "shard_as"]
+__all__ = ["distribute_as", "full_tensor", "local_part", "shard_as", "sharded_type"]
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -53,3 +53,12 @@ def shard_as(like: Tensor, full: Tensor) -> Tensor:
     return local_part(
         distribute_tensor(full.to(sharded.device), sharded.device_mesh, sharded.placements)
     )
+
+
+def sharded_type() -> Any:
+    """Return the type of sharded tensors, for ``isinstance``; ``()`` where torch has none."""
+    try:
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - has torch of 2.5 on
+    except ImportError:
+        return ()
+    return DTensor
