@@ -138,7 +138,7 @@ def test_gradients_are_cleared_in_place_only(name):
     assert all(float(p.grad.abs().sum()) == 0 for p in params)
 
 
-@each_name
+@pytest.mark.parametrize("name", ["NpuFusedLamb", "NpuFusedSGD"])
 def test_all_parameters_lie_in_one_memory_after_the_first_step(name):
     params = make_params(make_start())
     optimizer = getattr(mm_npu, name)(params, **OPTIONS.get(name, {}))
@@ -165,30 +165,6 @@ def test_the_fused_clip_is_torchs(norm_type):
         torch.testing.assert_close(mine.grad, other.grad)
 
 
-@each_name
-def test_a_parameter_without_gradient_is_named_and_refused_later(name):
-    params = make_params(make_start())
-    before = params[2].detach().clone()
-    optimizer = getattr(mm_npu, name)(params, **OPTIONS.get(name, {}))
-    for p, gradient in zip(params, make_gradients(1), strict=True):
-        p.grad = None if p is params[2] else gradient.float().to(DEVICE)
-    message = r"param_groups\[0\]\[2\] of shape \(4, 3\)"
-    with pytest.warns(mm_npu.UntrainedParameterWarning, match=message):
-        optimizer.step()
-    torch.testing.assert_close(params[2].detach(), before, rtol=0, atol=0)
-    (params[2] * 1.0).sum().backward()
-    with pytest.raises(mm_npu.FusedOptimizerError, match=message):
-        optimizer.step()
-
-
-@each_name
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_what_is_neither_float32_nor_float16_is_refused_at_construction(name, dtype):
-    params = [torch.nn.Parameter(torch.ones(3, device=DEVICE, dtype=dtype))]
-    with pytest.raises(mm_npu.ConfigError, match=f"{dtype}.*float32 and float16"):
-        getattr(mm_npu, name)(params, **OPTIONS.get(name, {}))
-
-
 def test_the_stand_in_itself_would_pack_and_forget(recwarn):
     """What the checks guard against: the class without them, as the real one."""
     params = make_params(make_start())
@@ -208,14 +184,6 @@ def test_the_stand_in_itself_would_pack_and_forget(recwarn):
         torch_npu.optim.NpuFusedSGD([half], lr=0.1).step()
 
 
-def test_gradient_views_of_a_bucket_are_refused_with_the_remedy():
-    (param,) = make_params([torch.ones(4)])
-    bucket = torch.ones(8, device=DEVICE)
-    param.grad = bucket[:4]
-    with pytest.raises(mm_npu.FusedOptimizerError, match="gradient_as_bucket_view=False"):
-        mm_npu.NpuFusedAdamW([param]).step()
-
-
 def test_switches_are_real_booleans(calls, monkeypatch):
     monkeypatch.setenv("NPUJITCompile", "False")
     switches = mm_npu.set_npu_switches()
@@ -224,9 +192,6 @@ def test_switches_are_real_booleans(calls, monkeypatch):
     assert torch.npu.is_jit_compile_false()
     mm_npu.set_npu_switches(jit_compile=True, internal_format="off")
     assert calls[1:] == [("set_compile_mode", True), ("config.allow_internal_format", False)]
-    monkeypatch.setenv("MM_NPU_JIT_COMPILE", "maybe")
-    with pytest.raises(mm_npu.ConfigError, match="MM_NPU_JIT_COMPILE"):
-        mm_npu.set_npu_switches()
 
 
 def test_asking_for_an_npu_touches_no_device(run_python):

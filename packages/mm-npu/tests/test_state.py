@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from test_adamw import make_groups, make_params, train
+from test_training_loop import make_groups, make_params, train
 
 import mm_npu
 from mm_npu import ConfigError, NpuFusedAdamW
