@@ -7,7 +7,6 @@ import torch
 from conftest import DTYPES, is_autocast_on, needs_cpu_float16
 from torch import nn
 
-import mm_amp._autocast
 from mm_amp import ConfigError, TorchVersionError, autocast
 
 
@@ -78,68 +77,10 @@ def test_autocast_raises_without_the_device():
         autocast("cuda", "float16")
 
 
-def test_float16_on_the_cpu_of_an_old_torch_names_the_version(monkeypatch):
-    def refuse(*_, **__):
-        raise RuntimeError("only support Bfloat16")
-
-    mm_amp._autocast.check_autocast.cache_clear()
-    monkeypatch.setattr(torch, "autocast", refuse)
-    with pytest.raises(TorchVersionError, match=r"which torch .* lacks; use dtype='bfloat16'"):
-        autocast("cpu", "float16")
-
-
 @pytest.mark.skipif(hasattr(torch, "get_autocast_dtype"), reason="this torch can do it")
 def test_float16_on_the_cpu_is_refused_by_this_old_torch():
     with pytest.raises(TorchVersionError, match=r"torch 2\.4"):
         autocast("cpu", "float16")
-
-
-@pytest.mark.parametrize(("capability", "num_warnings"), [((7, 5), 1), ((8, 0), 0)])
-def test_emulated_bfloat16_is_warned_of_once(monkeypatch, caplog, capability, num_warnings):
-    """A stand-in for CUDA: torch autocasts to bfloat16 there, emulated or not."""
-
-    class Autocast:
-        fast_dtype = torch.float16
-
-        def __init__(self, device_type, **_):
-            assert device_type == "cuda"
-
-        def __enter__(self):
-            pass
-
-        def __exit__(self, *_):
-            pass
-
-    mm_amp._weight_cache.drops_gradients()
-    monkeypatch.setattr(torch, "autocast", Autocast)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.version, "hip", None)
-    mm_amp._autocast.check_autocast.cache_clear()
-    for _ in range(2):
-        mm_amp._autocast.check_autocast("cuda", torch.bfloat16)
-    mm_amp._autocast.check_autocast("cuda", torch.float16)
-    assert caplog.text.count("which emulates it and is likely to be slow") == num_warnings
-    mm_amp._autocast.check_autocast.cache_clear()
-
-
-@pytest.mark.parametrize("name", ["npu", "xpu"])
-def test_default_device_of_old_torch_is_its_accelerator(monkeypatch, name):
-    """A stand-in device module, on a torch made to look older than 2.6."""
-
-    class DeviceModule:
-        @staticmethod
-        def is_available():
-            return True
-
-    monkeypatch.delattr(torch, "accelerator", raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for other in ("npu", "mlu", "musa", "xpu", "hpu"):
-        monkeypatch.setattr(torch, other, object(), raising=False)
-    monkeypatch.setattr(torch, name, DeviceModule, raising=False)
-    assert mm_amp._autocast.default_device_type() == name
-    monkeypatch.setattr(torch, name, object(), raising=False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert mm_amp._autocast.default_device_type() == "mps"
 
 
 _STAND_IN = """
@@ -162,7 +103,8 @@ with mm_amp.autocast("npu:0", "float16", cache_enabled=False):
 with mm_amp.autocast("npu", "auto"):
     assert torch.get_autocast_dtype("npu") == torch.bfloat16
 module.get_amp_supported_dtype = lambda: [torch.float16]
-mm_amp._autocast.check_autocast.cache_clear()
+from mm_amp._precision import check_autocast
+check_autocast.cache_clear()
 try:
     mm_amp.autocast("npu", "bfloat16")
 except mm_amp.ConfigError as error:
@@ -199,12 +141,3 @@ def test_autocast_within_compiled_code():
         torch.float32,
     ]
     torch._dynamo.reset()
-
-
-@needs_cpu_float16
-@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16")])
-def test_auto_dtype_asks_for_native_bfloat16(monkeypatch, capability, dtype):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.version, "hip", None)
-    resolved = mm_amp._autocast_dtype.resolve_dtype("auto", torch.device("cuda"))
-    assert resolved == getattr(torch, dtype)

@@ -61,17 +61,6 @@ def test_copy_of_model_and_wrapper_trains_on_alike(model, batches, build, make_c
 
 
 @COPIES
-def test_copy_knows_the_islands_that_it_made(model, batches, make_copy):
-    wrapper = AmpOptimWrapper(_adam(model), dtype="bfloat16", fp32_modules=["2"])
-    train_step(wrapper, model, batches[0])
-    twin, other = make_copy((model, wrapper))
-    train_step(other, twin, batches[1])
-    other._precision._islands.undo()
-    assert "forward" not in vars(twin[2])
-    assert "forward" in vars(model[2])
-
-
-@COPIES
 def test_copy_of_several_wrappers(model, make_copy):
     twin = make_copy(
         OptimWrapperDict(one=OptimWrapper(_adam(model)), two=OptimWrapper(_adam(model)))

@@ -117,31 +117,6 @@ def test_undo_leaves_what_another_call_wants(net):
     assert "forward" not in vars(net.head)
 
 
-def test_undo_goes_around_a_forward_that_was_replaced_before_and_after(net):
-    calls = []
-
-    def spy(name, forward):
-        def spied(*args, **kwargs):
-            calls.append(name)
-            return forward(*args, **kwargs)
-
-        return spied
-
-    net.head.forward = inner = spy("inner", net.head.forward)
-    islands = add_fp32_islands(net, "head")
-    net.head.forward = spy("outer", net.head.forward)
-    with autocast("cpu", "bfloat16"):
-        net(_INPUTS)
-    assert calls == ["outer", "inner"]
-    islands.undo()
-    with autocast("cpu", "bfloat16"), pytest.raises(_NOT_FLOAT32, match="expected"):
-        net(_INPUTS)
-
-    net.head.forward = inner
-    add_fp32_islands(net, "head").undo()
-    assert net.head.forward is inner
-
-
 def _through_pickle(net):
     return pickle.loads(pickle.dumps(net))  # noqa: S301 - its own
 
@@ -250,11 +225,11 @@ def test_gradient_flows_back_through_the_casts():
         ),
         (
             ["head", "*.bias"],
-            r"'\*\.bias', .*of Net\. Net has stem, head, head\.norm and head\.lin",
+            r"'\*\.bias', .*of Net\. Net has stem, head, head\.norm, head\.lin",
         ),
-        ("LayerNorm", r"that is a class, and modules of it are head\.norm\. Net has"),
-        ("norm", r"'\*\.norm' would match head\.norm\. Net has"),
-        ("orm", r"'\*orm\*' would match head\.norm\. Net has"),
+        ("LayerNorm", r"did you mean 'head\.norm'\? Net has"),
+        ("norm", r"did you mean 'head\.norm'\? Net has"),
+        ("orm", r"did you mean 'head\.norm'\? Net has"),
         ("model.head", r"did you mean 'head'"),
         ("", "empty pattern"),
         ([nn.LayerNorm], r"holds <class .*LayerNorm'>; it takes glob patterns"),
@@ -265,30 +240,6 @@ def test_pattern_that_matches_nothing_is_an_error(net, patterns, message):
     with pytest.raises(ConfigError, match=message):
         add_fp32_islands(net, patterns)
     assert "forward" not in vars(net.head)
-
-
-def test_pattern_on_a_model_without_parts_is_told_so():
-    with pytest.raises(
-        ConfigError, match=r"no module of Linear: there are none inside it.* use OptimWrapper\."
-    ):
-        add_fp32_islands(nn.Linear(2, 2), "head")
-
-
-def test_pattern_on_a_large_wrapped_model_gets_a_bounded_answer():
-    blocks = nn.ModuleList(nn.ModuleDict({"attn": Head(), "mlp": Head()}) for _ in range(40))
-    model = nn.ModuleDict({"embed": nn.Linear(4, 4), "blocks": blocks, "head": nn.Linear(4, 4)})
-    wrapped = nn.Sequential()  # as DDP is: one child, called "module"
-    wrapped.add_module("module", model)
-    with pytest.raises(ConfigError) as raised:
-        add_fp32_islands(wrapped, "blocks.0.atn")
-    message = str(raised.value)
-    assert "no module of ModuleDict; did you mean 'blocks.0.attn' or " in message
-    assert message.endswith(
-        "At the top of the 283 modules in ModuleDict are embed, blocks and head."
-    )
-    with pytest.raises(ConfigError, match=r"'\*\.norm' would match .* and 68 more\. At") as raised:
-        add_fp32_islands(wrapped, "norm")
-    assert len(str(raised.value)) < 500
 
 
 def test_model_and_device_must_be_what_they_say(net):
@@ -310,43 +261,6 @@ def test_shared_module_is_found_by_each_of_its_names(net):
     net.alias = net.head
     assert add_fp32_islands(net, "alias").names == ("alias",)
     assert net.head(_INPUTS.bfloat16()).dtype == torch.float32
-
-
-def _half_layers():
-    recurrent = nn.LSTM(4, 4)
-    layers = nn.ModuleDict({"norm": nn.BatchNorm1d(4), "rnn": recurrent, "tied": nn.Linear(4, 4)})
-    layers["tied"].weight = nn.Parameter(torch.ones(4, 4))
-    return layers.bfloat16()
-
-
-def test_half_weights_are_cast_up_and_buffers_written_back(caplog):
-    model = _half_layers()
-    add_fp32_islands(model, "*")
-    inputs = torch.randn(6, 4).bfloat16()
-    output = model["tied"](model["rnn"](model["norm"](inputs))[0])
-    assert output.dtype == torch.float32
-    output.sum().backward()
-    for parameter in model.parameters():
-        assert parameter.dtype == torch.bfloat16
-        assert isinstance(parameter, nn.Parameter)
-        assert parameter.grad is not None
-    assert model["norm"].running_mean.dtype == torch.bfloat16
-    assert model["norm"].running_mean.abs().sum() > 0
-    assert model["norm"].num_batches_tracked == 1
-    assert model["rnn"]._flat_weights[0] is model["rnn"].weight_ih_l0
-    assert caplog.text.count("its weights come in half precision") == 3
-    model["tied"](inputs)
-    assert caplog.text.count("its weights come in half precision") == 3
-
-
-def test_half_weights_come_back_after_an_error():
-    model = nn.ModuleDict({"linear": nn.Linear(4, 4).bfloat16()})
-    weight = model["linear"].weight
-    add_fp32_islands(model, "linear")
-    with pytest.raises(RuntimeError):
-        model["linear"](torch.ones(2, 3))
-    assert model["linear"].weight is weight
-    assert not is_autocast_on()
 
 
 def test_wrapper_makes_the_islands_at_the_first_forward(net, caplog):
@@ -383,18 +297,6 @@ def test_wrapper_turns_off_the_autocast_that_it_turns_on(net):
             assert net.masks(shapes, _INPUTS).dtype == torch.float32
 
 
-def test_islands_follow_parameters_that_moved(net, monkeypatch):
-    net.masks = _Masks()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    wrapper = AmpOptimWrapper(optimizer, dtype="bfloat16", fp32_modules=["masks"])
-    # No accelerator here: pretend that the wrapper was built while the parameters were elsewhere.
-    monkeypatch.setattr(wrapper._precision, "device_type", "cuda")
-    wrapper.initialize_count_status(net, 0, 10)
-    with wrapper.optim_context(net):
-        assert wrapper.device_type == "cpu"
-        assert net.masks(torch.empty(2, device="meta"), _INPUTS).dtype == torch.float32
-
-
 def test_wrapper_checks_the_patterns_as_soon_as_it_can(net):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="holds 3"):
@@ -411,3 +313,11 @@ def test_full_precision_needs_no_islands(net):
     wrapper = OptimWrapper(torch.optim.SGD(net.parameters(), lr=0.1))
     wrapper.initialize_count_status(net, 0, 10)
     assert "forward" not in vars(net.head)
+
+
+def test_half_precision_weights_of_an_island_are_an_error():
+    model = nn.ModuleDict({"linear": nn.Linear(4, 4).bfloat16()})
+    add_fp32_islands(model, "linear")
+    with pytest.raises(ConfigError, match=r"'linear' has torch.bfloat16 parameters; keep them"):
+        model["linear"](torch.ones(2, 4))
+    assert not is_autocast_on()

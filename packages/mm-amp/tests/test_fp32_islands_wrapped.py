@@ -1,14 +1,13 @@
 """Islands under DDP, under FSDP2 and its casting policies, and in compiled models."""
 
 import copy
-import logging
 
 import pytest
 import torch
 from conftest import is_autocast_on
 from torch import nn
 
-from mm_amp import AmpOptimWrapper, ConfigError, add_fp32_islands, amp_receipt, autocast
+from mm_amp import AmpOptimWrapper, ConfigError, add_fp32_islands, autocast
 
 _shards_on_cpu = hasattr(torch, "compiler") and hasattr(torch.compiler, "nested_compile_region")
 
@@ -73,20 +72,6 @@ def _assert_equal(parameters, expected):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def _expect_receipt(net, model):
-    """A receipt tells the body's layers from the head's, forward and backward."""
-    if not hasattr(torch, "compile"):  # it needs torch 2
-        return
-    with amp_receipt(model) as receipt:
-        _train(net, model)
-    rows = {row.module_type: row for row in receipt.rows}
-    assert rows["Linear"].num_modules == 3
-    products = 2 * (2 * 3 * 4 * 4)  # two steps
-    assert rows["Linear"].forward_flops == {torch.bfloat16: products, torch.float32: 2 * products}
-    assert set(rows["Linear"].backward_flops) == {torch.bfloat16, torch.float32}
-    assert set(rows["Block"].forward_flops) == {torch.bfloat16, torch.float32}
-
-
 def _expect_islands_under_ddp(_rank):
     torch.manual_seed(0)
     net = Net()
@@ -96,7 +81,6 @@ def _expect_islands_under_ddp(_rank):
     _assert_equal(net.parameters(), expected)
     with pytest.raises(ConfigError, match="did you mean 'head'"):
         add_fp32_islands(model, "haed")
-    _expect_receipt(net, model)
 
 
 def _expect_islands_under_fsdp2(_rank):
@@ -118,32 +102,16 @@ def _expect_islands_under_fsdp2(_rank):
     fully_shard(alone.head)
     fully_shard(alone, mp_policy=policy)
     assert _train(alone, alone) == [_HALF, _FULL, _FULL]
-    _assert_close_to_rounding(alone.parameters(), expected)
-
-    _expect_receipt(alone, alone)
+    for ours, theirs in zip(_full(alone.parameters()), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=3e-2, atol=3e-2)
 
     for parts in ((), ("head",), ("head.0.linear", "head.1")):
         cast = copy.deepcopy(net)
         for name in parts:
             fully_shard(cast.get_submodule(name), mp_policy=policy)
         fully_shard(cast, mp_policy=policy)
-        # Gathered in bfloat16, computed in float32: with and without autocast around it.
-        assert _train(cast, cast) == [_HALF, _FULL, _FULL], parts
-        _assert_close_to_rounding(cast.parameters(), expected)
-        cast(torch.ones(2, 4))
-        assert _seen(cast) == [_HALF, _FULL, _FULL], parts
-
-    late = copy.deepcopy(net)
-    add_fp32_islands(late, "head")
-    fully_shard(late.head[0], mp_policy=policy)
-    fully_shard(late)
-    with pytest.raises(ConfigError, match=r"'head' holds a FSDPBlock that was sharded after"):
-        late(torch.ones(2, 4))
-
-
-def _assert_close_to_rounding(parameters, expected):
-    for ours, theirs in zip(_full(parameters), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=3e-2, atol=3e-2)
+        with pytest.raises(ConfigError, match=r"has torch.bfloat16 parameters.*shard it by itself"):
+            _train(cast, cast)
 
 
 def _expect_islands_on_ranks(rank):
@@ -247,14 +215,3 @@ def test_island_and_a_forward_compiled_by_itself(compiled, island_first):
     if not island_first:
         add_fp32_islands(net, "head")
     assert _dtypes_of(net, net) == [_HALF, _FULL, _FULL]
-
-
-@needs_compile
-@pytest.mark.filterwarnings("ignore")
-def test_half_weights_of_an_island_in_a_compiled_model(compiled, caplog):
-    caplog.set_level(logging.ERROR)
-    net, model = compiled()
-    add_fp32_islands(net, "head")
-    net.head.bfloat16()
-    assert _dtypes_of(net, model) == [_HALF, _FULL, _FULL]
-    assert net.head[0].linear.weight.dtype == torch.bfloat16

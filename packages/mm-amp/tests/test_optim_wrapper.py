@@ -184,7 +184,7 @@ def test_initialize_count_status_warns_of_a_lost_window(model, sgd, caplog):
     OptimWrapper(sgd, accumulative_counts=2).initialize_count_status(model, 3, 10)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "its first step uses the batches that are left of the window only" in record.message
+    assert "the gradients of the earlier micro-batches of this window are missing" in record.message
 
 
 def test_initialize_count_status_warns_of_batch_norm(sgd, caplog):

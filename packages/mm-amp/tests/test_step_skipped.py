@@ -6,21 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import needs_cpu_float16, train_step
-from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from mm_amp import AmpOptimWrapper, OptimWrapper
-from mm_amp._host_flag import HostFlag
-from mm_amp._parameter_names import owned_parameters
-from mm_amp._skips import SkipLog
+from mm_amp._skips import HostFlag
 
 
 def _overflowing(batch):
     return batch[0], batch[1] * float("inf")
-
-
-def _names(step):
-    return [one.name for one in owned_parameters(step.optimizer, step.model)]
 
 
 def _wrap(model, *, fused, **options):
@@ -141,47 +134,6 @@ def test_full_precision_never_skips(model, sgd, batches):
     assert (wrapper.step_skipped, wrapper.num_skipped) == (False, 0)
 
 
-@needs_cpu_float16
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_listeners_hear_of_skipped_steps_only_and_see_the_gradients(model, batches, fused):
-    wrapper = _wrap(model, fused=fused, clip_grad={"max_norm": 1.0})
-    heard = []
-
-    def listen(step):
-        names = _names(step)
-        finite = [bool(p.grad.isfinite().all()) for p in model.parameters()]
-        heard.append((step.num_in_a_row, step.is_late, float(step.loss_scale), names, all(finite)))
-
-    wrapper._skips.listeners.append(listen)
-    for index, batch in enumerate(batches[:5]):
-        train_step(wrapper, model, _overflowing(batch) if index in {1, 2} else batch)
-    names = [name for name, _ in model.named_parameters()]
-    if fused:  # one step late, so the second finds gradients of a sound step
-        assert heard == [(1, True, 32.0, names, False), (2, True, 16.0, names, True)]
-    else:
-        assert heard == [(1, False, 64.0, names, False), (2, False, 32.0, names, False)]
-
-
-@needs_cpu_float16
-def test_parameters_are_named_by_their_place_without_a_model(model, batches):
-    wrapper = _wrap(model, fused=False)
-    names = []
-    wrapper._skips.listeners.append(lambda step: names.extend(_names(step)))
-    wrapper.update_params(model(batches[0][0]).mean() * float("inf"))
-    assert names == [f"param_groups[0][{position}]" for position in range(4)]
-
-
-@needs_cpu_float16
-def test_names_are_without_those_of_wrappers(model, batches):
-    wrapped = nn.Sequential()  # one child, called "module", as in DDP
-    wrapped.add_module("module", model)
-    wrapper = _wrap(model, fused=False)
-    names = []
-    wrapper._skips.listeners.append(lambda step: names.extend(_names(step)))
-    train_step(wrapper, wrapped, _overflowing(batches[0]))
-    assert names == list(model.state_dict())
-
-
 class _Event:
     """Stands in for an accelerator's event: notes what is waited for."""
 
@@ -226,12 +178,3 @@ def test_stand_in_device_without_events_is_drained_when_read(monkeypatch):
     assert log == []
     assert flag.read() is False
     assert log == ["drain"]
-
-
-def test_log_takes_a_bool_after_a_tensor():
-    skips = SkipLog()
-    skips.note(torch.tensor(True))  # noqa: FBT003
-    assert not skips.has_news
-    skips.note(False)  # noqa: FBT003 - nothing had a gradient, say
-    assert skips.has_news
-    assert (skips.num_skipped, skips.num_in_a_row) == (1, 0)

@@ -172,7 +172,7 @@ def test_a_float16_gradient_on_its_way_is_as_large_as_that_of_the_big_batch(mode
 def test_mixing_weighted_and_unweighted_calls_is_an_error(model, sgd, ragged, first, second):
     wrapper = OptimWrapper(sgd, accumulative_counts=2)
     _step(wrapper, model, ragged[0], first)
-    with pytest.raises(ConfigError, match="weighs all of them"):
+    with pytest.raises(ConfigError, match="give a weight in every call"):
         _step(wrapper, model, ragged[1], second)
     assert wrapper.inner_count == 1
     wrapper.initialize_count_status(model, 0, 2)  # another run may do it the other way

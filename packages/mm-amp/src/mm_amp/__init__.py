@@ -5,7 +5,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ._amp_optim_wrapper import AmpOptimWrapper
-from ._autocast import autocast
 from ._errors import (
     ConfigError,
     ConfigTypeError,
@@ -15,14 +14,14 @@ from ._errors import (
     UnsupportedError,
 )
 from ._optim_wrapper import OptimWrapper
+from ._precision import autocast
 from ._result import StepResult
 
 if TYPE_CHECKING:
-    from ._amp_receipt import amp_receipt
-    from ._anomalous_params import detect_anomalous_params
-    from ._fp32_islands import Fp32Islands, add_fp32_islands
+    from ._islands import Fp32Islands, add_fp32_islands
     from ._optim_wrapper_dict import OptimWrapperDict
-    from ._receipt import AmpReceipt, ModuleWork
+    from ._receipt import AmpReceipt, ModuleWork, amp_receipt
+    from ._unused_parameters import detect_anomalous_params
 
 __all__ = [
     "AmpOptimWrapper",
@@ -43,17 +42,17 @@ __all__ = [
     "autocast",
     "detect_anomalous_params",
 ]
-__version__: str  # read from the installed package when asked for
+__version__: str  # read from the installed package on first use
 
-# Imported when asked for, to keep the import cheap: what is used once, or not at all.
+# Imported on first use, to keep the import cheap.
 _LAZY = {
-    "Fp32Islands": "_fp32_islands",
+    "Fp32Islands": "_islands",
     "OptimWrapperDict": "_optim_wrapper_dict",
     "AmpReceipt": "_receipt",
     "ModuleWork": "_receipt",
-    "add_fp32_islands": "_fp32_islands",
-    "amp_receipt": "_amp_receipt",
-    "detect_anomalous_params": "_anomalous_params",
+    "add_fp32_islands": "_islands",
+    "amp_receipt": "_receipt",
+    "detect_anomalous_params": "_unused_parameters",
 }
 
 

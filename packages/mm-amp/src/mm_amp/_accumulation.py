@@ -1,17 +1,32 @@
-"""Count micro-batches: when to step, and how much each one weighs."""
+"""Gradient accumulation: count micro-batches, and weight them by their size.
+
+With micro-batches ``i`` on ranks ``r`` of weight ``n`` and mean loss ``l``, one big batch has the
+loss ``sum(n * l) / sum(n)`` over all of them. The denominator is known only at the end of the
+window, so each loss is first multiplied by ``n / expected`` and the gradients at last by
+``expected / (sum(n) / number of ranks)``; the gradient exchange has divided by their number.
+``expected`` is the sum of the previous window: gradients have their final magnitude all the time,
+and float16 does not overflow.
+"""
 
 import logging
+from typing import Any
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+import torch
+from torch import Tensor, nn
 
-from ._checks import check_count, check_positive_int
+from ._checks import check_count, check_weight
+from ._errors import ConfigError
+from ._gradient_sync import AveragingRanks
+from ._parameters import local_gradients
+from ._torch_private import foreach_mul_
 
 _logger = logging.getLogger(__name__)
+_TINY = 1e-30  # instead of dividing by 0 where everything has weight 0
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class MicroBatches:
-    """Where we are among the micro-batches, ``window`` of which make one optimizer step.
+    """Counter of micro-batches, ``window`` of which make one optimizer step.
 
     Args:
         window: Micro-batches per optimizer step, at least 1.
@@ -21,7 +36,7 @@ class MicroBatches:
     """
 
     def __init__(self, window: int) -> None:
-        self.window = check_positive_int("accumulative_counts", window)
+        self.window = check_count("accumulative_counts", window, least=1)
         self.done = 0
         self._total: int | None = None
         self._has_warned = False
@@ -40,7 +55,7 @@ class MicroBatches:
             _logger.warning(
                 "There are more micro-batches than max_counts=%d: full windows of %d are counted "
                 "from there on. Give initialize_count_status the micro-batches of all epochs "
-                "together, or call it again with what is left.",
+                "together, or call it again with the remaining number.",
                 self._total,
                 self.window,
             )
@@ -55,20 +70,140 @@ class MicroBatches:
         in_last_window = self._total - remainder <= self.done < self._total
         return remainder if in_last_window else self.window
 
+    def warn_about_differences(self, model: nn.Module) -> None:
+        """Warn where accumulation will not equal one big batch."""
+        if self.done % self.window != 0:
+            _logger.warning(
+                "Training starts at micro-batch %d, which accumulative_counts=%d does not divide: "
+                "the gradients of the earlier micro-batches of this window are missing, unless "
+                "the end of a training has stepped with them.",
+                self.done,
+                self.window,
+            )
+        if self.window > 1 and any(isinstance(one, _BATCH_NORMS) for one in model.modules()):
+            _logger.warning(
+                "The model has BatchNorm layers and accumulative_counts is %d: their statistics "
+                "come from one micro-batch each, so the result differs from one big batch.",
+                self.window,
+            )
 
-def warn_about_accumulation(model: nn.Module, init_counts: int, window: int) -> None:
-    """Warn where accumulation will not equal one big batch."""
-    if init_counts % window != 0:
-        _logger.warning(
-            "Training goes on at micro-batch %d, which accumulative_counts=%d does not divide: its "
-            "first step uses the batches that are left of the window only. The gradients of those "
-            "before are missing, unless the end of a training has stepped with them.",
-            init_counts,
-            window,
-        )
-    if window > 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        _logger.warning(
-            "The model has BatchNorm layers and accumulative_counts is %d: their statistics come "
-            "from one micro-batch each, so the result differs from one big batch.",
-            window,
-        )
+
+class WindowWeights:
+    """Weights of the micro-batches in one window, applied to losses and gradients.
+
+    Attributes:
+        is_weighted: Whether the run so far was weighted; ``None`` before its first micro-batch.
+        num_due: Micro-batches whose gradients wait for ``correct_gradients``.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the run so far, and whether it was weighted."""
+        self.is_weighted: bool | None = None
+        self._ranks: AveragingRanks | None = None
+        self._usual: float | Tensor | None = None  # weight of a micro-batch, mean over all ranks
+        self._expected: float | Tensor = 1.0
+        self._sum: float | Tensor = 0.0
+        self.num_due = 0
+
+    def save(self) -> dict[str, Any]:
+        """Return the present state for ``restore``; none of its tensors is changed in place."""
+        return dict(vars(self))
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Return to a saved state."""
+        vars(self).update(saved)
+
+    def check_use(self, *, is_weighted: bool) -> None:
+        """Raise if weighted and unweighted micro-batches are mixed.
+
+        Raises:
+            ConfigError: If they are.
+        """
+        if self.is_weighted is None:
+            self.is_weighted = is_weighted
+        if self.is_weighted != is_weighted:
+            given, before = ("has a", "no") if is_weighted else ("has no", "a")
+            raise ConfigError(
+                f"this micro-batch {given} weight, and those before had {before} weight; give a "
+                "weight in every call, update_params(loss, weight=n), or in none."
+            )
+
+    def weigh(self, loss: Tensor, weight: Any, window: int, model: Any) -> Tensor:
+        """Return ``loss`` times its share of the window.
+
+        Args:
+            loss: The mean over ``weight`` samples or tokens.
+            weight: At least 0; a number, or a 0-d tensor on any device.
+            window: Micro-batches in this window.
+            model: The model of the last forward.
+        """
+        if self._ranks is None or self._ranks.model is not model:
+            self._ranks = AveragingRanks(model)
+        share = _to_device(check_weight(weight), loss.device, self._ranks)
+        if window == 1:  # known as a whole: gradients need no correction
+            return _times(loss, share / _at_least_tiny(_mean_over(self._ranks, share)))
+        if self.num_due == 0:
+            usual = _mean_over(self._ranks, share) if self._usual is None else self._usual
+            self._expected = _positive_or(usual, 1.0) * window
+        self._sum = self._sum + share
+        self.num_due += 1
+        return _times(loss, share / self._expected)
+
+    def correct_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Turn the gradients of a full window into those of one big batch."""
+        assert self._ranks is not None
+        mean_sum = _mean_over(self._ranks, self._sum)  # the window's only exchange
+        factor = self._expected / _at_least_tiny(mean_sum)
+        # A window of weight 0 says nothing about the next: keep the previous expectation.
+        self._usual = _positive_or(mean_sum / self.num_due, self._usual)
+        self._sum, self.num_due = 0.0, 0
+        with torch.no_grad():
+            _multiply(local_gradients(optimizer), factor)
+
+
+def _to_device(weight: float | Tensor, device: torch.device, ranks: AveragingRanks) -> Any:
+    """Return the weight as a float if it never has to leave the host, else on ``device``."""
+    if isinstance(weight, Tensor):
+        return weight.detach().reshape(()).to(device, torch.float32, non_blocking=True)
+    if ranks.is_alone:
+        return weight
+    return torch.full((), weight, dtype=torch.float32, device=device)
+
+
+def _mean_over(ranks: AveragingRanks, value: Any) -> Any:
+    return value if ranks.is_alone else ranks.all_reduce(value.clone()) / ranks.count
+
+
+def _at_least_tiny(value: Any) -> Any:
+    return value.clamp(min=_TINY) if isinstance(value, Tensor) else max(value, _TINY)
+
+
+def _positive_or(value: Any, other: Any) -> Any:
+    """Return ``value`` where it is above 0, else ``other``."""
+    if isinstance(value, Tensor):
+        other = torch.ones_like(value) * (1.0 if other is None else other)
+        return torch.where(value > 0, value, other)
+    return value or other
+
+
+def _times(loss: Tensor, factor: float | Tensor) -> Tensor:
+    """Return ``loss * factor``, and 0 for a factor of 0: a mean over no samples is NaN."""
+    if not isinstance(factor, Tensor):
+        return loss * factor if factor else (loss * factor).nan_to_num(nan=0.0)
+    factor = factor.to(loss.dtype)  # two 0-d tensors would compute in the wider dtype of both
+    return (loss * factor).masked_fill(factor == 0, 0.0)
+
+
+def _multiply(gradients: list[Tensor], factor: float | Tensor) -> None:
+    if not isinstance(factor, Tensor):
+        if factor != 1.0 and gradients:
+            foreach_mul_(gradients, factor)
+        return
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        by_device.setdefault(gradient.device, []).append(gradient)
+    for device, there in by_device.items():
+        foreach_mul_(there, factor.to(device, non_blocking=True))

@@ -1,4 +1,4 @@
-"""Check what users wrote, once, where it enters the package."""
+"""Checks of arguments."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -33,17 +33,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_positive_int(name: str, value: Any) -> int:
-    """Return ``value`` as an int of at least 1, or raise ``ConfigError``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 1.")
-    return int(value)
-
-
-def check_count(name: str, value: Any) -> int:
-    """Return ``value`` as an int of at least 0, or raise ``ConfigError``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-        raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 0.")
+def check_count(name: str, value: Any, least: int = 0) -> int:
+    """Return ``value`` as an int of at least ``least``, or raise ``ConfigError``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{name} is {value!r}; it must be an integer of at least {least}.")
     return int(value)
 
 

@@ -1,16 +1,16 @@
-"""The errors of this package: what was asked, what there is, what to do."""
+"""Errors of this package: what was asked, what there is, what to do."""
 
 
 class MMAmpError(Exception):
-    """Base of every error that mm-amp raises on its own account."""
+    """Base of all errors of mm-amp."""
 
 
 class ConfigError(MMAmpError, ValueError):
-    """An argument has a value that mm-amp cannot work with."""
+    """An argument has an invalid value."""
 
 
 class ConfigTypeError(ConfigError, TypeError):
-    """An argument is of the wrong type altogether."""
+    """An argument is of the wrong type."""
 
 
 class TorchVersionError(MMAmpError, RuntimeError):
@@ -18,11 +18,8 @@ class TorchVersionError(MMAmpError, RuntimeError):
 
 
 class UnsupportedError(MMAmpError, NotImplementedError):
-    """Something was asked of an object that cannot mean anything there."""
+    """The call is not defined for this object or state."""
 
 
 class NonFiniteError(MMAmpError, FloatingPointError, RuntimeError):
-    """Gradients, or a loss, are infinite or NaN: too many steps in a row, or where one is enough.
-
-    It is a ``RuntimeError`` too because that is what torch's own clipping raises.
-    """
+    """Gradients or a loss are infinite or NaN; torch's own clipping raises ``RuntimeError`` too."""

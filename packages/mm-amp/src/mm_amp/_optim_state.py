@@ -1,4 +1,4 @@
-"""What optimizers keep: their state as a checkpoint has it, and what loops log of their groups."""
+"""State and settings of an optimizer as checkpoints and logs have them."""
 
 import logging
 from collections.abc import Mapping
@@ -7,20 +7,15 @@ from typing import Any
 import torch
 
 from ._errors import ConfigError, ConfigTypeError
+from ._loss_scaling import SCALER_KEY
 from ._skips import SKIPS_KEY
 
 _logger = logging.getLogger(__name__)
-SCALER_KEY = "loss_scaler"  # MMEngine's name
 _NOT_TORCH = (SCALER_KEY, SKIPS_KEY, "base_param_settings")
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the optimizer's own part of a wrapper's state, here or in MMEngine.
-
-    Args:
-        optimizer: To be loaded into.
-        state: Left as it is. MMEngine's ``base_param_settings`` is ignored: it repeats the
-            optimizer's defaults for MMEngine's logging.
+    """Load the optimizer's own part of a wrapper's state.
 
     Raises:
         ConfigError: If it is no optimizer's state.
@@ -39,16 +34,15 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     optimizer.load_state_dict({key: state[key] for key in state if key not in _NOT_TORCH})
 
 
-def tell_of_unused_scaler(state: Mapping[str, Any]) -> None:
-    """Log, in one line, that a loss scaler in ``state`` is left out, if there is one."""
-    if state.get(SCALER_KEY):  # MMEngine saves an empty dict for a scaler that is off
+def log_scaler_state(*, is_saved: bool, is_used: bool) -> None:
+    """Log, in one line, a loss scaler that only the state has, or only the wrapper."""
+    if is_saved and not is_used:
         _logger.info("The state holds a loss scaler, which is not used: the loss is not scaled.")
+    elif is_used and not is_saved:
+        _logger.info("The state holds no loss scaler; the loss scale starts afresh.")
 
 
 def momentum_of(group: Mapping[str, Any]) -> float:
     """Return a parameter group's momentum, else its first beta, else 0."""
-    if "momentum" in group:
-        momentum: float = group["momentum"]
-        return momentum
-    first_beta: float = group.get("betas", (0.0,))[0]
-    return first_beta
+    momentum: float = group["momentum"] if "momentum" in group else group.get("betas", (0.0,))[0]
+    return momentum

@@ -1,32 +1,33 @@
-"""The optimizer wrapper: accumulate, clip, step and zero, in the right order."""
+"""Optimizer wrapper: accumulate, clip, step and zero, in the right order."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
+from torch.utils.hooks import RemovableHandle
 
-from ._abstract_optim_wrapper import AbstractOptimWrapper
-from ._accumulation import warn_about_accumulation
-from ._checks import check_loss
+from ._accumulation import MicroBatches, WindowWeights
+from ._checks import check_loss, check_optimizer
 from ._errors import UnsupportedError
 from ._gradient_sync import DeferredSyncContext, SyncDeferral
-from ._loss_scaling import LossScaling
+from ._gradient_watch import GradientWatch
+from ._loss_scaling import SCALER_KEY, LossScaling
+from ._optim_state import load_optimizer_state, log_scaler_state, momentum_of
 from ._parameters import ModelOrder, have_gradient
 from ._result import ACCUMULATED, STEPPED, StepResult
-from ._window_weights import WindowWeights
-from ._zero_gradients import zero_gradients
+from ._skips import FiniteGuard, SkipLog, SkippedStep
+from ._torch_private import zero_gradients
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
+    from ._locator import OverflowLocator
 
-    from ._clipper import AbstractClipper
-    from ._finite_guard import FiniteGuard
+NO_CONTEXT = nullcontext()  # holds no state, so all forwards can share it
 
 
-class OptimWrapper(AbstractOptimWrapper):
+class OptimWrapper:
     """Train with any torch optimizer: gradient accumulation, clipping, and one call per step.
 
     Names and arguments are those of MMEngine's ``OptimWrapper``. Nothing in a step copies from the
@@ -42,19 +43,19 @@ class OptimWrapper(AbstractOptimWrapper):
             parameter by its own norm (further key: ``eps``, default 0.001); or ``None`` (the
             default). The dict is not changed.
         max_skips: Leave out a step whose loss or gradients are not finite, on any rank: parameters
-            and the optimizer's state stay as they are (only a step counter in host memory goes on).
+            and the optimizer's state stay unchanged (only a step counter in host memory advances).
             That is known one step later, as the device is waited for in the first step only. A
-            warning names the first parameters; that many in a row raise ``NonFiniteError``. Costs
-            one norm per gradient, a copy of parameters and state during the step unless the
+            warning names the first parameters; ``max_skips`` in a row raise ``NonFiniteError``.
+            Costs one norm per gradient, a copy of parameters and state during the step unless the
             optimizer is fused, and one scalar all-reduce if ranks average gradients. Defaults to
-            ``None``: nothing is looked at.
+            ``None``: nothing is checked.
 
     Attributes:
         optimizer: The optimizer given.
-        last_result: What the last ``update_params`` or ``step`` did; ``None`` before the first.
+        last_result: Result of the last ``update_params`` or ``step``; ``None`` before the first.
 
     Raises:
-        ConfigError: If an argument has a value that cannot work.
+        ConfigError: If an argument has an invalid value.
 
     Example:
         >>> model = torch.nn.Linear(4, 1)
@@ -73,25 +74,25 @@ class OptimWrapper(AbstractOptimWrapper):
         *,
         max_skips: int | None = None,
     ) -> None:
-        super().__init__(optimizer, accumulative_counts)
-        self._clipper = None if clip_grad is None else _build_clipper(clip_grad, optimizer)
-        self._clip_grad = None if clip_grad is None else dict(clip_grad)
-        self._deferred_sync = SyncDeferral()
+        self.optimizer = check_optimizer(optimizer)
+        self.last_result: StepResult | None = None
+        self._micro_batches = MicroBatches(accumulative_counts)
         self._weights = WindowWeights()
-        self._order = ModelOrder()
-        self._model: nn.Module | None = None
-        self._guard: FiniteGuard | None = None
-        if max_skips is not None:
-            from ._finite_guard import build_guard  # noqa: PLC0415 - few need it
+        self._sync_deferral = SyncDeferral()
+        self._scaling: LossScaling | None = None  # set by AmpOptimWrapper for float16
+        self._clip_grad, self._clipper = None, None
+        if clip_grad is not None:
+            from ._clipping import build_clipper  # noqa: PLC0415 - not every run clips
 
-            self._guard = build_guard(max_skips, accumulative_counts)
-            self._skips.listeners.append(self._guard)
-        # Whether an update is three calls unless it clips or scales; a subclass may have its own.
-        self._is_plain = (
-            self._guard is None
-            and self._micro_batches.window == 1
-            and all(getattr(type(self), name) is part for name, part in _PARTS_OF_UPDATE.items())
-        )
+            self._clipper = build_clipper(clip_grad, optimizer)
+            self._clip_grad = dict(clip_grad)
+        self._gradient_hooks: OrderedDict[int, Callable[..., object]] = OrderedDict()
+        self._order = ModelOrder()
+        self._model: nn.Module | None = None  # of the last forward
+        self._watch = GradientWatch(optimizer)
+        self._skips = SkipLog()
+        self._guard = None if max_skips is None else FiniteGuard(max_skips)
+        self._locator: OverflowLocator | None = None
 
     def update_params(
         self,
@@ -105,17 +106,17 @@ class OptimWrapper(AbstractOptimWrapper):
 
         Args:
             loss: The micro-batch's loss, one element, not yet divided for accumulation.
-            step_kwargs: Passed on to ``optimizer.step``.
-            zero_kwargs: Passed on to ``optimizer.zero_grad``.
-            weight: What ``loss`` is the mean over on this rank: its number of samples or tokens; a
-                number of at least 0 or a 0-d tensor, whose value is not read. Micro-batches of
-                all ranks then count by their weight, as they would in one big batch; where it is 0,
-                the loss may be NaN, but not its gradients. Give it in every call or in none, on all
-                ranks alike; it costs one scalar all-reduce per optimizer step. Defaults to
-                ``None``: all micro-batches count the same.
+            step_kwargs: Arguments of ``optimizer.step``.
+            zero_kwargs: Arguments of ``optimizer.zero_grad``.
+            weight: Number of samples or tokens that ``loss`` is the mean over on this rank: at
+                least 0, or a 0-d tensor, whose value is not read. Micro-batches of all ranks then
+                count by their weight, as they would in one big batch; where it is 0, the loss may
+                be NaN, but not its gradients. Give it in every call or in none, on all ranks
+                alike; it costs one scalar all-reduce per optimizer step. Defaults to ``None``: all
+                micro-batches count the same.
 
         Returns:
-            What was done; also kept as ``last_result``.
+            The result, also kept as ``last_result``.
 
         Raises:
             ConfigError: If ``loss`` is no scalar tensor with a gradient, ``weight`` no such number,
@@ -123,89 +124,63 @@ class OptimWrapper(AbstractOptimWrapper):
         """
         if self._weights.is_weighted is not (weight is not None):
             self._weights.check_use(is_weighted=weight is not None)
-        if weight is not None:
-            self._backward_weighed(loss, weight)
-        elif (
-            self._is_plain
-            and not any(name in self.__dict__ for name in _PARTS_OF_UPDATE)
-            and self._clipper is None
-            and self._precision.scaling is None
-            and not (step_kwargs or zero_kwargs)
-        ):
-            return self._update_plainly(loss)
-        else:
+        if weight is None:
             self.backward(self.scale_loss(loss))
+        else:
+            self._backward_weighted(loss, weight)
         if not self.should_update():
             return self._note_accumulated()
         result = self.step(**step_kwargs) if step_kwargs else self.step()
         self.zero_grad(**zero_kwargs) if zero_kwargs else self.zero_grad()
         return result
 
-    def _update_plainly(self, loss: Tensor) -> StepResult:
-        """Do what most runs do in every step, in as few calls."""
-        if type(loss) is not Tensor or loss.ndim or not loss.requires_grad:
-            check_loss(loss)
-        watch = self._watch
-        if (watch.probe.grad is None) is not watch.expects_none:
-            watch.check(self._model)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._micro_batches.done += 1
-        self.optimizer.step()
-        zero_gradients(self.optimizer)
-        watch.expects_none = True if watch.probe.grad is None else None
-        self.last_result = STEPPED
-        return STEPPED
-
-    def _backward_weighed(self, loss: Tensor, weight: float | Tensor) -> None:
-        window, before = self._micro_batches.current_window, self._weights.remember()
+    def _backward_weighted(self, loss: Tensor, weight: float | Tensor) -> None:
+        window, saved = self._micro_batches.current_window, self._weights.save()
         try:
             self.backward(self._weights.weigh(check_loss(loss), weight, window, self._model))
         except BaseException:
-            self._weights.go_back(before)  # a micro-batch that is not counted has no weight either
+            self._weights.restore(saved)  # a micro-batch that is not counted has no weight either
             raise
 
     def _note_accumulated(self) -> StepResult:
         self._skips.note_accumulated()
-        scaling = self._precision.scaling
         self.last_result = ACCUMULATED
-        if scaling is not None:
-            scaling.let_graph_go()
-            self.last_result = ACCUMULATED._replace(loss_scale=scaling.factor())
+        if self._scaling is not None:
+            self._scaling.detach_last_loss()
+            self.last_result = ACCUMULATED._replace(loss_scale=self._scaling.factor())
         return self.last_result
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run backward from ``loss``, with the loss scale where there is one, and count it.
 
-        A gradient exchange that ``optim_context`` put off is back on when this returns or raises.
+        A deferred gradient exchange is on again when this returns or raises.
 
         Args:
             loss: One element; for accumulation, already divided by ``scale_loss``.
-            **kwargs: Passed on to ``Tensor.backward``, such as ``retain_graph``.
+            **kwargs: Arguments of ``Tensor.backward``, such as ``retain_graph``.
         """
         try:
             start: Any = check_loss(loss)
             self._watch.check(self._model)
-            scaling = self._precision.scaling
-            if scaling is not None:
-                start = scaling.scale(start)
+            if self._scaling is not None:
+                start = self._scaling.scale(start)
             elif self._guard is not None:
                 self._guard.note_loss(start)
-            # Passing on an empty dict costs as much as a whole call: this runs in every step.
-            start.backward(**kwargs) if kwargs else start.backward()
+            start.backward(**kwargs)
         finally:
-            if self._deferred_sync.is_held:
-                self._deferred_sync.release()
+            if self._sync_deferral.is_active:
+                self._sync_deferral.end()
         self._micro_batches.done += 1
         self._watch.note_backward()
 
     def unscale_(self) -> None:
-        """Take the loss scale out of the gradients now, to see or change them before ``step``.
+        """Divide the gradients by the loss scale now, to see or change them before ``step``.
 
-        ``step`` then does not do it again. Without a loss scaler there is nothing to take out.
+        ``step`` then does not do it again. Without a loss scaler the gradients stay unchanged.
 
         Raises:
             UnsupportedError: In the middle of an accumulation window, whose later micro-batches
-                would add gradients that have the scale; or if no ``backward`` of this wrapper ran.
+                would add scaled gradients; or if no ``backward`` of this wrapper ran.
 
         Example:
             >>> model = torch.nn.Linear(4, 1)
@@ -223,20 +198,18 @@ class OptimWrapper(AbstractOptimWrapper):
             )
         if self._weights.num_due:
             self._weights.correct_gradients(self.optimizer)
-        scaling = self._precision.scaling
-        if scaling is not None and have_gradient(self.optimizer):
-            scaling.factor()  # raises if no loss was ever scaled
-            scaling.unscale()
+        if self._scaling is not None and have_gradient(self.optimizer):
+            self._scaling.factor()  # raises if no loss was ever scaled
+            self._scaling.unscale()
 
-    @override
     def step(self, **kwargs: Any) -> StepResult:
-        """Take the loss scale out, clip, and step the optimizer unless gradients overflowed.
+        """Unscale the gradients, clip them, and step the optimizer unless they overflowed.
 
         Args:
-            **kwargs: Passed on to ``optimizer.step``.
+            **kwargs: Arguments of ``optimizer.step``.
 
         Returns:
-            What was done; also kept as ``last_result``.
+            The result, also kept as ``last_result``.
 
         Raises:
             UnsupportedError: If the loss is scaled, but no ``backward`` of this wrapper ever ran.
@@ -246,73 +219,95 @@ class OptimWrapper(AbstractOptimWrapper):
         if self._weights.num_due:
             self._weights.correct_gradients(self.optimizer)
         self._watch.expects_none = None
-        scaling = self._precision.scaling
-        if scaling is not None:
-            self.last_result = self._step_scaled(scaling, kwargs)
+        if self._scaling is not None:
+            factor = self._scaling.factor()
+            grad_norm = self._finish_gradients()
+            stepped, skipped = self._scaling.step(kwargs)
+            self.last_result = self._note(StepResult(stepped, skipped, grad_norm, factor))
         elif self._guard is not None:
-            self.last_result = self._step_guarded(self._guard, kwargs)
+            is_bad = self._guard.is_bad(self.optimizer, self._model)
+            grad_norm = self._finish_gradients()
+            self._guard.step(self.optimizer, is_bad, kwargs)
+            self.last_result = self._note(StepResult(~is_bad, is_bad, grad_norm, 1.0))
         else:
-            grad_norm = None if self._clipper is None else self._clip_gradients()
-            self.optimizer.step(**kwargs) if kwargs else self.optimizer.step()
+            has_more = self._clipper is not None or self._gradient_hooks
+            grad_norm = self._finish_gradients() if has_more else None
+            self.optimizer.step(**kwargs)
             self.last_result = (
                 STEPPED if grad_norm is None else STEPPED._replace(grad_norm=grad_norm)
             )
         return self.last_result
 
-    def _step_scaled(self, scaling: LossScaling, kwargs: Mapping[str, Any]) -> StepResult:
-        """Leave the step out if gradients overflowed."""
-        factor = scaling.factor()
-        grad_norm = None if self._clipper is None else self._clip_gradients(scaling)
-        stepped, skipped = scaling.step(kwargs, self._model)
-        return self._note(StepResult(stepped, skipped, grad_norm, factor))
-
-    def _step_guarded(self, guard: "FiniteGuard", kwargs: Mapping[str, Any]) -> StepResult:
-        """Leave the step out if the loss or a gradient is not finite."""
-        is_bad = guard.look(self.optimizer, self._model)
-        grad_norm = None if self._clipper is None else self._clip_gradients()
-        guard.step(self.optimizer, is_bad, kwargs)
-        return self._note(StepResult(~is_bad, is_bad, grad_norm, 1.0))
-
-    def _note(self, result: StepResult) -> StepResult:
-        """Tell who wants to know if a step was left out."""
-        if result.skipped is not False or not self._skips.is_quiet:
-            self._skips.note(result.skipped)
-            self._skips.tell(self.optimizer, self._model, result.loss_scale)
-        return result
-
-    def _clip_gradients(self, scaling: LossScaling | None = None) -> Tensor | None:
-        assert self._clipper is not None
+    def _finish_gradients(self) -> Tensor | None:
+        """Unscale, call gradient hooks and clip, if there are hooks or clipping."""
+        if self._clipper is None and not self._gradient_hooks:
+            return None
         parameters = self._order.parameters_with_gradient(self.optimizer, self._model)
         if not parameters:
             return None
-        if scaling is not None:
-            scaling.unscale()
+        if self._scaling is not None:
+            self._scaling.unscale()
+        for hook in tuple(self._gradient_hooks.values()):
+            hook(self.optimizer)
+        if self._clipper is None:
+            return None
         try:
             return self._clipper.clip(parameters, self._model)
         except RuntimeError as error:
             if "sparse" in str(error).lower():
-                from ._clipper import check_no_sparse  # noqa: PLC0415 - hardly ever
+                from ._clipping import raise_if_sparse  # noqa: PLC0415 - rare
 
-                check_no_sparse(parameters, self._model)
+                raise_if_sparse(parameters, self._model)
             raise
 
-    @property
-    def clip_grad(self) -> dict[str, Any] | None:
-        """A copy of what ``clip_grad`` asked for; ``None`` without clipping."""
-        return None if self._clip_grad is None else dict(self._clip_grad)
+    def _note(self, result: StepResult) -> StepResult:
+        """Count the step, and report it if it was skipped."""
+        if result.skipped is not False or not self._skips.is_quiet:
+            self._skips.note(result.skipped)
+            if self._skips.has_news:
+                step = SkippedStep(
+                    self.optimizer,
+                    self._model,
+                    result.loss_scale,
+                    self._skips.num_in_a_row,
+                    self._skips.is_late,
+                )
+                self._report_skip(step)
+        return result
+
+    def _report_skip(self, step: SkippedStep) -> None:
+        """Locate and log a skipped step; raise ``NonFiniteError`` after ``max_skips``."""
+        assert self._guard is not None
+        if self._locator is None:
+            self._locator = self._build_locator(self._guard.max_skips)
+        self._locator.report(step, *self._guard.evidence(is_late=step.is_late))
+
+    def _build_locator(self, max_skips: int, *, is_adaptive: bool = False) -> "OverflowLocator":
+        from ._locator import OverflowLocator  # noqa: PLC0415 - most runs never need one
+
+        num_forwards = self._micro_batches.window
+        return OverflowLocator(max_skips, is_adaptive=is_adaptive, num_forwards=num_forwards)
+
+    def zero_grad(self, **kwargs: Any) -> None:
+        """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
+        if self._guard is not None:
+            self._guard.drop_losses()
+        if self._watch.expects_none is False and not self.should_update():
+            self._watch.warn_of_zeroing(self._micro_batches.window)
+        self.optimizer.zero_grad(**kwargs) if kwargs else zero_gradients(self.optimizer)
+        self._watch.note_zeroed()
 
     def register_gradient_hook(
-        self, hook: "Callable[[torch.optim.Optimizer], object]"
-    ) -> "RemovableHandle":
+        self, hook: Callable[[torch.optim.Optimizer], object]
+    ) -> RemovableHandle:
         """Call ``hook(optimizer)`` in each step, when the gradients are complete, before clipping.
 
-        They are without the loss scale, which is taken out for the hook also where nothing clips;
-        after an overflow they are not finite. The hook may change them in place; to set them to
-        zero leaves them zero. It is not called where no parameter has a gradient.
+        They are without the loss scale, which is removed for the hook also where nothing clips;
+        after an overflow they are not finite. The hook may change them in place, or zero them. It
+        is not called where no parameter has a gradient.
 
         Args:
-            hook: Its result is ignored. For the sake of speed it should read nothing from the
-                device.
+            hook: Its result is ignored. Reading values from the device in it costs time.
 
         Returns:
             A handle, whose ``remove()`` ends the calls.
@@ -325,20 +320,9 @@ class OptimWrapper(AbstractOptimWrapper):
             tensor([2.])
             >>> handle.remove()
         """
-        from ._gradient_hooks import HookedClipper  # noqa: PLC0415 - few need it
-
-        if not isinstance(self._clipper, HookedClipper):
-            self._clipper = HookedClipper(self._clipper, self.optimizer)
-        return self._clipper.register(hook)
-
-    def zero_grad(self, **kwargs: Any) -> None:
-        """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
-        if self._guard is not None:
-            self._guard.drop_losses()
-        if self._watch.expects_none is False and not self.should_update():
-            self._watch.warn_of_zeroing(self._micro_batches.window)
-        self.optimizer.zero_grad(**kwargs) if kwargs else zero_gradients(self.optimizer)
-        self._watch.note_zeroed()
+        handle = RemovableHandle(self._gradient_hooks)
+        self._gradient_hooks[handle.id] = hook
+        return handle
 
     def optim_context(self, model: nn.Module) -> AbstractContextManager[object]:
         """Run the forward of one micro-batch; leave it before ``update_params``.
@@ -350,17 +334,20 @@ class OptimWrapper(AbstractOptimWrapper):
             model: The model as it is called: wrapped by DDP or sharded if it is.
         """
         self._model = model
-        if self._micro_batches.window == 1:
-            return self._precision.forward_context(model)
-        if self._deferred_sync.is_held:  # by a forward that had no backward
-            self._deferred_sync.release()
-        context = self._precision.forward_context(model)
-        if self.should_sync():
+        if self._sync_deferral.is_active:  # by a forward that had no backward
+            self._sync_deferral.end()
+        context = self._forward_context(model)
+        if self._micro_batches.window == 1 or self.should_sync():
             return context
-        return DeferredSyncContext(context, self._deferred_sync, model)
+        return DeferredSyncContext(context, self._sync_deferral, model)
+
+    def _forward_context(self, model: Any) -> AbstractContextManager[object]:
+        """Return the context of a forward: for a subclass to override."""
+        del model
+        return NO_CONTEXT
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
-        """Tell how many micro-batches there are, so that a short last window is weighed right.
+        """Set the number of micro-batches, so that a short last window is weighted right.
 
         Logs a warning where accumulation will not equal one big batch.
 
@@ -373,10 +360,9 @@ class OptimWrapper(AbstractOptimWrapper):
             ConfigError: If one of them is no integer of at least 0.
         """
         self._micro_batches.expect(init_counts, max_counts)
-        self._precision.prepare(model)
-        self._weights.restart()
+        self._weights.reset()
         self._watch.expects_none = None
-        warn_about_accumulation(model, init_counts, self._micro_batches.window)
+        self._micro_batches.warn_about_differences(model)
 
     def should_update(self) -> bool:
         """Whether the optimizer is due now, after the last backward."""
@@ -389,31 +375,103 @@ class OptimWrapper(AbstractOptimWrapper):
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Divide ``loss`` by the number of micro-batches in its window; the last may be short."""
-        if self._micro_batches.window == 1:
-            return loss
         window = self._micro_batches.current_window
-        return loss if window == 1 else check_loss(loss) / window  # backward checks it too
+        return loss if window == 1 else check_loss(loss) / window
 
-    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state, and the loss scaler's as ``loss_scaler`` if there is one.
+
+        The tensors are the live ones, as with torch: save or copy before the next step. After a
+        skipped step there is also ``skipped_steps``, for a resumed run to know of it; where only
+        the device knows whether the last one was skipped, this waits for it.
+        """
+        scaler = {} if self._scaling is None else {SCALER_KEY: self._scaling.scaler.state_dict()}
+        return {**self.optimizer.state_dict(), **scaler, **self._skips.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a ``state_dict()``, of this package or of MMEngine, with or without a loss scaler.
+
+        Args:
+            state_dict: Not changed. MMEngine's ``base_param_settings`` is ignored: it repeats
+                the optimizer's defaults for MMEngine's logging.
+
+        Raises:
+            ConfigError: If it is no optimizer's state.
+        """
+        load_optimizer_state(self.optimizer, state_dict)
+        saved = state_dict.get(SCALER_KEY)  # MMEngine saves an empty dict for a disabled scaler
+        log_scaler_state(is_saved=bool(saved), is_used=self._scaling is not None)
+        if saved and self._scaling is not None:
+            self._scaling.load_state_dict(saved)
+        self._skips.load_state_dict(state_dict)
+        self._watch.expects_none = None  # a restored run may restore gradients too
+
+    def get_lr(self) -> dict[str, list[float]]:
+        """Return ``{'lr': [...]}``, one learning rate per parameter group."""
+        return {"lr": [group["lr"] for group in self.param_groups]}
+
+    def get_momentum(self) -> dict[str, list[float]]:
+        """Return ``{'momentum': [...]}``: each group's momentum, else its first beta, else 0."""
+        return {"momentum": [momentum_of(group) for group in self.param_groups]}
+
+    @property
+    def step_skipped(self) -> bool:
+        """Whether the last call found that a step was skipped because gradients overflowed.
+
+        Schedules then do not advance: ``if not wrapper.step_skipped: scheduler.step()``. It is
+        about the step of that very call, except with a fused optimizer under a loss scaler: only
+        the device knows the answer, so it comes with the next step, on all ranks alike, and
+        reading it never waits for the step just started.
+        """
+        return self._skips.has_news
+
+    @property
+    def num_skipped(self) -> int:
+        """Number of skipped steps that are known so far, see ``step_skipped``."""
+        return self._skips.num_skipped
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups, live: a scheduler may write ``lr`` to them."""
+        return self.optimizer.param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The optimizer's default settings."""
+        return self.optimizer.defaults
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The optimizer's state, live."""
+        return self.optimizer.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    @property
+    def accumulative_counts(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self._micro_batches.window
+
+    @property
+    def inner_count(self) -> int:
+        """Micro-batches done so far, counted by ``backward``."""
+        return self._micro_batches.done
+
+    @property
+    def clip_grad(self) -> dict[str, Any] | None:
+        """A copy of ``clip_grad`` as given; ``None`` without clipping."""
+        return None if self._clip_grad is None else dict(self._clip_grad)
+
     def _describe(self) -> dict[str, object]:
-        """Return what ``repr`` shows, in order."""
+        """Return the content of ``repr``, in order."""
         return {
             "accumulative_counts": self._micro_batches.window,
             "clip_grad": self._clip_grad,
             "optimizer": self.optimizer,
         }
 
-
-# As they are here: whoever replaces one, in a subclass or an object, has it called.
-_PARTS_OF_UPDATE = {
-    name: getattr(OptimWrapper, name)
-    for name in ("scale_loss", "backward", "should_update", "step", "zero_grad")
-}
-
-
-def _build_clipper(
-    clip_grad: Mapping[str, Any], optimizer: torch.optim.Optimizer
-) -> "AbstractClipper":
-    from ._clipping import build_clipper  # noqa: PLC0415 - not every run clips
-
-    return build_clipper(clip_grad, optimizer)
+    def __repr__(self) -> str:
+        lines = "".join(f"  {name}={value},\n" for name, value in self._describe().items())
+        return f"{type(self).__name__}(\n{lines})"

@@ -1,4 +1,4 @@
-"""Several optimizer wrappers under names, for models that several optimizers train in turn."""
+"""Named optimizer wrappers, for models that several optimizers train in turn."""
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import AbstractContextManager
@@ -13,11 +13,11 @@ from ._result import StepResult
 
 
 class OptimWrapperDict:
-    """Optimizer wrappers by name; ``train_step`` of the model says which of them steps when.
+    """Optimizer wrappers by name; the model's ``train_step`` decides which of them steps when.
 
-    Each has its own loss scaler: an overflow in one skips no step of another. What concerns all of
-    them (state, learning rates, ``zero_grad``) is here; what concerns one (``update_params``,
-    ``optim_context``) is asked of that one, as in ``wrappers['generator'].update_params(loss)``.
+    Each has its own loss scaler: an overflow in one skips no step of another. State, learning rates
+    and ``zero_grad`` are those of all; ``update_params`` and ``optim_context`` are called on one,
+    as in ``wrappers['generator'].update_params(loss)``.
 
     Args:
         **optim_wrappers: The wrappers by name, at least one.
@@ -89,9 +89,9 @@ class OptimWrapperDict:
             wrapper.zero_grad(**kwargs)
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
-        """Do nothing: how often each wrapper runs is known to ``train_step`` only.
+        """Do nothing: only ``train_step`` knows how often each wrapper runs.
 
-        Call it on a wrapper that runs in every iteration, so that its short last window is weighed
+        Call it on a wrapper that runs in every iteration, so that its short last window is weighted
         right.
         """
 
@@ -99,20 +99,20 @@ class OptimWrapperDict:
     def step_skipped(self) -> bool:
         """Whether the last call of *any* wrapper found a skipped step.
 
-        A wrapper that was not called since keeps its answer. Where each has schedules of its own,
-        ask ``wrappers[name].step_skipped`` after each step of that one.
+        A wrapper that was not called since keeps its answer. For schedules per wrapper, read
+        ``wrappers[name].step_skipped`` after each of its steps.
         """
-        answers = [wrapper.step_skipped for wrapper in self.values()]  # all: asking counts
+        answers = [wrapper.step_skipped for wrapper in self.values()]  # all: reading counts
         return any(answers)
 
     @property
     def num_skipped(self) -> int:
-        """How many steps of all wrappers were left out so far, as far as ``step_skipped`` told."""
+        """Number of skipped steps of all wrappers that are known so far."""
         return sum(wrapper.num_skipped for wrapper in self.values())
 
     @property
     def last_result(self) -> dict[str, StepResult | None]:
-        """What the last call of each wrapper did, by its name; ``None`` before its first."""
+        """Result of the last call of each wrapper, by its name; ``None`` before its first."""
         return {name: wrapper.last_result for name, wrapper in self.items()}
 
     @property
@@ -137,10 +137,10 @@ class OptimWrapperDict:
         return {name: wrapper.state_dict() for name, wrapper in self.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load what ``state_dict`` returned, here or in MMEngine.
+        """Load a ``state_dict()``, of this package or of MMEngine.
 
         Args:
-            state_dict: Left as it is.
+            state_dict: Not changed.
 
         Raises:
             ConfigError: If its names are not those of the wrappers; nothing is loaded then.

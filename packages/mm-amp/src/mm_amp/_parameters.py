@@ -1,5 +1,6 @@
-"""Look at the parameters of an optimizer; metadata only, never their values."""
+"""Parameters of an optimizer and of its model; reads metadata only, never values."""
 
+import sys
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from ._errors import ConfigError
 
 
 class ModelOrder:
-    """Lists an optimizer's parameters as the model does.
+    """Lists an optimizer's parameters in the order of the model.
 
     A norm over them is then, bit by bit, that of ``clip_grad_norm_(model.parameters())``.
     """
@@ -23,7 +24,7 @@ class ModelOrder:
     def parameters_with_gradient(
         self, optimizer: torch.optim.Optimizer, model: Any
     ) -> list[Tensor]:
-        """Return the trainable parameters that a backward has reached.
+        """Return the trainable parameters that have a gradient.
 
         Args:
             optimizer: Its parameters are listed.
@@ -41,19 +42,25 @@ class ModelOrder:
         return self._sorted
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return all parameters of the optimizer, group by group."""
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
 def local_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return every gradient, of a sharded parameter the part on this rank; live tensors."""
-    gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-    return [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+    """Return the live gradients; of a sharded parameter the part on this rank."""
+    return [local_part(one.grad) for one in parameters_of(optimizer) if one.grad is not None]
+
+
+def local_part(tensor: Any) -> Tensor:
+    """Return the part of a tensor that is on this rank; live."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def have_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether any parameter has a gradient, trainable or not: what torch's scaler looks at."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:  # mostly the first has one
-            if parameter.grad is not None:
-                return True
-    return False
+    """Whether any parameter has a gradient, trainable or not, as torch's scaler asks."""
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def first_device(optimizer: torch.optim.Optimizer) -> torch.device:
@@ -62,23 +69,21 @@ def first_device(optimizer: torch.optim.Optimizer) -> torch.device:
     Raises:
         ConfigError: If there is none, or it is on the meta device.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            device: torch.device = parameter.device
-            if device.type == "meta":
-                raise ConfigError(
-                    "the device of autocast is that of the first parameter, which is still on "
-                    "'meta'; pass device_type, such as device_type='cuda'."
-                )
-            return device
+    for parameter in parameters_of(optimizer):
+        if parameter.device.type == "meta":
+            raise ConfigError(
+                "the device of autocast is that of the first parameter, which is still on "
+                "'meta'; pass device_type, such as device_type='cuda'."
+            )
+        return parameter.device
     raise ConfigError("the optimizer has no parameters; give it some before wrapping it.")
 
 
 def check_no_half_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if a parameter to be trained is of a dtype whose gradients no scaler can unscale.
+    """Raise if a loss scaler could not unscale the gradients of a parameter.
 
     Raises:
-        ConfigError: Naming the first one.
+        ConfigError: Naming the first parameter in float16 or of a complex dtype.
     """
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
@@ -98,3 +103,13 @@ def check_no_half_parameters(optimizer: torch.optim.Optimizer) -> None:
                 f"parameter {position} of group {index}, of shape {tuple(parameter.shape)}, is "
                 f"stored in {stored}, whose gradients a loss scaler cannot unscale; {remedy}"
             )
+
+
+def first_fsdp_modules(model: Any) -> list[Any]:
+    """Return the modules of ``model`` that torch's ``FullyShardedDataParallel`` wraps."""
+    # Importing it takes seconds; where it was never imported, no module can be one.
+    module = sys.modules.get("torch.distributed.fsdp")
+    wrapper = getattr(module, "FullyShardedDataParallel", None)
+    if wrapper is None or not hasattr(model, "modules"):
+        return []
+    return [part for part in model.modules() if isinstance(part, wrapper)]

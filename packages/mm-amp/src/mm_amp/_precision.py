@@ -1,59 +1,192 @@
-"""What an optimizer wrapper asks of a precision, and the plain answer."""
+"""Autocast: which dtype on which device, and a context that raises where torch would turn off."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+import logging
+import warnings
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
-from typing_extensions import override
+import torch
 
-from ._loss_scaling import LossScaling
-from ._optim_state import tell_of_unused_scaler
+from ._checks import did_you_mean
+from ._errors import ConfigError, ConfigTypeError, TorchVersionError
+from ._torch_private import is_compiling
 
-NO_CONTEXT = nullcontext()  # holds no state, so all forwards can share it
+_logger = logging.getLogger(__name__)
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_OTHER_NAMES = {
+    **dict.fromkeys(("fp16", "half", "16", "16-mixed"), "float16"),
+    **dict.fromkeys(("bf16", "bf16-mixed"), "bfloat16"),
+    **dict.fromkeys(("fp32", "float", "full", "32", "no", "float64"), "float32"),
+}
+# Asked in this order where torch has no accelerator module, which came with torch 2.6.
+_DEVICE_MODULES = ("npu", "mlu", "musa", "xpu", "hpu")
 
 
-class AbstractPrecision(ABC):
-    """How the forward computes, and whether the loss is scaled.
+def autocast(
+    device_type: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    enabled: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
+    cache_enabled: bool | None = None,  # noqa: FBT001 - the same
+) -> AbstractContextManager[object]:
+    """Run a block in mixed precision: ``torch.autocast`` that never turns itself off silently.
 
-    Attributes:
-        scaling: Scales the loss and steps the optimizer; ``None`` where nothing is scaled.
+    Args:
+        device_type: Such as ``'cuda'`` or ``'cpu'``. Defaults to the accelerator of this machine
+            if there is one, else the CPU.
+        dtype: ``'float16'``, ``'bfloat16'``, either as a ``torch.dtype``, or ``'auto'``. Defaults
+            to torch's own choice for the device.
+        enabled: ``False`` runs the block in full precision, also inside another autocast.
+        cache_enabled: Whether casts of the weights are kept until the block ends. Defaults to
+            torch's current setting, which is yes.
+
+    Returns:
+        A context manager, which also decorates functions.
+
+    Raises:
+        ConfigError: If the device cannot autocast to ``dtype``.
+        TorchVersionError: If a newer torch could.
+
+    Example:
+        >>> with autocast("cpu", "bfloat16"):
+        ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        torch.bfloat16
     """
-
-    scaling: LossScaling | None = None
-
-    @abstractmethod
-    def prepare(self, model: Any) -> None:
-        """Make ``model`` ready for its first forward; called again, also with others."""
-
-    @abstractmethod
-    def forward_context(self, model: Any) -> AbstractContextManager[object]:
-        """Return the context that the forward of ``model`` runs in."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return what to add to the optimizer's own state."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Read back what ``state_dict`` added; it may be absent."""
+    device_type = parse_device(device_type or default_device_type()).type
+    if not enabled:
+        return no_autocast(device_type)
+    resolved = resolve_dtype(dtype, torch.device(device_type))
+    if not is_compiling():  # the compiler cannot trace it
+        check_autocast(device_type, resolved)
+    return torch.autocast(device_type, dtype=resolved, cache_enabled=cache_enabled)
 
 
-class FullPrecision(AbstractPrecision):
-    """Compute in the dtype of the parameters; nothing is cast, scaled or skipped."""
+def no_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Return a context without autocast on such a device, whatever is around it."""
+    try:
+        return torch.autocast(device_type, enabled=False)
+    except (RuntimeError, AttributeError):  # torch cannot autocast it: there is none to turn off
+        return nullcontext()
 
-    @override
-    def prepare(self, model: Any) -> None:
-        pass
 
-    @override
-    def forward_context(self, model: Any) -> AbstractContextManager[object]:
-        return NO_CONTEXT
+def parse_device(device: str) -> torch.device:
+    """Turn ``'cuda'`` or ``'cuda:1'`` into a device.
 
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {}
+    Raises:
+        ConfigError: If torch knows no such device.
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device_type is {device!r}, and torch {torch.__version__} answers: {error}"
+        ) from error
 
-    @override
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        tell_of_unused_scaler(state)
+
+def default_device_type() -> str:
+    """Return the type of this machine's accelerator, or ``'cpu'``."""
+    if torch.cuda.is_available():
+        return "cuda"
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is not None:
+        # Where none is available, torch 2.6 raises when asked which.
+        found = accelerator.current_accelerator().type if accelerator.is_available() else "cpu"
+        return str(found)
+    for name in _DEVICE_MODULES:
+        device_module: Any = getattr(torch, name, None)
+        if hasattr(device_module, "is_available") and device_module.is_available():
+            return name
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Turn ``dtype`` as a user wrote it into ``torch.float16`` or ``torch.bfloat16``.
+
+    Raises:
+        ConfigError: If ``dtype`` names neither of them.
+    """
+    if dtype is None:
+        return default_dtype(device.type)
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    if not isinstance(dtype, str):
+        raise ConfigTypeError(
+            f"dtype is {dtype!r}; it must be 'float16', 'bfloat16', 'auto', a torch.dtype or None."
+        )
+    if dtype == "auto":
+        return torch.bfloat16 if has_native_bfloat16(device) else torch.float16
+    if dtype in {"float32", "float64"}:
+        raise ConfigError(
+            f"dtype is {dtype}, but mixed precision computes in float16 or bfloat16; "
+            "for full precision use OptimWrapper, AmpOptimWrapper(enabled=False) or "
+            "autocast(enabled=False)."
+        )
+    if dtype not in _DTYPES:
+        known = [*_DTYPES, "float32", "auto"]
+        plain = dtype.lower().removeprefix("torch.")
+        hint = did_you_mean(_OTHER_NAMES.get(plain, plain), known) or "."
+        raise ConfigError(f"dtype is {dtype!r}; there is {', '.join(known)}{hint}")
+    return _DTYPES[dtype]
+
+
+def default_dtype(device_type: str) -> torch.dtype:
+    """Return the dtype that torch itself autocasts to on such a device.
+
+    Raises:
+        ConfigError: If torch cannot autocast there.
+    """
+    try:
+        # torch.get_autocast_dtype needs torch 2.4; this attribute is there in all versions.
+        dtype: torch.dtype = torch.autocast(device_type, enabled=False).fast_dtype
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        raise ConfigError(
+            f"autocast was asked for on {device_type!r}, and torch {torch.__version__} answers: "
+            f"{error} Pass a device_type that torch can autocast, such as 'cuda' or 'cpu'."
+        ) from error
+    return dtype
+
+
+def has_native_bfloat16(device: torch.device) -> bool:
+    """Whether the device computes in bfloat16 itself; torch also counts CUDA's slow emulation."""
+    if device.type == "cuda" and torch.version.hip is None:
+        ampere = (8, 0)  # the first generation with bfloat16 units
+        return torch.cuda.get_device_capability(device) >= ampere
+    device_module: Any = getattr(torch, device.type, None)
+    if hasattr(device_module, "is_bf16_supported"):
+        return bool(device_module.is_bf16_supported())
+    return default_dtype(device.type) == torch.bfloat16
+
+
+@cache  # the probe is not free, and the answer stays the same
+def check_autocast(device_type: str, dtype: torch.dtype) -> None:
+    """Raise unless torch really autocasts to ``dtype`` on such a device, and warn of emulation.
+
+    torch is asked by entering an empty block; where it would warn and continue in full precision,
+    this raises.
+
+    Raises:
+        ConfigError: If it cannot.
+        TorchVersionError: If a newer torch could.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            with torch.autocast(device_type, dtype=dtype):
+                pass
+    except (RuntimeError, AssertionError, AttributeError, UserWarning) as error:
+        if device_type == "cpu" and dtype == torch.float16:
+            raise TorchVersionError(
+                f"float16 autocast was asked for on cpu, which torch {torch.__version__} lacks; "
+                "use dtype='bfloat16', or torch 2.4 or newer."
+            ) from error
+        raise ConfigError(
+            f"autocast to {dtype} was asked for on {device_type!r}, and torch "
+            f"{torch.__version__} answers: {error} Choose another dtype or device_type."
+        ) from error
+    is_emulated = dtype == torch.bfloat16 and device_type == "cuda"
+    if is_emulated and not has_native_bfloat16(torch.device(device_type)):
+        _logger.warning(
+            "bfloat16 was asked for on %s, which emulates it and is likely to be slow; "
+            "use dtype='float16', or dtype='auto' to have that chosen.",
+            device_type,
+        )

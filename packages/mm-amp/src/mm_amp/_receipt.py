@@ -1,164 +1,206 @@
-"""What ran in which dtype: the numbers, and a table of them."""
+"""Receipt of a step: the dtypes it really computed in, and how much of the work ran in each."""
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-_LOW_PRECISION_BITS = 16
+from ._errors import ConfigTypeError, TorchVersionError
+from ._nested import tensors_in
+
 _OUTSIDE = "(outside modules)"
+# They move or make data. Views are left out too, casts are counted apart.
+_NO_COMPUTATION = frozenset(
+    f"aten::{name}"
+    for name in (
+        "clone", "copy_", "detach", "empty_like", "fill_", "full_like", "new_empty",
+        "new_empty_strided", "new_zeros", "ones_like", "set_", "zero_", "zeros_like",
+    )
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ModuleWork:
-    """What the modules of one type did.
+class ModuleWork(NamedTuple):
+    """Work of the modules of one type.
 
     Attributes:
-        module_type: Name of their class; ``(outside modules)`` for what ran in none: a loss
-            computed in the training loop, and sums of gradients that backward makes.
-        num_modules: How many of them ran.
+        module_type: Name of their class, or ``(outside modules)``.
+        num_modules: Number of them that ran.
         calls: ``{dtype: operations}`` that computed in it, forward and backward.
-        forward_flops: ``{dtype: floating-point operations}``.
-        backward_flops: The same of backward.
+        flops: ``{dtype: floating-point operations}``, forward and backward.
     """
 
     module_type: str
     num_modules: int
     calls: Mapping[torch.dtype, int]
-    forward_flops: Mapping[torch.dtype, int]
-    backward_flops: Mapping[torch.dtype, int]
-
-    @property
-    def flops(self) -> Mapping[torch.dtype, int]:
-        """``{dtype: floating-point operations}`` of forward and backward."""
-        return Counter(self.forward_flops) + Counter(self.backward_flops)
+    flops: Mapping[torch.dtype, int]
 
     @property
     def low_precision_share(self) -> float:
-        """The part of its work that ran in 16 bits or less, 0 to 1."""
+        """The part of the floating-point operations that ran in 16 bits or less, 0 to 1."""
         return _low_precision_share(self.flops)
 
 
-class Tally:
-    """Adds up operations while they run."""
+class AmpReceipt:
+    """Dtypes that a step computed in, by type of module; prints as a table.
+
+    Floating-point operations are those of torch's ``FlopCounterMode``: products, convolutions and
+    attention. The dtype of an operation is that of its first floating-point input.
+    """
 
     def __init__(self) -> None:
         self.num_casts = 0
-        self._modules: dict[str, set[int]] = {}
-        self._calls: dict[str, Counter[torch.dtype]] = {}
-        self._forward: dict[str, Counter[torch.dtype]] = {}
-        self._backward: dict[str, Counter[torch.dtype]] = {}
+        self._modules: defaultdict[str, set[str]] = defaultdict(set)
+        self._calls: defaultdict[str, Counter[torch.dtype]] = defaultdict(Counter)
+        self._flops: defaultdict[str, Counter[torch.dtype]] = defaultdict(Counter)
 
-    def add(self, module: Any, dtype: torch.dtype, flops: int, *, is_backward: bool) -> None:
-        """Count one operation of ``module``, or of none."""
-        name = _OUTSIDE if module is None else _type_name(type(module))
-        if name not in self._modules:
-            self._modules[name] = set()
-            self._calls[name], self._forward[name], self._backward[name] = (
-                Counter(),
-                Counter(),
-                Counter(),
-            )
-        if module is not None:
-            self._modules[name].add(id(module))
-        self._calls[name][dtype] += 1
-        (self._backward if is_backward else self._forward)[name][dtype] += flops
+    def add(self, module_type: str, name: str, dtype: torch.dtype, flops: int) -> None:
+        """Count one operation of a module, or of none if ``name`` is empty."""
+        if name:
+            self._modules[module_type].add(name)
+        self._calls[module_type][dtype] += 1
+        self._flops[module_type][dtype] += flops
 
-    def add_cast(self) -> None:
-        """Count one cast between floating-point dtypes."""
-        self.num_casts += 1
-
+    @property
     def rows(self) -> tuple[ModuleWork, ...]:
-        """Return what was counted, the type with most work first."""
+        """One row per type of module, that with most work first."""
         rows = [
-            ModuleWork(
-                name,
-                len(modules),
-                dict(self._calls[name]),
-                dict(self._forward[name]),
-                dict(self._backward[name]),
-            )
-            for name, modules in self._modules.items()
+            ModuleWork(name, len(self._modules[name]), dict(calls), dict(self._flops[name]))
+            for name, calls in self._calls.items()
         ]
         return tuple(sorted(rows, key=lambda row: -sum(row.flops.values())))
-
-
-def _type_name(module_type: type) -> str:
-    """Return the name of the class, of a sharded module that from before ``fully_shard``."""
-    bases = module_type.__bases__
-    is_sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
-    return (bases[1] if is_sharded else module_type).__name__
-
-
-class AmpReceipt:
-    """Which dtypes a step really computed in, by type of module; printed, a table.
-
-    Floating-point operations are counted by formula for products, convolutions, attention and
-    recurrent layers, and as one per output element otherwise. An operation's dtype is that of its
-    first floating-point input. What the optimizer does is left out.
-    """
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-
-    @property
-    def rows(self) -> tuple[ModuleWork, ...]:
-        """One per type of module, that with most work first."""
-        return self._tally.rows()
-
-    @property
-    def num_casts(self) -> int:
-        """How often a tensor was cast from one floating-point dtype to another."""
-        return self._tally.num_casts
 
     @property
     def flops(self) -> Mapping[torch.dtype, int]:
         """``{dtype: floating-point operations}`` of the whole step."""
-        return sum((Counter(row.flops) for row in self.rows), Counter())
+        return sum(self._flops.values(), Counter())
 
     @property
     def low_precision_share(self) -> float:
-        """The part of the step's work that ran in 16 bits or less, 0 to 1."""
+        """The part of the floating-point operations that ran in 16 bits or less, 0 to 1."""
         return _low_precision_share(self.flops)
 
     def __str__(self) -> str:
-        header = ("module type", "count", "dtypes that ran (operations)", "MFLOPs", "low precision")
-        body = [_cells(row) for row in self.rows]
-        total = sum(self.flops.values()) / 1e6
-        footer = ("all", "", f"{self.num_casts} casts", f"{total:.3f}", _percent(self))
-        return _table([header, *body, footer])
+        lines = [
+            ("module type", "count", "dtypes that ran (operations)", "MFLOPs", "low precision")
+        ]
+        for row in self.rows:
+            by_number = sorted(row.calls.items(), key=lambda item: -item[1])
+            dtypes = ", ".join(f"{str(dtype).removeprefix('torch.')} {n}" for dtype, n in by_number)
+            lines.append((row.module_type, str(row.num_modules or ""), dtypes, *_cells(row.flops)))
+        lines.append(("all", "", f"{self.num_casts} casts", *_cells(self.flops)))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            f"{a:{w[0]}}  {b:>{w[1]}}  {c:{w[2]}}  {d:>{w[3]}}  {e:>{w[4]}}".rstrip()
+            for (a, b, c, d, e), w in ((line, widths) for line in lines)
+        )
 
 
 def _low_precision_share(flops: Mapping[torch.dtype, int]) -> float:
     total = sum(flops.values())
-    low = sum(count for dtype, count in flops.items() if _num_bits(dtype) <= _LOW_PRECISION_BITS)
-    return low / total if total else 0.0
+    return sum(n for dtype, n in flops.items() if dtype.itemsize <= 2) / total if total else 0.0
 
 
-def _num_bits(dtype: torch.dtype) -> int:
-    return torch.empty((), dtype=dtype, device="meta").element_size() * 8
+def _cells(flops: Mapping[torch.dtype, int]) -> tuple[str, str]:
+    total = sum(flops.values())
+    return f"{total / 1e6:.3f}", f"{_low_precision_share(flops):.1%}" if total else "-"
 
 
-def _cells(row: ModuleWork) -> tuple[str, ...]:
-    by_number = sorted(row.calls.items(), key=lambda item: -item[1])
-    dtypes = ", ".join(f"{str(dtype).removeprefix('torch.')} {n}" for dtype, n in by_number)
-    megaflops = f"{sum(row.flops.values()) / 1e6:.3f}"
-    return row.module_type, str(row.num_modules or ""), dtypes, megaflops, _percent(row)
+def amp_receipt(model: nn.Module) -> AbstractContextManager[AmpReceipt]:
+    """Record the dtypes that a step computes in, and how much of the work ran in each.
+
+    Such a step is slow; its results are the same. A compiled model runs eagerly meanwhile. An
+    operation belongs to the innermost module that runs, one of backward to that of its forward.
+
+    Args:
+        model: The model, wrapped or not.
+
+    Returns:
+        A context manager for one step. It gives an ``AmpReceipt``, complete when the step ends.
+
+    Raises:
+        ConfigTypeError: If ``model`` is no module.
+        TorchVersionError: Before torch 2.6.
+
+    Example:
+        >>> model = torch.nn.Linear(100, 100)
+        >>> with amp_receipt(model) as receipt, autocast("cpu", "bfloat16"):
+        ...     output = model(torch.ones(50, 100))
+        >>> print(receipt)
+        module type  count  dtypes that ran (operations)  MFLOPs  low precision
+        Linear           1  bfloat16 1                     1.000         100.0%
+        all                 3 casts                        1.000         100.0%
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigTypeError(
+            f"model is a {type(model).__name__}; a receipt needs the torch.nn.Module that runs."
+        )
+    if not hasattr(getattr(torch, "compiler", None), "set_stance"):
+        raise TorchVersionError(
+            f"a receipt was asked for, which torch {torch.__version__} cannot make; use torch 2.6 "
+            "or newer."
+        )
+    return _record(model)
 
 
-def _percent(work: ModuleWork | AmpReceipt) -> str:
-    return f"{work.low_precision_share:.1%}" if any(work.flops.values()) else "-"
+@contextmanager
+def _record(model: nn.Module) -> Iterator[AmpReceipt]:
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - slow, and new
+
+    counter, receipt = FlopCounterMode(display=False), AmpReceipt()
+    with torch.compiler.set_stance("force_eager"), counter, _Recorder(model, counter, receipt):
+        yield receipt
 
 
-def _table(lines: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    is_text = (True, False, True, False, False)
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(line, widths, is_text, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds each operation, with the flops that torch's counter finds, to a receipt."""
+
+    def __init__(self, model: nn.Module, counter: Any, receipt: AmpReceipt) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counter = counter
+        self._receipt = receipt
+        self._type_of = cache(lambda name: _type_name(_find(model, name)))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self._counter.get_total_flops()
+        output = func(*args, **(kwargs or {}))
+        tracker = self._counter.mod_tracker
+        running = tracker.parents - {"Global"}
+        if not running and not tracker.is_bw and not torch.is_grad_enabled():
+            return output  # the optimizer and the loss scaler
+        dtype = next((one.dtype for one in tensors_in(args) if one.is_floating_point()), None)
+        if func.name().partition(".")[0] == "aten::_to_copy":
+            self._receipt.num_casts += dtype is not None and output.dtype != dtype
+        elif dtype is not None and _computes(func):
+            name = max(running, key=lambda one: one.count("."), default="")
+            flops = self._counter.get_total_flops() - before
+            self._receipt.add(self._type_of(name) if name else _OUTSIDE, name, dtype, flops)
+        return output
+
+
+def _computes(func: Any) -> bool:
+    name = func.name().partition(".")[0]
+    return name.startswith("aten::") and name not in _NO_COMPUTATION and not func.is_view
+
+
+def _find(model: nn.Module, name: str) -> Any:
+    """Return the module that torch's tracker calls by the class of a root and a path from it."""
+    root_type, _, path = name.partition(".")
+    for root in model.modules():
+        if type(root).__name__ == root_type:
+            try:
+                return root.get_submodule(path)
+            except AttributeError:
+                continue
+    return None
+
+
+def _type_name(module: Any) -> str:
+    """Return the name of the class; of a sharded module that from before ``fully_shard``."""
+    bases = type(module).__bases__
+    is_sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
+    return (bases[1] if is_sharded else type(module)).__name__

@@ -1,17 +1,17 @@
-"""What one call of ``update_params`` did."""
+"""Result of one ``update_params``."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
 
-# A tuple, because it is made in every step, and a frozen dataclass takes three times as long.
+# A tuple: a frozen dataclass takes three times as long to make.
 class StepResult(NamedTuple):
-    """What became of one micro-batch.
+    """Result of one ``update_params``.
 
-    Nothing here was copied from the device: reading a tensor (``bool(...)``, ``.item()``,
-    printing it) waits for the device, so do that where you log and not in every step. To decide
-    whether a schedule advances, ask the wrapper's ``step_skipped``, which never drains the device.
+    Reading a tensor of it (``bool(...)``, ``.item()``, printing) waits for the device: do that
+    where you log. To decide whether a schedule advances, use the wrapper's ``step_skipped``, which
+    does not wait.
 
     Attributes:
         stepped: Whether the optimizer updated the parameters. A 0-d bool tensor where only the
@@ -32,19 +32,7 @@ class StepResult(NamedTuple):
     grad_norm: Tensor | None
     loss_scale: float | Tensor
 
-    def __eq__(self, other: object) -> bool:
-        """Whether it is the same result: comparing tensors would wait for the device."""
-        return self is other
 
-    def __ne__(self, other: object) -> bool:
-        """Whether it is another result."""
-        return self is not other
-
-    def __hash__(self) -> int:
-        """Return what tells results apart."""
-        return id(self)
-
-
-# The two commonest results hold no tensor, so all steps share them: making one takes a while.
+# The most common results hold no tensor, so all steps share them.
 ACCUMULATED = StepResult(stepped=False, skipped=False, grad_norm=None, loss_scale=1.0)
 STEPPED = StepResult(stepped=True, skipped=False, grad_norm=None, loss_scale=1.0)

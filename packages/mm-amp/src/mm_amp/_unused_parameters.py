@@ -1,4 +1,4 @@
-"""Name the parameters that a loss does not depend on."""
+"""Parameters that a loss does not depend on."""
 
 import logging
 from collections.abc import Iterator
@@ -7,33 +7,34 @@ from typing import Any
 from torch import Tensor, nn
 
 from ._checks import check_loss
-from ._errors import ConfigError
-from ._first_fsdp import contains_first_fsdp
-from ._parameter_names import named_parameters
+from ._errors import ConfigError, UnsupportedError
+from ._names import named_parameters
+from ._parameters import first_fsdp_modules
+from ._torch_private import sharded_parameters
 
 _logger = logging.getLogger(__name__)
 
 
 def detect_anomalous_params(loss: Tensor, model: nn.Module) -> list[str]:
-    """Name the trainable parameters of ``model`` that are outside the graph of ``loss``.
+    """Return the names of trainable parameters of ``model`` that are not in the graph of ``loss``.
 
-    Backward gives these no gradient, and ``DistributedDataParallel`` waits for one. Mostly a branch
+    Backward gives them no gradient, and ``DistributedDataParallel`` waits for one. Mostly a branch
     of the model was not run, or its output was detached. Call it between forward and backward;
     nothing is read from the device.
 
     Args:
-        loss: What backward would start from, one element.
+        loss: The loss before its backward, one element.
         model: The model as it was called: plain, or wrapped by DDP, ``fully_shard`` or
             ``torch.compile``. Within reentrant checkpointing (``use_reentrant=True``) the graph
             hides its parameters, which are then named too.
 
     Returns:
-        Their names in the model, in its order, without what wrappers put in front. If there are
-        any, one warning is logged that lists them with their shapes.
+        Their names in the model, in its order, without those of wrappers. If there are any, one
+        warning lists them with their shapes.
 
     Raises:
         ConfigError: If ``loss`` is no scalar with a gradient, or torch's first FSDP has flattened
-            the parameters: no graph then tells one from another.
+            the parameters: the graph does not distinguish them then.
 
     Example:
         >>> used, idle = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
@@ -41,25 +42,30 @@ def detect_anomalous_params(loss: Tensor, model: nn.Module) -> list[str]:
         >>> detect_anomalous_params(used(torch.ones(1, 2)).sum(), model)
         ['idle.weight', 'idle.bias']
     """
-    if contains_first_fsdp(model):
+    if first_fsdp_modules(model):
         raise ConfigError(
             f"detect_anomalous_params was asked about a {type(model).__name__} with parts that "
             "FullyShardedDataParallel has flattened, where all parameters of a part look the same; "
             "ask before wrapping, or use fully_shard."
         )
+    pairs = sharded_parameters(model)
+    if pairs is None:
+        raise UnsupportedError(
+            "detect_anomalous_params was asked about a fully_shard model, whose parameters it "
+            "cannot find in this version of torch; ask before sharding."
+        )
     reached = {id(leaf) for leaf in _leaves(check_loss(loss))}
-    reached |= {
-        id(sharded) for sharded, whole in _sharded_parameters(model) if id(whole) in reached
-    }
-    idle = {
-        name: parameter
-        for name, parameter in named_parameters(model)
-        if parameter.requires_grad and id(parameter) not in reached
-    }
-    if idle:
-        listed = ", ".join(f"{name} {tuple(parameter.shape)}" for name, parameter in idle.items())
+    # The graph has the unsharded parameters, which exist in the forward only.
+    reached |= {id(sharded) for sharded, unsharded in pairs if id(unsharded) in reached}
+    unused = [
+        one
+        for one in named_parameters(model)
+        if one.parameter.requires_grad and id(one.parameter) not in reached
+    ]
+    if unused:
+        listed = ", ".join(f"{one.name} {tuple(one.parameter.shape)}" for one in unused)
         _logger.warning("Parameters that the loss does not depend on: %s", listed)
-    return list(idle)
+    return [one.name for one in unused]
 
 
 def _leaves(loss: Tensor) -> Iterator[Tensor]:
@@ -77,20 +83,3 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
-
-
-def _sharded_parameters(model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield ``(sharded, whole)`` for the parameters of ``fully_shard``.
-
-    The graph knows the whole ones, which exist in the forward only; the model has the sharded ones.
-    """
-    for module in model.modules():
-        if not hasattr(type(module), "_get_fsdp_state"):
-            continue
-        # torch has no public way from one to the other.
-        state: Any = module._get_fsdp_state()  # type: ignore[operator]  # noqa: SLF001
-        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # noqa: SLF001
-        for group in groups:
-            for parameter in group.fsdp_params if group is not None else ():
-                if hasattr(parameter, "_unsharded_param"):
-                    yield parameter.sharded_param, parameter._unsharded_param  # noqa: SLF001

@@ -1,0 +1,198 @@
+"""Overflow locator: name the gradients and the module where values stop being finite."""
+
+import logging
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ._errors import NonFiniteError
+from ._names import NamedParameter, child_name, optimized_parameters
+from ._nested import tensors_in
+from ._norms import local_norms, norms_on_all_ranks
+from ._skips import SkippedStep
+from ._torch_private import is_compiled_in_place
+
+_logger = logging.getLogger(__name__)
+_NUM_SHOWN = 3
+_MANY_OUTPUTS = 8  # per module and forward
+
+
+class OverflowLocator:
+    """Logs where gradients stop being finite when a step was skipped; raises after too many.
+
+    Gradients are named as backward meets them: from the loss towards the input, taking the order of
+    the model's parameters for that of its forward. Where the loss itself is not finite, the next
+    forward is watched, to name the first module with a non-finite output.
+
+    The level is INFO while a dynamic loss scale can still adapt, else WARNING. Logged are the
+    first, second, fourth, eighth skipped step and so on.
+
+    Args:
+        max_skips: Number of skipped steps in a row that raises ``NonFiniteError``.
+        is_adaptive: Whether a loss scale goes down when gradients overflow.
+        num_forwards: Forwards per optimizer step.
+    """
+
+    def __init__(self, max_skips: int, *, is_adaptive: bool, num_forwards: int) -> None:
+        self._max_skips = max_skips
+        self._is_adaptive = is_adaptive
+        self._num_forwards = num_forwards
+        self._num_skipped = 0
+        self._watch = ForwardWatch()
+
+    def report(self, step: SkippedStep, norms: Tensor | None, loss: Tensor | None) -> None:
+        """Log a skipped step.
+
+        Args:
+            step: The step.
+            norms: Norms of its gradients from before clipping, if they were taken.
+            loss: The loss, without the loss scale, if it was kept.
+
+        Raises:
+            NonFiniteError: If it was the last of ``max_skips`` in a row; on all ranks together.
+        """
+        self._num_skipped += 1
+        value = math.nan if loss is None else float(loss)
+        is_last = step.num_in_a_row >= self._max_skips
+        # Ranks exchange norms in here, depending on counts only, which are equal on all of them.
+        if is_last or self._num_skipped & (self._num_skipped - 1) == 0:
+            found, first = _describe_gradients(step, norms)
+            module = self._watch.first_bad()
+            message = (
+                "An optimizer step was skipped: gradients are not finite. "
+                f"Loss {'unknown' if loss is None else f'{value:g}'}, loss scale "
+                f"{float(step.loss_scale):g}, skipped in a row: {step.num_in_a_row}. {found}"
+            )
+            if module:
+                message += f" The first module whose output is not finite: {module}."
+            if is_last:
+                raise NonFiniteError(f"{message} {self._remedy(step, first, module)}")
+            is_loss_finite = loss is None or math.isfinite(value)
+            may_adapt = self._is_adaptive and is_loss_finite and float(step.loss_scale) > 1.0
+            _logger.log(logging.INFO if may_adapt else logging.WARNING, "%s", message)
+        if loss is not None and not math.isfinite(value) and isinstance(step.model, nn.Module):
+            self._watch.start(step.model, self._num_forwards)
+
+    def _remedy(self, step: SkippedStep, first: NamedParameter | None, module: str | None) -> str:
+        layer = module.partition(" ")[0] if module else first.module if first else ""
+        ways = ["lower the learning rate or set clip_grad", "look at the data of these steps"]
+        if isinstance(step.loss_scale, Tensor):  # there is a loss scaler, so it is float16
+            island = f"fp32_modules=[{layer!r}]" if layer else "fp32_modules"
+            ways = [
+                "use dtype='bfloat16', which has the range of float32",
+                f"keep that layer in float32 with {island}",
+                *ways,
+            ]
+        return (
+            f"These were {step.num_in_a_row} in a row and max_skips is {self._max_skips}, so "
+            f"training stops. Resume from a checkpoint and do one of: {'; '.join(ways)}."
+        )
+
+
+def describe_nonfinite(
+    named: list[NamedParameter], norms: list[float]
+) -> tuple[str, NamedParameter | None]:
+    """Return a sentence on the gradients that are not finite, and the first of their parameters.
+
+    Args:
+        named: The parameters, in the order of the forward.
+        norms: Norms of their gradients.
+
+    Returns:
+        An empty sentence and ``None`` if all are finite.
+    """
+    pairs = list(zip(named, norms, strict=True))
+    bad = [(one, norm) for one, norm in reversed(pairs) if not math.isfinite(norm)]
+    if not bad:
+        return "", None
+    shown = "; ".join(_describe(one, norm) for one, norm in bad[:_NUM_SHOWN])
+    extent = f"{len(bad)} of {sum(one.parameter.requires_grad for one in named)}"
+    return f"Not finite, from the loss on: {shown} ({extent} gradients).", bad[0][0]
+
+
+def _describe(one: NamedParameter, norm: float) -> str:
+    owner = f" of {one.module or 'the model'} ({one.module_type})" if one.module_type else ""
+    return f"{one.name}{owner}, {one.parameter.dtype}, norm {norm:g}"
+
+
+def _describe_gradients(
+    step: SkippedStep, norms: Tensor | None
+) -> tuple[str, NamedParameter | None]:
+    named = optimized_parameters(step.optimizer, step.model)
+    parameters = [one.parameter for one in named]
+    norms = local_norms(parameters) if norms is None else norms
+    said, first = describe_nonfinite(
+        named, norms_on_all_ranks(norms, parameters, step.model).tolist()
+    )
+    if said:
+        return said, first
+    if step.is_late:
+        return "Its gradients are gone: a fused optimizer reports a skip one step late.", None
+    return "No gradient is infinite or NaN any more: clipping has changed them.", None
+
+
+class ForwardWatch:
+    """Finds the first module of a forward with a non-finite output; compiled ones from outside.
+
+    Only ``first_bad`` waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._seen: list[tuple[str, Tensor]] = []
+        self._num_forwards_left = 0
+        self._max_seen = 0
+
+    def start(self, model: nn.Module, num_forwards: int) -> None:
+        """Watch the next ``num_forwards`` forwards of ``model``."""
+        self.stop()
+        self._seen = []
+        self._num_forwards_left = num_forwards
+        self._max_seen = _MANY_OUTPUTS * num_forwards * sum(1 for _ in model.modules())
+        for name, module in _eager_modules(model, ""):
+            self._handles.append(module.register_forward_hook(partial(self._look, name)))
+        self._handles.append(model.register_forward_hook(self._end_forward))
+
+    def stop(self) -> None:
+        """Remove the hooks from the model; the outputs seen are kept."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def first_bad(self) -> str | None:
+        """Describe the first module with a non-finite output; ``None`` if there was none."""
+        if not self._seen:
+            return None
+        flags = torch.stack([flag.cpu() for _, flag in self._seen]).tolist()
+        return next((name for (name, _), bad in zip(self._seen, flags, strict=True) if bad), None)
+
+    def _look(self, name: str, module: nn.Module, _inputs: Any, output: Any) -> None:
+        if len(self._seen) > self._max_seen:  # a part is called again and again, never the model
+            self.stop()
+            return
+        with torch.no_grad():
+            for tensor in tensors_in(output):
+                if tensor.is_floating_point():
+                    place = f"{name or 'the model'} ({type(module).__name__}), {tensor.dtype}"
+                    self._seen.append((place, ~tensor.detach().isfinite().all()))
+
+    def _end_forward(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self._num_forwards_left -= 1
+        if self._num_forwards_left <= 0:
+            self.stop()
+
+
+def _eager_modules(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield plain names and modules whose hooks are outside compiled graphs."""
+    if is_compiled_in_place(module):
+        return
+    yield name, module
+    if type(module).__name__ == "OptimizedModule":  # by torch.compile(module)
+        return
+    for own_name, child in module.named_children():
+        yield from _eager_modules(child, child_name(module, name, own_name))

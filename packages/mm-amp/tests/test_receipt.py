@@ -1,0 +1,156 @@
+import doctest
+
+import pytest
+import torch
+from conftest import is_autocast_on
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import mm_amp
+from mm_amp import AmpOptimWrapper, ConfigTypeError, TorchVersionError, amp_receipt, autocast
+
+_HAS_RECEIPT = hasattr(getattr(torch, "compiler", None), "set_stance")
+needs_receipt = pytest.mark.skipif(not _HAS_RECEIPT, reason="a receipt needs torch 2.6")
+_BF16, _FP32 = torch.bfloat16, torch.float32
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv1d(2, 8, 3, padding=1)
+        self.norm = nn.LayerNorm(8)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, inputs):
+        features = self.stem(inputs).transpose(1, 2)
+        return self.linear(self.norm(features * 2.0)) + features
+
+
+def _step(model, **options):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    wrapper = AmpOptimWrapper(optimizer, dtype="bfloat16", clip_grad={"max_norm": 1.0}, **options)
+    with amp_receipt(model) as receipt:
+        with wrapper.optim_context(model):
+            loss = nn.functional.mse_loss(model(torch.ones(4, 2, 6)), torch.zeros(4, 6, 8))
+        wrapper.update_params(loss)
+    return receipt
+
+
+def _rows(receipt):
+    return {row.module_type: row for row in receipt.rows}
+
+
+@needs_receipt
+def test_receipt_counts_the_work_of_each_type_forward_and_backward():
+    rows = _rows(_step(Net()))
+    linear = 2 * (4 * 6) * 8 * 8
+    assert rows["Linear"].num_modules == 1
+    assert rows["Linear"].flops == {_BF16: 3 * linear}
+    assert rows["Linear"].low_precision_share == 1.0
+    # Backward of the weight alone: the inputs of the model need no gradient.
+    assert rows["Conv1d"].flops == {_BF16: 2 * (2 * (4 * 6) * (8 * 2 * 3))}
+    assert set(rows["LayerNorm"].calls) == {_BF16}
+    assert _BF16 in rows["Net"].calls
+    # autocast computes this loss in float32; the optimizer and clipping are left out.
+    assert set(rows["(outside modules)"].calls) == {_FP32}
+    assert set(rows) == {"Conv1d", "Net", "LayerNorm", "Linear", "(outside modules)"}
+
+
+@needs_receipt
+def test_receipt_shows_an_island_and_the_share_of_the_whole():
+    receipt = _step(Net(), fp32_modules=["linear"])
+    assert set(_rows(receipt)["Linear"].flops) == {_FP32}
+    low = receipt.flops[_BF16]
+    assert receipt.low_precision_share == low / (low + receipt.flops[_FP32])
+    assert 0.1 < receipt.low_precision_share < 0.9
+    assert receipt.num_casts > 0
+    assert receipt.rows[0].module_type == "Linear"
+    assert str(receipt).splitlines()[-1].startswith("all ")
+
+
+@needs_receipt
+def test_receipt_leaves_the_step_as_it_is():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
+    inputs = torch.randn(3, 4)
+    gradients = []
+    for context in (torch.enable_grad(), amp_receipt(model)):
+        model.zero_grad()
+        with context:
+            with autocast("cpu", "bfloat16"):
+                loss = model(inputs).sum()
+            loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+@needs_receipt
+def test_receipt_ends_with_an_error_in_the_model():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
+    with pytest.raises(RuntimeError), amp_receipt(model):
+        model(torch.ones(1, 2))
+    assert not is_autocast_on()
+    with amp_receipt(model) as receipt:
+        pass
+    assert (receipt.rows, receipt.low_precision_share) == ((), 0.0)
+    assert str(receipt).splitlines()[-1].split() == ["all", "0", "casts", "0.000", "-"]
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, inputs):
+        return checkpoint(self.layers, inputs, use_reentrant=False)
+
+
+@needs_receipt
+def test_recomputed_forward_counts_too():
+    model = _Checkpointed()
+    with amp_receipt(model) as receipt:
+        model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    once = 2 * (2 * 4 * 4)
+    assert _rows(receipt)["Linear"].flops[_FP32] >= (3 + 4) * once
+
+
+@needs_receipt
+@pytest.mark.filterwarnings("ignore")  # the compiler's
+def test_receipt_of_a_compiled_model():
+    pytest.importorskip("torch._dynamo").reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(torch.ones(2, 4))
+    with amp_receipt(compiled) as receipt, autocast("cpu", "bfloat16"):
+        compiled(torch.ones(2, 4)).sum().backward()
+    assert set(_rows(receipt)["Linear"].flops) == {_BF16}
+    assert "Tanh" in _rows(receipt)
+    torch._dynamo.reset()
+
+
+def test_receipt_needs_a_module_and_torch_2_6():
+    with pytest.raises(ConfigTypeError, match="model is a function; a receipt needs"):
+        amp_receipt(lambda: None)
+    if not _HAS_RECEIPT:
+        with pytest.raises(TorchVersionError, match=r"torch 2\.6"):
+            amp_receipt(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AmpOptimWrapper",
+        "OptimWrapper",
+        "OptimWrapperDict",
+        "add_fp32_islands",
+        pytest.param("amp_receipt", marks=needs_receipt),
+        "autocast",
+        "detect_anomalous_params",
+    ],
+)
+def test_example_in_the_docstring_runs(name):
+    globs = {"torch": torch, **{one: getattr(mm_amp, one) for one in mm_amp.__all__}}
+    finder = doctest.DocTestFinder(recurse=False)
+    (example,) = finder.find(getattr(mm_amp, name), name, globs=globs)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
