@@ -38,10 +38,15 @@ _CASES = [
     ("loader = dict(\n    pipeline=_B_.pipeline)", "loader.pipeline[1].s", "base:7"),
     ("model = dict(depth=[i for i in range(3)])", "model.depth[1]", 4),
     ("_B_['model']['depth'] = 5", "model.depth", 4),
+    ("_B_.model.depth: int = 5", "model.depth", 4),
+    ("_B_.model.depth, _B_.model.width = 5, 6", "model.width", 4),
     ("_B_.model.depth = _B_.model.width = 5", "model.width", 4),
     ("if True:\n    _B_.model.depth = 5", "model.depth", 5),
     ("try:\n    _B_.model.depth = 5\nfinally:\n    pass", "model.depth", 5),
     ("_B_.model.depth *= 5", "model.depth", 4),
+    ("import copy\nloader = copy.deepcopy(_B_.model)\nloader.depth = 5", "loader.depth", 6),
+    ("import copy\nloader = copy.deepcopy(_B_.model)\nloader.depth = 5", "model.depth", "base:2"),
+    ("import copy\nloader = copy.deepcopy(_B_.model)\nloader.depth = 5", "loader.width", "base:3"),
     ("_other = _B_.model.copy()\n_other.depth = 5", "model.depth", "base:2"),
 ]
 

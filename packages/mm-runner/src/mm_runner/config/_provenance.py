@@ -134,6 +134,10 @@ class _Statements(ast.NodeVisitor):
         for target in node.targets:
             self._assign(target, value, node)
 
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self._assign(node.target, self._value(node.value), node)
+
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         changed = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
         self._assign(node.target, self._value(changed), node)
@@ -162,6 +166,9 @@ class _Statements(ast.NodeVisitor):
     def _assign(self, target: ast.expr, value: Place, statement: ast.stmt) -> None:
         if isinstance(target, ast.Name):
             self._names[target.id] = value
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for index, one in enumerate(target.elts):
+                self._assign(one, value.part(index) or Place(self._file, value.line), statement)
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
             holder, key = self._find(target.value), _key_of(target)
             placed = Place(self._file, statement.lineno, value.parts)
@@ -201,6 +208,8 @@ class _Statements(ast.NodeVisitor):
         if isinstance(node, (ast.List, ast.Tuple)):
             items = [one for one in node.elts if not isinstance(one, ast.Starred)]
             parts = [self._value(one) for one in items] if len(items) == len(node.elts) else None
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("deepcopy") and node.args:
+            parts = _merged(None, self._value(node.args[0])).parts
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             left, right = self._value(node.left).parts, self._value(node.right).parts
             parts = left + right if isinstance(left, list) and isinstance(right, list) else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from mm_runner.data._datasets import check_dataset, refuse_left_out
-from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.errors import ConfigError
 from mm_runner.registry import (
     DATA_SAMPLERS,
     DATASETS,
@@ -23,8 +22,10 @@ from ._components import check_component, check_integer, need_mapping
 
 __all__ = ["OWN_KEYS", "check_dataloader"]
 
-# Of a dataloader's config, besides the arguments of torch's DataLoader.
+# Keys besides the arguments of torch's DataLoader.
 OWN_KEYS = ("num_batch_per_epoch", "disable_subprocess_warning")
+_OF_BATCHES = ("sampler", "batch_size")
+_CHECKED_APART = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", *OWN_KEYS)
 
 
 def check_dataloader(cfg: Any, where: str) -> None:
@@ -37,7 +38,8 @@ def check_dataloader(cfg: Any, where: str) -> None:
     if cfg is None or isinstance(cfg, DataLoader):
         return
     need_mapping(cfg, where, "a DataLoader or a dict")
-    _check_names(cfg, where)
+    plain = {key: value for key, value in cfg.items() if key not in _CHECKED_APART}
+    check_arguments(DataLoader, plain, where, is_partial=True)
     _check_there(cfg, where)
     refuse_left_out(cfg, where)
     dataset = cfg["dataset"]
@@ -55,12 +57,6 @@ def check_dataloader(cfg: Any, where: str) -> None:
             )
     for name in ("collate_fn", "worker_init_fn"):
         _check_function(cfg.get(name), f"{where}.{name}")
-    plain = {key: value for key, value in cfg.items() if key not in _CHECKED_APART}
-    check_arguments(DataLoader, plain, where, is_partial=True)
-
-
-_OF_BATCHES = ("sampler", "batch_size")
-_CHECKED_APART = ("dataset", "collate_fn", "worker_init_fn", *OWN_KEYS)
 
 
 def _may_sample(value: Any) -> bool:
@@ -68,16 +64,6 @@ def _may_sample(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(type(index) in (int, list, tuple) for index in value)
     return not isinstance(value, (bool, int, float, str))
-
-
-def _check_names(cfg: Mapping[str, Any], where: str) -> None:
-    known = [*inspect.signature(DataLoader).parameters, *OWN_KEYS]
-    for key in cfg:
-        if key not in known:
-            raise ConfigError(
-                f"{where}.{key}: unknown argument of DataLoader; known are {', '.join(known)}."
-                f"{did_you_mean(str(key), known)}"
-            )
 
 
 def _check_there(cfg: Mapping[str, Any], where: str) -> None:
