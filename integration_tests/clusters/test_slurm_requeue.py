@@ -98,7 +98,7 @@ def test_job_saves_requeues_and_resumes(slurm, submit_slow, config_reference, le
     (steps,) = re.findall(
         r"preempted and leaves after epoch \d+, step (\d+), with status 75", output
     )
-    assert f"step {steps}" in output.partition("Going on after")[2].partition("\n")[0]
+    assert f"step {steps}" in output.partition("Resumed after")[2].partition("\n")[0]
     assert_equal_runs(work_dir, config_reference(*FEW_EPOCHS))
 
 

@@ -85,7 +85,7 @@ def test_killed_run_resumes_where_it_stopped(run_python, script_environment, tmp
     killed.kill()
     killed.wait()
     done = run_python(*command[1:], "--resume", cwd=EXAMPLES)
-    resumed = int(re.search(r"Going on after epoch (\d+)", done.stdout)[1])
+    resumed = int(re.search(r"Resumed after epoch (\d+)", done.stdout)[1])
     assert resumed >= 1
     assert f"Epoch(train)  [{resumed}]" not in done.stdout
     assert "Epoch(train)  [4]" in done.stdout

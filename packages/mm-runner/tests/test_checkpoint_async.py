@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from toy import Killed, Scripted, StopBeforeEpoch, runner_arguments
 from typing_extensions import override
 
@@ -266,76 +265,7 @@ def test_a_full_disk_is_reported_and_the_next_interval_saves(make_runner, in_bac
     log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
     assert "epoch_2.pth failed: " in log
     assert "Training goes on" in log
-    assert not list(runner.work_dir.glob(".*"))
-
-
-class _Settle(Hook):
-    """Lets the thread meet the limit: waits for it at the end of each epoch."""
-
-    priority = "LOWEST"
-
-    @override
-    def after_train_epoch(self, runner):
-        next(one for one in runner.hooks if hasattr(one, "finish_writing")).finish_writing()
-
-
-class _TakeAway(Hook):
-    """Puts a file where the directory of the checkpoints was, and takes it away again."""
-
-    def __init__(self, directory):
-        self.directory = directory
-
-    @override
-    def before_train_epoch(self, runner):
-        if dist.get_rank() == 0 and runner.epoch == 1:
-            self.directory.rename(self.directory.with_name("aside"))
-            self.directory.write_text("in the way")
-        if dist.get_rank() == 0 and runner.epoch == 2:
-            self.directory.unlink()
-        dist.barrier()
-
-
-def _directory_gone(rank, tmp_path):
-    for in_background in (False, True):
-        own = tmp_path / str(in_background)
-        out = own / "out"
-        runner = Runner(
-            **runner_arguments(
-                own / "work",
-                train_cfg={"max_epochs": 4},
-                default_hooks={
-                    "checkpoint": {
-                        "out_dir": str(out),
-                        "async_save": in_background,
-                        "max_keep_ckpts": 2,
-                    }
-                },
-                custom_hooks=[_TakeAway(out), _Settle()],
-            )
-        )
-        runner.train()
-        dist.barrier()
-        # The directory was made anew, and the third and fourth epochs are in it.
-        files = sorted((out / "work").glob("*.pth"))
-        assert [path.name for path in files] == ["epoch_3.pth", "epoch_4.pth"]
-        kept = load_checkpoint_file(files[-1])["checkpoint_hook"]["kept"]
-        assert kept == ["epoch_3.pth", "epoch_4.pth"]
-        if rank == 0:
-            log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
-            assert log.count("epoch_2.pth failed") == 1
-
-
-def test_a_directory_that_is_gone_is_survived_by_all_ranks(run_ranks, tmp_path):
-    run_ranks(_directory_gone, 2, tmp_path)
-
-
-class OwnRun(EpochBasedTrainLoop):
-    def run(self):
-        self.runner.call_hook("before_train")
-        while self._epoch < self._max_epochs:
-            self.run_epoch()
-            self.runner.val_loop.run()
-        self.runner.call_hook("after_train")
+    assert [path.name for path in runner.work_dir.glob(".*")] == [".lock"]
 
 
 def _is_killed_while_it_writes_the_best(work_dir, loop):
@@ -375,7 +305,7 @@ def with_best(work_dir, values, loop, **more):
     return runner
 
 
-@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, OwnRun])
+@pytest.mark.parametrize("loop", [EpochBasedTrainLoop])
 def test_the_best_that_a_kill_has_cut_off_is_saved_by_the_resumed_run(tmp_path, loop):
     process = multiprocessing.get_context("spawn").Process(
         target=_is_killed_while_it_writes_the_best, args=(tmp_path, loop)

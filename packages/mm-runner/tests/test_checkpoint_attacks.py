@@ -112,7 +112,9 @@ def test_a_resumed_run_deletes_no_file_that_is_not_its_own(
     make_runner(train_cfg={"max_epochs": 1}, default_hooks=KEEPS_ONE).train()
     path = tmp_path / "run" / "epoch_1.pth"
     victims = [tmp_path / "victim.pth", tmp_path / "run" / "notes.txt"]
-    victims += [tmp_path / f"{name}.parts-1" / "rank_0.pth" for name in ("victim.pth", "run/x.pth")]
+    victims += [
+        tmp_path / f"{name}.shards-1" / "__0_0.distcp" for name in ("victim.pth", "run/x.pth")
+    ]
     for victim in victims:
         victim.parent.mkdir(exist_ok=True)
         victim.write_bytes(b"precious")
@@ -121,11 +123,11 @@ def test_a_resumed_run_deletes_no_file_that_is_not_its_own(
         entry = {"kept": [name.replace("{outside}", str(tmp_path)) for name in entry["kept"]]}
     checkpoint["checkpoint_hook"].update(entry)
     save_checkpoint_file(checkpoint, path)
-    runner = make_runner(resume=True, load_from=str(path), default_hooks=KEEPS_ONE)
+    options = {"resume": True, "load_from": str(path), "default_hooks": KEEPS_ONE}
     if is_refused:
         with pytest.raises(CheckpointError, match="name of a file without a directory"):
-            runner.train()
+            make_runner(**options)
     else:
-        runner.train()
+        make_runner(**options).train()
         assert (tmp_path / "run" / "epoch_2.pth").is_file()
     assert [one for one in victims if not one.exists()] == []

@@ -63,7 +63,7 @@ def test_a_run_goes_on_from_its_own_of_the_shared_files(tmp_path):
     run(tmp_path / "other", shared, epochs=4)
     with pytest.raises(Killed):
         run(tmp_path / "own", shared, epochs=4, custom_hooks=[StopBeforeEpoch(2)])
-    resumed = run(tmp_path / "own", shared, epochs=4, values=(0.7, 0.8), resume=True)
+    resumed = run(tmp_path / "own", shared, epochs=4, values=(0.9, 0.7, 0.8), resume=True)
     assert resumed.epoch == 4
     own = tmp_path / "out" / "own"
     # The best of before is still the best, and what is superfluous of before is gone.
@@ -119,7 +119,7 @@ def test_a_run_whose_work_directory_is_reached_by_a_link_goes_on_from_out_dir(tm
     assert (work_dir / "last_checkpoint").read_text() == "../../../../out/a/epoch_2.pth\n"
     resumed = run(work_dir, saving, epochs=3, resume=True)
     log = (resumed.log_dir / f"{resumed.timestamp}.log").read_text()
-    assert "Going on after epoch 2" in log
+    assert "Resumed after epoch 2" in log
     assert "Passing over" not in log
 
 

@@ -155,7 +155,7 @@ def test_a_resumed_run_knows_what_to_prune_and_what_was_best(run):
             val_evaluator=Scripted(values=[0.9, 0.5, 0.5]),
             custom_hooks=[StopBeforeEpoch(3)],
         )
-    runner = run(dict(options), val_evaluator=Scripted(values=[0.7, 0.6]), resume=True)
+    runner = run(dict(options), val_evaluator=Scripted(values=[0.5, 0.7, 0.6]), resume=True)
     assert saved(runner) == ["best_accuracy.pth", "epoch_4.pth", "epoch_5.pth"]
     assert load_checkpoint_file(runner.work_dir / "best_accuracy.pth")["meta"]["epoch"] == 1
 
@@ -175,7 +175,7 @@ def test_two_hooks_keep_what_either_of_them_keeps(run):
         epochs=7,
         custom_hooks=[for_good],
         resume=True,
-        val_evaluator=Scripted(values=[0.4, 0.3]),
+        val_evaluator=Scripted(values=[0.1, 0.4, 0.3]),
     )
     files = [name for name in saved(resumed) if "-" not in name]
     assert files == ["best_accuracy.pth", *(f"epoch_{number}.pth" for number in (2, 4, 6, 7))]
@@ -193,7 +193,7 @@ def test_the_best_of_the_last_epoch_before_a_kill_is_not_overwritten_by_a_worse_
             custom_hooks=[StopBeforeEpoch(2)],
         )
     runner = run(
-        {"save_best": "accuracy"}, epochs=3, val_evaluator=Scripted(values=[0.7]), resume=True
+        {"save_best": "accuracy"}, epochs=3, val_evaluator=Scripted(values=[0.9, 0.7]), resume=True
     )
     assert load_checkpoint_file(runner.work_dir / "best_accuracy.pth")["meta"]["epoch"] == 2
 

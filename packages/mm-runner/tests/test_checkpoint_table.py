@@ -42,10 +42,9 @@ def test_what_is_there_at_the_end(make_runner, tmp_path, stop, in_background):
         else:
             with pytest.raises(Killed):
                 run(SCORES, custom_hooks=[StopBeforeEpoch(stop)])
-            # From the newest checkpoint on. The validation after it is known to be done only if it
-            # was the last; else it is done once more.
+            # From the newest checkpoint on, with the validation after it once more.
             start = stop - stop % interval
-            run(SCORES[start - (0 < start < stop) :], resume=True)
+            run(SCORES[max(start - 1, 0) :], resume=True)
         there = {path.name for path in work_dir.glob("*.pth")}
         assert there == expected_files(interval, keep, best), case
         assert (work_dir / "last_checkpoint").read_text() == f"epoch_{EPOCHS}.pth\n"

@@ -315,7 +315,7 @@ def test_a_second_run_is_refused_unless_it_resumes_or_overwrites(config, capsys)
     assert main(["train", config, "--overwrite", *epochs]) == 0
     assert Path("work_dirs/toy_run/epoch_3.pth").exists()
     assert main(["train", config, "--resume", "--cfg-options", "train_cfg.max_epochs=4"]) == 0
-    assert "Going on after epoch 3" in capsys.readouterr().out
+    assert "Resumed after epoch 3" in capsys.readouterr().out
 
 
 def test_a_preempted_training_ends_with_status_75(config, monkeypatch):

@@ -165,7 +165,7 @@ class Stubborn(OwnWay):
         return self.runner.train_dataloader
 
 
-@pytest.mark.parametrize(("kind", "trained"), [("OwnWay", 2), ("Stubborn", 3)])
+@pytest.mark.parametrize(("kind", "trained"), [("OwnWay", 3), ("Stubborn", 3)])
 def test_a_loop_of_the_users_own_ends_soon_too(config, tmp_path, capsys, kind, trained):
     loop = f"train_cfg={{'_delete_': True, 'type': 'test_fast_dev_run:{kind}', 'max_epochs': 50}}"
     assert main(["train", config, "--fast-dev-run", "2", "--cfg-options", loop]) == 0

@@ -134,8 +134,8 @@ class TrainsItself(Runner):
 
     @override
     def train(self):
-        self.train_loop = self.build_train_loop(self._train["train_cfg"])
-        self.optim_wrapper = self.build_optim_wrapper(self._train["optim_wrapper"])
+        self.train_loop = self.build_train_loop({"max_epochs": 2})
+        self.optim_wrapper = self.build_optim_wrapper({"optimizer": {"type": "SGD", "lr": 0.1}})
         self.call_hook("before_run")
         if self.last == "after_train":
             self.train_loop.run()

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from toy import NO_VALIDATION, runner_arguments
+from toy import NO_VALIDATION
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
@@ -145,16 +145,6 @@ class OwnCalls(Runner):
         super().call_hook(stage, **arguments)
 
 
-def test_only_the_first_process_times_where_hooks_are_called_otherwise(tmp_path, monkeypatch):
-    for rank in (0, 1):
-        timing = HookTimesHook(begin=1, iters=3)
-        monkeypatch.setattr(OwnCalls, "rank", rank)
-        overrides = {**NO_VALIDATION, "custom_hooks": [timing]}
-        OwnCalls(**runner_arguments(tmp_path / str(rank), **overrides)).train()
-        assert bool(timing.times) == (rank == 0)
-        assert timing._passed == (4 if rank == 0 else 0)
-
-
 def test_a_training_that_ends_early_tells_what_was_timed(make_runner):
     timing = HookTimesHook(begin=8, iters=100)
     runner = make_runner(custom_hooks=[timing], **NO_VALIDATION)
@@ -229,7 +219,10 @@ def test_surroundings_of_hooks_end_in_any_order(make_runner):
     assert called() == ["own"]
 
 
-_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
+_DEFAULTS = (
+    *("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint"),
+    "crash_bundle",
+)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ DEFAULTS = [
     "LoggerHook",
     "ParamSchedulerHook",
     "CheckpointHook",
+    "CrashBundleHook",
 ]
 
 
@@ -160,8 +161,8 @@ def test_the_helpers_of_mmengines_hooks_count_from_one():
 def test_default_hooks_stand_in_mmengines_order():
     hooks = build_hooks(None, None).hooks
     assert class_names(hooks) == DEFAULTS
-    assert [hook.priority for hook in hooks] == [10, 50, 50, 60, 70, 90]
-    assert hooks[-1].interval == 1
+    assert [hook.priority for hook in hooks] == [10, 50, 50, 60, 70, 90, 100]
+    assert hooks[5].interval == 1
 
 
 def test_default_hooks_are_changed_replaced_and_removed_by_name():
@@ -169,7 +170,7 @@ def test_default_hooks_are_changed_replaced_and_removed_by_name():
         pass
 
     hooks = build_hooks({"logger": {"interval": 3}, "timer": Timer(), "checkpoint": None}, None)
-    assert class_names(hooks.hooks) == [DEFAULTS[0], "Timer", *DEFAULTS[2:5]]
+    assert class_names(hooks.hooks) == [DEFAULTS[0], "Timer", *DEFAULTS[2:5], DEFAULTS[6]]
     assert hooks.hooks[3].interval == 3
     assert hooks.hooks[1].priority == 50
 

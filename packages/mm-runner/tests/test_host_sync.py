@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from toy import NO_VALIDATION, Classifier, runner_arguments
+from toy import NO_VALIDATION, Classifier
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
@@ -223,17 +223,6 @@ class OwnCalls(Runner):
     @override
     def call_hook(self, stage, **arguments):
         super().call_hook(stage, **arguments)
-
-
-def test_only_the_first_process_counts_where_hooks_are_called_otherwise(tmp_path, monkeypatch):
-    for rank, steps in ((0, 4), (1, 0)):
-        hook = HostSyncHook(begin=2, iters=4)
-        monkeypatch.setattr(OwnCalls, "rank", rank)
-        overrides = {**NO_VALIDATION, "custom_hooks": [hook]}
-        runner = OwnCalls(**runner_arguments(tmp_path / str(rank), **overrides))
-        runner.train()
-        assert hook.steps == steps
-        assert hook._passed == (6 if steps else 0)
 
 
 def test_a_second_training_is_counted_anew(make_runner):

@@ -230,7 +230,7 @@ def test_minutes_save_between_steps(make_runner):
     runner = make_runner(**RUN, default_hooks=hooks, custom_hooks=[Wait()])
     runner.train()
     assert (runner.work_dir / "iter_5.pth").is_file()
-    assert load_checkpoint_file(runner.work_dir / "iter_5.pth")["data"]["batch"] == 5
+    assert load_checkpoint_file(runner.work_dir / "iter_5.pth")["data"][0]["position"]["batch"] == 5
 
 
 def test_a_signal_that_comes_while_a_save_is_settled_is_not_lost(make_runner, monkeypatch):

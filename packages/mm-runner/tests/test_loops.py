@@ -166,7 +166,7 @@ def test_an_infinite_sampler_needs_a_loop_over_steps(make_runner):
         train_dataloader=loader, train_cfg={"by_epoch": False, "max_iters": 20}, **NO_VALIDATION
     )
     runner.train()
-    assert runner.train_loop.state_dict()["data"]["batch"] == 20
+    assert runner.train_loop.state_dict()["position"]["batch"] == 20
 
 
 @pytest.mark.parametrize(

@@ -1,192 +1,99 @@
-"""Training loops of subclasses that override ``run``, ``run_epoch``'s parts or ``__init__``."""
+"""Loops of a user's own train, call hooks, and resume; the log says from where."""
 
-import time
+import os
+import signal
 
 import pytest
 import torch
-from own_loops import OwnStep
-from test_resume_midway import StopAfter, assert_alike, state_of
-from toy import NO_VALIDATION, Blobs, Classifier, Killed, loader_cfg
+from own_loops import OF_EPOCHS, OF_ITERATIONS, OwnAll, OwnEpochAndStep, ours_of, train_cfg
+from test_resume_midway import Seen, StopAfter, assert_alike, state_of
+from toy import NO_VALIDATION, Blobs, Killed, StopBeforeEpoch, loader_cfg
 from typing_extensions import override
 
-from mm_runner import ConfigError
-from mm_runner.evaluator import Accuracy
-from mm_runner.hooks import Hook, TimeLimitHook
-from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop, ValLoop
+from mm_runner.errors import RunStopped
+from mm_runner.hooks import Hook
 
-RUN = {
-    "model": {"type": Classifier, "dropout": 0.5},
-    "train_dataloader": loader_cfg(dataset=Blobs(24, noise=0.5)),
-    "default_hooks": {"checkpoint": {"by_epoch": False, "interval": 1, "max_keep_ckpts": 1}},
-}
+ALL = [*OF_EPOCHS, *OF_ITERATIONS]
+# Their bodies take every step through run_iter of this package, or our body draws the batches.
+RESUMED_WITHIN = [one for one in ALL if one not in (OwnEpochAndStep, OwnAll)]
+NOISY = {"train_dataloader": loader_cfg(dataset=Blobs(noise=0.5))}
 
 
-class OwnRun(EpochBasedTrainLoop):
-    """MMEngine's way to go through the epochs, with its names."""
-
-    def run(self):
-        self.runner.call_hook("before_train")
-        while self._epoch < self._max_epochs and not self.stop_training:
-            self.run_epoch()
-            self._decide_current_val_interval()
-            if self.runner.val_loop is not None:
-                self.runner.val_loop.run()
-        self.runner.call_hook("after_train")
-        return self.runner.model
+def trained(make_runner, loop, *hooks, resume=False, **more):
+    runner = make_runner(
+        train_cfg=train_cfg(loop), custom_hooks=list(hooks), resume=resume, **{**NOISY, **more}
+    )
+    runner.train()
+    return runner
 
 
-class OwnStepOfIterations(IterBasedTrainLoop):
-    def run_iter(self, data_batch):
-        runner, idx = self.runner, self._iter
-        runner.call_hook("before_train_iter", batch_idx=idx, data_batch=data_batch)
-        outputs = runner.model.train_step(data_batch, optim_wrapper=runner.optim_wrapper)
-        runner.call_hook("after_train_iter", batch_idx=idx, data_batch=data_batch, outputs=outputs)
-        self.iter += 1
+@pytest.mark.parametrize("loop", ALL)
+def test_an_own_loop_trains_and_calls_hooks_as_ours(make_runner, loop):
+    own_seen, ours_seen = Seen(), Seen()
+    own = trained(make_runner, loop, own_seen)
+    expected = trained(make_runner, ours_of(loop), ours_seen)
+    assert own_seen.steps == ours_seen.steps
+    assert_alike(own.model.state_dict(), expected.model.state_dict())
+    assert (own.epoch, own.iter) == (expected.epoch, expected.iter)
 
 
-class OwnBoth(OwnRun, OwnStep):
-    pass
-
-
-class Mixed(EpochBasedTrainLoop):
-    """Changes each batch, and leaves the rest to the loop of ours."""
-
-    def run_iter(self, idx, data_batch):
-        super().run_iter(idx, {**data_batch, "inputs": data_batch["inputs"] + 0})
-
-
-OURS = {EpochBasedTrainLoop: {"max_epochs": 3}, IterBasedTrainLoop: {"max_iters": 18}}
-LOOPS = [
-    (OwnRun, EpochBasedTrainLoop),
-    (OwnStep, EpochBasedTrainLoop),
-    (OwnBoth, EpochBasedTrainLoop),
-    (Mixed, EpochBasedTrainLoop),
-    (OwnStepOfIterations, IterBasedTrainLoop),
-]
-each_loop = pytest.mark.parametrize(("own", "ours"), LOOPS, ids=[own.__name__ for own, _ in LOOPS])
-
-
-@each_loop
-@pytest.mark.parametrize("validates", [True, False], ids=["validation", "training"])
-def test_a_loop_written_for_mmengine_trains_as_ours_does(make_runner, own, ours, validates):
-    more = {} if validates else NO_VALIDATION
-    states = []
-    for kind in (ours, own):
-        runner = make_runner(**RUN, **more, train_cfg={"type": kind, **OURS[ours]})
-        runner.train()
-        states.append(state_of(runner))
-    assert runner.iter == 18
-    assert_alike(*states)
-
-
-@each_loop
-def test_it_goes_on_exactly_from_the_middle_of_an_epoch(make_runner, tmp_path, own, ours):
-    options = {**RUN, **NO_VALIDATION, "train_cfg": {"type": own, **OURS[ours]}}
-    whole = make_runner(**options, work_dir=tmp_path / "whole")
-    whole.train()
-    expected = state_of(whole)
+@pytest.mark.parametrize("loop", RESUMED_WITHIN)
+def test_a_loop_through_our_run_iter_resumes_after_the_last_step(make_runner, loop):
+    whole = Seen()
+    expected = state_of(trained(make_runner, loop, whole, **NO_VALIDATION))
+    seen = Seen()
     with pytest.raises(Killed):
-        make_runner(**options, custom_hooks=[StopAfter(8)]).train()
-    resumed = make_runner(**options, resume=True)
-    resumed.train()
+        trained(make_runner, loop, seen, StopAfter(8), **NO_VALIDATION)
+    torch.manual_seed(99)
+    resumed = trained(make_runner, loop, seen, resume=True, **NO_VALIDATION)
+    assert [step[1:] for step in seen.steps] == [step[1:] for step in whole.steps]
     assert_alike(state_of(resumed), expected)
 
 
-class Slow(Hook):
-    """Waits in a step or a validation until the time of a limit is up; notes the last stages."""
+@pytest.mark.parametrize("loop", OF_EPOCHS)
+def test_an_own_loop_resumes_after_the_last_whole_epoch(make_runner, loop):
+    whole = Seen()
+    expected = state_of(trained(make_runner, loop, whole, **NO_VALIDATION))
+    seen = Seen()
+    with pytest.raises(Killed):
+        trained(make_runner, loop, seen, StopBeforeEpoch(2), **NO_VALIDATION)
+    torch.manual_seed(99)
+    resumed = trained(make_runner, loop, seen, resume=True, **NO_VALIDATION)
+    assert seen.steps == whole.steps
+    assert_alike(state_of(resumed), expected)
 
-    def __init__(self, stage):
-        self.stage, self.ended = stage, 0
+
+def test_a_checkpoint_within_an_epoch_that_cannot_be_resumed_there_is_announced(
+    make_runner, capsys
+):
+    with pytest.raises(Killed):
+        trained(make_runner, OwnEpochAndStep, StopAfter(8), **NO_VALIDATION)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "resumes at the beginning of the epoch" in said
+    seen = Seen()
+    runner = trained(make_runner, OwnEpochAndStep, seen, resume=True, **NO_VALIDATION)
+    assert [index for index, *_ in seen.steps] == [*range(6), *range(6)]
+    assert (runner.epoch, runner.iter) == (3, 20)
+
+
+class Terminate(Hook):
+    """Sends this process SIGTERM after a step."""
 
     @override
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self._wait(runner, "step")
-
-    @override
-    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self._wait(runner, "validation")
-
-    @override
-    def after_train(self, runner):
-        self.ended += 1
-
-    def _wait(self, runner, stage):
-        deadline = time.monotonic() + 20
-        while stage == self.stage and not runner.interruption.pending:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        if runner.iter + 1 == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("stage", ["step", "validation"])
-@pytest.mark.parametrize("own", [OwnRun, OwnBoth, OwnStep])
-def test_a_time_limit_ends_it_as_if_it_were_done(make_runner, own, stage):
-    slow = Slow(stage)
-    cfg = {"type": own, "max_epochs": 3}
-    runner = make_runner(**RUN, train_cfg=cfg, custom_hooks=[slow, TimeLimitHook(0.05)])
-    assert runner.train() is runner.model
-    assert runner.interruption.ran_out_of_time
-    assert 1 <= runner.iter < 18
-    assert slow.ended == 1
-
-
-def test_a_batch_that_is_left_out_is_no_step(make_runner):
-    class Choosy(OwnStep):
-        def run_iter(self, idx, data_batch):
-            if idx % 2 == 0:
-                super().run_iter(idx, data_batch)
-
-    runner = make_runner(**RUN, **NO_VALIDATION, train_cfg={"type": Choosy, "max_epochs": 2})
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(("loop", "steps"), [(OF_EPOCHS[0], 8), (OwnAll, 12)])
+def test_a_stop_is_honoured_after_the_step_or_else_after_the_epoch(make_runner, loop, steps):
+    expected = trained(make_runner, loop, **NO_VALIDATION).model.state_dict()
+    with pytest.raises(RunStopped):
+        trained(make_runner, loop, Terminate(), **NO_VALIDATION)
+    runner = make_runner(train_cfg=train_cfg(loop), resume=True, **NOISY, **NO_VALIDATION)
+    seen = Seen()
+    runner.register_hook(seen)
     runner.train()
-    assert (runner.epoch, runner.iter) == (2, 6)
-    assert runner.train_loop.state_dict()["iter"] == 6
-
-
-def test_a_loop_may_ask_for_itself_as_it_is_built(make_runner):
-    class Curious(EpochBasedTrainLoop):
-        def __init__(self, runner, dataloader, max_epochs):
-            self.found = runner.train_loop, runner.val_loop
-            super().__init__(runner, dataloader, max_epochs)
-
-    runner = make_runner(train_cfg={"type": Curious, "max_epochs": 1})
-    runner.train()
-    assert runner.train_loop.found == (None, runner.val_loop)
-    early = make_runner(train_cfg={"type": Curious, "max_epochs": 1})
-    assert early.train_loop.found == (None, early.val_loop)
-
-
-@pytest.mark.parametrize("asked", ["train_dataloader", "val_dataloader", "val_evaluator"])
-def test_a_loop_that_asks_the_run_for_its_own_loader_is_told(make_runner, asked):
-    class Training(EpochBasedTrainLoop):
-        def __init__(self, runner, dataloader, max_epochs):
-            super().__init__(runner, dataloader, max_epochs)
-            self.found = getattr(runner, asked)
-
-    class Validating(ValLoop):
-        def __init__(self, runner, dataloader, evaluator):
-            super().__init__(runner, dataloader, evaluator)
-            self.found = getattr(runner, asked)
-
-    phase = asked.partition("_")[0]
-    cfg = (
-        {"train_cfg": {"type": Training, "max_epochs": 1}}
-        if phase == "train"
-        else {"val_cfg": {"type": Validating}}
-    )
-    runner = make_runner(**cfg)
-    message = rf"was asked for while the {phase} loop, whose it is, is being built\. .*'dataloader'"
-    for _ in range(2):
-        with pytest.raises(ConfigError, match=message):
-            runner.train()
-    with pytest.raises(ConfigError, match=message):
-        runner.build_loop(phase)
-
-
-def test_an_evaluation_loop_may_ask_for_the_other_phases(make_runner):
-    class Looking(ValLoop):
-        def __init__(self, runner, dataloader, evaluator):
-            super().__init__(runner, dataloader, evaluator)
-            self.length = len(runner.train_dataloader)
-
-    runner = make_runner(val_cfg={"type": Looking}, val_evaluator=Accuracy())
-    assert torch.is_tensor(next(iter(runner.val_dataloader))["inputs"])
-    assert runner.val_loop.length == 6
+    assert len(seen.steps) == 18 - steps
+    assert_alike(runner.model.state_dict(), expected)

@@ -295,8 +295,8 @@ def test_a_checkpoint_waits_for_the_step_that_takes_accumulated_gradients_in(mak
     expected = state_of(whole)
     # An epoch has 6 steps: that of the first ends in the middle of a window.
     for name, data in (("epoch_1", (1, 2, 8)), ("epoch_2", (2, 0, 12)), ("epoch_3", (3, 0, 18))):
-        saved = load_checkpoint_file(whole.work_dir / f"{name}.pth")["data"]
-        assert (saved["epoch"], saved["batch"], saved["iter"]) == data
+        (saved,) = load_checkpoint_file(whole.work_dir / f"{name}.pth")["data"]
+        assert (saved["epoch"], saved["position"]["batch"], saved["iter"]) == data
     resumed = make_runner(
         work_dir=tmp_path / "resumed",
         load_from=str(whole.work_dir / "epoch_1.pth"),
@@ -411,7 +411,7 @@ def test_what_an_mmengine_checkpoint_does_not_say_is_taken_from_its_counts(make_
     resumed.train()
     assert [labels for _, labels, _ in rest.steps] == [labels for _, labels, _ in seen.steps[8:]]
     log = (resumed.log_dir / f"{resumed.timestamp}.log").read_text()
-    assert "without random numbers: they start anew from the seed" in log
+    assert "no random numbers of this process: they start anew from the seed" in log
 
 
 def test_a_loop_over_epochs_goes_on_from_one_over_steps(make_runner):

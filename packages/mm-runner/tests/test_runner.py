@@ -119,7 +119,7 @@ def test_properties_describe_the_run(make_runner, tmp_path):
     assert runner.model_name == "Classifier"
     assert runner.device == torch.device("cpu")
     assert (runner.seed, runner.deterministic) == (7, False)
-    assert len(runner.hooks) == 6
+    assert len(runner.hooks) == 7
     runner.train()
     assert isinstance(runner.train_dataloader, DataLoader)
     assert len(runner.val_dataloader.dataset) == 9
@@ -134,7 +134,7 @@ def test_what_a_script_asks_of_a_runner_by_mmengines_names(make_runner):
     assert runner.test_loop is None
     for name in ("test_dataloader", "test_evaluator"):
         assert not hasattr(runner, name)
-    with pytest.raises(AttributeError, match=r"no test loop: it got no test_dataloader, .*three"):
+    with pytest.raises(AttributeError, match=r"no test loop, as it got no test_dataloader, .*"):
         _ = runner.test_evaluator
     runner.train()
     assert (runner.val_begin, runner.val_interval) == (2, 3)
@@ -225,7 +225,7 @@ def test_from_cfg_is_the_constructor(tmp_path):
     runner = Runner.from_cfg(cfg)
     runner.train()
     assert runner.cfg == cfg
-    assert yaml.safe_load(runner.config_text)["data_root"] == "kept for the user"
+    assert yaml.safe_load(runner.logs.config_text)["data_root"] == "kept for the user"
 
 
 def test_the_resolved_config_is_kept_beside_the_logs(make_runner):
@@ -259,7 +259,7 @@ def test_numbers_of_other_libraries_may_stand_in_a_config(make_runner):
         optim_wrapper={"optimizer": {"type": "SGD", "lr": numpy.float64(0.5)}},
     )
     runner.train()
-    config = yaml.safe_load(runner.config_text)
+    config = yaml.safe_load(runner.logs.config_text)
     assert config["optim_wrapper"]["optimizer"]["lr"] == 0.5
     load_checkpoint_file(runner.work_dir / "epoch_1.pth")
 

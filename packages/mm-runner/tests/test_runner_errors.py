@@ -240,9 +240,7 @@ def test_wrong_arguments_are_named_when_training_starts(make_runner, overrides, 
 @pytest.mark.parametrize("phase", ["train", "val", "test"])
 def test_a_phase_that_is_not_configured_names_what_it_needs(tmp_path, phase):
     runner = Runner(Classifier(), str(tmp_path))
-    with pytest.raises(
-        ConfigError, match=rf"{phase}\(\) was called; .*{phase}_dataloader.*these three"
-    ):
+    with pytest.raises(ConfigError, match=rf"{phase}\(\): .*{phase}_dataloader.*these three"):
         getattr(runner, phase)()
 
 
@@ -332,9 +330,8 @@ def test_resuming_with_only_damaged_checkpoints_is_an_error(make_runner, tmp_pat
     (tmp_path / "run").mkdir()
     for name in ("epoch_1.pth", "epoch_2.pth"):
         (tmp_path / "run" / name).write_bytes(b"garbage")
-    runner = make_runner(resume=True)
     with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints.*Move them away"):
-        runner.train()
+        make_runner(resume=True)
 
 
 def test_a_checkpoint_that_does_not_fit_is_an_error(make_runner, tmp_path):

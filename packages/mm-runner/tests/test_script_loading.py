@@ -1,13 +1,10 @@
 """Loading and resuming by the Runner's own methods, in scripts and in subclasses."""
 
-from typing import ClassVar
-
 import pytest
 import torch
-from toy import NO_VALIDATION, Classifier, Killed, RecordRates, StopBeforeEpoch, runner_arguments
-from typing_extensions import override
+from toy import NO_VALIDATION, Classifier, Killed, RecordRates, StopBeforeEpoch
 
-from mm_runner import CheckpointError, ConfigError, Runner
+from mm_runner import CheckpointError, ConfigError
 from mm_runner.checkpoint import load_checkpoint_file, save_checkpoint_file
 from mm_runner.hooks import Hook
 
@@ -82,7 +79,7 @@ def test_what_a_script_leaves_out_begins_anew(make_runner, left_out, second_rate
     assert not torch.equal(weights(runner), weights(first))
     log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
     assert "starts anew" not in log
-    assert "Going on after epoch 1, step 6" in log
+    assert "Resumed after epoch 1, step 6" in log
 
 
 def test_a_training_under_way_cannot_be_sent_elsewhere(make_runner, whole):
@@ -120,78 +117,6 @@ def test_a_script_loads_what_the_runner_was_told_to_begin_with(make_runner, whol
     make_runner().load_or_resume()  # nothing
 
 
-class Telling(Runner):
-    """Notes what it is asked to load, and by which of its methods."""
-
-    calls: ClassVar = []
-
-    def load_or_resume(self):
-        self.calls.append("load_or_resume")
-        super().load_or_resume()
-
-    @override
-    def resume(
-        self, filename, resume_optimizer=True, resume_param_scheduler=True, map_location="default"
-    ):
-        self.calls.append(("resume", filename.name))
-        super().resume(filename, resume_optimizer, resume_param_scheduler, map_location)
-
-    @override
-    def load_checkpoint(self, filename, map_location="cpu", strict=False, revise_keys=()):
-        self.calls.append(("load_checkpoint", filename.name))
-        return super().load_checkpoint(filename, map_location, strict, revise_keys)
-
-
-def test_a_run_loads_by_the_methods_that_a_subclass_overrides(tmp_path, whole):
-    arguments = {**OPTIONS, "load_from": str(first_of(whole))}
-
-    def calls_of(call, **more):
-        Telling.calls = []
-        runner = Telling(**runner_arguments(work_dir=tmp_path / "run", **arguments, **more))
-        call(runner)
-        return Telling.calls, weights(runner)
-
-    load = ("load_checkpoint", "epoch_1.pth")
-    assert calls_of(Runner.train)[0] == ["load_or_resume", load]
-    assert calls_of(Runner.val)[0] == ["load_or_resume", load]
-    calls, got = calls_of(Runner.train, resume=True)
-    assert calls == ["load_or_resume", ("resume", "epoch_1.pth"), load]
-    assert torch.equal(got, weights(whole))
-
-
-def test_an_override_may_resume_without_the_optimizer_or_from_another_file(tmp_path, whole):
-    class Elsewhere(Runner):
-        def resume(self, filename, *_, **__):
-            super().resume(filename.with_name("epoch_2.pth"))
-
-    options = {**OPTIONS, "load_from": str(first_of(whole)), "resume": True}
-    runner = Elsewhere(**runner_arguments(work_dir=tmp_path / "run", **options))
-    runner.train()
-    assert torch.equal(weights(runner), weights(whole))
-
-    other = tmp_path / "whole" / "epoch_2.pth"
-    content = load_checkpoint_file(other)
-    content["meta"]["seed"] = 77
-    save_checkpoint_file(content, other)
-    runner = Elsewhere(**runner_arguments(work_dir=tmp_path / "run", **options))
-    runner.train()
-    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
-    assert "epoch_2.pth is of a run with the seed 77, and the data of this one were built" in log
-    assert "some samples of that come twice and others not at all; randomness=dict(seed=77)" in log
-
-
-def test_an_override_that_returns_nothing_is_told(tmp_path, whole):
-    class Forgetful(Runner):
-        def load_checkpoint(self, *args, **kwargs):
-            super().load_checkpoint(*args, **kwargs)
-
-    options = {**OPTIONS, "load_from": str(first_of(whole))}
-    Forgetful(**runner_arguments(work_dir=tmp_path / "run", **options)).train()
-    runner = Forgetful(**runner_arguments(work_dir=tmp_path / "run", **options, resume=True))
-    with pytest.raises(ConfigError, match=r"Forgetful\.load_checkpoint\(\) returned None; resume"):
-        runner.train()
-
-
 def test_weights_of_a_model_with_a_part_called_module_are_loaded_by_a_run(make_runner, tmp_path):
     class Holder(Classifier):
         def __init__(self):
@@ -224,79 +149,3 @@ def test_a_stop_that_a_script_catches_goes_on_after_a_resume_of_its_own(make_run
     with pytest.raises(Killed):
         runner.train()
     assert runner.epoch == 2
-
-
-@pytest.mark.parametrize("asks_before", [False, True], ids=["chosen", "told-another"])
-def test_an_override_chooses_the_file_that_a_training_resumes(tmp_path, whole, asks_before):
-    chosen, seen = first_of(whole), []
-
-    class Choosing(Runner):
-        def load_or_resume(self):
-            self.resume(chosen)
-            super().load_or_resume()  # which finds it done
-
-    class Tell(Hook):
-        def after_load_checkpoint(self, runner, checkpoint):
-            seen.append((runner.is_resuming, checkpoint["meta"]["epoch"]))
-
-    told = {"load_from": str(whole.work_dir / "epoch_2.pth"), "resume": True} if asks_before else {}
-    arguments = runner_arguments(tmp_path / "run", **OPTIONS, **told, custom_hooks=[Tell()])
-    runner = Choosing(**arguments)
-    runner.train()
-    assert seen == [(True, 1)]
-    assert runner.is_resuming
-    assert (runner.epoch, runner.iter) == (3, 18)
-    assert torch.equal(weights(runner), weights(whole))
-
-
-def test_an_override_that_only_loads_resumes_nothing_and_keeps_nothing(tmp_path, whole):
-    class Loading(Runner):
-        def load_or_resume(self):
-            self.load_checkpoint(first_of(whole))
-
-    seen = []
-
-    class Tell(Hook):
-        def before_train(self, runner):
-            seen.append(runner.is_resuming)
-
-    options = {**OPTIONS, "load_from": str(first_of(whole)), "resume": True}
-    runner = Loading(**runner_arguments(tmp_path / "run", **options, custom_hooks=[Tell()]))
-    runner.train()
-    assert (runner.iter, seen) == (18, [False])
-    assert runner._start._kept is None
-
-
-@pytest.mark.parametrize("resume", [True, False], ids=["resume", "load"])
-def test_an_override_of_load_checkpoint_needs_no_argument_but_mmengines_first(
-    tmp_path, whole, resume
-):
-    class Plain(Runner):
-        def load_checkpoint(self, filename, map_location="cpu"):
-            return super().load_checkpoint(filename, map_location)
-
-    options = {**OPTIONS, "load_from": str(first_of(whole)), "resume": resume}
-    runner = Plain(**runner_arguments(tmp_path / "run", **options))
-    runner.train()
-    assert torch.equal(weights(runner), weights(whole)) is resume
-    script = Plain(**runner_arguments(tmp_path / "script", **OPTIONS))
-    script.resume(first_of(whole))
-    script.train()
-    assert torch.equal(weights(script), weights(whole))
-
-
-@pytest.mark.parametrize("script", [False, True], ids=["run", "script"])
-def test_such_an_override_is_strict_where_a_training_resumes(tmp_path, whole, script):
-    class Plain(Runner):
-        def load_checkpoint(self, filename, map_location="cpu"):
-            return super().load_checkpoint(filename, map_location)
-
-    class Other(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.more = torch.nn.Linear(2, 2)
-
-    told = {} if script else {"load_from": str(first_of(whole)), "resume": True}
-    runner = Plain(**runner_arguments(tmp_path / "run", model=Other(), **told))
-    with pytest.raises(CheckpointError, match="more"):
-        _ = runner.resume(first_of(whole)) if script else runner.train()

@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-from own_loops import OwnEpoch
 from test_resume_midway import Seen, StopAfter
 from torch.utils.data import DataLoader, IterableDataset
 from toy import NO_VALIDATION, Blobs, Classifier, Killed, StopBeforeEpoch, loader_cfg
@@ -65,27 +64,6 @@ def expect_the_rest(make, tmp_path, stop, before):
     assert rest.steps == whole.steps[getattr(stop, "step", before) :]
 
 
-@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, OwnEpoch, IterBasedTrainLoop])
-@pytest.mark.parametrize("fail_at", [2, 9, None])
-def test_each_training_begins_a_stream_anew(make_runner, loop, fail_at):
-    first = First(fail_at)
-    of_steps = loop is IterBasedTrainLoop
-    runner = make_runner(
-        **NO_VALIDATION,
-        train_dataloader={**loader_cfg(), "dataset": Stream()},
-        train_cfg={"type": loop, **({"max_iters": 10} if of_steps else {"max_epochs": 2})},
-        custom_hooks=[first],
-    )
-    if fail_at is not None:
-        with pytest.raises(Killed):
-            runner.train()
-    else:
-        runner.train()
-    runner.train()
-    assert first.states == [{"at": 4, "num_passes": 0}] * 2
-    assert runner.iter == (10 if of_steps else 12)
-
-
 def test_unless_somebody_has_set_it_elsewhere(make_runner):
     first, stream = First(2), Stream()
     loader = {**loader_cfg(), "dataset": stream}
@@ -97,7 +75,7 @@ def test_unless_somebody_has_set_it_elsewhere(make_runner):
     assert first.states[1] == {"at": 12, "num_passes": 7}
 
 
-@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, OwnEpoch, IterBasedTrainLoop])
+@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, IterBasedTrainLoop])
 @pytest.mark.parametrize("stop", [StopAfter(5), StopAfter(6), StopBeforeEpoch(1)])
 def test_a_stream_goes_on_with_its_next_pass_as_well(make_runner, tmp_path, loop, stop):
     of_steps = loop is IterBasedTrainLoop
@@ -163,7 +141,7 @@ class OfItsEpoch(IterableDataset):
 
 
 @pytest.mark.parametrize("dataset", [FromItsBegin, OfItsEpoch])
-@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, OwnEpoch, IterBasedTrainLoop])
+@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, IterBasedTrainLoop])
 @pytest.mark.parametrize("stop", [StopAfter(5), StopAfter(6), StopBeforeEpoch(1)])
 def test_so_does_one_whose_state_behind_a_pass_is_its_end(
     make_runner, tmp_path, dataset, loop, stop

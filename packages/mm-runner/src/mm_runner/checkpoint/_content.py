@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["FORMAT_VERSION", "PARTS_VERSION", "clean_name", "load_weights", "plain", "renamed"]
+__all__ = ["FORMAT_VERSION", "SHARDED_VERSION", "clean_name", "load_weights", "plain", "renamed"]
 
 # Raised when a file of one version could not be read by the other.
 FORMAT_VERSION = 1
-# Of a checkpoint in parts, which older versions of mm-runner would take for one without weights.
-PARTS_VERSION = 2
+# Of a checkpoint with a folder of sharded tensors.
+SHARDED_VERSION = 2
 
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
 _PRIMITIVES = (bool, int, float, str)

@@ -17,12 +17,12 @@ from mm_runner.errors import CheckpointError
 from ._allow_list import AllowListUnpickler
 from ._archive import is_archive
 from ._atomic import write_atomically
-from ._content import PARTS_VERSION
+from ._content import SHARDED_VERSION
 from ._damage import damage_of
 from ._integrity import check_integrity
-from ._parts import PARTS, join_parts
 from ._refusal import refusal_of, refused_global
 from ._restricted import load_restricted
+from ._shards import SHARDS, join_shards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,29 +69,25 @@ class _Sink:
         """Do nothing: whoever opened the file does that."""
 
 
-def load_checkpoint_file(
-    path: str | os.PathLike[str], *, whole: bool = True, outline: bool = False
-) -> dict[str, Any]:
+def load_checkpoint_file(path: str | os.PathLike[str], *, outline: bool = False) -> dict[str, Any]:
     """Read a checkpoint onto the CPU, checksums compared; no code in the file is run.
 
     Args:
         path: The file.
-        whole: If processes have written parts of it, put these together; else what is in them is
-            ``None``.
         outline: For a process that another one gives the tensors: neither read them nor compare
             checksums. Tensors stay in the file until one is looked at, which must not change or
-            be removed meanwhile (before torch 2.1 they are read); those in parts have a shape only,
+            be removed meanwhile (before torch 2.1 they are read); sharded ones have a shape only,
             on the device "meta".
 
     Raises:
-        CheckpointError: If the file, or a part, is absent, damaged, or holds pickled objects.
+        CheckpointError: If the file, or its folder, is absent, damaged, or holds pickled objects.
     """
     path = Path(path)
     if os.path.isfile(path):  # noqa: PTH113
         warn_if_unsafe()
     checkpoint = _read(path, outline=outline)
-    if whole and _version_of(checkpoint) >= PARTS_VERSION and PARTS in checkpoint:
-        join_parts(checkpoint, path, None if outline else _read)
+    if SHARDS in checkpoint:
+        join_shards(checkpoint, path, outline=outline)
     return checkpoint
 
 
@@ -132,9 +128,9 @@ def warn_if_unsafe() -> None:
 
 def _check_format(checkpoint: Mapping[str, Any], path: Path) -> None:
     version = _version_of(checkpoint)
-    if version > PARTS_VERSION:
+    if version > SHARDED_VERSION:
         raise CheckpointError(
-            f"{path} has format {version}; this mm-runner reads formats up to {PARTS_VERSION}. "
+            f"{path} has format {version}; this mm-runner reads formats up to {SHARDED_VERSION}. "
             "Upgrade mm-runner."
         )
 

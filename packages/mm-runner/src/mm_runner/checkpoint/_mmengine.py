@@ -32,6 +32,11 @@ __all__ = ["Conversion", "convert_mmengine_checkpoint"]
 _LEFT_OUT = {"message_hub": "MMEngine's logs"}
 _MAPPINGS = ("ConfigDict", ".Dict", "defaultdict", ".Counter")
 _DROP = object()
+# What MMEngine, MMPretrain and MMDetection note in a group, and no optimizer reads.
+_NOTES = {
+    *("params", "param_names", "param_name"),
+    *("lr_mult", "decay_mult", "lr_scale", "group_name", "layer_id"),
+}
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,43 @@ def _arrange(content: dict[Any, Any]) -> dict[str, Any]:
         content["state_dict"] = renamed(weights, lambda name: clean_name(str(name)))
     if "param_schedulers" in content:
         content["param_schedulers"] = _schedules(content["param_schedulers"])
+    if isinstance(content.get("optimizer"), dict):
+        content["optimizer"] = _merge_groups(content["optimizer"])
     return {**content, "meta": {**meta, "format_version": FORMAT_VERSION}}
+
+
+def _merge_groups(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """Merge groups of equal settings, as mm-runner builds them.
+
+    Under a ``paramwise_cfg`` MMEngine makes a group for each parameter. Several optimizers, by
+    name, are merged each for itself.
+    """
+    groups = optimizer.get("param_groups")
+    if not isinstance(groups, list):
+        return {
+            name: _merge_groups(one) if isinstance(one, dict) else one
+            for name, one in optimizer.items()
+        }
+    merged: list[tuple[dict[str, Any], list[int]]] = []
+    for group in groups:
+        settings = {key: one for key, one in group.items() if key not in _NOTES}
+        for known, members in merged:
+            if known == settings and len(groups) > 1:
+                members.extend(group["params"])
+                break
+        else:
+            merged.append((settings, list(group["params"])))
+    order = [number for _, members in merged for number in members]
+    numbers = {old: new for new, old in enumerate(order)}
+    state = optimizer.get("state", {})
+    return {
+        **optimizer,
+        "state": {numbers[old]: state[old] for old in sorted(state, key=numbers.__getitem__)},
+        "param_groups": [
+            {**settings, "params": [numbers[one] for one in members]}
+            for settings, members in merged
+        ],
+    }
 
 
 def _schedules(states: Any) -> Any:

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.errors import CheckpointError, CheckpointWriteError
+from mm_runner.errors import CheckpointError
 
 from ._atomic import write_atomically
 from ._file import load_checkpoint_file
@@ -21,18 +21,12 @@ __all__ = [
     "LAST_CHECKPOINT",
     "checkpoints_in",
     "find_latest_checkpoint",
-    "forget_validation",
-    "is_validated",
     "latest_readable",
     "mark_latest",
-    "mark_validated",
 ]
 
 # Names the newest whole checkpoint, relative to the work directory.
 LAST_CHECKPOINT = "last_checkpoint"
-# Says which validation was the last to end: a stop may come between a checkpoint and its own.
-_LAST_VALIDATION = "last_validation"
-_BEGUN = " begun"
 _LONGEST_PATH = 1024
 
 _NUMBERED = re.compile(r"^(epoch|iter)_(\d+)\.pth$")
@@ -45,53 +39,6 @@ def mark_latest(path: Path, work_dir: Path) -> None:
         folder = os.path.relpath(os.path.realpath(path.parent), os.path.realpath(work_dir))
         name = os.path.join(folder, path.name)  # noqa: PTH118 - relpath's own separators
     write_atomically(work_dir / LAST_CHECKPOINT, lambda file: file.write(f"{name}\n".encode()))
-
-
-def mark_validated(
-    work_dir: Path, count: int, seed: int, *, of: str = "epoch", is_done: bool = True
-) -> None:
-    """Note a validation of the run with ``seed``.
-
-    Args:
-        work_dir: Where.
-        count: After which epoch, or ``of`` what else.
-        seed: Of the run.
-        of: What is counted.
-        is_done: Whether it is done; else it has only begun.
-    """
-    text = _note(count, seed, of, is_done=is_done)
-    write_atomically(work_dir / _LAST_VALIDATION, lambda file: file.write(f"{text}\n".encode()))
-
-
-def is_validated(
-    work_dir: Path, count: int, seed: int, *, of: str = "epoch", is_done: bool = True
-) -> bool:
-    """Tell whether the newest validation in ``work_dir`` was that one.
-
-    Args:
-        work_dir: Where.
-        count: After which epoch, or ``of`` what else.
-        seed: Of the run.
-        of: What is counted.
-        is_done: Whether it has to be done; else it may also have only begun.
-    """
-    marker = work_dir / _LAST_VALIDATION
-    if not marker.is_file():
-        return False
-    wanted = [_note(count, seed, of, is_done=one) for one in {True, is_done}]
-    return marker.read_text(errors="replace").strip() in wanted
-
-
-def forget_validation(work_dir: Path) -> None:
-    """Let a run that goes on in ``work_dir`` validate once more: what the newest led to is lost."""
-    marker = work_dir / _LAST_VALIDATION
-    with suppress(OSError, CheckpointWriteError):
-        text = marker.read_text(errors="replace").strip().removesuffix(_BEGUN)
-        write_atomically(marker, lambda file: file.write(f"{text}{_BEGUN}\n".encode()))
-
-
-def _note(count: int, seed: int, of: str, *, is_done: bool) -> str:
-    return f"{of} {count} seed {seed}{'' if is_done else _BEGUN}"
 
 
 def checkpoints_in(directory: Path) -> list[Path]:

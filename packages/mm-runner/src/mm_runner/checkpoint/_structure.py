@@ -202,28 +202,32 @@ _RNG = _entries(
 _PASS = _entries({}, {"rng": _RNG, "generators": _mapping(_GENERATOR)})
 
 
-def _check_data(value: Any, where: str) -> None:
-    _DATA(value, where)
-    is_within = value["num_batches"] is None or value["batch"] <= value["num_batches"]
-    _demand(is_within, f"{where}.batch", f"got {value['batch']}", "a batch of the pass")
-    is_behind = value["epoch"] <= value["iter"]
-    _demand(is_behind, f"{where}.epoch", f"got {value['epoch']}", "no more passes than steps")
-
-
-_DATA = _entries(
+_POSITION = _entries(
     {
         "epoch": _COUNT,
         "batch": _COUNT,
         "samples": _optional(_COUNT),
         "num_batches": _optional(_COUNT),
-        "iter": _COUNT,
     },
-    {
-        "order": _COUNT,
-        "is_validated": _FLAG,
-        "ranks": _items(_entries({"state": _any, "pass": _PASS})),
-    },
+    {"order": _COUNT, "state": _any},
 )
+_PLACE = _entries(
+    {"epoch": _COUNT, "iter": _COUNT},
+    {"position": _POSITION, "pass": _PASS, "is_validated": _FLAG},
+)
+
+
+def _check_place(value: Any, where: str) -> None:
+    _PLACE(value, where)
+    if "position" in value:
+        position, where = value["position"], f"{where}.position"
+        is_within = position["num_batches"] is None or position["batch"] <= position["num_batches"]
+        _demand(is_within, f"{where}.batch", f"got {position['batch']}", "a batch of the pass")
+        is_behind = position["epoch"] <= value["iter"]
+        needed = "no more passes than steps"
+        _demand(is_behind, f"{where}.epoch", f"got {position['epoch']}", needed)
+
+
 _GROUP = _entries({"params": _items(_COUNT)}, {"lr": _RATE, "initial_lr": _RATE})
 _OPTIMIZER = _entries(
     {"state": _mapping(_OPAQUE_DICT, keys=int), "param_groups": _items(_GROUP)},
@@ -297,7 +301,7 @@ _ENTRIES = _entries(
         "meta": _META,
         "state_dict": _OPAQUE_DICT,
         "rng": _items(_RNG),
-        "data": _check_data,
+        "data": _items(_check_place),
         "message_hub": _items(_mapping(_items(_NUMBER))),
         "hooks": _check_hooks,
         "optimizer": _either(
@@ -310,8 +314,6 @@ _ENTRIES = _entries(
         ),
         "ema_state_dict": _check_average,
         "rank_buffers": _items(_mapping(_TENSOR)),
-        "comm_hooks": _items(_OPAQUE_DICT),
-        "zeroed_gradients": _mapping(_FLAG),
     },
 )
 

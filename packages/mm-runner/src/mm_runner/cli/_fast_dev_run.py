@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -21,6 +21,9 @@ from mm_runner.registry import HOOKS, METRICS
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import without_variables
 from mm_runner.runner._environment import set_up_process
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["try_out"]
 
@@ -84,26 +87,26 @@ class _UnsavedHook(CheckpointHook):
     """Looks at its arguments, and at the metrics for the best one, and saves nothing."""
 
     @override
-    def before_train(self, runner: Any) -> None: ...
+    def before_train(self, runner: RunView) -> None: ...
 
     @override
-    def after_train_epoch(self, runner: Any) -> None: ...
+    def after_train_epoch(self, runner: RunView) -> None: ...
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None: ...
 
     @override
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         if self._best.wants_any and metrics and runner.is_training:
             self._best.improved(metrics)
 
     @override
-    def after_train(self, runner: Any) -> None: ...
+    def after_train(self, runner: RunView) -> None: ...
 
     @override
-    def save_now(self, runner: Any, *, and_wait: bool = False) -> None:
+    def save_now(self, runner: RunView, *, and_wait: bool = False) -> None:
         return None
 
 
@@ -124,24 +127,24 @@ class _FirstBatches(Hook):
         self.counts: dict[str, int] = {}
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         # What is accumulated by then goes into a step, so that there is one.
         runner.optim_wrapper.initialize_count_status(
             runner.model, runner.iter, _fewer(self.num_batches, runner.train_loop)
         )
 
     @override
-    def before_run(self, runner: Any) -> None:
+    def before_run(self, runner: RunView) -> None:
         if runner.is_training and hasattr(runner.train_loop, "shorten"):
             runner.train_loop.shorten(self.num_batches)
-        for loop in (runner.built_loop("val"), runner.built_loop("test")):
+        for loop in (vars(runner).get("val_loop"), vars(runner).get("test_loop")):
             if loop is not None:
                 loop.limit = self.num_batches
 
     @override
     def _after_iter(
         self,
-        runner: Any,
+        runner: RunView,
         batch_idx: int,
         data_batch: Any = None,
         outputs: Any = None,
@@ -149,7 +152,7 @@ class _FirstBatches(Hook):
     ) -> None:
         self.counts[mode] = self.counts.get(mode, 0) + 1
         if mode == "train" and self.counts[mode] >= self.num_batches:
-            self._end(runner.built_loop("train"))
+            self._end(vars(runner).get("train_loop"))
 
     def _end(self, loop: Any) -> None:
         if not isinstance(loop, AbstractTrainLoop):  # which knows how many there are to be

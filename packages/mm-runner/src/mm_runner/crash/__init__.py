@@ -2,6 +2,7 @@
 
 from ._batch import last_batch
 from ._bundle import CRASH_FOLDER, keep_crash
+from ._hook import CrashBundleHook
 from ._replay import replay_crash
 
-__all__ = ["CRASH_FOLDER", "keep_crash", "last_batch", "replay_crash"]
+__all__ = ["CRASH_FOLDER", "CrashBundleHook", "keep_crash", "last_batch", "replay_crash"]

@@ -79,7 +79,7 @@ def _end_counting(runner: Runner) -> None:
 
 def _write(runner: Runner, error: Exception, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / CONFIG_FILE).write_text(runner.config_text, encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(runner.logs.config_text, encoding="utf-8")
     text = json.dumps(_facts(runner, error), indent=2, default=_as_text)
     (folder / f"rank{runner.rank}.json").write_text(f"{text}\n", encoding="utf-8")
     _unless_it_fails(lambda: _keep_records(runner, folder), None)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -22,6 +22,9 @@ from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.hooks import Hook
 
 from ._bundle import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["replay_crash"]
 
@@ -56,7 +59,7 @@ class _EndAfter(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if runner.iter >= self._step:
             raise _PassedError

@@ -56,6 +56,8 @@ class _Fetcher:
 
     def __init__(self, fetcher: Any) -> None:
         self._fetch: Callable[[Any], Any] = fetcher.fetch
+        # torchdata's loader asks for the dataset, of an iterable one also for its end.
+        vars(self).update(vars(fetcher))
 
     def fetch(self, indices: Any) -> Any:
         try:

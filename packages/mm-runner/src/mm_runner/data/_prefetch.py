@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ._map_tensors import map_tensors
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["BatchFeed", "as_channels_last", "feed_of_run", "has_streams"]
 
@@ -119,7 +122,7 @@ class BatchFeed:
         return begun if self._copier is None else self._copier.end(begun)
 
 
-def feed_of_run(runner: Any, loader: Any) -> BatchFeed:
+def feed_of_run(runner: RunView, loader: Any) -> BatchFeed:
     """Return what feeds the batches of ``loader`` to a run, as its configuration says."""
     # Without workers the next batch would be loaded by this process, from its random numbers; and
     # a loader that tells its position itself would tell that of the batch after.

@@ -69,6 +69,15 @@ class TrainBatches:
         self._ahead: tuple[int, Iterator[Any], torch.Tensor, Any] | None = None
         self._under_way: Iterator[Any] | None = None
 
+    def seek(self, start: DataPosition) -> None:
+        """Let the next iteration of a seekable loader begin at ``start``, whoever iterates."""
+        self._origin, self.epoch = start, start.epoch
+        self.feed.num_given = 0
+        if self._generator is not None:
+            self._generator.manual_seed(self._seed + start.epoch)
+        if self.is_seekable:
+            self._sampler.seek(start.epoch, start.batch, start.samples)
+
     def begin(self, epoch: int, start: DataPosition | None = None) -> Iterator[Any]:
         """Begin a pass over the data. What workers there are begin now.
 

@@ -100,7 +100,7 @@ def load_predictions(path: str | os.PathLike[str]) -> Predictions:
     if not path.is_file():
         raise PredictionsError(f"The predictions {path} were asked for; there is no such file.")
     try:
-        content = load_checkpoint_file(path, whole=False)
+        content = load_checkpoint_file(path)
     except CheckpointError as error:
         raise PredictionsError(
             f"{path} cannot be read as predictions that DumpResults has written, without running "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -20,6 +20,9 @@ from mm_runner.optim import named_wrappers
 from ._first_samples import KeptSamples
 from ._memory import free_memory, is_out_of_memory, peak_bytes, start_counting, wait_for
 from ._trial_run import EndOfTrialError, begin_trials, run_trial, trial_config, trial_directory
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["BatchSizeReport", "BatchTrial", "find_batch_size"]
 
@@ -266,20 +269,20 @@ class _Watch(Hook):
             )
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         wrappers = named_wrappers(runner.optim_wrapper).values()
         self._window = max(getattr(one, "accumulative_counts", 1) for one in wrappers)
         self.device_type = runner.device.type
         start_counting(runner.device)
 
     @override
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         wait_for(runner.device)
         self._begin_s = time.perf_counter()
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         wait_for(runner.device)
         if runner.iter >= self._window:  # what is set up in the first step is set up by now

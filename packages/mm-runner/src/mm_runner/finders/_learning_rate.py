@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from mm_runner.registry import LOOPS
 
 from ._steepest_descent import smoothed_losses, steepest_rate
 from ._trial_run import EndOfTrialError, begin_trials, run_trial, trial_config, trial_directory
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["LearningRateReport", "RatePoint", "find_learning_rate"]
 
@@ -147,7 +150,7 @@ class _RangeTest(Hook):
         self.notes: list[str] = []
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         wrappers = list(named_wrappers(runner.optim_wrapper).values())
         self._window = max(getattr(one, "accumulative_counts", 1) for one in wrappers)
         # A loop of the user's own has its own length.
@@ -171,7 +174,7 @@ class _RangeTest(Hook):
             self.notes.append(f"Parameter groups kept their ratios to the rate: {told}.")
 
     @override
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         rate = self._rate()
         for group, share in self._shares:
             if isinstance(group["lr"], Tensor):
@@ -181,7 +184,7 @@ class _RangeTest(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         self._sum += _loss_of(outputs)
         if (runner.iter + 1) % self._window:

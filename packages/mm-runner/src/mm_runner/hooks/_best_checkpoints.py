@@ -12,8 +12,7 @@ from ._checkpoint_arguments import name_list
 from ._metric_rule import rule_of
 
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["BestCheckpoints", "file_of"]
 
@@ -62,11 +61,6 @@ class BestCheckpoints:
         return [name for name in self._metrics if name != "auto"]
 
     @property
-    def files(self) -> list[str]:
-        """The names of the files of all metrics, saved yet or not."""
-        return [file_of(name) for name in self.metrics]
-
-    @property
     def saved_files(self) -> list[str]:
         """The names of the files that were saved."""
         return [record["file"] for record in self.records.values()]
@@ -107,24 +101,6 @@ class BestCheckpoints:
                 self.records[name] = before[name]
 
         return take_back
-
-    def adopt(self, records: Mapping[str, Mapping[str, Any]], logger: logging.Logger) -> None:
-        """Note what a file says of itself that has come in the place of the saved one."""
-        for name, record in records.items():
-            # Better or not: a model that is better than what is there has to be saved.
-            if name in self._metrics and record != self.records.get(name):
-                self.records[name] = dict(record)
-                logger.info(
-                    f"{record['file']} is another one than was saved last: {name} "
-                    f"{record['score']:.4f} after epoch {record['epoch']} is the best now."
-                )
-
-    def forget(self, files: Collection[str]) -> bool:
-        """Strike off the records of ``files``, which are gone; tell whether there were any."""
-        gone = [name for name, record in self.records.items() if record["file"] in files]
-        for name in gone:
-            del self.records[name]
-        return bool(gone)
 
     def _is_better(self, name: str, score: float) -> bool:
         before = self.records.get(name, {}).get("score", math.nan)

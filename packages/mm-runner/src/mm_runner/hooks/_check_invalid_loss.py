@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from mm_amp import NonFiniteError
 from mm_runner.errors import ConfigError
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["CheckInvalidLossHook"]
 
@@ -41,7 +44,7 @@ class CheckInvalidLossHook(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if not self.every_n_train_iters(runner, self.interval):
             return

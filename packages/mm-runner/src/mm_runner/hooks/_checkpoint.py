@@ -23,7 +23,6 @@ from ._checkpoint_arguments import (
 )
 from ._checkpoint_directory import (
     absolute,
-    best_records_in,
     clean_directory,
     delete_checkpoints,
     directory_of,
@@ -32,10 +31,11 @@ from ._checkpoint_saving import Save, Saving
 from ._hook import Hook
 from ._kept_checkpoints import KeptCheckpoints
 from ._publishing import publish_checkpoints
-from ._written_files import WrittenFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from mm_runner.run_view import RunView
 
 __all__ = ["CheckpointHook"]
 
@@ -86,11 +86,6 @@ class CheckpointHook(Hook):
             of training and a preemption wait for the file.
         minutes: Save also whenever so many minutes have passed since the last one, between two
             steps, as ``iter_N.pth``. The main process's clock counts.
-        in_parts: Let each process write the part of a sharded model and its optimizer that it
-            holds, to a folder beside the numbered checkpoint, which is then no whole without it;
-            nothing is gathered. :func:`mm_runner.checkpoint.load_checkpoint_file` reads it like any
-            other, on any number of processes. The best ones are written whole. Without effect on a
-            model that is not sharded. Defaults to ``None``: if ``async_save``.
 
     Raises:
         ConfigError: If an argument is out of its range.
@@ -119,7 +114,6 @@ class CheckpointHook(Hook):
         *,
         async_save: bool = False,
         minutes: float | None = None,
-        in_parts: bool | None = None,
     ) -> None:
         check_integers(interval=interval, max_keep_ckpts=max_keep_ckpts, save_begin=save_begin)
         check_begin(save_begin)
@@ -136,10 +130,8 @@ class CheckpointHook(Hook):
         self.published_keys = name_list(published_keys, "published_keys")
         self.save_begin = save_begin
         self.minutes = minutes
-        self.in_parts = async_save if in_parts is None else in_parts
         self._kept = KeptCheckpoints(max_keep_ckpts)
         self._best = BestCheckpoints(save_best, rule, greater_keys, less_keys)
-        self._files = WrittenFiles()
         self._saving = Saving(in_background=async_save)
         # The number of steps in the newest file, and the file.
         self._newest: tuple[int, Path] | None = None
@@ -151,13 +143,12 @@ class CheckpointHook(Hook):
         self._run = ""
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         self._run = self._run or runner.experiment_name
         self._newest = None  # of another training of this process, maybe
         self._accumulates = may_accumulate(runner.optim_wrapper)
-        directory, work_dir = self.directory(runner), Path(runner.work_dir)
-        self._files.begin(directory, self._best.files)
-        run_on_main(lambda: clean_directory(directory, work_dir, runner.logger))
+        directory = self.directory(runner)
+        run_on_main(lambda: clean_directory(directory, runner.logger))
         if self.minutes is not None:
             saves = runner.interruption.save_every(60 * self.minutes, self.save_now)
             if not saves:
@@ -167,7 +158,7 @@ class CheckpointHook(Hook):
                 )
 
     @override
-    def after_train_epoch(self, runner: Any) -> None:
+    def after_train_epoch(self, runner: RunView) -> None:
         if not self.by_epoch:
             return
         is_last = self.save_last and self.is_last_train_epoch(runner)
@@ -184,7 +175,7 @@ class CheckpointHook(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         is_last = False
         if not self.by_epoch:
@@ -199,17 +190,15 @@ class CheckpointHook(Hook):
             self._save(runner, number, num_steps=num_steps, is_last=is_last)
 
     @override
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         if not self._best.wants_any or not metrics or not runner.is_training:
             return
-        if not self._saving.is_of_best:  # which is not learnt yet
-            self._look_at_files(runner)
         for name, score in self._best.improved(metrics).items():
             record = {"score": score, "epoch": runner.epoch, "iter": runner.iter}
             self._save_best(runner, name, {**record, "file": file_of(name)})
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         self._saving.settle(runner, is_over=True)
         if self._was_cut_short(runner):
             self._save_last(runner)
@@ -228,7 +217,7 @@ class CheckpointHook(Hook):
             )
 
     @override
-    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         checkpoint[self._key(runner)] = {
             "run": self._run,
             "kept": list(self._kept.names),
@@ -236,7 +225,7 @@ class CheckpointHook(Hook):
         }
 
     @override
-    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+    def after_load_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         if not runner.is_resuming:
             return
         state = checkpoint.get(self._key(runner), {})
@@ -244,20 +233,13 @@ class CheckpointHook(Hook):
         # No other file is deleted because a checkpoint names it.
         self._kept.names = [name for name in state.get("kept", []) if self._is_numbered(name)]
         self._best.take_over(state.get("best", {}))
-        # A best file is written after the checkpoint of its epoch, which does not know of it.
-        if self._best.wants_any:
-            directory, key = self.directory(runner), self._key(runner)
-            files = directory.glob("best_*.pth")
-            for records in run_on_main(lambda: best_records_in(files, key, self._run)):
-                self._best.take_over(records)
-        self._files.add([*self._kept.names, *self._best.saved_files])
 
     @property
     def best_records(self) -> dict[str, dict[str, Any]]:
         """The best validation so far by each metric: ``score``, ``epoch``, ``iter``, ``file``."""
         return {name: dict(record) for name, record in self._best.records.items()}
 
-    def save_now(self, runner: Any, *, and_wait: bool = False) -> Path | None:
+    def save_now(self, runner: RunView, *, and_wait: bool = False) -> Path | None:
         """Save between two steps, whatever the interval; every process must call this.
 
         Args:
@@ -269,7 +251,6 @@ class CheckpointHook(Hook):
             could not be written.
         """
         is_written = self._saving.settle(runner)
-        self._look_at_files(runner)
         if is_written and self._newest and self._newest[0] == runner.iter:
             return self._newest[1]
         template = "iter_{}.pth" if self.by_epoch else None
@@ -277,13 +258,13 @@ class CheckpointHook(Hook):
         self._save(runner, now, template, num_steps=now, is_last=False, and_wait=and_wait)
         return self._newest[1] if self._newest and self._newest[0] == runner.iter else None
 
-    def _was_cut_short(self, runner: Any) -> bool:
+    def _was_cut_short(self, runner: RunView) -> bool:
         """Tell whether a hook has ended training early, and what it has come to is unsaved."""
         is_newest = self._newest is not None and self._newest[0] == runner.iter
         is_cut_short = bool(getattr(runner.train_loop, "stop_training", False))
         return self.save_last and is_cut_short and not (is_newest or runner.interruption.saved)
 
-    def _save_last(self, runner: Any) -> None:
+    def _save_last(self, runner: RunView) -> None:
         count = runner.epoch if self.by_epoch else runner.iter
         self._save(runner, count, num_steps=runner.iter, is_last=True, and_wait=True)
 
@@ -291,15 +272,11 @@ class CheckpointHook(Hook):
         templates = {self.filename_tmpl, "epoch_{}.pth", "iter_{}.pth"}
         return any(is_of_template(name, template) for template in templates)
 
-    def directory(self, runner: Any) -> Path:
+    def directory(self, runner: RunView) -> Path:
         """Return where the files are."""
         if self.out_dir:  # from now on: a program may change its directory
             self.out_dir = str(absolute(self.out_dir))
         return directory_of(self.out_dir, runner.work_dir)
-
-    def newly_lost(self, runner: Any) -> list[str]:
-        """Return which files somebody has removed, each once; for the main process."""
-        return self._files.newly_lost(self.directory(runner))
 
     def finish_writing(self) -> None:
         """Wait for the file under way, on this process alone; for a run that ends by an error."""
@@ -307,7 +284,7 @@ class CheckpointHook(Hook):
 
     def _save(
         self,
-        runner: Any,
+        runner: RunView,
         number: int,
         template: str | None = None,
         *,
@@ -317,7 +294,6 @@ class CheckpointHook(Hook):
     ) -> None:
         # First: what became of the files before decides what is kept.
         self.settle_all(runner)
-        self._look_at_files(runner)
         directory, name = self.directory(runner), (template or self.filename_tmpl).format(number)
         superfluous = self._kept.add(name)
         kept_by_others = {one for hook in self._beside(runner) for one in hook._kept.names}  # noqa: SLF001
@@ -329,7 +305,6 @@ class CheckpointHook(Hook):
             self._newest, self._owes_last = newest, is_last
 
         def note() -> None:
-            self._files.add([name], superfluous)
             deleted = [one for one in superfluous if one not in kept_by_others]
             delete_checkpoints(directory, deleted, runner.logger)
 
@@ -339,7 +314,6 @@ class CheckpointHook(Hook):
             {
                 "save_optimizer": self.save_optimizer,
                 "save_param_scheduler": self.save_param_scheduler,
-                "in_parts": self.in_parts and self.save_optimizer,
             },
             on_written=lambda: self._kept.remove(superfluous),
             on_failed=take_back,
@@ -349,12 +323,12 @@ class CheckpointHook(Hook):
         self._saving.save(runner, save, and_wait=and_wait)
         runner.interruption.note_saved()
 
-    def _save_best(self, runner: Any, metric: str, record: dict[str, Any]) -> None:
+    def _save_best(self, runner: RunView, metric: str, record: dict[str, Any]) -> None:
         # First: what became of the file before decides what was best before.
         self.settle_all(runner)
         take_back = self._best.put(metric, record)
         directory, file = self.directory(runner), record["file"]
-        options = {"save_optimizer": False, "save_param_scheduler": False}
+        options = {"save_optimizer": False, "save_param_scheduler": False, "whole": True}
         text = f"Best {metric} so far: {record['score']:.4f}, saved as {file}."
         save = Save(
             directory / file,
@@ -362,45 +336,22 @@ class CheckpointHook(Hook):
             {**options, "mark_as_latest": False},
             on_written=lambda: runner.logger.info(text),
             on_failed=take_back,
-            on_main=lambda: self._files.add_best(directory, file),
             kind="best",
         )
         self._saving.save(runner, save)
 
-    def _key(self, runner: Any) -> str:
+    def _key(self, runner: RunView) -> str:
         """Return the checkpoint's entry of this hook: of several, each has its own."""
         hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
         number = hooks.index(self) + 1 if self in hooks else 1
         return "checkpoint_hook" if number == 1 else f"checkpoint_hook#{number}"
 
-    def _beside(self, runner: Any) -> list[CheckpointHook]:
+    def _beside(self, runner: RunView) -> list[CheckpointHook]:
         """Return the other such hooks that save to the same directory."""
         hooks = (one for one in runner.hooks if isinstance(one, CheckpointHook) and one is not self)
         return [one for one in hooks if one.directory(runner) == self.directory(runner)]
 
-    def settle_all(self, runner: Any) -> None:
+    def settle_all(self, runner: RunView) -> None:
         """Wait for the files under way, others' too: they, or what names them, may be the same."""
         for hook in [one for one in [*runner.hooks, self] if isinstance(one, CheckpointHook)]:
             hook._saving.settle(runner)  # noqa: SLF001 - of this class
-
-    def _look_at_files(self, runner: Any) -> None:
-        """Take in what others did to the files while training; every process must call this."""
-        directory, key = self.directory(runner), self._key(runner)
-
-        def find() -> tuple[list[str], bool, list[dict[str, Any]]]:
-            lost: list[str] = []
-            is_emptied = False
-            if not self._saving.is_under_way:  # it may be one that was lost, written again
-                runner.check_directories()  # tells of all that was lost with it
-                lost, is_emptied = self._files.take_lost(directory, runner.logger)
-            others = self._files.replaced(directory, self._best.files)
-            return lost, is_emptied, best_records_in(others, key, self._run)
-
-        lost, is_emptied, records = run_on_main(find)
-        self._kept.remove(lost)
-        if self._newest is not None and self._newest[1].name in lost:
-            self._newest = None
-        if is_emptied and self._best.forget(lost):
-            runner.logger.info("The next validation is saved as the best again.")
-        for found in records:
-            self._best.adopt(found, runner.logger)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mm_runner.checkpoint import (
-    check_resumable,
-    forget_validation,
-    load_checkpoint_file,
     remove_checkpoint,
-    remove_orphaned_parts,
+    remove_orphaned_shards,
     remove_unfinished,
 )
-from mm_runner.errors import CheckpointError
 
 if TYPE_CHECKING:
     import logging
@@ -23,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "absolute",
-    "best_records_in",
     "clean_directory",
     "delete_checkpoints",
     "directory_of",
@@ -46,13 +40,11 @@ def absolute(path: str | Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() follows links
 
 
-def clean_directory(directory: Path, work_dir: Path, logger: logging.Logger) -> None:
-    """Remove what killed runs left half written, and parts that belong to no checkpoint."""
+def clean_directory(directory: Path, logger: logging.Logger) -> None:
+    """Remove what killed runs left half written, and shards that belong to no checkpoint."""
     for path in remove_unfinished(directory):
         logger.info(f"Removed {path}, which a killed run left half written.")
-        if path.name.startswith(".best_"):  # by a thread: its validation was over by then
-            forget_validation(work_dir)
-    for path in remove_orphaned_parts(directory):
+    for path in remove_orphaned_shards(directory):
         logger.info(f"Removed {path}, which belongs to no checkpoint.")
 
 
@@ -63,29 +55,3 @@ def delete_checkpoints(directory: Path, names: Iterable[str], logger: logging.Lo
             remove_checkpoint(directory / name)
         except OSError as error:
             logger.warning(f"The superfluous {directory / name} stays: {error}")
-
-
-def best_records_in(paths: Iterable[Path], key: str, run: str) -> list[dict[str, Any]]:
-    """Return what the files of the best models of a run say of themselves.
-
-    Args:
-        paths: The files; those of other runs, and unreadable ones, are left out.
-        key: The checkpoint's entry of the hook that saved them.
-        run: The run's name, as the hook wrote it.
-
-    Returns:
-        For each file its records, by the name of the metric.
-    """
-    found = []
-    for path in paths:
-        with suppress(CheckpointError, OSError):
-            content = load_checkpoint_file(path)
-            check_resumable(content, path)
-            state = content.get(key, {})
-            own = {
-                metric: record
-                for metric, record in state.get("best", {}).items()
-                if record.get("file") == path.name and state.get("run") == run
-            }
-            found.append(own)
-    return found

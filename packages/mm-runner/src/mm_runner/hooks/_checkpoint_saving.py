@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from mm_runner.run_view import RunView
+
 __all__ = ["Save", "Saving"]
 
 
@@ -53,17 +55,7 @@ class Saving:
         self._writer = BackgroundWriter() if in_background else None
         self._unsettled: Save | None = None
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the outcome of a file is still to be learnt; alike on all processes."""
-        return self._unsettled is not None
-
-    @property
-    def is_of_best(self) -> bool:
-        """Whether that file is one of the best."""
-        return self._unsettled is not None and self._unsettled.kind == "best"
-
-    def save(self, runner: Any, save: Save, *, and_wait: bool = False) -> None:
+    def save(self, runner: RunView, save: Save, *, and_wait: bool = False) -> None:
         """Save, after the file under way.
 
         Args:
@@ -90,7 +82,7 @@ class Saving:
         if and_wait:
             self.settle(runner)
 
-    def settle(self, runner: Any, *, is_over: bool = False) -> bool:
+    def settle(self, runner: RunView, *, is_over: bool = False) -> bool:
         """Wait for the file under way, if any; tell whether it was written.
 
         Args:
@@ -115,7 +107,9 @@ class Saving:
             self._writer.abandon()
 
 
-def _fail(runner: Any, save: Save, error: CheckpointWriteError, *, is_over: bool = False) -> None:
+def _fail(
+    runner: RunView, save: Save, error: CheckpointWriteError, *, is_over: bool = False
+) -> None:
     save.on_failed()
     is_cut_short = getattr(runner.train_loop, "stop_training", False)
     is_over = is_over or is_cut_short or save.num_steps >= runner.max_iters

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["CompileReportHook"]
 
@@ -24,18 +27,18 @@ class CompileReportHook(Hook):
         self._told: set[str] | None = None
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         self._told = None
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if self._told is None and runner.compile_handle.is_warm:
             self._tell(runner)
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         if self._told is None:
             self._tell(runner)
             return
@@ -43,7 +46,7 @@ class CompileReportHook(Hook):
             if name not in self._told:
                 runner.logger.warning(f"compile: {name} ended up running eagerly: {failure}")
 
-    def _tell(self, runner: Any) -> None:
+    def _tell(self, runner: RunView) -> None:
         runner.logger.info(f"compile: {runner.compile_handle.report()}")
         self._told = set(_failures(runner.compile_handle))
 

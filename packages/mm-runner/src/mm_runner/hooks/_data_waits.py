@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
+    from mm_runner.run_view import RunView
 
 __all__ = ["DataWaits", "train_feed_of"]
 
 
-def train_feed_of(runner: Any) -> BatchFeed | None:
+def train_feed_of(runner: RunView) -> BatchFeed | None:
     """Return what times the training batches; ``None`` in a loop of the user's own."""
     feed: BatchFeed | None = getattr(getattr(runner.train_loop, "batches", None), "feed", None)
     return feed
@@ -30,7 +31,7 @@ class DataWaits:
         self._told_s = feed.loaded_s + feed.copied_s
 
     @classmethod
-    def of_run(cls, runner: Any) -> DataWaits | None:
+    def of_run(cls, runner: RunView) -> DataWaits | None:
         """Return those of a run; ``None`` in a loop of the user's own that times no batches."""
         feed = train_feed_of(runner)
         return None if feed is None else cls(feed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -12,6 +12,9 @@ from mm_runner.evaluator import score_of
 
 from ._hook import Hook
 from ._metric_rule import rule_of
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["EarlyStoppingHook"]
 
@@ -72,11 +75,11 @@ class EarlyStoppingHook(Hook):
         self._forget()
 
     @override
-    def before_run(self, runner: Any) -> None:
+    def before_run(self, runner: RunView) -> None:
         self._forget()  # of a training before; what a resumed one goes on from comes after this
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         # Of a checkpoint that was written after the validation that ended training, which a
         # resumed run does not repeat.
         if self._has_waited() or self._is_enough(self.best_score):
@@ -87,7 +90,7 @@ class EarlyStoppingHook(Hook):
             )
 
     @override
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         if not runner.is_training:
             return
         metrics = metrics or {}

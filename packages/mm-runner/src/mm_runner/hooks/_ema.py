@@ -17,6 +17,7 @@ from ._hook import Hook
 
 if TYPE_CHECKING:
     from mm_runner.model import AveragedWeights
+    from mm_runner.run_view import RunView
 
 __all__ = ["EMAHook"]
 
@@ -77,7 +78,7 @@ class EMAHook(Hook):
         self._counts: dict[str, int] = {}
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         if any(isinstance(one, EMAHook) and one is not self for one in runner.hooks):
             raise ConfigError(
                 "EMAHook: two of them were given; a model and its checkpoints hold one average. "
@@ -92,7 +93,7 @@ class EMAHook(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if self.begin_epoch:
             has_begun = runner.epoch + 1 >= self.begin_epoch
@@ -114,31 +115,31 @@ class EMAHook(Hook):
         return stepped
 
     @override
-    def before_val_epoch(self, runner: Any) -> None:
+    def before_val_epoch(self, runner: RunView) -> None:
         self._apply()
 
     @override
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         self._restore()
 
     @override
-    def before_test_epoch(self, runner: Any) -> None:
+    def before_test_epoch(self, runner: RunView) -> None:
         self._apply()
 
     @override
-    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         self._restore()
 
     @override
-    def clean_up(self, runner: Any) -> None:
+    def clean_up(self, runner: RunView) -> None:
         self._restore()  # a validation may have failed
 
     @override
-    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         give_averages(self.averages, unwrap_model(runner.model), checkpoint)
 
     @override
-    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+    def after_load_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         if not runner.is_resuming:
             return
         self._loaded = take_averages(checkpoint)
@@ -155,7 +156,7 @@ class EMAHook(Hook):
         for average in self.averages.values():
             average.restore()
 
-    def _build(self, runner: Any) -> dict[str, AveragedWeights]:
+    def _build(self, runner: RunView) -> dict[str, AveragedWeights]:
         wrappers = named_wrappers(runner.optim_wrapper)
         averages = {}
         for index, (name, wrapper) in enumerate(wrappers.items()):
@@ -168,7 +169,7 @@ class EMAHook(Hook):
             averages[name] = build_from_cfg({**self._cfg, **arguments}, MODELS, where="EMAHook")
         return averages
 
-    def _resume(self, runner: Any, loaded: dict[str, Any]) -> None:
+    def _resume(self, runner: RunView, loaded: dict[str, Any]) -> None:
         of_all = loaded["steps"].get("")  # MMEngine counts them once for all optimizers
         for name, average in self.averages.items():
             steps = loaded["steps"].get(name, of_all)
@@ -181,7 +182,7 @@ class EMAHook(Hook):
                     raise
                 runner.logger.warning(f"EMAHook: {error} The average begins anew.")
 
-    def _check_begin(self, runner: Any) -> None:
+    def _check_begin(self, runner: RunView) -> None:
         for name, begin, end in (
             ("begin_epoch", self.begin_epoch, runner.max_epochs),
             ("begin_iter", self.begin_iter, runner.max_iters),

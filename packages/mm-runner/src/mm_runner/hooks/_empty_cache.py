@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["EmptyCacheHook"]
 
@@ -35,19 +38,19 @@ class EmptyCacheHook(Hook):
         self._does_after_iter = after_iter
 
     @override
-    def _before_epoch(self, runner: Any, mode: str = "train") -> None:
+    def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
         if self._does_before_epoch:
             _empty(runner)
 
     @override
-    def _after_epoch(self, runner: Any, mode: str = "train") -> None:
+    def _after_epoch(self, runner: RunView, mode: str = "train") -> None:
         if self._does_after_epoch:
             _empty(runner)
 
     @override
     def _after_iter(
         self,
-        runner: Any,
+        runner: RunView,
         batch_idx: int,
         data_batch: Any = None,
         outputs: Any = None,
@@ -57,7 +60,7 @@ class EmptyCacheHook(Hook):
             _empty(runner)
 
 
-def _empty(runner: Any) -> None:
+def _empty(runner: RunView) -> None:
     # torch.cuda, torch.npu, torch.xpu and so on.
     empty = getattr(getattr(torch, runner.device.type, None), "empty_cache", None)
     if empty is not None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["GarbageCollectionHook"]
 
@@ -50,7 +53,7 @@ class GarbageCollectionHook(Hook):
         self._is_off = False
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         gc.collect()
         if gc.isenabled():  # what somebody else has switched off stays off
             _switch.off()
@@ -58,31 +61,31 @@ class GarbageCollectionHook(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         step = runner.iter + 1
         if step % self.interval == 0:
             gc.collect(_YOUNG if step % (_TIMES_PER_ALL * self.interval) else _ALL)
 
     @override
-    def after_train_epoch(self, runner: Any) -> None:
+    def after_train_epoch(self, runner: RunView) -> None:
         gc.collect()  # what has grown old unnoticed
 
     @override
-    def after_val(self, runner: Any) -> None:
+    def after_val(self, runner: RunView) -> None:
         if runner.is_training:
             gc.collect()
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         self.clean_up(runner)  # a train() of the user's own may not come to it
 
     @override
-    def after_run(self, runner: Any) -> None:
+    def after_run(self, runner: RunView) -> None:
         self.clean_up(runner)
 
     @override
-    def clean_up(self, runner: Any) -> None:
+    def clean_up(self, runner: RunView) -> None:
         if self._is_off:
             self._is_off = False
             _switch.on()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["STAGES", "Hook"]
 
@@ -41,16 +44,16 @@ class Hook:
 
     priority: int | str = "NORMAL"
 
-    def before_run(self, runner: Any) -> None:
+    def before_run(self, runner: RunView) -> None:
         """Before anything else of ``train``, ``val`` or ``test``."""
 
-    def after_run(self, runner: Any) -> None:
+    def after_run(self, runner: RunView) -> None:
         """After everything else of ``train``, ``val`` or ``test``."""
 
-    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+    def after_load_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         """After a checkpoint was read, before anything takes its state from it."""
 
-    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         """Before a checkpoint is written; add tensors and primitives under a key of your own."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,96 +71,99 @@ class Hook:
         and the schedules are restored. It is not called if the checkpoint has no such state.
         """
 
-    def clean_up(self, runner: Any) -> None:
+    def on_exception(self, runner: RunView, exception: Exception) -> None:
+        """After training has failed, before :meth:`clean_up`; the exception is raised on."""
+
+    def clean_up(self, runner: RunView) -> None:
         """Give back what lies outside of the run, such as hooks on the model.
 
         It is called last of all whenever ``train`` ends: by an error or a stop too, after which no
         other stage comes.
         """
 
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         """Before the first epoch."""
 
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         """After the last epoch."""
 
-    def before_val(self, runner: Any) -> None:
+    def before_val(self, runner: RunView) -> None:
         """Before a validation."""
 
-    def after_val(self, runner: Any) -> None:
+    def after_val(self, runner: RunView) -> None:
         """After a validation."""
 
-    def before_test(self, runner: Any) -> None:
+    def before_test(self, runner: RunView) -> None:
         """Before a test."""
 
-    def after_test(self, runner: Any) -> None:
+    def after_test(self, runner: RunView) -> None:
         """After a test."""
 
-    def before_train_epoch(self, runner: Any) -> None:
+    def before_train_epoch(self, runner: RunView) -> None:
         """Before each training epoch."""
         self._before_epoch(runner, mode="train")
 
-    def after_train_epoch(self, runner: Any) -> None:
+    def after_train_epoch(self, runner: RunView) -> None:
         """After each training epoch."""
         self._after_epoch(runner, mode="train")
 
-    def before_val_epoch(self, runner: Any) -> None:
+    def before_val_epoch(self, runner: RunView) -> None:
         """Before the batches of a validation."""
         self._before_epoch(runner, mode="val")
 
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:  # noqa: ARG002
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:  # noqa: ARG002
         """After the batches of a validation, with its metrics."""
         self._after_epoch(runner, mode="val")
 
-    def before_test_epoch(self, runner: Any) -> None:
+    def before_test_epoch(self, runner: RunView) -> None:
         """Before the batches of a test."""
         self._before_epoch(runner, mode="test")
 
-    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:  # noqa: ARG002
+    def after_test_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:  # noqa: ARG002
         """After the batches of a test, with its metrics."""
         self._after_epoch(runner, mode="test")
 
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         """Before each training step."""
         self._before_iter(runner, batch_idx, data_batch, mode="train")
 
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """After each training step, with what ``train_step`` returned."""
         self._after_iter(runner, batch_idx, data_batch, outputs, mode="train")
 
-    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_val_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         """Before each batch of a validation."""
         self._before_iter(runner, batch_idx, data_batch, mode="val")
 
     def after_val_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """After each batch of a validation, with its predictions."""
         self._after_iter(runner, batch_idx, data_batch, outputs, mode="val")
 
-    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_test_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         """Before each batch of a test."""
         self._before_iter(runner, batch_idx, data_batch, mode="test")
 
     def after_test_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """After each batch of a test, with its predictions."""
         self._after_iter(runner, batch_idx, data_batch, outputs, mode="test")
 
-    def _before_epoch(self, runner: Any, mode: str = "train") -> None: ...
+    def _before_epoch(self, runner: RunView, mode: str = "train") -> None: ...
 
-    def _after_epoch(self, runner: Any, mode: str = "train") -> None: ...
+    def _after_epoch(self, runner: RunView, mode: str = "train") -> None: ...
 
     def _before_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, mode: str = "train"
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, mode: str = "train"
     ) -> None: ...
 
     def _after_iter(
         self,
-        runner: Any,
+        runner: RunView,
         batch_idx: int,
         data_batch: Any = None,
         outputs: Any = None,
@@ -191,7 +197,7 @@ class Hook:
         """List the stages at which this hook does anything, in the order they are passed."""
         return [stage for stage in STAGES if self.acts_at(stage)]
 
-    def every_n_epochs(self, runner: Any, n: int, start: int = 0) -> bool:
+    def every_n_epochs(self, runner: RunView, n: int, start: int = 0) -> bool:
         """Tell whether the epoch just trained is ``start``, ``start + n``, and so on.
 
         Without ``start`` it is the first at ``n``. An ``n`` that is not positive is never.
@@ -203,7 +209,7 @@ class Hook:
         """Tell whether the step just trained is ``n``, ``2 n``, and so on of this epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
 
-    def every_n_train_iters(self, runner: Any, n: int, start: int = 0) -> bool:
+    def every_n_train_iters(self, runner: RunView, n: int, start: int = 0) -> bool:
         """Tell whether the step of the run just trained is ``start``, ``start + n``, and so on.
 
         Without ``start`` it is the first at ``n``. An ``n`` that is not positive is never.
@@ -215,10 +221,10 @@ class Hook:
         """Tell whether ``batch_idx`` is the last of ``dataloader``."""
         return batch_idx + 1 == len(dataloader)
 
-    def is_last_train_epoch(self, runner: Any) -> bool:
+    def is_last_train_epoch(self, runner: RunView) -> bool:
         """Tell whether the epoch just trained is the last."""
         return bool(runner.epoch + 1 == runner.max_epochs)
 
-    def is_last_train_iter(self, runner: Any) -> bool:
+    def is_last_train_iter(self, runner: RunView) -> bool:
         """Tell whether the step just trained is the last."""
         return bool(runner.iter + 1 == runner.max_iters)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._hook import STAGES, Hook
 from ._hook_list import _is_idle
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["HookCalls", "Surround"]
 
@@ -26,7 +29,7 @@ class HookCalls:
         besides: A hook that is left alone.
     """
 
-    def __init__(self, runner: Any, surround: Surround, *, besides: Hook | None = None) -> None:
+    def __init__(self, runner: RunView, surround: Surround, *, besides: Hook | None = None) -> None:
         self._runner = runner
         self._calls: list[_Call] = []
         for hook in runner.hooks:
@@ -76,12 +79,12 @@ class _Call:
             outer = outer.act
 
 
-def _renew(runner: Any) -> None:
+def _renew(runner: RunView) -> None:
     """Let the run look up anew what it calls."""
     methods = runner.hooks_list.methods
     for stage in methods:
         acting = [hook for hook in runner.hooks if type(hook).acts_at(stage)]
         methods[stage] = [getattr(hook, stage) for hook in acting]
-    renew = getattr(runner.built_loop("train"), "renew_hooks", None)
+    renew = getattr(vars(runner).get("train_loop"), "renew_hooks", None)
     if renew is not None:
         renew()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from inspect import isfunction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mm_dist
 from mm_runner.errors import ConfigError, did_you_mean
@@ -13,7 +13,10 @@ from mm_runner.registry import HOOKS, build_from_cfg
 
 from ._by_position import by_position
 from ._hook import STAGES, Hook
-from ._priority import priority_of
+from ._priority import priority_name, priority_of
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["HookList", "build_hooks"]
 
@@ -24,6 +27,7 @@ _DEFAULT_HOOKS: dict[str, tuple[str, int]] = {
     "logger": ("LoggerHook", 60),
     "param_scheduler": ("ParamSchedulerHook", 70),
     "checkpoint": ("CheckpointHook", 90),
+    "crash_bundle": ("CrashBundleHook", 100),
 }
 # How alike the name of a method must be to a stage's to be taken for it.
 _SLIP = 0.81
@@ -86,11 +90,27 @@ class HookList:
         self._hooks.append((level, hook))
         self._put_in_order()
 
-    def add_first(self, hook: Hook) -> None:
-        """Add a hook that acts before all those that are there, whatever their priority."""
-        hook.priority = 0
-        self._hooks.insert(0, (0, hook))
+    def remove(self, hook: Hook) -> None:
+        """Remove a hook; nothing, if it is not there."""
+        self._hooks = [pair for pair in self._hooks if pair[1] is not hook]
         self._put_in_order()
+
+    def call(self, runner: RunView, stage: str, arguments: Mapping[str, Any]) -> None:
+        """Let every hook act at ``stage``; hooks that have no such method are passed over."""
+        methods = self.methods.get(stage)
+        if methods is None:
+            methods = [getattr(hook, stage) for hook in self.hooks if hasattr(hook, stage)]
+        for act in methods:
+            act(runner, **arguments)
+
+    def info(self) -> str:
+        """Return which hooks act at each stage, in their order and with priorities."""
+        parts = []
+        for stage in STAGES:
+            acting = [hook for hook in self.hooks if type(hook).acts_at(stage)]
+            lines = [f"({priority_name(one.priority):<12}) {type(one).__name__}" for one in acting]
+            parts += ["\n".join([f"{stage}:", *lines])] if lines else []
+        return "\n\n".join(parts)
 
     def _put_in_order(self) -> None:
         self._hooks.sort(key=lambda pair: pair[0])
@@ -108,7 +128,7 @@ class HookList:
 
         Args:
             stage: ``"before_train_iter"`` or ``"after_train_iter"``.
-            call_hook: Does it instead, as ``call_hook(stage, **arguments)``.
+            call_hook: Of a subclass of the Runner, to be called instead of the hooks.
 
         Returns:
             A new list, without the hooks that are idle now; it does not follow :meth:`add`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -13,6 +13,9 @@ from mm_runner.errors import ConfigError
 
 from ._hook import Hook
 from ._hook_calls import HookCalls
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["HookTimesHook"]
 
@@ -66,13 +69,13 @@ class HookTimesHook(Hook):
         return stage == "after_train_iter" and self._is_done
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         self.times, self.step_s, self._passed = {}, 0.0, 0
         self._is_done = runner.rank != 0
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if self._is_done:  # a Runner with a call_hook of its own asks nobody whether it is idle
             return
@@ -85,17 +88,17 @@ class HookTimesHook(Hook):
             self._finish(runner)
 
     @override
-    def before_val(self, runner: Any) -> None:
+    def before_val(self, runner: RunView) -> None:
         if self._window is not None:
             self._window.pause()
 
     @override
-    def after_val(self, runner: Any) -> None:
+    def after_val(self, runner: RunView) -> None:
         if self._window is not None:
             self._window.go_on()
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         if self._is_done:
             return
         if self._passed > self.begin:  # it ended before its time
@@ -107,7 +110,7 @@ class HookTimesHook(Hook):
             )
 
     @override
-    def clean_up(self, runner: Any) -> None:
+    def clean_up(self, runner: RunView) -> None:
         self._close()
 
     def _close(self) -> _Window | None:
@@ -117,7 +120,7 @@ class HookTimesHook(Hook):
             window.end()
         return window
 
-    def _finish(self, runner: Any) -> None:
+    def _finish(self, runner: RunView) -> None:
         window = self._close()
         if window is None:
             return
@@ -129,7 +132,7 @@ class HookTimesHook(Hook):
         }
         self._tell(runner, steps)
 
-    def _tell(self, runner: Any, steps: int) -> None:
+    def _tell(self, runner: RunView, steps: int) -> None:
         sums = {name: sum(stages.values()) for name, stages in self.times.items()}
         dearest = sorted(sums, key=lambda name: -sums[name])
         first = self._first
@@ -160,7 +163,7 @@ class HookTimesHook(Hook):
 class _Window:
     """Steps in which hooks are timed."""
 
-    def __init__(self, runner: Any, owner: Hook) -> None:
+    def __init__(self, runner: RunView, owner: Hook) -> None:
         self.times: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.elapsed_s = 0.0
         self._within_s = 0.0  # of the call under way, what other hooks did

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from ._data_waits import DataWaits
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["IterTimerHook"]
 
@@ -30,24 +33,24 @@ class IterTimerHook(Hook):
         self._is_extended = type(self)._after_iter is not IterTimerHook._after_iter  # noqa: SLF001
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         self._waits = DataWaits.of_run(runner)
 
     @override
-    def before_val(self, runner: Any) -> None:
+    def before_val(self, runner: RunView) -> None:
         self._before_val_s = time.perf_counter() - self._last
 
     @override
-    def after_val(self, runner: Any) -> None:
+    def after_val(self, runner: RunView) -> None:
         self._last = time.perf_counter() - self._before_val_s
 
     @override
-    def _before_epoch(self, runner: Any, mode: str = "train") -> None:
+    def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
         self._last = time.perf_counter()
 
     @override
     def _before_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, mode: str = "train"
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, mode: str = "train"
     ) -> None:
         runner.message_hub.update_scalar(f"{mode}/data_time", time.perf_counter() - self._last)
 
@@ -56,13 +59,13 @@ class IterTimerHook(Hook):
         return stage == "before_train_iter" and self._waits is not None
 
     @override
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         if self._waits is None:  # a loop of the user's own, which times no batches
             self._before_iter(runner, batch_idx)
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         hub, waits = runner.message_hub, self._waits
         if hub is not self._hub:  # the first step of a run
@@ -80,7 +83,7 @@ class IterTimerHook(Hook):
     @override
     def _after_iter(
         self,
-        runner: Any,
+        runner: RunView,
         batch_idx: int,
         data_batch: Any = None,
         outputs: Any = None,

@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -19,6 +19,9 @@ from ._hook import Hook
 from ._learning_rates import learning_rates
 from ._rank_means import mean_over_ranks
 from .throughput._batch_size import count_samples
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["LoggerHook"]
 
@@ -98,7 +101,7 @@ class LoggerHook(Hook):
         self._not_finite: set[str] = set()  # what was warned of
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         from mm_runner.loops import IterBasedTrainLoop  # noqa: PLC0415 - loops need hooks
 
         self._by_epoch = not isinstance(runner.train_loop, IterBasedTrainLoop)
@@ -110,7 +113,7 @@ class LoggerHook(Hook):
         self._last_line = self._step_of_last_line(runner.max_iters)
 
     @override
-    def before_train_epoch(self, runner: Any) -> None:
+    def before_train_epoch(self, runner: RunView) -> None:
         if self._by_epoch:
             # A loader counts its batches anew whenever it is asked: too dear for every step.
             self._epoch_length = len(runner.train_dataloader)
@@ -120,7 +123,7 @@ class LoggerHook(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         step, done = batch_idx + 1, runner.train_loop.iter + 1
         if self._has_bar:
@@ -131,48 +134,48 @@ class LoggerHook(Hook):
             self._log_training(runner, step, data_batch)
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         runner.console.update_progress(runner.iter, values="")
         runner.console.stop_progress()
 
     @override
-    def before_val(self, runner: Any) -> None:
+    def before_val(self, runner: RunView) -> None:
         self._clock.pause()
 
     @override
-    def after_val(self, runner: Any) -> None:
+    def after_val(self, runner: RunView) -> None:
         self._clock.go_on()
 
     @override
-    def before_val_epoch(self, runner: Any) -> None:
+    def before_val_epoch(self, runner: RunView) -> None:
         self._begin_evaluation(runner, "validation", runner.val_dataloader, runner.val_loop)
 
     @override
-    def before_test_epoch(self, runner: Any) -> None:
+    def before_test_epoch(self, runner: RunView) -> None:
         self._begin_evaluation(runner, "test", runner.test_dataloader, runner.test_loop)
 
     @override
     def after_val_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         self._log_evaluation(runner, "val", batch_idx + 1)
 
     @override
     def after_test_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         self._log_evaluation(runner, "test", batch_idx + 1)
 
     @override
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         self._log_metrics(runner, "val", len(runner.val_dataloader), metrics or {})
 
     @override
-    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         self._log_metrics(runner, "test", len(runner.test_dataloader), metrics or {})
 
     @override
-    def after_run(self, runner: Any) -> None:
+    def after_run(self, runner: RunView) -> None:
         if self.out_dir is not None and mm_dist.is_main_process():
             self._copy(runner, self.out_dir)
 
@@ -181,7 +184,7 @@ class LoggerHook(Hook):
         # What is shorter than the interval would otherwise never show up.
         return steps if not self.ignore_last or steps < self.interval else None
 
-    def _log_training(self, runner: Any, step: int, data_batch: Any) -> None:
+    def _log_training(self, runner: RunView, step: int, data_batch: Any) -> None:
         scalars = learning_rates(runner.optim_wrapper)
         scalars.update(mean_over_ranks(runner.message_hub.means("train")))
         # A scale of float16 that is too large is reported where it is adapted.
@@ -207,19 +210,19 @@ class LoggerHook(Hook):
             runner.console.update_progress(done, values=values, clock=self._clock)
         runner.write_scalars("train", scalars, step=done)
 
-    def _begin_evaluation(self, runner: Any, description: str, loader: Any, loop: Any) -> None:
+    def _begin_evaluation(self, runner: RunView, description: str, loader: Any, loop: Any) -> None:
         self._end_evaluation(runner)  # one that was left
         length, limit = len(loader), getattr(loop, "limit", None)
         self._evaluation_length = length if limit is None else min(length, limit)
         self._evaluation_clock = TrainingClock()
         runner.console.start_progress(description, self._evaluation_length)
 
-    def _end_evaluation(self, runner: Any) -> None:
+    def _end_evaluation(self, runner: RunView) -> None:
         if self._evaluation_length:
             self._evaluation_length = 0
             runner.console.end_task()
 
-    def _log_evaluation(self, runner: Any, phase: str, done: int) -> None:
+    def _log_evaluation(self, runner: RunView, phase: str, done: int) -> None:
         if not self._evaluation_length:  # a loop of the user's own, which began none
             return
         steps = self._evaluation_length
@@ -235,23 +238,25 @@ class LoggerHook(Hook):
         )
         runner.logger.info(line)
 
-    def _moment(self, runner: Any) -> int:
+    def _moment(self, runner: RunView) -> int:
         return int(runner.epoch if self._by_epoch else runner.iter)
 
-    def _warn_not_finite(self, runner: Any, names: Sequence[str], text: str) -> None:
+    def _warn_not_finite(self, runner: RunView, names: Sequence[str], text: str) -> None:
         new = [name for name in names if name not in self._not_finite]
         self._not_finite.update(new)
         if new:
             has = "has" if len(new) == 1 else "have"
             runner.logger.warning(f"{', '.join(new)} {has} not been finite {text}.")
 
-    def _bar_values(self, runner: Any, scalars: dict[str, float], data_batch: Any) -> str:
+    def _bar_values(self, runner: RunView, scalars: dict[str, float], data_batch: Any) -> str:
         losses = [f"{name} {value:.4f}" for name, value in scalars.items() if "loss" in name]
         step_s = scalars.get("time") or self._clock.step_s(runner.iter + 1)
         samples = count_samples(data_batch) * runner.world_size
         return "  ".join([*losses, f"{samples / max(step_s, 1e-9):,.0f} samples/s"])
 
-    def _log_metrics(self, runner: Any, phase: str, steps: int, metrics: dict[str, float]) -> None:
+    def _log_metrics(
+        self, runner: RunView, phase: str, steps: int, metrics: dict[str, float]
+    ) -> None:
         # A metric may be a table or text: lines and files show numbers.
         found = {name: as_number(value) for name, value in metrics.items()}
         numbers = {name: value for name, value in found.items() if value is not None}
@@ -268,7 +273,7 @@ class LoggerHook(Hook):
         by_epoch = phase == "val" and self._by_epoch and self.log_metric_by_epoch
         runner.write_scalars(phase, {**numbers, **times}, step=runner.iter, by_epoch=by_epoch)
 
-    def _copy(self, runner: Any, out_dir: Path) -> None:
+    def _copy(self, runner: RunView, out_dir: Path) -> None:
         target = out_dir / Path(runner.work_dir).resolve().name / Path(runner.log_dir).name
         try:
             target.mkdir(parents=True, exist_ok=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
 from ._profiler import ProfilerHook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["NPUProfilerHook"]
 
@@ -84,7 +87,7 @@ class NPUProfilerHook(ProfilerHook):
         self._restore: Callable[[], object] | None = None
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         import mm_npu  # noqa: PLC0415 - few have an NPU
 
         reason = mm_npu.npu_unavailable_reason()
@@ -103,19 +106,19 @@ class NPUProfilerHook(ProfilerHook):
         super().before_train(runner)
 
     @override
-    def clean_up(self, runner: Any) -> None:
+    def clean_up(self, runner: RunView) -> None:
         super().clean_up(runner)
         restore, self._restore = self._restore, None
         if restore is not None:
             restore()
 
     @override
-    def _device_type(self, runner: Any) -> str:
+    def _device_type(self, runner: RunView) -> str:
         return "npu"
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         self._steps_left -= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -10,6 +10,9 @@ from mm_runner.errors import ConfigError
 from mm_runner.optim import named_schedulers, named_wrappers
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["ParamSchedulerHook"]
 
@@ -42,7 +45,7 @@ class ParamSchedulerHook(Hook):
         self._num_skipped: dict[str, int] = {}
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         from mm_runner.loops import IterBasedTrainLoop  # noqa: PLC0415 - loops need hooks
 
         self._num_skipped = {}
@@ -58,7 +61,7 @@ class ParamSchedulerHook(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if not runner.param_schedulers:
             return
@@ -80,14 +83,14 @@ class ParamSchedulerHook(Hook):
         return is_known and wrapper.num_skipped != before
 
     @override
-    def after_train_epoch(self, runner: Any) -> None:
+    def after_train_epoch(self, runner: RunView) -> None:
         for schedulers in named_schedulers(runner.param_schedulers).values():
             for scheduler in schedulers:
                 if scheduler.by_epoch:
                     scheduler.step()
 
     @override
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         if not runner.is_training:
             return
         for schedulers in named_schedulers(runner.param_schedulers).values():

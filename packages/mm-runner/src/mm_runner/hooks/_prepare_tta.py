@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -11,6 +11,9 @@ from mm_runner.errors import ConfigError
 from mm_runner.registry import MODELS, build_from_cfg, check_cfg
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["PrepareTTAHook"]
 
@@ -39,7 +42,7 @@ class PrepareTTAHook(Hook):
         self.tta_cfg = dict(tta_cfg)
 
     @override
-    def before_test(self, runner: Any) -> None:
+    def before_test(self, runner: RunView) -> None:
         loop = runner.test_loop
         if not hasattr(loop, "use_model"):
             raise ConfigError(

@@ -20,6 +20,8 @@ from ._hook_calls import HookCalls
 if TYPE_CHECKING:
     from torch.profiler import profile
 
+    from mm_runner.run_view import RunView
+
 __all__ = ["ProfilerHook"]
 
 # Allocations and releases that are remembered: enough for some hundred steps, and some 100 MB.
@@ -134,7 +136,7 @@ class ProfilerHook(Hook):
         self._written = 0
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         if self.ranks is not None and runner.rank not in self.ranks:
             return
         end = runner.max_epochs if self.by_epoch else runner.max_iters
@@ -163,7 +165,7 @@ class ProfilerHook(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if self._profiler is None:
             return
@@ -175,16 +177,16 @@ class ProfilerHook(Hook):
             self._count(runner)
 
     @override
-    def after_train_epoch(self, runner: Any) -> None:
+    def after_train_epoch(self, runner: RunView) -> None:
         if self._profiler is not None and self.by_epoch:
             self._count(runner)
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         self._guard(runner, self._stop)  # training may have ended before its time
 
     @override
-    def clean_up(self, runner: Any) -> None:
+    def clean_up(self, runner: RunView) -> None:
         self._is_writing = False  # training failed, or was stopped: of no use, and torch may fail
         with suppress(Exception):
             self._stop()
@@ -193,12 +195,12 @@ class ProfilerHook(Hook):
         if end is not None:
             end()
 
-    def _count(self, runner: Any) -> None:
+    def _count(self, runner: RunView) -> None:
         self._left -= 1
         if self._left == 0:
             self._guard(runner, self._stop)
 
-    def _guard(self, runner: Any, act: Callable[[], Any]) -> None:
+    def _guard(self, runner: RunView, act: Callable[[], Any]) -> None:
         """Let torch's profiler act: where that fails, a trace is lost, and no training."""
         try:
             act()
@@ -229,7 +231,7 @@ class ProfilerHook(Hook):
     def _schedule(self) -> dict[str, int]:
         return {"wait": 0, "warmup": 0, "active": 1, **self.schedule}
 
-    def _write(self, runner: Any, done: profile) -> None:
+    def _write(self, runner: RunView, done: profile) -> None:
         ready = self.on_trace_ready
         if not self._is_writing:
             return
@@ -253,7 +255,7 @@ class ProfilerHook(Hook):
         elif self._write_for_tensorboard is not None:
             self._write_for_tensorboard(done)
 
-    def _writer(self, runner: Any, device_type: str) -> Callable[[Any], None] | None:
+    def _writer(self, runner: RunView, device_type: str) -> Callable[[Any], None] | None:
         """Return what writes for TensorBoard, if that was asked for.
 
         That of torch_npu has to be made before anything is recorded: it says where to.
@@ -273,10 +275,10 @@ class ProfilerHook(Hook):
         writer: Callable[[Any], None] = make(directory, ready.get("worker_name"))
         return writer
 
-    def _device_type(self, runner: Any) -> str:
+    def _device_type(self, runner: RunView) -> str:
         return str(runner.device.type)
 
-    def _path(self, runner: Any) -> Path:
+    def _path(self, runner: RunView) -> Path:
         name = self.json_trace_path or str(Path(runner.log_dir) / "trace_rank{rank}.json")
         path = Path(name.replace("{rank}", str(runner.rank)))
         self._written += 1
@@ -297,7 +299,7 @@ def _named(
         return act(*arguments, **named)
 
 
-def _record_history(runner: Any) -> Callable[[], None] | None:
+def _record_history(runner: RunView) -> Callable[[], None] | None:
     """Record what is allocated, and return what ends that; ``None`` where torch cannot."""
     memory = getattr(getattr(torch, runner.device.type, None), "memory", None)
     record = getattr(memory, "_record_memory_history", None)  # torch's documented name

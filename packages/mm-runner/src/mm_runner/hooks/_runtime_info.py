@@ -18,6 +18,8 @@ from ._learning_rates import learning_rates
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mm_runner.run_view import RunView
+
 __all__ = ["RuntimeInfoHook"]
 
 # Their gradients have a norm only if they are clipped.
@@ -40,7 +42,7 @@ class RuntimeInfoHook(Hook):
         self._record: dict[str, Callable[[Any], None]] = {}
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         for name in ("epoch", "iter", "max_epochs", "max_iters"):
             runner.message_hub.follow_info(name, partial(getattr, runner, name))
         runner.message_hub.follow_scalars("train", lambda: learning_rates(runner.optim_wrapper))
@@ -52,20 +54,20 @@ class RuntimeInfoHook(Hook):
         }
 
     @override
-    def before_train_epoch(self, runner: Any) -> None:
+    def before_train_epoch(self, runner: RunView) -> None:
         runner.message_hub.begin_epoch(runner.epoch)
 
     @override
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         runner.message_hub.update_results("val", metrics or {})
 
     @override
-    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         runner.message_hub.update_results("test", metrics or {})
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         hub = runner.message_hub
         if hub is not self._hub:  # another run

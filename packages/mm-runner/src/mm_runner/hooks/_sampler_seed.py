@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from mm_runner.data import announce_epoch
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["DistSamplerSeedHook"]
 
@@ -21,7 +24,7 @@ class DistSamplerSeedHook(Hook):
     """
 
     @override
-    def before_train_epoch(self, runner: Any) -> None:
+    def before_train_epoch(self, runner: RunView) -> None:
         # Seeded whether or not this loader uses it: one that the user brought has its own.
         runner.loader_generator.manual_seed(runner.seed + runner.epoch)
         announce_epoch(runner.train_dataloader, runner.epoch)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 import mm_dist
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["SyncBuffersHook"]
 
@@ -24,16 +27,16 @@ class SyncBuffersHook(Hook):
     priority = "ABOVE_NORMAL"
 
     @override
-    def after_train_epoch(self, runner: Any) -> None:
+    def after_train_epoch(self, runner: RunView) -> None:
         _average(runner)
 
     @override
-    def before_val_epoch(self, runner: Any) -> None:
+    def before_val_epoch(self, runner: RunView) -> None:
         if runner.is_training:
             _average(runner)
 
 
-def _average(runner: Any) -> None:
+def _average(runner: RunView) -> None:
     if runner.distributed:
         buffers = (buffer for buffer in runner.model.buffers() if buffer.is_floating_point())
         mm_dist.all_reduce_params(buffers, op="mean")

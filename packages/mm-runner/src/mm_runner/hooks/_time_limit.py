@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
 from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["TimeLimitHook"]
 
@@ -61,7 +64,7 @@ class TimeLimitHook(Hook):
             )
 
     @override
-    def before_run(self, runner: Any) -> None:
+    def before_run(self, runner: RunView) -> None:
         if not runner.is_training:
             return
         seconds = self.max_time_s - self.margin_s

@@ -1,12 +1,10 @@
 """Loops: how the batches of a phase are gone through."""
 
-from ._counted_loader import uncounted
 from ._ending import EndOfTrainingError
 from ._epoch_train import EpochBasedTrainLoop
 from ._evaluation import TestLoop, ValLoop
 from ._iter_train import IterBasedTrainLoop
 from ._rehearsal import needs_rehearsal
-from ._resumption import Resumption
 from ._train_loop import AbstractTrainLoop
 
 __all__ = [
@@ -14,9 +12,7 @@ __all__ = [
     "EndOfTrainingError",
     "EpochBasedTrainLoop",
     "IterBasedTrainLoop",
-    "Resumption",
     "TestLoop",
     "ValLoop",
     "needs_rehearsal",
-    "uncounted",
 ]

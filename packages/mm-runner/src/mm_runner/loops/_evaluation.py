@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from mm_runner.evaluator import Evaluator
+    from mm_runner.run_view import RunView
 
 __all__ = ["RehearsalStopped", "TestLoop", "ValLoop"]
 
@@ -54,7 +55,7 @@ class ValLoop:
 
     def __init__(
         self,
-        runner: Any,
+        runner: RunView,
         dataloader: DataLoader[Any],
         evaluator: Evaluator,
         fp16: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature

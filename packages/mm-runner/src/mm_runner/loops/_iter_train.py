@@ -6,27 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mm_runner.data import DataPosition, announce_epoch
-from mm_runner.errors import ConfigError
+from mm_runner.data import DataPosition
 
-from ._counted_loader import DrawnBatches
 from ._loss_names import naming_losses
 from ._train_loop import AbstractTrainLoop
 from ._validation_schedule import ValidationSchedule, check_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch.utils.data import DataLoader
 
-    from ._resumption import Resumption
+    from mm_runner.run_view import RunView
 
 __all__ = ["IterBasedTrainLoop"]
 
 
 class IterBasedTrainLoop(AbstractTrainLoop):
-    """Trains ``max_iters`` steps, with a validation now and then.
+    """Train ``max_iters`` steps, with validations in between.
 
     The data is gone through as often as that takes; with an ``InfiniteSampler``, or an iterable
     dataset without end, once. To hooks the whole training is one epoch.
@@ -37,9 +34,9 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         max_iters: Steps to train.
         val_begin: First step that is followed by a validation.
         val_interval: Steps between two validations. The last step is always followed by one.
-        dynamic_intervals: Pairs ``(step, val_interval)``: from that step on the other interval.
-        sanity_val_batches: Before training, so many batches are validated to see that it works;
-            training goes as it would without, and a resumed run leaves it out. Defaults to 0.
+        dynamic_intervals: Pairs ``(step, val_interval)``: the interval from that step on.
+        sanity_val_batches: Batches to validate before training, as a check that validation works;
+            training is the same without. A resumed run skips it. Defaults to 0.
 
     Raises:
         ConfigError: If a number is out of range.
@@ -49,7 +46,7 @@ class IterBasedTrainLoop(AbstractTrainLoop):
 
     def __init__(
         self,
-        runner: Any,
+        runner: RunView,
         dataloader: DataLoader[Any],
         max_iters: int,
         val_begin: int = 1,
@@ -67,49 +64,20 @@ class IterBasedTrainLoop(AbstractTrainLoop):
             max_iters=max_iters,
             sanity_val_batches=sanity_val_batches,
         )
+        self._has_own_body = False  # a body of a subclass draws from dataloader_iterator
         self._under_way: Iterator[Any] | None = None
-        self._batches_drawn = DrawnBatches(dataloader, self._drawn)
-        self._given_iterator: Any = self._batches_drawn
-        self._has_other_iterator = False
 
     @property
-    def dataloader_iterator(self) -> Any:
-        """The batches of training, pass after pass.
-
-        A ``run`` of a subclass's own draws them, and a ``run_iter`` may take further ones. A
-        resumed run goes on with the next one, also where its ``run`` first draws a batch for each
-        step that was done. Another iterator that is assigned gives the batches from the next step
-        on; of what it does not draw from this one no checkpoint knows the position.
-
-        Raises:
-            ConfigError: If what is assigned is no iterator.
-        """
-        return self._given_iterator
-
-    @dataloader_iterator.setter
-    def dataloader_iterator(self, iterator: Any) -> None:
-        if not (self._is_drawn_by_own or hasattr(iterator, "__next__")):
-            raise ConfigError(
-                f"{type(self).__name__}: its dataloader_iterator is to be "
-                f"{type(iterator).__name__}, which gives no batches by next(). Give it an iterator "
-                "without end, such as itertools.cycle(loader)."
+    def dataloader_iterator(self) -> Iterator[Any]:
+        """The batches of training, pass after pass; a ``run`` of a subclass draws them here."""
+        if self._under_way is None:
+            if not self._at_pass_begin:  # before_train_epoch was not called
+                self._begin_pass()
+            start, batches = self._pass_start, self.batches
+            self._under_way = self._open_pass(
+                batches.endless(start.epoch, start, self._note_pass_begin)
             )
-        self._given_iterator, self._has_other_iterator = iterator, True
-
-    @override
-    def _note_loader(self) -> None:
-        if self.is_drawing:
-            self._has_other_iterator = True  # or none, which is to be told
-
-    @override
-    def begin_at(self, epoch: int, iteration: int) -> None:
-        super().begin_at(epoch, iteration)
-        self._batches_drawn.renew()
-
-    @override
-    def _watching(self) -> AbstractContextManager[None]:
-        self._batches_drawn.renew()  # it may have been looked at before training
-        return super()._watching()
+        return self._under_way
 
     def run_iter(self, data_batch: Any) -> None:
         """Train on one batch, as the loader gave it."""
@@ -117,105 +85,34 @@ class IterBasedTrainLoop(AbstractTrainLoop):
 
     @override
     def _train(self) -> None:
-        self.is_drawing = True
-        try:
-            self._go_through()
-        finally:
-            self.is_drawing, self._under_way = False, None
-
-    def _go_through(self) -> None:
         runner = self.runner
-        resumption = self._begin_pass()
         runner.call_hook("before_train_epoch")
-        self._take_loader(resumption)
-        start = resumption.position if resumption else DataPosition(samples=0)
-        batches = self._go_on(self._open_pass(start, endless=True), resumption)
-        self._under_way = batches
-        self._batches_drawn.renew()  # a hook may have looked at it
+        batches = self.dataloader_iterator
         while self.iter < self._last_count and not self.stop_training:
             runner.model.train()
-            self._train_to_validation()
+            self._train_to_validation(batches)
             if self._is_due():
                 self._validate()
         runner.call_hook("after_train_epoch")
 
-    def _train_to_validation(self) -> None:
+    def _train_to_validation(self, batches: Iterator[Any]) -> None:
         until = self._last_count
         if self.runner.val_loop is not None:
             until = self._schedule.next_after(self.iter)
         with naming_losses(self.runner.message_hub):
-            run_iter = self._stepping(IterBasedTrainLoop.run_iter)
-            for batch in self._source():
-                run_iter(batch)
-                if self.iter >= until or self.stop_training or self._has_other_iterator:
-                    return
-        raise ConfigError(
-            f"{type(self).__name__}: the dataloader_iterator that was assigned has ended after "
-            f"step {self.iter} of {self.max_iters}. Give it one without end, such as "
-            "itertools.cycle(loader)."
-        )
-
-    def _source(self) -> Iterator[Any]:
-        """Return what the next steps are trained on."""
-        self._has_other_iterator = False
-        if self._given_iterator is self._batches_drawn:
-            if self._given_loader is not self.batches.loader:
-                self.runner.logger.warning(
-                    f"{type(self).__name__}: dataloader was assigned amid the steps, which go on "
-                    "with the loader before, as all of them are one epoch. Assign "
-                    "dataloader_iterator as well, such as itertools.cycle(loader)."
-                )
-            assert self._under_way is not None
-            return self._under_way
-        if self._given_loader is not self.batches.loader:  # nobody draws from that any more
-            self._close_batches()
-        return self._drawn_elsewhere(self._given_iterator)
-
-    def _drawn_elsewhere(self, batches: Any) -> Iterator[Any]:
-        """Draw from what was assigned, which may draw from :attr:`batches` in turn."""
-        while True:
-            before = self.batches.epoch, self.batches.batch
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            if self._knows_place and before == (self.batches.epoch, self.batches.batch):
-                self._knows_place = False
-                self.runner.logger.warning(
-                    f"{type(self).__name__} trains on batches of the dataloader_iterator that was "
-                    "assigned: a checkpoint cannot say where in the data it was written, and a run "
-                    "that goes on from it begins the data anew."
-                )
-            yield batch
+            run_iter = self._step_function()
+            while self.iter < until and not self.stop_training:
+                run_iter(next(batches))
 
     @override
-    def _open_pass(self, start: DataPosition, *, endless: bool) -> Iterator[Any]:
-        if endless:
-            return self.batches.endless(start.epoch, start, self._note_begin)
-        announce_epoch(self.batches.loader, start.epoch)
-        return self.batches.begin(start.epoch, start)
-
-    def _drawn(self) -> Iterator[Any]:
-        """Return what :attr:`dataloader_iterator` draws, once it is asked for a batch."""
-        if self._under_way is not None:
-            return self._under_way
-        return iter(self.dataloader) if self._own is None else self._own.open(endless=True)
-
-    @override
-    def resume(self, resumption: Resumption) -> None:
-        super().resume(resumption)
-        self.epoch = self._epochs_done = 0  # the passes are the data's
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.epoch = self._epochs_done = 0  # passes are counted by the position in the data
         if self.iter > self.max_iters:
             self.runner.logger.warning(
                 f"max_iters={self.max_iters} was asked for and {self.iter} steps are done: there "
                 "is nothing to train. To train on, ask for more."
             )
-
-    @override
-    def position_after(self, epoch: int, iteration: int) -> DataPosition:
-        length = self.batches.length
-        whole, rest = (0, iteration) if length is None else divmod(iteration, length)
-        return DataPosition(whole, rest)
 
     @property
     @override
@@ -229,4 +126,4 @@ class IterBasedTrainLoop(AbstractTrainLoop):
 
     @override
     def _data_position(self) -> DataPosition:
-        return self.batches.position() if self._knows_place else DataPosition(samples=0)
+        return self.batches.position()

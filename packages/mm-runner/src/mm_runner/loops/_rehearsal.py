@@ -2,9 +2,8 @@
 
 It puts gradients into buckets by the order of parameters, and rebuilds them before its second
 step by the order in which gradients came. What lies where in a bucket decides in which order the
-ranks' values are added; so beyond two ranks, a run that goes on with a first step of its own would
-differ in the last bits. PowerSGD approximates each bucket as a whole, and keeps what it left out by
-bucket, so there it matters with two ranks too.
+ranks' values are added; so beyond two ranks, a resumed run differs in the last bits from one
+without a stop, unless its first step is rehearsed, as it is under ``deterministic=True``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mm_runner.checkpoint import rng_state, set_rng_state
-from mm_runner.model import power_sgd_states, restore_zeroed_gradients, zeroed_gradients
 from mm_runner.optim import named_wrappers
 
 if TYPE_CHECKING:
@@ -24,20 +22,21 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from mm_runner.run_view import RunView
+
 __all__ = ["needs_rehearsal", "rehearse"]
 
 
 def needs_rehearsal(model: nn.Module, world_size: int) -> bool:
     """Tell whether ``model`` exchanges gradients otherwise in its first step."""
-    if world_size == 1:
-        return False
     # The sum of two is the same in either order.
-    matters = world_size > 2 or bool(power_sgd_states(model))
-    return matters and any(isinstance(one, DistributedDataParallel) for one in model.modules())
+    return world_size > 2 and any(
+        isinstance(module, DistributedDataParallel) for module in model.modules()
+    )
 
 
 def rehearse(
-    runner: Any,
+    runner: RunView,
     step: Callable[[Any, Any], Any],
     batch: Any,
     restore: Callable[[], None],
@@ -55,7 +54,6 @@ def rehearse(
     # Those that are not saved, too.
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     modes = {module: module.training for module in model.modules()}
-    zeroed = zeroed_gradients(model)
     for _ in range(_micro_batches_of_a_step(runner.optim_wrapper)):
         step(copy.deepcopy(batch), runner.optim_wrapper)
     restore()
@@ -66,7 +64,6 @@ def rehearse(
     for module, was_training in modes.items():
         module.training = was_training
     _clear_gradients(model, runner.optim_wrapper)
-    restore_zeroed_gradients(model, zeroed)
     runner.optim_wrapper.initialize_count_status(model, runner.iter, runner.max_iters)
     set_rng_state(generators, runner.device)
 

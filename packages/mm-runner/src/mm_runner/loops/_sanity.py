@@ -19,11 +19,12 @@ from ._evaluation import RehearsalStopped, ValLoop
 
 if TYPE_CHECKING:
     from mm_runner.evaluator import Evaluator
+    from mm_runner.run_view import RunView
 
 __all__ = ["rehearse_validation"]
 
 
-def rehearse_validation(runner: Any, num_batches: int) -> None:
+def rehearse_validation(runner: RunView, num_batches: int) -> None:
     """Validate the first batches, so that a mistake in what validates shows at once.
 
     Hooks are not called, and metrics are computed by copies and dropped. Random numbers, the modes
@@ -65,7 +66,7 @@ def rehearse_validation(runner: Any, num_batches: int) -> None:
 
 
 @contextmanager
-def _numbers(runner: Any) -> Iterator[None]:
+def _numbers(runner: RunView) -> Iterator[None]:
     """Put all generators back, also those that the user gave the loader."""
     loader = runner.val_loop.dataloader
     owners = (
@@ -84,7 +85,7 @@ def _numbers(runner: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _model(runner: Any) -> Iterator[None]:
+def _model(runner: RunView) -> Iterator[None]:
     """Put buffers back that a validation changes, such as counters; modes are the loop's matter."""
     buffers = {name: one.detach().clone() for name, one in runner.model.named_buffers()}
     try:
@@ -97,7 +98,7 @@ def _model(runner: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _loop(runner: Any) -> Iterator[None]:
+def _loop(runner: RunView) -> Iterator[None]:
     loop = runner.val_loop
     limit, evaluator = loop.limit, loop.evaluator
     loop.evaluator, loop.is_rehearsal = _copied(evaluator), True
@@ -111,16 +112,17 @@ def _loop(runner: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _hooks(runner: Any) -> Iterator[None]:
+def _hooks(runner: RunView) -> Iterator[None]:
     """Let no hook act, and no stop be settled: that waits for the end of the first step."""
-    own = vars(runner)
-    before = {name: own[name] for name in ("call_hook", "is_training") if name in own}
-    runner.call_hook = lambda *_, **__: None  # that of a subclass may do more than call them
-    runner.is_training = False
+    own: dict[str, Any] = vars(runner)
+    names = ("call_hook", "is_training")
+    before: dict[str, Any] = {name: own[name] for name in names if name in own}
+    # That of a subclass may do more than call them.
+    own.update(call_hook=lambda *_, **__: None, is_training=False)
     try:
         yield
     finally:
-        del runner.call_hook
+        del own["call_hook"]
         own.update(before)
 
 
@@ -146,7 +148,7 @@ def _keeping_no_predictions(evaluator: Any) -> Iterator[None]:
         metrics[:] = before
 
 
-def _running_eagerly(runner: Any) -> AbstractContextManager[Any]:
+def _running_eagerly(runner: RunView) -> AbstractContextManager[Any]:
     """Keep what is compiled as it is: shapes seen before training would change how it is."""
     set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
     if set_stance is None or not runner.compile_handle.enabled:  # before torch 2.6 there is none

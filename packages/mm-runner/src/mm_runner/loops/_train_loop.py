@@ -1,49 +1,40 @@
-"""What training loops have in common: steps, validations in between, and going on exactly."""
+"""What training loops have in common: steps, validations in between, and exact resume."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typing_extensions import override
-
 import mm_dist
-from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import is_validated, mark_validated, rng_state, set_rng_state
-from mm_runner.errors import CheckpointWriteError, ConfigError
-from mm_runner.hooks import Hook
+from mm_runner.checkpoint import rng_state, set_rng_state
+from mm_runner.data import DataPosition, TrainBatches, feed_of_run
+from mm_runner.errors import ConfigError
 from mm_runner.model import train_step_of
-from mm_runner.optim import named_schedulers
 
 from ._ending import EndOfTrainingError
 from ._mmengine_names import MMEngineNames
-from ._own_bodies import OwnBody, overridden
+from ._rehearsal import rehearse
 from ._sanity import rehearse_validation
-from ._train_loader import TrainLoader
 from ._validation_schedule import check_count, check_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from torch.utils.data import DataLoader
+    from mm_runner.run_view import RunView
 
-    from mm_runner.data import DataPosition
-
-    from ._resumption import Resumption
     from ._validation_schedule import ValidationSchedule
 
 __all__ = ["AbstractTrainLoop"]
 
 
-class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
-    """Trains step by step.
+class AbstractTrainLoop(MMEngineNames, ABC):
+    """Train step by step, with validations in between.
 
-    A subclass may override ``run``, ``run_epoch`` and ``run_iter`` in MMEngine's way. What is its
-    own lets hooks act at the usual stages, draws batches from :attr:`dataloader`, and counts
-    :attr:`epoch` and :attr:`iter`; what a checkpoint says of the data, and leaving between two
-    steps, are seen to around it. Batches that were drawn by the end of a step count as trained on.
-    Of batches from elsewhere a warning is logged: no checkpoint knows their position.
+    A subclass may override ``run``, ``run_epoch`` and ``run_iter`` as in MMEngine. It calls the
+    hooks at the usual stages, draws its batches from :attr:`dataloader`, and counts ``epoch`` and
+    ``iter``. A checkpoint of such a run resumes after its last step where steps go through the
+    ``run_iter`` of this package, else after the last whole epoch; the log says which.
 
     Args:
         runner: The run: model, optimizer wrapper, hooks.
@@ -51,22 +42,21 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         schedule: When a validation is due.
         max_epochs: Epochs to train.
         max_iters: Steps to train.
-        sanity_val_batches: Batches that are validated before training begins, to see that it works.
+        sanity_val_batches: Batches to validate before training, as a check that validation works.
 
     Attributes:
-        is_drawing: Whether a body of ours goes through them.
+        dataloader: Training batches; another loader that is assigned is used from the next pass on.
         epoch: Number of epochs done.
         iter: Number of steps done; during the hooks after a step, without that step.
-        stop_training: Set by a hook to end training after the present epoch or step.
+        stop_training: Set by a hook to end training after the current epoch or step.
     """
 
-    # Whether each epoch is a pass over the data; else all of training is one epoch.
-    _by_epoch: ClassVar[bool]
+    _by_epoch: ClassVar[bool]  # Whether each epoch is a pass over the data; else training is one.
 
     def __init__(
         self,
-        runner: Any,
-        dataloader: DataLoader[Any],
+        runner: RunView,
+        dataloader: Any,
         schedule: ValidationSchedule,
         *,
         max_epochs: int,
@@ -75,12 +65,6 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
     ) -> None:
         check_count("sanity_val_batches", sanity_val_batches)
         self.runner = runner
-        own = overridden(self)
-        self._own = OwnBody(self, by_epoch=self._by_epoch) if own else None
-        if "run" in own:
-            vars(self)["run"] = self._run_own
-        self._is_drawn_by_own = bool(own & {"run", "run_epoch"})
-        vars(self).pop("_dataloader", None)  # a subclass may have put it there already
         self.dataloader = dataloader
         self.max_epochs, self.max_iters = max_epochs, max_iters
         self.epoch = self.iter = 0
@@ -88,20 +72,24 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         self.batches = self._batches_of(dataloader)
         self._schedule = schedule
         self._sanity_val_batches = sanity_val_batches
-        self._has_rehearsed = False  # a run() of a subclass's own may call ours
         self._limit: int | None = None
         self._step: Any = None
         self._before_step: Any = None
         self._after_step: Any = None
         self._is_steady = False
-        # Whether all steps so far were on batches that were drawn from this loop.
-        self._knows_place = True
-        # During the hooks after a step or an epoch, these are one ahead of what the loop counts.
+        self._has_own_body = any(map(self._is_overridden, ("run", "run_epoch")))
+        # During the hooks after a step or an epoch, these are one ahead of the public counters.
         self._epochs_done = self._iters_done = self._batches_done = 0
-        self._resumption: Resumption | None = None
-        self._at_pass_begin = {}
-        self._before_validation: dict[str, Any] | None = None  # the generators
+        self._iters_at_pass_begin = 0
+        self._pass_start = DataPosition(samples=0)
+        # What is restored when the next pass begins, and how a first step is rehearsed.
+        self._resumed: dict[str, Any] | None = None
+        self._resumed_rng: dict[str, Any] | None = None
+        self._restore: Callable[[], None] | None = None
+        self._at_pass_begin: dict[str, Any] = {}
+        self._rng_before_validation: dict[str, Any] | None = None
         self._validated_at: int | None = None  # the step
+        self._has_warned_of_position = False
 
     @property
     def val_begin(self) -> int:
@@ -125,172 +113,202 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
 
     @abstractmethod
     def _data_position(self) -> DataPosition:
-        """Return where the run is in its data, with everything done that is done."""
-
-    @abstractmethod
-    def position_after(self, epoch: int, iteration: int) -> DataPosition:
-        """Return where the data are after so many whole epochs and steps, of an MMEngine run."""
+        """Return the position in the data after everything that is done."""
 
     @abstractmethod
     def _train(self) -> None:
-        """Train from where the run is to the end."""
+        """Train from the current position to the end."""
 
     def run(self) -> None:
         """Train from :attr:`epoch` and :attr:`iter` to the end."""
         runner = self.runner
-        with self._watching():
-            self._rehearse_validation()
-            runner.call_hook("before_train")
-            self._begin_steps()
-            with suppress(EndOfTrainingError):
-                if self._is_at_validation() and self._is_due() and self._must_validate_again():
-                    self._validate()
-                self._train()
-            runner.call_hook("after_train")
-
-    def _run_own(self) -> Any:
-        """Do what a subclass's ``run`` does, and around it what it does not know of."""
-        with self._watching():
-            self._rehearse_validation()
-            return type(self).run(self)
-
-    def _watching(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._own is None else self._own.watching()
-
-    def _rehearse_validation(self) -> None:
-        has_rehearsed, self._has_rehearsed = self._has_rehearsed, True
-        is_at_begin = self._resumption is None and self.iter == 0
-        if self._sanity_val_batches and is_at_begin and not has_rehearsed:
-            rehearse_validation(self.runner, self._sanity_val_batches)
+        if self._sanity_val_batches and self._resumed is None and self.iter == 0:
+            rehearse_validation(runner, self._sanity_val_batches)
+        runner.call_hook("before_train")
+        with suppress(EndOfTrainingError):
+            # Most checkpoints are written before the validation that follows them.
+            if self._is_at_validation() and self._is_due() and self._validated_at != self.iter:
+                self._validate()
+            self._train()
+        runner.call_hook("after_train")
 
     def shorten(self, num_batches: int) -> None:
-        """Let training end after so many batches, and a validation, to see that all of it works.
+        """End training after ``num_batches`` and a validation, as a trial of the whole run.
 
-        What goes by :attr:`max_epochs` and :attr:`max_iters`, such as schedules, still does.
+        What depends on :attr:`max_epochs` and :attr:`max_iters`, such as schedules, is unchanged.
         """
         check_positive("num_batches", num_batches)
         self._limit = num_batches
         self._schedule.last = self._last_count
 
     def close(self) -> None:
-        """End the workers of the training batches; what is left of a stopped pass is dropped."""
-        self._close_batches()
+        """End the workers of the training batches."""
+        self.batches.close()
 
     # A checkpoint of the run: what this loop knows of it.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training is, and this process's random numbers at that point.
+        """Return the position of training, and the random numbers of this process there.
 
-        It may be asked for at any time from the end of a step to the drawing of the next batch,
-        also by a hook, and in a validation.
+        It may be called at any time from the end of a step to the drawing of the next batch, also
+        by a hook, and in a validation.
 
         Returns:
-            ``epoch`` and ``iter``; ``data``, a :class:`~mm_runner.data.DataPosition` as a dict;
-            ``rng``, the generators; ``pass``, the generators as the pass over the data began;
-            ``is_validated``, whether what follows these steps has been validated already.
+            ``epoch`` and ``iter``; ``position``, a :class:`~mm_runner.data.DataPosition` as a dict;
+            ``pass``, the generators as the pass over the data began; ``is_validated``, whether the
+            validation after these steps is done.
         """
         is_validated = self._validated_at == self._iters_done
-        if self._resumption is not None:  # nothing was trained since
-            return {**self._resumption.state, "is_validated": is_validated}
+        if self._resumed is not None:  # nothing was trained since
+            return {**self._resumed, "is_validated": is_validated}
         position = self._data_position()._replace(order=self.batches.order)
         to_come = {"generators": self.batches.generator_states()}
         return {
             "epoch": self._epochs_done,
             "iter": self._iters_done,
-            "data": position._asdict(),
-            "rng": self._before_validation or rng_state(self.runner.device),
+            "position": position._asdict(),
             "pass": self._at_pass_begin if position.is_begun else to_come,
             "is_validated": is_validated,
         }
 
-    def resume(self, resumption: Resumption) -> None:
-        """Go on from another run's :meth:`state_dict`."""
-        self._resumption = resumption
-        self.batches.use_order(resumption.position.order)
-        self.epoch = self._epochs_done = resumption.state["epoch"]
-        self.iter = self._iters_done = resumption.state["iter"]
-        self._validated_at = self.iter if resumption.state.get("is_validated") else None
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the :meth:`state_dict` of another run; the generators are left alone."""
+        self._resumed, self._resumed_rng = dict(state), None
+        self.batches.use_order(state["position"]["order"])
+        self.epoch = self._epochs_done = state["epoch"]
+        self.iter = self._iters_done = state["iter"]
+        self._validated_at = self.iter if state.get("is_validated") else None
 
-    def begin_at(self, epoch: int, iteration: int) -> None:
-        """Let :meth:`run` begin after so many, and forget what a training before it has left."""
-        self.batches.rewind()
-        if self._own is not None:
-            self._own = OwnBody(self, by_epoch=self._by_epoch)
-        self.epoch = self._epochs_done = epoch
-        self.iter = self._iters_done = iteration
-        self._batches_done, self._knows_place = 0, True
-        self.stop_training = self.is_drawing = self._has_rehearsed = False
-        self._resumption = self._step = self._before_validation = self._validated_at = None
+    def rng_state(self) -> dict[str, Any]:
+        """Return the generators that the next step draws from, not those of a validation."""
+        if self._resumed is not None and self._resumed_rng is not None:
+            return self._resumed_rng
+        return self._rng_before_validation or rng_state(self.runner.device)
 
-    # The parts of a loop.
+    def load_rng_state(self, state: dict[str, Any]) -> None:
+        """Continue with the generators of :meth:`rng_state`; after :meth:`load_state_dict`."""
+        self._resumed_rng = state
 
-    @override
-    def _open_own(self) -> Iterator[Any]:
-        assert self._own is not None
-        return self._own.open()
+    def rehearse_with(self, restore: Callable[[], None]) -> None:
+        """Rehearse the first step of a resumed run, and call ``restore`` to undo it."""
+        self._restore = restore
 
-    @abstractmethod
-    def _open_pass(self, start: DataPosition, *, endless: bool) -> Iterator[Any]:
-        """Begin the pass that ``start`` is in, there, and if ``endless`` those that follow."""
+    # Passes over the data.
 
-    def _begin_pass(self) -> Resumption | None:
-        """Prepare the random numbers of a pass; before anything of it draws some.
+    def enter_stage(self, stage: str) -> None:
+        """Count an epoch, or a step, before the hooks of ``stage`` act."""
+        if stage == "before_train_epoch":
+            self._begin_pass()
+        elif stage == "after_train_epoch" and self._by_epoch:
+            self._epochs_done, self._batches_done = self.epoch + 1, 0
+            if self._has_own_body:
+                self.batches.seek(DataPosition(self._epochs_done, samples=0))
+        elif stage == "after_train_iter":
+            self._iters_done = self.iter + 1
+            if not self._has_own_body:
+                self._batches_done = self.batches.batch
 
-        Returns:
-            Where in the pass to begin, if this run goes on from another one.
-        """
-        self._end_validation()
-        if self._own is not None and self._resumption is not None:
-            self._own.validate_again()
-        resumption, self._resumption = self._resumption, None
-        if resumption is not None:
-            resumption.restore_begin(self.batches, self.runner.device)
-        self._note_begin()
-        return resumption
+    def leave_stage(self, stage: str) -> None:
+        """Stop between two epochs of a body that takes its steps itself, if that was asked for."""
+        runner = self.runner
+        is_end = stage == "after_train_epoch" and self._by_epoch and self._has_own_body
+        if is_end and runner.interruption.pending:
+            runner.interruption.settle(runner)
 
-    def _note_begin(self) -> None:
+    def _begin_pass(self) -> None:
+        """Restore the generators as the pass began, before anything of it draws from them."""
+        if self.dataloader is not self.batches.loader:
+            self._use_loader(self.dataloader)
+        resumed = self._resumed
+        self._pass_start = self._position_of_next_pass()
+        if resumed is not None:
+            is_begun = self._pass_start.is_begun
+            rng = resumed["pass"].get("rng") if is_begun else self._resumed_rng
+            if rng:
+                set_rng_state(rng, self.runner.device)
+            self.batches.set_generator_states(resumed["pass"].get("generators", {}))
+        self._note_pass_begin()
+        self._batches_done, self._iters_at_pass_begin = self._pass_start.batch, self.iter
+        if self._has_own_body:
+            self.batches.seek(self._pass_start)
+            self._end_resumption()
+
+    def _position_of_next_pass(self) -> DataPosition:
+        if self._resumed is None:
+            return DataPosition(self.epoch, samples=0)
+        position = DataPosition(**self._resumed["position"])
+        if self._has_own_body and not self.batches.is_seekable:
+            return DataPosition(position.epoch, samples=0)
+        return position
+
+    def _note_pass_begin(self) -> None:
         self._at_pass_begin = {
             "rng": rng_state(self.runner.device),
             "generators": self.batches.generator_states(),
         }
 
-    def _go_on(self, batches: Iterator[Any], resumption: Resumption | None) -> Iterator[Any]:
-        """Return ``batches`` ready to train on: the step before them ended just so."""
-        if self._step is None:  # run() is a subclass's own
+    def _open_pass(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return ``batches`` with the generators as they were before the first of them."""
+        if self._step is None:
             self._begin_steps()
-        if resumption is None:
+        restore = self._restore
+        if not self._end_resumption() or restore is None:
             return batches
-        return resumption.go_on(self.runner, batches, self._step)
+        return self._rehearsed(batches, restore)
+
+    def _end_resumption(self) -> bool:
+        """Set the generators of the checkpoint; return whether there was one."""
+        is_resumed = self._resumed is not None
+        # Of a pass that is yet to begin they are set, and what its hooks drew since counts.
+        if is_resumed and self._resumed_rng and self._pass_start.is_begun:
+            set_rng_state(self._resumed_rng, self.runner.device)
+        self._resumed = self._resumed_rng = self._restore = None
+        return is_resumed
+
+    def _rehearsed(self, batches: Iterator[Any], restore: Callable[[], None]) -> Iterator[Any]:
+        for index, batch in enumerate(batches):
+            if index == 0:
+                rehearse(self.runner, self._step, batch, restore)
+            yield batch
+
+    def _use_loader(self, loader: Any) -> None:
+        order = self.batches.order
+        self.batches.close()
+        self.batches = self._batches_of(loader)
+        self.batches.use_order(order)
+
+    def _batches_of(self, loader: Any) -> TrainBatches:
+        if isinstance(loader, dict) or not hasattr(loader, "__iter__"):
+            raise ConfigError(
+                f"{type(self).__name__}.dataloader is {type(loader).__name__}, which gives no "
+                "batches. Give it a DataLoader, as runner.build_dataloader(cfg, seed=runner.seed) "
+                "returns it."
+            )
+        runner = self.runner
+        return TrainBatches(
+            loader,
+            runner.seed,
+            runner.loader_generator,
+            runner.logger.info,
+            feed_of_run(runner, loader),
+        )
+
+    # Steps.
 
     def renew_hooks(self) -> None:
         """Let hooks act in steps that were registered since training began."""
         if self._after_step is not None:
             self._collect_hooks()
 
-    def renew_step(self) -> None:
-        """Train the model that is the run's now, if another one was when training began."""
-        if self._step is None:
-            return
-        try:
-            self._step = train_step_of(self.runner.model)
-        except ConfigError:  # it may be there to validate only, or at the end
-            self._step = self._late_step
-
-    def _late_step(self, *batch: Any) -> Any:
-        return train_step_of(self.runner.model)(*batch)
-
-    @property
-    def is_validating(self) -> bool:
-        """Whether a validation is under way."""
-        return self._before_validation is not None
-
     def _begin_steps(self) -> None:
         self._collect_hooks()
         self._step = train_step_of(self.runner.model)
 
     def _collect_hooks(self) -> None:
-        self._before_step = self.runner.step_hooks("before_train_iter")
-        self._after_step = self.runner.step_hooks("after_train_iter")
+        hooks, call_hook = self.runner.hooks_list, self.runner.call_hook
+        own = None if call_hook.__module__.startswith("mm_runner.") else call_hook
+        self._before_step = hooks.of_steps("before_train_iter", own)
+        self._after_step = hooks.of_steps("after_train_iter", own)
 
     def _run_step(self, index: int, batch: Any) -> None:
         """Train on one batch, with the hooks before and after."""
@@ -301,7 +319,8 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         for act in self._before_step:
             act(runner, index, batch)
         outputs = self._step(batch, runner.optim_wrapper)
-        self._iters_done, self._batches_done = self.iter + 1, index + 1
+        self._iters_done = self.iter + 1
+        self._batches_done += 1
         for act in self._after_step:
             act(runner, index, batch, outputs)
         self.iter += 1
@@ -311,90 +330,56 @@ class AbstractTrainLoop(TrainLoader, MMEngineNames, ABC):
         if runner.interruption.pending:
             runner.interruption.settle(runner)
 
-    def _stepping(self, run_iter: Callable[..., object]) -> Callable[..., object]:
-        """Return what trains on one batch: :meth:`run_iter`, also if a subclass overrides it.
+    def _step_function(self) -> Callable[..., object]:
+        """Return what trains on one batch of ours: :meth:`run_iter`, also if it is overridden."""
+        run_iter: Callable[..., object] = self.run_iter  # type: ignore[attr-defined]
+        return self._run_own_iter if self._is_overridden("run_iter") else run_iter
 
-        Args:
-            run_iter: Of the class that calls it.
-        """
-        own = self.run_iter  # type: ignore[attr-defined]
-        return own if getattr(own, "__func__", None) is run_iter else self._run_own_step
-
-    def _run_own_step(self, *arguments: Any) -> None:
-        """Let a subclass train on one batch, and do what :meth:`_run_step` does besides."""
-        mm_dist.mark_iteration(self.iter + 1)
+    def _run_own_iter(self, *arguments: Any) -> None:
+        """Let a subclass train on one batch, and count it."""
         self.run_iter(*arguments)  # type: ignore[attr-defined]
-        # It may have left out the batch, or its hooks.
         self._iters_done, self._batches_done = self.iter, self.batches.batch
-        self._end_step()
-
-    def _end_step(self) -> None:
-        """Do what follows a step; :meth:`_run_step` does the same, and spares the call."""
-        if not self._is_steady:
-            mm_dist.enter_steady_state()
-            self._is_steady = True
         if self.runner.interruption.pending:
             self.runner.interruption.settle(self.runner)
 
+    def _is_overridden(self, name: str) -> bool:
+        method = getattr(type(self), name, None)
+        return method is not None and not method.__module__.startswith("mm_runner.")
+
+    def _warn_of_position(self) -> None:
+        """Say once that a checkpoint within an epoch does not resume within it."""
+        if not self._has_warned_of_position:
+            self._has_warned_of_position = True
+            self.runner.logger.warning(
+                f"{type(self).__name__} draws batches in a way that cannot be resumed within an "
+                "epoch: a checkpoint written there resumes at the beginning of the epoch. Let "
+                "run_epoch() pass the batches of self.dataloader, given as a config, to "
+                "run_iter()."
+            )
+
+    # Validations. Training draws the same random numbers with and without one in between.
+
     def _is_at_validation(self) -> bool:
-        """Tell whether the run goes on right after what is followed by a validation."""
+        """Return whether the run resumes right after what is followed by a validation."""
         return self._count > 0
-
-    def _must_validate_again(self) -> bool:
-        """Tell whether a run that goes on needs the validation after its checkpoint.
-
-        Most are written before it, and know nothing of what hooks or schedules learned from it.
-        """
-        if self._validated_at == self.iter:
-            return False  # as of a run by steps that has come to its end
-        return self._learns_from_validations() or not self._is_validated(self._count)
-
-    def _learns_from_validations(self) -> bool:
-        runner = self.runner
-        schedules = (
-            one for group in named_schedulers(runner.param_schedulers).values() for one in group
-        )
-        return any(map(_learns_from_metrics, runner.hooks)) or any(
-            getattr(schedule, "need_val_args", False) for schedule in schedules
-        )
-
-    def _is_validated(self, count: int, **words: Any) -> bool:
-        runner = self.runner
-        return run_on_main(lambda: is_validated(runner.work_dir, count, runner.seed, **words))
-
-    def _mark_validated(self, count: int, **words: Any) -> None:
-        runner = self.runner
-        if not mm_dist.is_main_process():  # a run() of a subclass may validate there alone
-            return
-        try:
-            mark_validated(runner.work_dir, count, runner.seed, **words)
-        except CheckpointWriteError as error:
-            runner.logger.warning(f"{error} A run that resumes here validates once more.")
 
     def _is_due(self) -> bool:
         return self.runner.val_loop is not None and self._schedule.is_due(self._count)
 
     def _validate(self) -> None:
-        runner, count = self.runner, self._count
-        self._begin_validation()
-        runner.interruption.mark(runner)
-        runner.val_loop.run()
-        self._end_validation()
-        self._mark_validated(count)
+        runner = self.runner
+        with self._keeping_generators():
+            runner.interruption.mark(runner)
+            runner.val_loop.run()
         self._validated_at = self._iters_done
 
-    # Training draws the same random numbers with and without a validation in between.
-
-    def _begin_validation(self) -> None:
-        if self._before_validation is None:
-            self._before_validation = rng_state(self.runner.device)
+    @contextmanager
+    def _keeping_generators(self) -> Iterator[None]:
+        self._rng_before_validation = rng_state(self.runner.device)
+        yield
+        self._end_validation()
 
     def _end_validation(self) -> None:
-        if self._before_validation is not None:
-            set_rng_state(self._before_validation, self.runner.device)
-            self._before_validation = None
-
-
-def _learns_from_metrics(hook: Hook) -> bool:
-    keeps_state = type(hook).state_dict is not Hook.state_dict
-    return keeps_state and type(hook).acts_at("after_val_epoch")
+        state, self._rng_before_validation = self._rng_before_validation, None
+        if state is not None:
+            set_rng_state(state, self.runner.device)

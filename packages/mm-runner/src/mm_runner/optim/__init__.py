@@ -4,7 +4,13 @@ from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 
 from ._closure import refuse_closure
 from ._multi_optim_wrapper import MultiOptimWrapperConstructor
-from ._optim_wrapper import build_optim_wrapper, computes_in_half, named_wrappers, scale_lr
+from ._optim_wrapper import (
+    build_optim_wrapper,
+    computes_in_half,
+    holds_gradients,
+    named_wrappers,
+    scale_lr,
+)
 from .constructors import (
     DefaultOptimWrapperConstructor,
     LayerDecayOptimizerConstructor,
@@ -25,6 +31,7 @@ __all__ = [
     "build_optim_wrapper",
     "build_param_schedulers",
     "computes_in_half",
+    "holds_gradients",
     "named_schedulers",
     "named_wrappers",
     "refuse_closure",

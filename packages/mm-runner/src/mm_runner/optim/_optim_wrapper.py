@@ -17,7 +17,13 @@ from .constructors import DefaultOptimWrapperConstructor
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["build_optim_wrapper", "computes_in_half", "named_wrappers", "scale_lr"]
+__all__ = [
+    "build_optim_wrapper",
+    "computes_in_half",
+    "holds_gradients",
+    "named_wrappers",
+    "scale_lr",
+]
 
 
 def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapper") -> Any:
@@ -107,3 +113,13 @@ def named_wrappers(optim_wrapper: Any) -> dict[str, Any]:
 def computes_in_half(wrapper: Any) -> bool:
     """Return whether the forward of this one wrapper is autocast to float16 or bfloat16."""
     return getattr(wrapper, "dtype", None) in (torch.float16, torch.bfloat16)
+
+
+def holds_gradients(optim_wrapper: Any) -> bool:
+    """Return whether gradients are accumulated that no optimizer step has used yet.
+
+    Args:
+        optim_wrapper: An optimizer wrapper, or an ``OptimWrapperDict``.
+    """
+    wrappers = named_wrappers(optim_wrapper).values()
+    return any(hasattr(one, "should_update") and not one.should_update() for one in wrappers)

@@ -16,9 +16,8 @@ from mm_runner.hooks._metrics_asked import refuse_missing_metrics
 from mm_runner.model import plan_module_settings, unwrap_model
 from mm_runner.optim import ParamScheduler, named_wrappers, scale_lr
 from mm_runner.runner import Runner
-from mm_runner.runner._checks import check_run, own_keys
-from mm_runner.runner._loading import refuse_url
-from mm_runner.runner._runner import runner_arguments
+from mm_runner.runner._checks import argument_names, check_run, own_keys
+from mm_runner.runner._resume import refuse_url
 
 from ._length import Length, length_of_run
 from ._memory import describe_memory
@@ -94,7 +93,7 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
         notes.append(f"Each process keeps about 1/{world_size} of what is listed as memory.")
     if cfg.get("resume_data") is False:
         notes.append("A run that is resumed begins its data anew (resume_data).")
-    unused = own_keys(cfg, runner_arguments())
+    unused = own_keys(cfg, argument_names(Runner))
     if unused:
         notes.append(
             f"Keys of the configuration's own, which nothing here uses: {', '.join(unused)}."

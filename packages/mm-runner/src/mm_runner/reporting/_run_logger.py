@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from ._console import RunConsole
 
-__all__ = ["close_logger", "is_begun_anew", "open_logger"]
+__all__ = ["close_logger", "open_logger"]
 
 
 def open_logger(
@@ -65,12 +64,6 @@ def close_logger(logger: logging.Logger) -> None:
             handler.close()
 
 
-def is_begun_anew(logger: logging.Logger) -> bool:
-    """Tell whether the file of the lines was removed, or replaced, since it was opened."""
-    files = (one for one in logger.handlers if isinstance(one, _FileHandler))
-    return any(file.is_begun_anew for file in files)
-
-
 class _ConsoleHandler(logging.Handler):
     """Prints above the progress bar instead of through it."""
 
@@ -84,56 +77,15 @@ class _ConsoleHandler(logging.Handler):
 
 
 class _FileHandler(logging.FileHandler):
-    """Begins the file anew if it was removed, and says once if it cannot be written.
-
-    Where another file has come in its place, as the old one of a share that was gone for a while,
-    the lines go on there.
-    """
+    """Warns once on the console if the file cannot be written; training continues."""
 
     def __init__(self, path: Path, console: RunConsole) -> None:
         super().__init__(path, encoding="utf-8")
-        self.is_begun_anew = False
         self._console = console
-        self._is_told = False
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            if self._is_elsewhere():  # lines are rare
-                self._begin_anew()
-        except OSError:
-            self.handleError(record)
-        else:
-            super().emit(record)
+        self._has_warned = False
 
     @override
     def handleError(self, record: logging.LogRecord) -> None:
-        if not self._is_told:
-            self._is_told = True
-            self._console.print(
-                f"{self.baseFilename} could not be written: {sys.exc_info()[1]}. The lines go on "
-                "here."
-            )
-
-    def _is_elsewhere(self) -> bool:
-        """Tell whether the path leads to no file, or to another than the open one."""
-        try:
-            there = os.stat(self.baseFilename)  # noqa: PTH116
-        except FileNotFoundError:
-            return True
-        except OSError:  # it does not answer: so much for this line, if the open file has no room
-            return False
-        try:
-            opened = None if self.stream is None else os.fstat(self.stream.fileno())
-        except OSError:  # a file handle of before the outage
-            opened = None
-        return opened is None or not os.path.samestat(there, opened)
-
-    def _begin_anew(self) -> None:
-        stream, self.stream = self.stream, None
-        if stream is not None:
-            with suppress(OSError):
-                stream.close()
-        os.makedirs(os.path.dirname(self.baseFilename), exist_ok=True)  # noqa: PTH103, PTH120
-        self.stream = self._open()
-        self.is_begun_anew = True
+        if not self._has_warned:
+            self._has_warned = True
+            self._console.print(f"{self.baseFilename} could not be written: {sys.exc_info()[1]}.")

@@ -1,4 +1,4 @@
-"""Loops from their configs."""
+"""Loops, loaders, evaluators and schedules of a run, from their configs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_dist
+from mm_runner import evaluator as evaluators
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
+from mm_runner.optim import build_param_schedulers
 from mm_runner.registry import LOOPS, build_from_cfg
 
+from ._epoch_length import epoch_length
 from ._making import PartOfRun, making, part_of_run
-from ._overrides import built_by
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from mm_runner.runner import Runner
+    from ._runner import Runner
 
-__all__ = ["build_eval_loop", "build_loader_of_script", "build_train_loop"]
+__all__ = [
+    "build_eval_loop",
+    "build_evaluator",
+    "build_loader",
+    "build_schedules",
+    "build_train_loop",
+]
 
 _EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 
@@ -43,7 +51,7 @@ def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> A
     if by_epoch not in (None, True, False):
         raise ConfigError(f"train_cfg.by_epoch: True or False is needed, got {by_epoch!r}.")
     kind = "IterBasedTrainLoop" if by_epoch is False else "EpochBasedTrainLoop"
-    loader = _build_loader(runner, train_dataloader, "train_dataloader", shuffle=True)
+    loader = _loader_of_run(runner, train_dataloader, "train_dataloader", shuffle=True)
     return build_from_cfg(
         arguments,
         LOOPS,
@@ -65,9 +73,9 @@ def build_eval_loop(runner: Runner, phase: str, dataloader: Any, cfg: Any, evalu
     Raises:
         ConfigError: If a config does not fit.
     """
-    loader = _build_loader(runner, dataloader, f"{phase}_dataloader", shuffle=False)
+    loader = _loader_of_run(runner, dataloader, f"{phase}_dataloader", shuffle=False)
     with making(PartOfRun(f"{phase}_evaluator")):
-        built = built_by(runner, "build_evaluator", evaluator)
+        built = runner.recipe.built_by(runner, "build_evaluator", evaluator)
     return build_from_cfg(
         _loop_arguments(cfg, f"{phase}_cfg"),
         LOOPS,
@@ -76,12 +84,22 @@ def build_eval_loop(runner: Runner, phase: str, dataloader: Any, cfg: Any, evalu
     )
 
 
-def build_loader_of_script(cfg: Any, seed: int | None) -> DataLoader[Any]:
-    """Build a dataloader: that of a run if one is being built, else one of a script's own.
+def build_loader(
+    dataloader: Any,
+    seed: int | None = None,
+    diff_rank_seed: bool = False,  # noqa: ARG001, FBT001, FBT002 - MMEngine's signature
+) -> Any:
+    """Build a dataloader from its config, with a share of the samples for each process.
+
+    The loops of a run get theirs by this; an override that ends here gets what the run would have.
 
     Args:
-        cfg: A dataloader or its config.
-        seed: Of samplers and workers; ``None`` draws one, alike on all processes.
+        dataloader: A ``DataLoader`` or its config; without a sampler, samples come in order, but
+            for the training of a run.
+        seed: Of samplers and workers; ``None`` draws one, alike on all processes, or in a run is
+            its own.
+        diff_rank_seed: Accepted for MMEngine's signature; workers of each process draw by seeds of
+            their own anyway.
 
     Raises:
         ConfigError: If a key is missing, unknown or of the wrong type.
@@ -96,24 +114,58 @@ def build_loader_of_script(cfg: Any, seed: int | None) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(seed)
         settings = DataSettings(seed, generator, *mm_dist.get_dist_info())
     with making(None):  # a dataset may build a loader of its own
-        loader = build_dataloader(cfg, settings, shuffle=shuffle, where=where)
+        loader = build_dataloader(dataloader, settings, shuffle=shuffle, where=where)
     if part is not None:
         part.made.append(loader)
     return loader
 
 
-def _build_loader(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> DataLoader[Any]:
+def build_evaluator(evaluator: Any) -> Any:
+    """Build an evaluator: from a metric, its config, a list of these, or ``dict(metrics=...)``.
+
+    Raises:
+        ComponentNotFoundError: If a ``type`` names nothing.
+        ConfigError: If it is nothing of these, or arguments do not fit.
+    """
+    part = part_of_run()
+    where = "evaluator" if part is None else part.where
+    return evaluators.build_evaluator(evaluator, where=where)
+
+
+def build_schedules(runner: Runner, scheduler: Any) -> Any:
+    """Build schedules over the run's ``optim_wrapper``; of several wrappers, by name.
+
+    Raises:
+        ConfigError: If there is no ``optim_wrapper`` yet, or the config does not fit.
+    """
+    runner.recipe.check_phase("train", "build_param_scheduler()")
+    if runner.optim_wrapper is None:
+        raise ConfigError(
+            "build_param_scheduler() was called before optim_wrapper is built, whose settings it "
+            "schedules. In a script: runner.optim_wrapper = runner.build_optim_wrapper(cfg)."
+        )
+    loader = runner.train_dataloader  # which is built with the loop, as the lengths are
+    return build_param_schedulers(
+        runner.optim_wrapper,
+        scheduler,
+        num_epochs=runner.max_epochs,
+        num_iters=runner.max_iters,
+        epoch_length=epoch_length(loader, runner.world_size),
+    )
+
+
+def _loader_of_run(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> DataLoader[Any]:
     settings = DataSettings(
         runner.seed, runner.loader_generator, runner.rank, runner.world_size, runner.device
     )
     part = PartOfRun(where, settings, shuffle=shuffle)
     with making(part):
-        loader: DataLoader[Any] = built_by(
+        loader: DataLoader[Any] = runner.recipe.built_by(
             runner,
             "build_dataloader",
             cfg,
             seed=runner.seed,
-            diff_rank_seed=runner.diff_rank_seed,
+            diff_rank_seed=runner.randomness.is_by_rank,
         )
     if any(loader is one for one in part.made):
         return loader

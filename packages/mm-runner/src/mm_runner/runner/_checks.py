@@ -14,6 +14,7 @@ from mm_runner.validation import validate_run
 
 __all__ = [
     "HOMES",
+    "argument_names",
     "check_run",
     "check_there",
     "checked_cfg",
@@ -94,7 +95,7 @@ def check_run(cfg: Mapping[str, Any], runner: Callable[..., Any]) -> None:
         ConfigError: If it does not fit; the message begins with the path of the key.
         ComponentNotFoundError: If a ``type`` names nothing.
     """
-    names = tuple(name for name in inspect.signature(runner).parameters if name != "cfg")
+    names = argument_names(runner)
     checked_cfg(cfg, names)
     unknown = unknown_keys(cfg, names)
     check_there(cfg, ("model", "work_dir"), unknown)
@@ -163,6 +164,11 @@ def own_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> list[st
     reads = cfg.reads if isinstance(cfg, Config) else lambda _: False
     unknown = unknown_keys(cfg, (*runner_arguments, "custom_imports"))
     return [key for key in unknown if not reads(key)]
+
+
+def argument_names(runner: Callable[..., Any]) -> tuple[str, ...]:
+    """List the arguments of the Runner's constructor that a full configuration may hold."""
+    return tuple(name for name in inspect.signature(runner).parameters if name != "cfg")
 
 
 def unknown_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where a resumed run goes on in its data."""
+"""Where a resumed run continues in its data."""
 
 from __future__ import annotations
 
@@ -12,44 +12,70 @@ from ._other_processes import describe_batches, saved_world_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mm_runner.runner import Runner
+    from ._runner import Runner
 
-__all__ = ["position_of_run", "steps_done"]
+__all__ = ["position_elsewhere", "position_without_state", "settle_position"]
 
 _WAY_OUT = "resume_data=False (--no-resume-data) begins the data anew."
 
 
-def position_of_run(
-    runner: Runner,
-    checkpoint: Mapping[str, Any],
-    position: DataPosition,
-    *,
-    has_numbers: bool,
-    is_kept: bool,
-) -> DataPosition:
-    """Return where the data go on, and say in the log what is not as it was.
+def position_without_state(loop: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position of a checkpoint that says only how much was done, as MMEngine's."""
+    epoch, iteration = int(meta.get("epoch", 0)), int(meta.get("iter", 0))
+    position = DataPosition(epoch, samples=0)
+    if isinstance(loop, IterBasedTrainLoop):
+        length = loop.batches.length
+        whole, rest = (0, iteration) if length is None else divmod(iteration, length)
+        position = DataPosition(whole, rest)
+    return {"epoch": epoch, "iter": iteration, "position": position._asdict(), "pass": {}}
+
+
+def position_elsewhere(
+    runner: Runner, checkpoint: Mapping[str, Any], states: list[Any]
+) -> dict[str, Any]:
+    """Return the position of another number of processes for this one, and log what that means.
 
     Args:
-        runner: The run, whose loop knows its counters already.
-        checkpoint: What it goes on from.
-        position: What the checkpoint says.
-        has_numbers: Whether the checkpoint has random numbers of this very process.
-        is_kept: Whether the data go on from there, and do not begin anew.
+        runner: The run.
+        checkpoint: What it continues from.
+        states: Of all processes that wrote it.
     """
-    place = ""
-    if not is_kept:
-        position, place = _anew(runner, position, steps_done(checkpoint))
-    if has_numbers:
-        if is_kept:
-            _tell_of_other_data(runner, position)
-        else:
-            runner.logger.info(f"resume_data is False: the data go on {place}.")
-        return position
-    return _without_numbers(runner, checkpoint, position, place)
+    state, num_saved = states[0], saved_world_size(checkpoint)
+    if "position" not in state:
+        return dict(state)
+    position = DataPosition(**state["position"])
+    batches = getattr(runner.train_loop, "batches", None)
+    if batches is not None:
+        position = batches.rescaled(position, num_saved, runner.world_size)
+    runner.logger.warning(
+        f"The checkpoint was written by {num_saved} process(es), this run has "
+        f"{runner.world_size}: the data continue {_place(position)}, each sample once. "
+        f"{describe_batches(runner, checkpoint)}"
+    )
+    return {**state, "position": position._asdict(), "pass": {}}
+
+
+def settle_position(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position in the data, after ``resume_data``, and log what is not as it was."""
+    position = DataPosition(**state["position"])
+    if runner.cfg.get("resume_data") is False:
+        position, place = _anew(runner, position, state["iter"])
+        runner.logger.info(f"resume_data is False: the data continue {place}.")
+        return position._asdict()
+    batches = getattr(runner.train_loop, "batches", None)
+    if batches is not None and position.is_begun and position.num_batches is not None:
+        length = position.batch + (batches.num_left(position) or 0)
+        if length != position.num_batches:
+            runner.logger.warning(
+                f"The checkpoint was written in a pass of {position.num_batches} batches, which "
+                f"has {length} in this run: the dataset or the batch size has changed. The data "
+                f"continue {_place(position)}. {_WAY_OUT}"
+            )
+    return position._asdict()
 
 
 def _anew(runner: Runner, position: DataPosition, step: int) -> tuple[DataPosition, str]:
-    """Return the beginning of a pass in an order of its own, and say which it is."""
+    """Return the beginning of a pass in an order of its own, and name it."""
     if isinstance(runner.train_loop, IterBasedTrainLoop):
         anew = DataPosition(position.epoch + position.is_begun, samples=0)
         place = "with a pass of their own order"
@@ -60,51 +86,8 @@ def _anew(runner: Runner, position: DataPosition, step: int) -> tuple[DataPositi
         anew = DataPosition(position.epoch, samples=0)
         place = f"with the beginning of epoch {position.epoch + 1}, in an order of their own"
         if position.is_begun:
-            place += f"; it was under way, after batch {position.batch}, and is trained anew"
+            place += f"; it was under way, after batch {position.batch}, and is trained again"
     return anew._replace(order=step), place
-
-
-def steps_done(checkpoint: Mapping[str, Any]) -> int:
-    """Return how many steps the checkpoint's run had taken."""
-    counts = checkpoint.get("data", {}) if "iter" in checkpoint.get("data", {}) else None
-    return int((counts or checkpoint.get("meta", {})).get("iter", 0))
-
-
-def _tell_of_other_data(runner: Runner, position: DataPosition) -> None:
-    """Warn if a pass is longer or shorter than the one that is under way was."""
-    batches = getattr(runner.train_loop, "batches", None)
-    if batches is None or not position.is_begun or position.num_batches is None:
-        return
-    length = position.batch + (batches.num_left(position) or 0)
-    if length != position.num_batches:
-        runner.logger.warning(
-            f"The checkpoint was written in a pass of {position.num_batches} batches, which would "
-            f"have {length} in this run: the dataset or the batch size is another one. The data go "
-            f"on {_place(position)}. {_WAY_OUT}"
-        )
-
-
-def _without_numbers(
-    runner: Runner, checkpoint: Mapping[str, Any], position: DataPosition, place: str
-) -> DataPosition:
-    """Take up the position of another number of processes, and say what that means."""
-    num_saved = saved_world_size(checkpoint)
-    said = f"The checkpoint was written by {num_saved or 'an unknown number of'} process(es)"
-    if num_saved in (0, runner.world_size):
-        anew = f" The data go on {place}." if place else ""
-        runner.logger.warning(
-            f"{said}, without random numbers: they start anew from the seed.{anew}"
-        )
-        return position
-    batches = getattr(runner.train_loop, "batches", None)
-    if batches is not None:
-        position = batches.rescaled(position, num_saved, runner.world_size)
-    runner.logger.warning(
-        f"{said}, this run has {runner.world_size}: the data go on {place or _place(position)}, "
-        f"{'' if place else 'each sample once; '}random numbers start anew from the seed. "
-        f"{describe_batches(runner, checkpoint)}"
-    )
-    return position
 
 
 def _place(position: DataPosition) -> str:

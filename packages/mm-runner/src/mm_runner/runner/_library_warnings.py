@@ -11,11 +11,11 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["telling_warnings_of"]
+__all__ = ["logging_warnings_of"]
 
 
 @contextmanager
-def telling_warnings_of(library: str, logger: logging.Logger) -> Iterator[None]:
+def logging_warnings_of(library: str, logger: logging.Logger) -> Iterator[None]:
     """Let ``logger`` tell what the library logs in the block, where all processes do alike.
 
     Without it Python prints a line on each process, bare. Handlers that the program has set up get

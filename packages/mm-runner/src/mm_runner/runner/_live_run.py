@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import checkpoints_in, forget_validation, remove_checkpoint
+from mm_runner.checkpoint import checkpoints_in, remove_checkpoint
 from mm_runner.errors import WorkDirError
 from mm_runner.hooks import CheckpointHook
 
@@ -63,7 +63,6 @@ def holding_work_dir(
     def delete() -> None:
         if is_fresh and overwrite:
             _delete([path for path in _checkpoints(runner) if not _is_same(path, load_from)])
-            forget_validation(Path(runner.work_dir))
 
     try:
         run_on_main(claim)

@@ -13,7 +13,6 @@ import torch
 import yaml
 
 import mm_dist
-from mm_runner._disk import is_gone
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import plain
 from mm_runner.data._datasets import LONGEST_WRITTEN
@@ -26,7 +25,6 @@ from mm_runner.reporting import (
     close_logger,
     open_logger,
 )
-from mm_runner.reporting._run_logger import is_begun_anew
 
 from ._work_dir import open_work_dir
 
@@ -76,7 +74,6 @@ class RunLogs:
         # The file is closed with the run: a search over many runs must not run out of files.
         self._scalars: JsonLinesWriter | None = None
         self._is_told = False
-        self._has_scalars = False
         self._writers: list[BackgroundScalars] = []
         weakref.finalize(self, _close, self._writers, self.logger)
         # What writers can do besides keeping records, alike on all processes.
@@ -92,34 +89,35 @@ class RunLogs:
         config = {**self._config, **changes}
         if config != self._config:
             self._config, self.config_text = config, _as_yaml(config)
-        elif not is_gone(self.log_dir / "config.yaml"):
+        else:
             return
         if self._scalars is not None:
             self._write_config()
-
-    def begin_anew(self) -> bool:
-        """Make the directory of the logs again if it was removed; tell whether it was.
-
-        On the main process; where it cannot be made again, whatever is written next says so. A
-        directory that cannot be looked at, as a share's at times, was not removed.
-        """
-        if self._scalars is None or not is_gone(self.log_dir / "config.yaml"):
-            return False
-        is_removed = self._is_removed()
-        try:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
-            self._write_config()
-        except OSError:
-            return False
-        return is_removed
 
     def give(self, method: str, *arguments: Any) -> None:
         """Call ``method`` of the writers that have it; only the main process has any."""
         for writer in self._writers:
             writer.give(method, *arguments)
 
-    def write_scalars(self, record: Mapping[str, Any], *, by_epoch: bool = False) -> None:
-        """Append ``record`` to the files of scalars; only the main process has any."""
+    def write_scalars(
+        self,
+        phase: str,
+        scalars: Mapping[str, Any],
+        *,
+        epoch: int,
+        step: int,
+        by_epoch: bool = False,
+    ) -> None:
+        """Append a record to the files of scalars; only the main process has any.
+
+        Args:
+            phase: ``"train"``, ``"val"`` or ``"test"``.
+            scalars: Numbers by name.
+            epoch: In training the epoch under way, else epochs done.
+            step: Training steps done.
+            by_epoch: Let writers such as TensorBoard's draw it by epoch instead of by step.
+        """
+        record = {"mode": phase, "epoch": epoch, "step": step, **scalars}
         if self._scalars is not None:
             self._keep(self._scalars, record)
         for writer in self._writers:
@@ -133,17 +131,10 @@ class RunLogs:
     def _keep(self, scalars: JsonLinesWriter, record: Mapping[str, Any]) -> None:
         try:
             scalars.write(record)
-            self._has_scalars = True
         except OSError as error:  # the disk is full, or its server is gone: training goes on
             if not self._is_told:
                 self.logger.warning(f"scalars.jsonl could not be written: {error}")
             self._is_told = True
-
-    def _is_removed(self) -> bool:
-        """Tell whether more is gone than the configuration."""
-        if self._has_scalars:
-            return is_gone(self.log_dir / "scalars.jsonl")
-        return is_gone(self.log_dir) or is_begun_anew(self.logger)
 
     def _write_config(self) -> None:
         (self.log_dir / "config.yaml").write_text(self.config_text, encoding="utf-8")

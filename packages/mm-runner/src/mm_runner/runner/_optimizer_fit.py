@@ -15,13 +15,23 @@ from mm_runner._untrusted import is_finite, is_like
 from mm_runner.errors import CheckpointError
 from mm_runner.optim import named_wrappers
 
-from ._mmengine_groups import LIKE_PARAMETER
-
 if TYPE_CHECKING:
     import logging
 
 __all__ = ["loading_optimizers"]
 
+# What torch's and most other optimizers keep in the shape of the parameter.
+_LIKE_PARAMETER = (
+    "acc_delta",
+    "exp_avg",
+    "exp_avg_sq",
+    "exp_inf",
+    "grad_avg",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "square_avg",
+    "sum",
+)
 # What schedules and torch add to the settings of a parameter group.
 _ADDED = {"initial_lr", "param_names", "params"}
 # Those of torch that take a step without a closure, and with any gradient.
@@ -99,7 +109,7 @@ def _check_state(optimizer: Any, group: dict[str, Any], logger: logging.Logger) 
     states = [(one, optimizer.state[one]) for one in trained if one in optimizer.state]
     needed = _needed_keys(optimizer, group)
     for parameter, state in states:
-        shapes = {key: getattr(state.get(key, parameter), "shape", None) for key in LIKE_PARAMETER}
+        shapes = {key: getattr(state.get(key, parameter), "shape", None) for key in _LIKE_PARAMETER}
         wrong = [key for key, shape in shapes.items() if shape != parameter.shape]
         wrong = [key for key in wrong if state[key] is not None or key in needed]
         wrong += [key for key in needed if key not in state]

@@ -25,7 +25,7 @@ def batch_of_run(runner: Runner) -> dict[str, Any]:
         ``per_process``, the samples of a batch, ``None`` if unknown; and ``accumulated``, batches
         by name of the optimizer wrapper, which is ``""`` if there is but one.
     """
-    loader = getattr(runner.built_loop("train"), "dataloader", None)
+    loader = getattr(vars(runner).get("train_loop"), "dataloader", None)
     wrappers = named_wrappers(runner.optim_wrapper) if runner.optim_wrapper is not None else {}
     return {
         "per_process": batch_of_process(loader),

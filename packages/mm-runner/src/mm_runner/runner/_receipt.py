@@ -20,6 +20,7 @@ from ._summary import aligned, batch_of_process, checkpoint_places
 
 if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
+    from mm_runner.run_view import RunView
     from mm_runner.runner import Runner
 
 __all__ = ["RunReceipt"]
@@ -50,32 +51,32 @@ class RunReceipt(Hook):
         self._watch: _DataWatch | None = None
 
     @override
-    def before_run(self, runner: Any) -> None:
+    def before_run(self, runner: RunView) -> None:
         self.has_ended = False
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         self.has_ended = True
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         self._started_s, self._evaluated_s = time.perf_counter(), 0.0
         self._first_iter = runner.iter
         feed = train_feed_of(runner)
         self._watch = None if feed is None or runner.rank else _DataWatch(runner, feed)
 
     @override
-    def before_val(self, runner: Any) -> None:
+    def before_val(self, runner: RunView) -> None:
         self._left_s = time.perf_counter()
 
     @override
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         # A metric may be a table or text.
         found = {name: as_number(value) for name, value in (metrics or {}).items()}
         self._newest = {name: value for name, value in found.items() if value is not None}
 
     @override
-    def after_val(self, runner: Any) -> None:
+    def after_val(self, runner: RunView) -> None:
         spent = time.perf_counter() - self._left_s
         self._evaluated_s += spent
         if self._watch is not None:
@@ -83,18 +84,18 @@ class RunReceipt(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         watch = self._watch
         if watch is not None and watch.after_step():
             self._watch = None
 
-    def tell(self, runner: Runner) -> None:
+    def log(self, runner: Runner) -> None:
         """Log what the training was; on the main process."""
-        runner.check_directories()
         spent = time.perf_counter() - self._started_s
         steps = runner.iter - self._first_iter
-        title = f"Trained {runner.model_name}: {steps:,} steps in {_clock(spent)}"
+        name = runner.model_name
+        title = f"Trained {name}: {steps:,} steps in {_clock(spent)}"
         runner.logger.info(aligned(title, self._lines(runner, steps, spent)))
 
     def _lines(self, runner: Runner, steps: int, spent: float) -> Iterator[tuple[str, str]]:
@@ -126,7 +127,7 @@ class RunReceipt(Hook):
 class _DataWatch:
     """Looks, once per window of steps, at how much of it was spent waiting for data."""
 
-    def __init__(self, runner: Runner, feed: BatchFeed) -> None:
+    def __init__(self, runner: RunView, feed: BatchFeed) -> None:
         intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
         self._runner, self._feed = runner, feed
         self._window = intervals[0] if intervals else _DEFAULT_WINDOW
@@ -163,7 +164,7 @@ class _DataWatch:
         self._loaded_s, self._copied_s = self._feed.loaded_s, self._feed.copied_s
 
 
-def _about_loading(runner: Runner) -> str:
+def _about_loading(runner: RunView) -> str:
     workers = getattr(runner.train_dataloader, "num_workers", 0)
     if not workers:
         return (

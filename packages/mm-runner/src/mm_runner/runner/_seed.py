@@ -10,7 +10,7 @@ import mm_dist
 from mm_runner.data import batch_seed
 from mm_runner.validation import check_randomness
 
-from ._environment import seed_everything, switch_deterministic
+from ._environment import fix_cublas_workspace, seed_everything, switch_deterministic
 
 if TYPE_CHECKING:
     import logging
@@ -45,10 +45,9 @@ class RunSeed:
     def choose(
         self,
         logger: logging.Logger,
-        *,
         seed: int | None,
-        diff_rank_seed: bool = False,
-        deterministic: bool = False,
+        diff_rank_seed: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        deterministic: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
         """Seed every generator of this process, and switch to deterministic algorithms if asked.
 
@@ -62,6 +61,7 @@ class RunSeed:
             ConfigError: If ``seed`` is no seed.
         """
         check_randomness({"seed": seed}, "randomness")
+        fix_cublas_workspace({"deterministic": deterministic})
         self.configured["seed"] = seed
         self.value = mm_dist.sync_random_seed() if seed is None else seed
         self.is_by_rank, self.deterministic = bool(diff_rank_seed), bool(deterministic)
@@ -84,11 +84,6 @@ class RunSeed:
     def start_anew(self, num_steps: int) -> None:
         """Seed every generator by the seed and ``num_steps``: a run goes on without theirs."""
         seed_everything(batch_seed(self.value, self._apart, 0, num_steps) % 2**32)
-
-    @property
-    def is_chosen(self) -> bool:
-        """Whether there is a seed."""
-        return hasattr(self, "value")
 
     @property
     def _apart(self) -> int:

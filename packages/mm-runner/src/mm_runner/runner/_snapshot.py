@@ -1,4 +1,4 @@
-"""The state of a run, into a checkpoint."""
+"""Writing the state of a run to a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,33 +7,21 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import (
-    FORMAT_VERSION,
-    mark_latest,
-    plain,
-    renamed,
-    save_checkpoint_file,
-)
-from mm_runner.model import ZEROED_GRADIENTS, unwrap_model, zeroed_gradients
-from mm_runner.optim import named_schedulers
+from mm_runner.checkpoint import FORMAT_VERSION, mark_latest, plain, save_checkpoint_file
 
-from ._comm_hook_state import COMM_HOOKS, gather_comm_hooks
-from ._hook_states import hook_states
 from ._other_processes import batch_of_run
-from ._rank_state import gather_rank_buffers, gather_rank_states
-from ._sharded_state import as_sharded, read_optimizer, with_versions
+from ._sharded_saving import can_save_shards
+from ._sharded_state import as_sharded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from mm_runner.checkpoint import BackgroundWriter
-    from mm_runner.runner import Runner
 
-    from ._parts import PartsWriting
+    from ._runner import Runner
 
 __all__ = ["write_snapshot"]
 
@@ -44,48 +32,38 @@ def write_snapshot(
     runner: Runner,
     path: Path,
     *,
-    meta: dict[str, Any],
-    save_optimizer: bool,
-    save_param_scheduler: bool,
-    mark_as_latest: bool,
+    save_optimizer: bool = True,
+    save_param_scheduler: bool = True,
+    meta: Mapping[str, Any] | None = None,
+    mark_as_latest: bool = True,
     writer: BackgroundWriter | None = None,
     then: Callable[[], None] | None = None,
-    parts: PartsWriting | None = None,
+    whole: bool = False,
 ) -> None:
     """Save the run. Every process must call this: each contributes a state of its own.
 
     Args:
         runner: The run.
         path: The file.
-        meta: Added to what the file says of itself; ``epoch`` and ``iter``, how many of each are
-            done, are the loop's otherwise.
         save_optimizer: Include the optimizer and the loss scaler.
-        save_param_scheduler: Include the schedules' positions.
-        mark_as_latest: Let ``last_checkpoint`` name the file.
-        writer: Writes a copy while training goes on; without one the file is whole on return.
+        save_param_scheduler: Include the schedules.
+        meta: Added to the header of the checkpoint.
+        mark_as_latest: Let ``last_checkpoint`` name the file, so that resuming finds it.
+        writer: Writes a copy while training continues; without one the file is whole on return.
         then: Called on the main process once the file is whole and named.
-        parts: Lets each process write its part of a sharded model; without it the main process
-            writes the whole.
+        whole: Gather the tensors of a sharded model into the file; by default each process writes
+            its shards to a folder beside it, with torch 2.4 and newer.
 
     Raises:
         CheckpointError: On all processes, if something cannot be saved or written.
     """
-    parts = parts if as_sharded(runner.model) is not None else None
-    checkpoint = _content(runner, meta, gather_rank_states(runner), is_whole=parts is None)
-    buffers = gather_rank_buffers(runner)
-    if buffers:
-        checkpoint["rank_buffers"] = buffers
-    comm_hooks = gather_comm_hooks(runner)
-    if comm_hooks:
-        checkpoint[COMM_HOOKS] = comm_hooks
-    hooks = hook_states(runner)
-    if hooks:
-        checkpoint["hooks"] = hooks
-    if save_optimizer and runner.optim_wrapper is not None:
-        checkpoint["optimizer"] = _optimizer_state(runner, is_whole=parts is None)
-        checkpoint.update(_gradients(runner))
-    if save_param_scheduler and runner.param_schedulers:
-        checkpoint["param_schedulers"] = _scheduler_states(runner)
+    is_sharded = not whole and as_sharded(runner.model) is not None and can_save_shards()
+    saves = {"optimizer": save_optimizer, "param_schedulers": save_param_scheduler}
+    leave_out = [name for name, is_saved in saves.items() if not is_saved]
+    if runner.optim_wrapper is None:
+        leave_out.append("optimizer")
+    state = runner.state.snapshot(leave_out=leave_out, is_sharded=is_sharded)
+    checkpoint = {"meta": {**_header(runner, state), **(meta or {})}, **state}
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
 
     def finish() -> None:
@@ -94,8 +72,8 @@ def write_snapshot(
         if then is not None:
             then()
 
-    if parts is not None:
-        parts.write(runner, checkpoint, path, finish, writer)
+    if is_sharded:
+        runner.sharded_saving.write(runner, checkpoint, path, finish, writer)
     else:
         run_on_main(lambda: _write_whole(checkpoint, path, finish, writer))
 
@@ -117,75 +95,23 @@ def _write_whole(
         writer.submit(checkpoint, write)
 
 
-def _content(
-    runner: Runner, meta: dict[str, Any], ranks: list[dict[str, Any]], *, is_whole: bool
-) -> dict[str, Any]:
-    loops = [state["loop"] for state in ranks]
-    common = {name: value for name, value in loops[0]["data"].items() if name != "state"}
+def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "meta": {
-            "epoch": loops[0]["epoch"],
-            "iter": loops[0]["iter"],
-            "format_version": FORMAT_VERSION,
-            "seed": runner.seed,
-            "world_size": runner.world_size,
-            "batch": batch_of_run(runner),
-            "experiment_name": runner.experiment_name,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "cfg": runner.config_text,
-            "versions": _versions(),
-            **meta,
-        },
-        "state_dict": _weights(runner.model, is_whole=is_whole),
-        "rng": [loop["rng"] for loop in loops],
-        "data": {
-            **common,
-            "iter": loops[0]["iter"],
-            "is_validated": loops[0].get("is_validated", False),
-            "ranks": [{"state": loop["data"]["state"], "pass": loop["pass"]} for loop in loops],
-        },
-        "message_hub": [state["scalars"] for state in ranks],
+        "epoch": state["data"][0]["epoch"],
+        "iter": state["data"][0]["iter"],
+        "format_version": FORMAT_VERSION,
+        "seed": runner.seed,
+        "world_size": runner.world_size,
+        "batch": batch_of_run(runner),
+        "experiment_name": runner.experiment_name,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "cfg": runner.logs.config_text,
+        "versions": {"torch": str(torch.__version__), **dict(map(_version, _PACKAGES))},
     }
 
 
-def _scheduler_states(runner: Runner) -> list[Any] | dict[str, list[Any]]:
-    states = {
-        name: [one.state_dict() for one in schedulers]
-        for name, schedulers in named_schedulers(runner.param_schedulers).items()
-    }
-    return states if isinstance(runner.param_schedulers, dict) else states[""]
-
-
-def _optimizer_state(runner: Runner, *, is_whole: bool) -> dict[str, Any]:
-    sharded = as_sharded(runner.model)
-    if sharded is not None:
-        return read_optimizer(sharded, runner.optim_wrapper, is_whole=is_whole)
-    state: dict[str, Any] = runner.optim_wrapper.state_dict()
-    return state
-
-
-def _gradients(runner: Runner) -> dict[str, dict[str, bool]]:
-    zeroed = zeroed_gradients(runner.model)
-    return {ZEROED_GRADIENTS: zeroed} if zeroed else {}
-
-
-def _weights(model: nn.Module, *, is_whole: bool) -> dict[str, Any]:
-    """Return the weights by the names that the model itself gives them."""
-    sharded = as_sharded(model)
-    if sharded is None:
-        state_dict = unwrap_model(model).state_dict()
-    else:
-        state_dict = sharded.full_state_dict() if is_whole else sharded.sharded_state_dict()
-        state_dict = with_versions(state_dict, sharded.module)
-    # Not "module.": what is left of it is the model's own attribute.
-    return renamed(state_dict, lambda name: name.replace("_orig_mod.", ""))
-
-
-def _versions() -> dict[str, str]:
-    versions = {"torch": str(torch.__version__)}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:  # run from a source tree
-            versions[package] = "unknown"
-    return versions
+def _version(package: str) -> tuple[str, str]:
+    try:
+        return package, version(package)
+    except PackageNotFoundError:  # run from a source tree
+        return package, "unknown"

@@ -23,13 +23,13 @@ __all__ = [
     "batch_of_process",
     "checkpoint_places",
     "describe_optimizer",
-    "tell_start",
+    "log_start",
 ]
 
 _WIDTH = 13
 
 
-def tell_start(runner: Runner) -> None:
+def log_start(runner: Runner) -> None:
     """Log what is really used: devices, precision, compile, optimizers, batch, length and places.
 
     One record of a few lines, on the main process. It costs the same for any dataset and length.
@@ -37,7 +37,8 @@ def tell_start(runner: Runner) -> None:
     Args:
         runner: A run that is built and about to train.
     """
-    runner.logger.info(aligned(f"Training {runner.model_name}", _lines(runner)))
+    name = runner.model_name
+    runner.logger.info(aligned(f"Training {name}", _lines(runner)))
 
 
 def aligned(title: str, lines: Iterator[tuple[str, str]]) -> str:
@@ -103,7 +104,7 @@ def _lines(runner: Runner) -> Iterator[tuple[str, str]]:
         yield "batch", _of(name) + _batch(runner, wrapper)
     yield "data", _data(runner.train_dataloader)
     yield "length", _length(runner)
-    deterministic = ", deterministic algorithms" if runner.deterministic else ""
+    deterministic = ", deterministic algorithms" if runner.randomness.deterministic else ""
     yield "seed", f"{runner.seed}{deterministic}"
     yield "checkpoints", checkpoint_places(runner)
     yield "logs", str(runner.log_dir)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from mm_runner.runner import Runner
 
-__all__ = ["tell_unvalidated"]
+__all__ = ["warn_of_missing_validation"]
 
 
-def tell_unvalidated(runner: Runner) -> None:
+def warn_of_missing_validation(runner: Runner) -> None:
     """Warn, once for each, of what waits for a validation in a run without any.
 
     Args:

@@ -24,7 +24,7 @@ __all__ = [
     "build_model",
     "is_wrapped",
     "synchronize_batch_norm",
-    "tell_uncalled_step",
+    "warn_of_uncalled_step",
     "with_preprocessor",
     "wrap_model",
     "wrapper_type",
@@ -122,7 +122,7 @@ def wrapper_type(wrapper_cfg: Mapping[str, Any]) -> Any:
     return MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
 
 
-def tell_uncalled_step(model: nn.Module, logger: logging.Logger) -> None:
+def warn_of_uncalled_step(model: nn.Module, logger: logging.Logger) -> None:
     """Warn if the wrapper of a model leaves out the ``train_step`` of the model's own."""
     told = uncalled_step(unwrap_model(model), type(model))
     if told is not None:

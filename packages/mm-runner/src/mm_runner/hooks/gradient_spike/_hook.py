@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -14,6 +14,9 @@ from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
 
 from ._watch import Spike, SpikeWatch
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["GradientSpikeHook"]
 
@@ -79,7 +82,7 @@ class GradientSpikeHook(Hook):
         self._loaded: dict[str, Any] = {}
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         for name, wrapper in named_wrappers(runner.optim_wrapper).items():
             # Clipping hides a spike from whoever looks after it.
             clips = bool(getattr(wrapper, "clip_grad", None))
@@ -94,19 +97,19 @@ class GradientSpikeHook(Hook):
             self._watches[name] = watch
 
     @override
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         for watch in self._watches.values():
             watch.step = runner.iter + 1
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if self.every_n_train_iters(runner, self.interval):
             self._tell(runner)
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         self._tell(runner)
         for watch in self._watches.values():
             watch.remove()
@@ -120,7 +123,7 @@ class GradientSpikeHook(Hook):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def _tell(self, runner: Any) -> None:
+    def _tell(self, runner: RunView) -> None:
         for name, watch in self._watches.items():
             for spike in watch.read():
                 runner.logger.warning(
@@ -130,7 +133,7 @@ class GradientSpikeHook(Hook):
                 )
 
 
-def _describe(runner: Any, optimizer: Optimizer, spike: Spike) -> str:
+def _describe(runner: RunView, optimizer: Optimizer, spike: Spike) -> str:
     names = {id(one): name for name, one in unwrap_model(runner.model).named_parameters()}
     members = [names.get(id(one), "?") for one in optimizer.param_groups[spike.group]["params"]]
     shown = ", ".join(members[:_NAMES_SHOWN])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
@@ -12,6 +12,9 @@ from mm_runner.errors import ConfigError
 from mm_runner.hooks._hook import Hook
 
 from ._counter import Sync, SyncCounter, leaves_compiled_code_alone
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["HostSyncHook"]
 
@@ -69,7 +72,7 @@ class HostSyncHook(Hook):
         self._end = _EndOfStep(self)
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         self.counts, self.steps = Counter(), 0
         self._passed = self._first = 0
         self._is_done = runner.rank != 0 or not _can_count(runner)
@@ -82,7 +85,7 @@ class HostSyncHook(Hook):
         return stage == "before_train_iter" and self._is_done
 
     @override
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         if self._is_done:  # a Runner with a call_hook of its own asks nobody whether it is idle
             return
         self.after_step(runner)  # of one that failed, in a loop that goes on all the same
@@ -93,15 +96,15 @@ class HostSyncHook(Hook):
             self._mode.__enter__()
 
     @override
-    def after_train_epoch(self, runner: Any) -> None:
+    def after_train_epoch(self, runner: RunView) -> None:
         self.after_step(runner)
 
     @override
-    def before_val(self, runner: Any) -> None:
+    def before_val(self, runner: RunView) -> None:
         self.after_step(runner)
 
     @override
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: RunView) -> None:
         if self._is_done:
             return
         if self.steps:  # training ended before its time
@@ -113,7 +116,7 @@ class HostSyncHook(Hook):
             )
 
     @override
-    def clean_up(self, runner: Any) -> None:
+    def clean_up(self, runner: RunView) -> None:
         self.leave()
 
     def leave(self) -> bool:
@@ -125,7 +128,7 @@ class HostSyncHook(Hook):
         self.steps += 1
         return True
 
-    def after_step(self, runner: Any) -> None:
+    def after_step(self, runner: RunView) -> None:
         """End counting a step; after the last one tell, and act no more."""
         if self.leave() and self.steps == self.iters:
             self._is_done = True
@@ -134,10 +137,10 @@ class HostSyncHook(Hook):
             if renew is not None:  # from now on both are idle
                 renew()
 
-    def _tell(self, runner: Any) -> None:
+    def _tell(self, runner: RunView) -> None:
         runner.logger.info("\n".join(self._lines(runner)))
 
-    def _lines(self, runner: Any) -> list[str]:
+    def _lines(self, runner: RunView) -> list[str]:
         last = self._first + self.steps - 1
         steps = f"steps {self._first} to {last}" if self.steps > 1 else f"step {last}"
         total = sum(self.counts.values())
@@ -158,7 +161,7 @@ class HostSyncHook(Hook):
         return lines
 
 
-def _can_count(runner: Any) -> bool:
+def _can_count(runner: RunView) -> bool:
     """Tell whether counting leaves the run as it is; where it does not, say so."""
     if leaves_compiled_code_alone() or not _compiles(runner):
         return True
@@ -169,7 +172,7 @@ def _can_count(runner: Any) -> bool:
     return False
 
 
-def _compiles(runner: Any) -> bool:
+def _compiles(runner: RunView) -> bool:
     """Tell whether this run, or the user before it, compiles something of the model."""
     return runner.compile_handle.enabled or any(
         type(module).__name__ == "OptimizedModule"
@@ -192,6 +195,6 @@ class _EndOfStep(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         self._owner.after_step(runner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
@@ -21,6 +21,9 @@ from ._flops import FlopCount
 from ._interval import Measured, Report, gather_report
 from ._own_time import OwnTime
 from ._peaks import peak_of
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["ThroughputHook"]
 
@@ -83,7 +86,7 @@ class ThroughputHook(Hook):
         self._last = 0.0
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         compiled = runner.cfg.get("compile")
         self._flops = FlopCount(self.flops_per_sample, is_compiled=bool(compiled))
         self._measured = Measured()
@@ -98,15 +101,15 @@ class ThroughputHook(Hook):
         self._last = time.perf_counter()
 
     @override
-    def before_train_epoch(self, runner: Any) -> None:
+    def before_train_epoch(self, runner: RunView) -> None:
         self._last = time.perf_counter()
 
     @override
-    def after_val(self, runner: Any) -> None:
+    def after_val(self, runner: RunView) -> None:
         self._last = time.perf_counter()
 
     @override
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         if self._waits is not None:
             self._measured.waited_s += self._waits.take_s()
         else:
@@ -115,7 +118,7 @@ class ThroughputHook(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         self._flops.after_step(data_batch)
         measured, now = self._measured, time.perf_counter()
@@ -130,13 +133,13 @@ class ThroughputHook(Hook):
             self._last = time.perf_counter()
 
     @override
-    def clean_up(self, runner: Any) -> None:
+    def clean_up(self, runner: RunView) -> None:
         self._flops.stop()
         if self._own_time is not None:
             self._own_time.remove()
             self._own_time = None
 
-    def _tell(self, runner: Any) -> None:
+    def _tell(self, runner: RunView) -> None:
         measured, self._measured = self._measured, Measured()
         measured.memory = _memory(runner.device)
         if self._own_time is not None:
@@ -183,7 +186,7 @@ class ThroughputHook(Hook):
         return ", ".join(parts)
 
 
-def _peak_of_run(runner: Any) -> float | None:
+def _peak_of_run(runner: RunView) -> float | None:
     name = getattr(getattr(torch, runner.device.type, None), "get_device_name", None)
     if name is None:
         return None

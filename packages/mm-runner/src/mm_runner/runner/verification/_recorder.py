@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 from typing_extensions import override
@@ -14,6 +14,9 @@ from mm_runner.hooks import Hook
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
 from mm_runner.runner._fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
 
 __all__ = ["EndOfRecordError", "Recorder", "StepRecord"]
 
@@ -57,7 +60,7 @@ class Recorder(Hook):
         self._is_saved = at_step == 0
 
     @override
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: RunView) -> None:
         self.names, self.seed = _parameter_names(runner), runner.seed
         window = max(
             getattr(one, "accumulative_counts", 1)
@@ -78,7 +81,7 @@ class Recorder(Hook):
             )
 
     @override
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         generators = rng_state(runner.device)
         self.records[runner.iter + 1] = StepRecord(
             fingerprint(data_batch),
@@ -89,7 +92,7 @@ class Recorder(Hook):
 
     @override
     def after_train_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         step = runner.iter + 1
         if isinstance(outputs, dict):
@@ -109,7 +112,7 @@ class Recorder(Hook):
             raise EndOfRecordError
 
 
-def _parameter_names(runner: Any) -> dict[str, list[str]]:
+def _parameter_names(runner: RunView) -> dict[str, list[str]]:
     names = {id(one): name for name, one in unwrap_model(runner.model).named_parameters()}
     return {
         wrapper_name: [
@@ -121,7 +124,7 @@ def _parameter_names(runner: Any) -> dict[str, list[str]]:
     }
 
 
-def _groups(runner: Any) -> list[Any]:
+def _groups(runner: RunView) -> list[Any]:
     wrappers = named_wrappers(runner.optim_wrapper).values()
     return [group for wrapper in wrappers for group in wrapper.param_groups]
 

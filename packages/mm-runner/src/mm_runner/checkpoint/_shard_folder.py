@@ -1,4 +1,4 @@
-"""The folders in which the parts of checkpoints lie, each beside its checkpoint."""
+"""The folders of sharded tensors, each beside its checkpoint."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from mm_runner.errors import CheckpointError, CheckpointWriteError
 
 from ._atomic import first_line, lock
 from ._file import load_checkpoint_file
-from ._parts import PARTS
+from ._shards import SHARDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["PartsFolder", "part_name", "remove_checkpoint", "remove_orphaned_parts"]
+__all__ = ["ShardFolder", "remove_checkpoint", "remove_orphaned_shards"]
 
-_INFIX = ".parts-"
+_INFIX = ".shards-"
 _NAME = re.compile(rf"(.+){re.escape(_INFIX)}[0-9a-f]{{12}}", re.DOTALL)
-# Locked while the parts are written, by the process that writes the checkpoint after them.
+# Locked while the folder is filled, by the process that writes the checkpoint after it.
 _LOCK = "writing"
 
 
-class PartsFolder:
-    """A new folder for the parts of one checkpoint; others see that it is being filled.
+class ShardFolder:
+    """A new folder for the tensors of one checkpoint; others see that it is being filled.
 
     Args:
         path: The checkpoint.
@@ -58,18 +58,13 @@ class PartsFolder:
         self._file.close()
 
     def remove(self) -> None:
-        """Remove it, as far as that is possible: the parts are not whole."""
+        """Remove it, as far as that is possible: it is not whole."""
         self._file.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def part_name(rank: int) -> str:
-    """Return the name of the file of one process in the folder."""
-    return f"rank_{rank}.pth"
-
-
 def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint, with its parts if it has any.
+    """Remove a checkpoint, with its folder if it has one.
 
     Raises:
         OSError: If it cannot be removed.
@@ -80,8 +75,8 @@ def remove_checkpoint(path: Path) -> None:
             shutil.rmtree(folder)
 
 
-def remove_orphaned_parts(directory: Path) -> list[Path]:
-    """Remove the parts in ``directory`` that no checkpoint names, and return their folders.
+def remove_orphaned_shards(directory: Path) -> list[Path]:
+    """Remove the folders in ``directory`` that no checkpoint names, and return them.
 
     A killed run leaves such, and so does a checkpoint that was replaced. What another process is
     writing just now is locked, and stays.
@@ -95,7 +90,7 @@ def remove_orphaned_parts(directory: Path) -> list[Path]:
 
 
 def _folders_in(directory: Path) -> list[tuple[Path, str]]:
-    """Return the folders that PartsFolder has made in ``directory``, with their checkpoints' names.
+    """Return the folders that ShardFolder has made in ``directory``, with their checkpoints' names.
 
     A link is none, and neither is a folder of the user's that is called much alike.
     """
@@ -107,10 +102,10 @@ def _is_named(folder: Path, path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        parts = load_checkpoint_file(path, whole=False).get(PARTS)
+        shards = load_checkpoint_file(path, outline=True).get(SHARDS)
     except CheckpointError:  # what cannot be read may yet be saved
         return True
-    return isinstance(parts, dict) and parts.get("folder") == folder.name
+    return isinstance(shards, dict) and shards.get("folder") == folder.name
 
 
 def _is_being_filled(folder: Path) -> bool:

@@ -1,0 +1,158 @@
+"""The run as hooks and loops see it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from mm_dist import DistInfo
+    from mm_runner.config import ConfigDict
+    from mm_runner.reporting import LogProcessor, MessageHub, RunConsole
+
+__all__ = ["Interruptions", "RunView"]
+
+
+class Interruptions(Protocol):
+    """Requests to save or to leave between two steps, agreed by all processes."""
+
+    pending: bool
+    saved: Path | None
+    saves: bool
+    ran_out_of_time: bool
+
+    def settle(self, runner: Any) -> None:
+        """Do what is pending; every process calls this after the same step."""
+
+    def mark(self, runner: Any) -> None:
+        """Pass the beginning or the end of a validation."""
+
+    def cuts_validation(self, runner: Any) -> bool:
+        """Return whether to skip the rest of a validation."""
+
+    def save_every(self, seconds: float, save: Callable[[Any], object]) -> bool:
+        """Call ``save`` between two steps every so many seconds; return whether that works."""
+
+    def end_after(self, seconds: float, then: Any) -> bool:
+        """End training after so many seconds; return whether that works."""
+
+    def note_saved(self) -> None:
+        """Restart the clock of :meth:`save_every`."""
+
+    def preempt(self) -> None:
+        """Ask all processes to save and leave."""
+
+
+class RunView(Protocol):
+    """What a run promises to hooks, loops and metrics; :class:`mm_runner.Runner` provides it.
+
+    The names are those that hooks and loops written for MMEngine's Runner read.
+
+    Attributes:
+        cfg: The full configuration.
+        model: The model, in its wrapper.
+        optim_wrapper: The optimizer wrapper, once training has begun.
+        param_schedulers: The schedules; of several optimizers, by name.
+        train_loop: The training loop, ``None`` if training is not configured. Likewise
+            ``val_loop`` and ``test_loop``.
+        hooks: The hooks in the order they act.
+        epoch: Number of epochs done; during the hooks after an epoch, without that epoch.
+        iter: Number of steps done; during the hooks after a step, without that step.
+        is_training: Whether ``train()`` is under way.
+        is_resuming: Whether the training continues another one.
+        holds_gradients: Whether gradients are accumulated that no optimizer step has used yet.
+    """
+
+    cfg: ConfigDict
+    dist_info: DistInfo
+    log_processor: LogProcessor
+    message_hub: MessageHub
+    model: nn.Module
+    optim_wrapper: Any
+    param_schedulers: Any
+    train_loop: Any
+    val_loop: Any
+    test_loop: Any
+    is_training: bool
+    is_resuming: bool
+    compile_handle: Any
+    work_dir: Path
+    log_dir: Path
+    timestamp: str
+    experiment_name: str
+    logger: logging.Logger
+    console: RunConsole
+    loader_generator: torch.Generator
+    hooks_list: Any
+
+    @property
+    def hooks(self) -> list[Any]: ...  # noqa: D102 - see above
+    @property
+    def interruption(self) -> Interruptions: ...  # noqa: D102
+    @property
+    def epoch(self) -> int: ...  # noqa: D102
+    @property
+    def iter(self) -> int: ...  # noqa: D102
+    @property
+    def max_epochs(self) -> int: ...  # noqa: D102
+    @property
+    def max_iters(self) -> int: ...  # noqa: D102
+    @property
+    def val_begin(self) -> int: ...  # noqa: D102
+    @property
+    def val_interval(self) -> int: ...  # noqa: D102
+    @property
+    def train_dataloader(self) -> Any: ...  # noqa: D102
+    @property
+    def val_dataloader(self) -> Any: ...  # noqa: D102
+    @property
+    def val_evaluator(self) -> Any: ...  # noqa: D102
+    @property
+    def test_dataloader(self) -> Any: ...  # noqa: D102
+    @property
+    def test_evaluator(self) -> Any: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+    @property
+    def holds_gradients(self) -> bool: ...  # noqa: D102
+    @property
+    def visualizer(self) -> Any: ...  # noqa: D102
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+    @property
+    def world_size(self) -> int: ...  # noqa: D102
+    @property
+    def distributed(self) -> bool: ...  # noqa: D102
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+
+    def call_hook(self, stage: str, **arguments: Any) -> None:
+        """Let every hook act at ``stage``."""
+
+    def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
+        """Add a hook, which acts from the next call of a stage on."""
+
+    def build_dataloader(
+        self,
+        dataloader: Any,
+        seed: int | None = None,
+        diff_rank_seed: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+    ) -> Any:
+        """Build a dataloader from its config."""
+
+    def build_evaluator(self, evaluator: Any) -> Any:
+        """Build an evaluator from its config."""
+
+    def save_checkpoint(self, out_dir: str | Path, filename: str, **options: Any) -> None:
+        """Save the run; every process must call this."""
+
+    def write_scalars(
+        self, phase: str, scalars: Mapping[str, Any], *, step: int, by_epoch: bool = False
+    ) -> None:
+        """Append a record to the run's files of scalars."""

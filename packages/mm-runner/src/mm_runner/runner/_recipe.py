@@ -1,0 +1,232 @@
+"""What is configured, and the order in which the parts of a run are built from it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mm_runner.checkpoint import rng_state, set_rng_state
+from mm_runner.config import ConfigDict
+from mm_runner.errors import ConfigError
+from mm_runner.model import eval_step_of
+from mm_runner.optim import named_schedulers
+from mm_runner.reporting import writer_configs
+from mm_runner.validation import validate_run
+
+from ._building import build_eval_loop, build_train_loop
+from ._checks import (
+    checked_cfg,
+    checked_mapping,
+    checked_phases,
+    refuse_misplaced,
+    unknown_keys,
+    without_variables,
+)
+from ._logs import plain_config
+from ._memory_format import use_channels_last
+from ._optimizers import check_schedules, check_wrapper_of_run
+from ._wrapping import warn_of_uncalled_step, with_preprocessor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from ._compiling import RunCompiler
+    from ._runner import Runner
+
+__all__ = ["Recipe", "built_by"]
+
+_LOOP_CONTRACT = ("run", "dataloader", "epoch", "iter", "max_epochs", "max_iters")
+
+
+class Recipe:
+    """The configuration of a run, checked, and the building of its parts.
+
+    Parts are built by the ``build_*`` methods of the Runner, which a subclass may override.
+
+    Args:
+        arguments: Of the Runner's constructor, by name, without ``cfg``.
+        cfg: The full configuration.
+        runner: The Runner's class.
+
+    Attributes:
+        cfg: The full configuration, copied.
+        resolved: All that is configured, in primitives.
+        writers: Configs of the writers of scalars, by path.
+
+    Raises:
+        ConfigError: If something is wrong; the message names its path.
+        ComponentNotFoundError: If a ``type`` names nothing.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], cfg: Any, runner: type[Runner]) -> None:
+        names = tuple(arguments)
+        self.cfg = ConfigDict(checked_cfg(cfg, names))
+        phases = checked_phases(arguments, unknown_keys(self.cfg, names))
+        self._phases = dict(zip(("train", "val", "test"), phases, strict=True))
+        self._schedules = arguments["param_scheduler"]
+        if self._schedules is not None and not self._phases["train"]:
+            raise ConfigError(
+                "param_scheduler was given without optim_wrapper; give both, or neither."
+            )
+        refuse_misplaced({**self.cfg, **arguments}, cfg)
+        validate_run(arguments, self.cfg, runner)
+        self._auto_scale_lr = checked_mapping(
+            arguments["auto_scale_lr"], "auto_scale_lr", ("base_batch_size", "enable")
+        )
+        self._model = with_preprocessor(arguments["model"], arguments["data_preprocessor"])
+        given = {name: value for name, value in arguments.items() if value is not None}
+        self.resolved: dict[str, Any] = plain_config({**given, **without_variables(self.cfg)})
+        self.writers = writer_configs(arguments["visualizer"], self.cfg.get("log_writers"))
+        self._in_construction: set[str] = set()
+        self._trained: Any = None  # the optimizer wrapper of the last training
+
+    def check_phase(self, phase: str, asked: str, of: type[Exception] = ConfigError) -> None:
+        """Raise unless ``phase`` is configured.
+
+        Args:
+            phase: ``"train"``, ``"val"`` or ``"test"``.
+            asked: What was called or read, for the message.
+            of: Type of the error.
+        """
+        if not self._phases[phase]:
+            last = "optim_wrapper" if phase == "train" else f"{phase}_evaluator"
+            raise of(
+                f"{asked}: the Runner has no {phase} loop, as it got no {phase}_dataloader, "
+                f"{phase}_cfg and {last}. Give these three."
+            )
+
+    def build_model(self, run: Runner, compiler: RunCompiler) -> tuple[Any, Any]:
+        """Build, initialise, compile and wrap the model; return it and its compile handle."""
+        model = built_by(run, "build_model", self._model)
+        init_weights: Any = getattr(model, "init_weights", None)
+        if self._phases["train"] and init_weights is not None:
+            run.logger.info(f"Weights are initialised by {type(model).__name__}.init_weights().")
+            init_weights()
+        if self.cfg.get("channels_last"):
+            use_channels_last(model)
+        wrapper_cfg = self.cfg.get("model_wrapper_cfg")
+        wrapped, handle = compiler.wrap(
+            model,
+            self.cfg,
+            run.dist_info,
+            lambda bare: built_by(run, "wrap_model", wrapper_cfg, bare),
+        )
+        if self._phases["train"]:
+            warn_of_uncalled_step(wrapped, run.logger)
+        return wrapped, handle
+
+    def build_loop(self, run: Runner, phase: str) -> Any:
+        """Build the loop of ``phase`` with its data, ``None`` if it is not configured.
+
+        Random numbers that are drawn meanwhile are not taken from those of the run, so that a run
+        does not depend on when its loops are built.
+        """
+        configured = self._phases[phase]
+        if not configured:
+            return None
+        if phase in self._in_construction:
+            raise ConfigError(
+                f"{phase}_loop was asked for while it is being built. Use its argument "
+                "'dataloader' instead."
+            )
+        if phase != "train":
+            eval_step_of(run.model, f"{phase}_step")
+        self._in_construction.add(phase)
+        try:
+            with _keeping_generators(run.device):
+                return built_by(run, f"build_{phase}_loop", configured[f"{phase}_cfg"])
+        finally:
+            self._in_construction.discard(phase)
+
+    def train_loop(self, run: Runner, cfg: Any) -> Any:
+        """Build a training loop from its config; a loop is returned as it is."""
+        if hasattr(cfg, "run"):
+            return cfg
+        self.check_phase("train", "build_train_loop()")
+        return build_train_loop(run, self._phases["train"]["train_dataloader"], cfg)
+
+    def eval_loop(self, run: Runner, phase: str, cfg: Any) -> Any:
+        """Build a validation or test loop from its config; a loop is returned as it is."""
+        if hasattr(cfg, "run"):
+            return cfg
+        self.check_phase(phase, f"build_{phase}_loop()")
+        parts = self._phases[phase]
+        loader, evaluator = parts[f"{phase}_dataloader"], parts[f"{phase}_evaluator"]
+        return build_eval_loop(run, phase, loader, cfg, evaluator)
+
+    def build_training(self, run: Runner) -> None:
+        """Build what a training needs, in this order. What was assigned is used as it is."""
+        parts, assigned = vars(run), run.assigned_parts
+        if self._trained is not None:  # each training of a Runner has parts of its own
+            for name in ("train_loop", "optim_wrapper"):
+                if name not in assigned:
+                    parts.pop(name, None)
+            if "param_schedulers" not in assigned:
+                parts["param_schedulers"] = []
+        self._take_train_loop(run)
+        configured = self._phases["train"]["optim_wrapper"]
+        given = run.optim_wrapper if "optim_wrapper" in assigned else configured
+        parts["optim_wrapper"] = wrapper = built_by(run, "build_optim_wrapper", given)
+        check_wrapper_of_run(run.model, wrapper)
+        if wrapper is not self._trained:
+            run.scale_lr(wrapper, self._auto_scale_lr)
+        self._trained = wrapper
+        schedules = run.param_schedulers if "param_schedulers" in assigned else self._schedules
+        if not _are_built(schedules):
+            schedules = built_by(run, "build_param_scheduler", schedules)
+        check_schedules(wrapper, schedules)
+        parts["param_schedulers"] = schedules
+        _ = run.val_loop  # built now, so that its mistakes show before the first step
+
+    def _take_train_loop(self, run: Runner) -> None:
+        loop = run.train_loop
+        if not hasattr(loop, "run"):  # a config that was assigned
+            loop = built_by(run, "build_train_loop", loop)
+        missing = [name for name in _LOOP_CONTRACT if not hasattr(loop, name)]
+        if missing:
+            raise ConfigError(
+                f"train_loop: {type(loop).__name__} has no {', no '.join(missing)}; derive it from "
+                "mm_runner.loops.EpochBasedTrainLoop or IterBasedTrainLoop."
+            )
+        seed = getattr(getattr(loop, "batches", None), "seed", run.seed)
+        if seed != run.seed:
+            raise ConfigError(
+                f"train_loop was built with the seed {seed}, and that of the run is now "
+                f"{run.seed}: its data would come in another order. Build it after what changes "
+                "the seed, such as resume() and set_randomness()."
+            )
+        vars(run)["train_loop"] = loop
+
+    @staticmethod
+    def built_by(run: Runner, method: str, *arguments: Any, **options: Any) -> Any:
+        """Return what a ``build_*`` method of the Runner returns.
+
+        Raises:
+            ConfigError: If it returned nothing.
+        """
+        built = getattr(run, method)(*arguments, **options)
+        if built is None:
+            raise ConfigError(
+                f"{type(run).__name__}.{method}() returned None; return what it builds."
+            )
+        return built
+
+
+built_by = Recipe.built_by
+
+
+def _are_built(schedules: Any) -> bool:
+    groups = named_schedulers(schedules) if isinstance(schedules, (list, dict)) else {}
+    found = [one for group in groups.values() if isinstance(group, list) for one in group]
+    return bool(found) and all(hasattr(one, "step") for one in found)
+
+
+@contextmanager
+def _keeping_generators(device: torch.device) -> Iterator[None]:
+    state = rng_state(device)
+    try:
+        yield
+    finally:
+        set_rng_state(state, device)

@@ -1,0 +1,151 @@
+"""What happens in a training and in an evaluation, in order."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mm_runner.errors import RunStopped
+from mm_runner.loops import EndOfTrainingError
+from mm_runner.model import train_step_of
+
+from ._collate_hint import explaining_lists
+from ._library_warnings import logging_warnings_of
+from ._live_run import holding_work_dir
+from ._receipt import RunReceipt
+from ._resume import StartingPoint
+from ._savable import check_savable
+from ._summary import log_start
+from ._unvalidated import warn_of_missing_validation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+    from ._runner import Runner
+
+__all__ = ["evaluate", "train"]
+
+
+def train(run: Runner) -> nn.Module:
+    """Build what a training needs, load or resume, and train; return the model."""
+    run.recipe.check_phase("train", "train()")
+    train_step_of(run.model)
+    receipt = RunReceipt()
+    with _holding_work_dir(run) as delete_checkpoints:
+        run.starting_point.find(run)
+        run.recipe.build_training(run)
+        run.register_hook(receipt)
+        run.is_training = True
+        try:
+            with _cleaning_up(run, receipt), run.interruption.listening(run), explaining_lists(run):
+                _train(run, receipt, delete_checkpoints)
+        except RunStopped:
+            if run.interruption.saved is not None:
+                run.starting_point = StartingPoint(str(run.interruption.saved), resume=True)
+            raise
+    model: nn.Module = run.model
+    return model
+
+
+def _holding_work_dir(run: Runner) -> AbstractContextManager[Callable[[], None]]:
+    """Keep other trainings out of the work directory, unless this one keeps nothing there."""
+    if not run.interruption.saves:
+        return nullcontext(lambda: None)
+    start = run.starting_point
+    is_fresh = not (start.resume or run.owns_checkpoints)
+    return holding_work_dir(
+        run, is_fresh=is_fresh, overwrite=run.overwrite, load_from=start.load_from
+    )
+
+
+def _train(run: Runner, receipt: RunReceipt, delete_checkpoints: Callable[[], None]) -> None:
+    run.call_hook("before_run")
+    run.load_or_resume()
+    check_savable(run)
+    delete_checkpoints()
+    run.owns_checkpoints = True
+    with logging_warnings_of("mm_amp", run.logger):
+        run.optim_wrapper.initialize_count_status(run.model, run.iter, run.max_iters)
+    run.compiler.begin_training(run)
+    log_start(run)
+    warn_of_missing_validation(run)
+    try:
+        run.train_loop.run()
+    except EndOfTrainingError:  # a run() of a subclass may let it through
+        if not receipt.has_ended:
+            run.call_hook("after_train")
+    receipt.log(run)
+    run.call_hook("after_run")
+
+
+def evaluate(run: Runner, phase: str) -> dict[str, float]:
+    """Run the loop of ``phase`` once, and return the metrics."""
+    loop: Any = getattr(run, f"{phase}_loop")
+    if loop is None:
+        run.recipe.check_phase(phase, f"{phase}()")
+    run.call_hook("before_run")
+    run.load_or_resume()
+    try:
+        with explaining_lists(run):
+            metrics: dict[str, float] = loop.run()
+    finally:
+        run.console.stop_progress()
+    run.call_hook("after_run")
+    run.logs.flush()
+    return metrics
+
+
+@contextmanager
+def _cleaning_up(run: Runner, receipt: RunReceipt) -> Iterator[None]:
+    """Let hooks and loops clean up after the block, all of them, whatever fails meanwhile.
+
+    Raises:
+        Exception: The first that cleaning up raised, unless the block raised one. The log has all.
+    """
+    try:
+        yield
+    except Exception as error:
+        _call_all(run, [partial(hook.on_exception, run, error) for hook in run.hooks])
+        _clean_up(run, receipt)
+        raise
+    except BaseException:
+        _clean_up(run, receipt)
+        raise
+    failures = _clean_up(run, receipt)
+    if failures:
+        raise failures[0]
+
+
+def _clean_up(run: Runner, receipt: RunReceipt) -> list[Exception]:
+    run.is_training = False
+    run.hooks_list.remove(receipt)
+    loops = [vars(run).get(name) for name in ("train_loop", "val_loop")]
+    closed = [*loops, run.sharded_saving]
+    acts: list[Callable[[], object]] = [
+        *(partial(hook.clean_up, run) for hook in run.hooks),
+        *(one.close for one in closed if one is not None and hasattr(one, "close")),
+        # Last: a traceback must not be drawn over by the bar.
+        run.console.stop_progress,
+        run.logs.flush,
+    ]
+    return _call_all(run, acts)
+
+
+def _call_all(run: Runner, acts: list[Callable[[], object]]) -> list[Exception]:
+    failures = []
+    for act in acts:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - a hook of the user's may raise anything
+            failures.append(error)
+            # Without the error of the training, which is on its way.
+            lines = traceback.format_exception(type(error), error, error.__traceback__, chain=False)
+            run.logger.error(  # noqa: TRY400
+                f"Cleaning up after the training failed; the rest was done.\n{''.join(lines)}"
+            )
+    return failures
