@@ -281,27 +281,3 @@ def test_a_backward_that_does_not_compile_falls_back_before_it_runs():
     handle = compile_model(model, {"backend": refusing_backward, "on_error": "eager"})
     torch.testing.assert_close(train(model), train(eager))
     assert "no kernel for backward" in handle.regions[0].failure
-
-
-def only_on_rank_1(rank, folder):
-    model = Toy()
-    if rank == 1:  # one that the other rank knows nothing of, which must not confuse them
-        compile_model(nn.Linear(2, 2), {"backend": "eager", "on_error": "eager"})
-    refuses = (lambda _inputs: True) if rank == 1 else (lambda _inputs: False)
-    backend = RefusingBackend(refuses)
-    handle = compile_model(model, {"backend": backend, "on_error": "eager"})
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    for _ in range(3):
-        wrapped(torch.randn(5, 4)).sum().backward()
-    failure = handle.regions[0].failure
-    (folder / f"rank{rank}").write_text(
-        f"{handle.regions[0].is_compiled} {backend.calls} {failure}"
-    )
-
-
-def test_all_ranks_agree_when_one_of_them_fails(run_ranks, tmp_path):
-    run_ranks(only_on_rank_1, 2, tmp_path)
-    first, second = ((tmp_path / f"rank{rank}").read_text() for rank in (0, 1))
-    # Rank 0 had compiled its first step; it learned before the second.
-    assert first.startswith("False 1 so does rank 1: NotImplementedError: no kernel for this")
-    assert second.startswith("False 0 NotImplementedError: no kernel for this")

@@ -8,6 +8,7 @@ from toy import needs_compile
 
 SCRIPT = """
 import builtins, importlib, sys, warnings
+from pathlib import Path
 warnings.simplefilter("ignore")
 import torch
 import torch._dynamo, torch._inductor.config, torch._inductor.compile_fx
@@ -54,8 +55,9 @@ def use(without):
     mm_compile._torch_private.inductor_backend("default", None, dynamic=None)
     mm_compile._torch_private.forget_loaded_code()
     with mm_compile._torch_private.caching_graphs():
-        with mm_compile._torch_private.without_precompiled_headers():
-            pass
+        with mm_compile._torch_private.remembering_probes(Path("missing")):
+            with mm_compile._torch_private.without_precompiled_headers():
+                pass
 
 
 VERIFY = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
@@ -72,6 +74,7 @@ NAMES = (
     "torch._dynamo.utils.orig_code_map",
     "torch._inductor.codecache._precompile_header",
     "torch._inductor.codecache.cpp_prefix_path",
+    "torch._inductor.cpu_vec_isa.VecISA",
     "torch._inductor.codegen.common.get_scheduling_for_device",
     "torch._inductor.codegen.common.init_backend_registration",
     "torch._inductor.utils.clear_caches",

@@ -1,6 +1,5 @@
 import copy
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from toy import CountingBackend, needs_compile
 
 from mm_compile import CompileError, ConfigError, NumericsError, compile_model
 from mm_compile._torch import torch_version
-from mm_compile._verify import _SavedState
 
 pytestmark = needs_compile
 
@@ -313,30 +311,6 @@ def test_one_call_is_compared_by_default(model, verify):
     model(torch.ones(2, 4))
     model(torch.ones(2, 4))
     assert handle.regions[0].verified.num_calls == 1
-
-
-class OnDevice(nn.Linear):
-    """Says that its parameters lie on a device of CUDA."""
-
-    def parameters(self, *_):
-        yield SimpleNamespace(device=torch.device("cuda", 1))
-
-
-def test_random_numbers_of_a_device_are_put_back_by_a_stand_in_generator(monkeypatch):
-    states = {}
-    stand_in = SimpleNamespace(
-        get_rng_state=lambda device: states[device],
-        set_rng_state=lambda s, d: states.update({d: s}),
-    )
-    monkeypatch.setattr(torch, "cuda", stand_in)
-    device = torch.device("cuda", 1)
-    before, after = torch.tensor([1]), torch.tensor([2])
-    states[device] = before
-    saved = _SavedState(OnDevice(2, 2))
-    states[device] = after
-    assert saved.read_random()[1] is after
-    saved.restore()
-    assert states[device] is before
 
 
 def test_replaced_buffers_are_put_back(backend):

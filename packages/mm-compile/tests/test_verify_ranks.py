@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from blocks import Stack
-from test_verify import WrongBackend, train
+from test_verify import train
 from timed import SteppedClock, auto, compiled
 from timed import train as train_timed
 from torch.nn.parallel import DistributedDataParallel
@@ -15,21 +15,6 @@ from mm_compile._torch import torch_version
 
 pytestmark = needs_compile
 CAN_SHARD = torch_version() > (2, 6)
-
-
-def wrong_on_rank_1(rank, folder):
-    results = []
-    for verify in (0, 2):
-        torch.manual_seed(0)
-        backend = WrongBackend(0.5) if rank == 1 and verify else CountingBackend()
-        wrapped = DistributedDataParallel(Stack(2))
-        cfg = {"backend": backend, "regions": ["blocks.*"], "verify": verify, "on_error": "eager"}
-        handle = compile_model(wrapped, cfg)
-        results.append(train(wrapped))
-    torch.testing.assert_close(results[1], results[0])
-    # Gradients are averaged once a step, whatever was compared.
-    status = [f"{region.is_compiled} {region.failure}" for region in handle.regions]
-    (folder / f"verify{rank}").write_text("\n".join(status))
 
 
 def sharded():
@@ -69,7 +54,6 @@ def deciding(rank, folder):
 
 
 def everything(rank, folder):
-    wrong_on_rank_1(rank, folder)
     deciding(rank, folder)
     if CAN_SHARD:
         sharded()
@@ -78,11 +62,8 @@ def everything(rank, folder):
 
 # torch warns of what fully_shard does on a CPU, another thing in every version.
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_ranks_leave_a_wrong_region_and_compile_alike(run_ranks, tmp_path):
+def test_ranks_decide_alike_and_verify_sharded_blocks(run_ranks, tmp_path):
     run_ranks(everything, 2, tmp_path)
-    first, second = ((tmp_path / f"verify{rank}").read_text().splitlines() for rank in (0, 1))
-    assert all(line.startswith("False so does rank 1: verify: the output dev") for line in first)
-    assert all(line.startswith("False verify: the output deviates") for line in second)
     first, second = ((tmp_path / f"auto{rank}").read_text() for rank in (0, 1))
     assert first == second
     assert first.startswith("0 0 0")

@@ -51,7 +51,7 @@ def compile_model(
             * ``regions``: ``"auto"`` compiles repeated blocks one by one, each kind once; a list of
               patterns (``["encoder.layers.*"]``) compiles the modules of these names.
             * ``on_error``: ``"raise"`` (the default), or ``"eager"`` to run a region that does not
-              compile eagerly, on all ranks. A ``MemoryError`` and an ``OSError`` are always raised.
+              compile eagerly. A ``MemoryError`` and an ``OSError`` are always raised.
             * ``recompile_limit`` (4): how often a region may be compiled again in each mode.
             * ``on_recompile``: what happens beyond: ``"dynamic"`` (the default) compiles once more
               for any size, then runs eagerly; ``"eager"``; ``"raise"``.
@@ -129,8 +129,6 @@ def _watch_calls(
     root = next((each for each in regions if each.attribute in TRAINED), regions[0])
     model_call = ModelCall(model, is_installed=bool(root.name))
     root.model_call = model_call
-    if root.shared_failures is not None:
-        model_call.on_begin.append(root.shared_failures.apply_new)
     if not records_graphs(config.keywords):
         return model_call, []
     graphs = DeviceGraphs(model.parameters())

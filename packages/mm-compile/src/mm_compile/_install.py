@@ -12,9 +12,7 @@ from . import _torch_private as torch_private
 from ._compiled_code import RegionKind, mode_of
 from ._config import CompileConfig
 from ._errors import AlreadyCompiledError, ConfigError
-from ._failure import Failure
 from ._method import function_of, instance_method
-from ._ranks import SharedFailures
 from ._region import Region
 from ._select import NamedModule, find_regions, has_forward, signature_of
 from ._torch import shares_code
@@ -37,8 +35,6 @@ def install_regions(model: nn.Module, config: CompileConfig) -> list[Region]:
     ]
     for index, region in enumerate(regions):
         region.index = index
-    if (config.on_error, config.on_recompile) != ("raise", "raise"):
-        _share_failures(regions)
     for region in regions:
         region.install()
     return regions
@@ -136,12 +132,3 @@ def _make_kind(function: FunctionType, module: nn.Module, config: CompileConfig)
     # Compiles nothing, but torch checks its arguments now.
     kind.code(mode_of(module))
     return kind
-
-
-def _share_failures(regions: list[Region]) -> None:
-    def apply(index: int, failure: Failure) -> None:
-        regions[index].fall_back(failure)
-
-    shared = SharedFailures(apply, [region.label for region in regions])
-    for region in regions:
-        region.shared_failures = shared

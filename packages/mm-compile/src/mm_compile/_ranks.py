@@ -1,18 +1,16 @@
-"""Notes that the ranks of a run leave for each other in the store of the process group.
+"""Notes that rank 0 leaves for the other ranks in the store of the process group.
 
-A collective could not do this: compiling fails on one rank in the middle of a step, while the
-others neither know nor wait. A rank writes a note, the others read it when a later step begins.
+The other ranks read them when a later step begins; nobody waits, as in a collective.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch.distributed as dist
 
-from ._failure import Failure
 from ._torch_private import default_store
 
 # Reading costs a message to the store: every step at first, when code is compiled, then seldom.
@@ -68,31 +66,3 @@ class Notes:
             note = json.loads(store.get(f"{self._prefix}/{self._num_read}"))
             if note["rank"] != dist.get_rank():
                 yield note
-
-
-class SharedFailures:
-    """Makes all ranks run a region eagerly soon after one of them had to.
-
-    Results are right meanwhile, since compiled and eager code compute the same.
-
-    Args:
-        apply: Called as ``apply(index, failure)`` for each failure of another rank.
-        labels: The labels of the model's regions.
-    """
-
-    def __init__(self, apply: Callable[[int, Failure], None], labels: Iterable[str]) -> None:
-        self._apply = apply
-        self._notes = Notes("failures", labels)
-        self._num_steps = 0
-
-    def share(self, index: int, failure: Failure) -> None:
-        """Let the other ranks know that region ``index`` runs eagerly here."""
-        self._notes.write({"index": index, "reason": str(failure)})
-
-    def apply_new(self) -> None:
-        """Apply the failures of other ranks; called once a step."""
-        self._num_steps += 1
-        if reads_in(self._num_steps):
-            for note in self._notes.read():
-                failure = Failure(f"so does rank {note['rank']}: {note['reason']}")
-                self._apply(note["index"], failure)

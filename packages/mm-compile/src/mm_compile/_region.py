@@ -24,7 +24,6 @@ from ._gc import rare_collections
 from ._inputs import describe_inputs
 from ._method import MethodSlot
 from ._model_call import ModelCall, is_compiling
-from ._ranks import SharedFailures
 from ._wrappers import BucketSplits, refuse_checkpointing
 
 # Compares a call of compiled code with eager code, and returns what deviates.
@@ -50,7 +49,6 @@ class Region:
         held_back: Why it is not compiled now, although nothing failed; else None.
         model_call: Callbacks of the whole model, if a call of the region may be a call of it.
         check: Compares the first calls with eager ones.
-        shared_failures: Fallbacks of the other ranks.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class Region:
         self.held_back: str | None = None
         self.model_call: ModelCall | None = None
         self.check: Check | None = None
-        self.shared_failures: SharedFailures | None = None
         self._errors = (*torch_private.dynamo_errors(), TorchVersionError)
         # Mode and code of the last forward; None is eager code.
         self._last: tuple[Mode, CompiledCode | None] | None = None
@@ -144,7 +141,7 @@ class Region:
     def _choose_code(self, mode: Mode) -> CompiledCode | None:
         if self.failure is None and self.kind.spent is not None:
             # Otherwise each of many blocks would compile once more before it falls back.
-            self._fall_back_everywhere(self.kind.spent)
+            self.fall_back(self.kind.spent)
         is_eager = self.failure is not None or self.held_back is not None or not self._is_installed
         code = None
         if not is_eager:
@@ -161,7 +158,7 @@ class Region:
         assert self.check is not None
         failure = self.check(partial(self._run_compiled, code, mode), args, kwargs)
         if failure is not None:
-            self._fall_back_everywhere(failure)
+            self.fall_back(failure)
         if self.failure is not None:  # it may also have failed to compile
             self._last = (mode, None)
             return None
@@ -193,7 +190,7 @@ class Region:
                 inputs = describe_inputs(self.__wrapped__, args, kwargs)
                 failure = self.kind.after_call(mode, self.label, inputs, before, is_first=is_first)
                 if failure is not None:
-                    self._fall_back_everywhere(failure)
+                    self.fall_back(failure)
             return outputs
         finally:
             self._bucket_splits.end(first_bucket)
@@ -231,10 +228,5 @@ class Region:
         # If this raises, the error is the user's.
         outputs = self.__wrapped__(*args, **kwargs)
         self._last = None
-        self._fall_back_everywhere(failure)
-        return outputs
-
-    def _fall_back_everywhere(self, failure: Failure) -> None:
-        if self.failure is None and self.shared_failures is not None:
-            self.shared_failures.share(self.index, failure)
         self.fall_back(failure)
+        return outputs

@@ -1,11 +1,13 @@
 """Private names of torch that this package uses, each with what happens without it.
 
-Nothing here imports ``torch._dynamo`` or ``torch._inductor`` at module level. Two functions of
-torch are replaced while a graph is compiled through a cache, for the seconds they cost.
+Nothing here imports ``torch._dynamo`` or ``torch._inductor`` at module level. Three functions of
+torch are replaced while a graph is compiled through a cache, for the seconds that they cost
+(measured on a transformer of 8 blocks on one CPU thread).
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -286,11 +288,6 @@ def inductor_with_eager_random() -> Any:
     return config.patch(fallback_random=True) if has_name else nullcontext()
 
 
-def is_caching_disabled() -> bool:
-    """Whether the user has disabled inductor's caches."""
-    return bool(_find("torch._inductor.config", "force_disable_caches", default=False))
-
-
 @contextmanager
 def caching_graphs() -> Iterator[None]:
     """Make inductor cache graphs, with names that do not depend on its folder."""
@@ -325,6 +322,34 @@ def without_precompiled_headers() -> Iterator[None]:
     codecache: Any = import_module("torch._inductor.codecache")
     with _replaced(codecache, "_precompile_header", lambda *_args, **_keywords: ""):
         yield
+
+
+@contextmanager
+def remembering_probes(file: Path) -> Iterator[None]:
+    """Make inductor probe each instruction set only once for all processes.
+
+    Each probe builds a library, and starts an interpreter that loads it: 1.5 s of processor time of
+    a warm start. Without the name: every process probes.
+
+    Args:
+        file: Keeps the instruction sets that work.
+    """
+    kind = _find("torch._inductor.cpu_vec_isa", "VecISA")
+    probe: Any = getattr(kind, "check_build", None)
+    working = set(file.read_text(encoding="utf-8").splitlines()) if file.exists() else set()
+    num_known = len(working)
+
+    def probe_once(instruction_set: Any, code: str) -> bool:
+        name = f"{instruction_set} {sha256(code.encode()).hexdigest()[:16]}"
+        if name not in working and probe(instruction_set, code):
+            working.add(name)
+        return name in working
+
+    with nullcontext() if probe is None else _replaced(kind, "check_build", probe_once):
+        yield
+    if len(working) > num_known:
+        file.unlink(missing_ok=True)  # it may be a link into the cache
+        file.write_text("\n".join(sorted(working)), encoding="utf-8")
 
 
 def _header_of_torch() -> Any:

@@ -87,6 +87,7 @@ class Verifier:
         self._raises = config.on_error == "raise"
         self._verify = config.verify
         self._is_inductor = describe_backend(config.keywords) == "inductor"
+        self._errors = torch_private.dynamo_errors()
         self._separate_codes: dict[int, CompiledCode] = {}
         self.results: dict[int, Verified] = {}
         self.num_comparisons = 0
@@ -131,39 +132,37 @@ class Verifier:
     def _compare(
         self, region: Region, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Verified | None:
-        state = _SavedState(region.module)
-
         def trace(run: Run, size: float = 0.0) -> _Trace:
-            state.restore()
-            return _Trace(run, region.module, (args, kwargs), state, size)
+            with _restored(region.module):
+                return _Trace(run, region.module, (args, kwargs), size)
 
         def run_eager(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return region.__wrapped__(*args, **kwargs)
 
+        with _without_autocast_cache():
+            eager = trace(run_eager)
+        is_separate = eager.draws and self._is_inductor
         try:
-            with _without_autocast_cache():
-                eager = trace(run_eager)
-            draws = not all(map(torch.equal, state.random, eager.random))
-            if draws and self._is_inductor:
-                # Inductor draws its own random numbers: the same code compiled with torch's.
-                with torch_private.inductor_with_eager_random():
-                    compiled = trace(self._separate_run(region))
-            else:
-                compiled = trace(run)
-            if region.failure is not None:  # it did not compile, which is logged
-                return None
-            if draws and not all(map(torch.equal, eager.random, compiled.random)):
-                self._skip(region, "its compiled code draws other random numbers than eager code")
-                return None
-            found = self._worst(eager, compiled)
-            if found is not None and not found.deviation <= found.allowed:
-                with _without_autocast_cache():
-                    moved = trace(run_eager, torch.finfo(eager.dtype).eps)
-                found = self._worst(eager, compiled, moved)
-        finally:
-            state.restore()
+            # Inductor draws its own random numbers: the same code is compiled with torch's.
+            with torch_private.inductor_with_eager_random() if is_separate else nullcontext():
+                compiled = trace(self._separate_run(region) if is_separate else run)
+        except Exception as error:
+            if not (is_separate and torch_private.is_of_dynamo(error, self._errors)):
+                raise
+            self._skip(region, "its code does not compile with torch's random numbers")
+            return None
+        if region.failure is not None:  # it did not compile, which is logged
+            return None
+        if eager.draws and not all(map(torch.equal, eager.random, compiled.random)):
+            self._skip(region, "its compiled code draws other random numbers than eager code")
+            return None
+        found = self._worst(eager, compiled)
         if found is None:
             self._skip(region, "it has no outputs to compare")
+        elif not found.deviation <= found.allowed:
+            with _without_autocast_cache():
+                moved = trace(run_eager, torch.finfo(eager.dtype).eps)
+            found = self._worst(eager, compiled, moved)
         return found
 
     def _separate_run(self, region: Region) -> Run:
@@ -237,7 +236,6 @@ class _Trace:
         run: Run,
         module: nn.Module,
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
-        state: _SavedState,
         size: float,
     ) -> None:
         self._size = size
@@ -247,9 +245,11 @@ class _Trace:
         args, kwargs = (map_tensors(self._copy, "inputs", each) for each in inputs)
         # Checkpointing counts what a forward saves, and must not see this one.
         hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+        before = _random_states(module)
         with hooks:
             outputs = list(find_tensors("the output", run(args, kwargs)))
-        self.random = state.read_random()
+        self.random = _random_states(module)
+        self.draws = not all(map(torch.equal, before, self.random))
         autocast = _autocast(module)
         # As in a training step, whose backward runs after autocast has ended.
         with nullcontext() if autocast is None else torch.autocast(autocast[0], enabled=False):
@@ -301,44 +301,38 @@ class _Trace:
         return signs.to(tensor.device, tensor.dtype)
 
 
-class _SavedState:
-    """Random numbers and buffers of a module, to be restored."""
-
-    def __init__(self, module: nn.Module) -> None:
-        devices = {each.device for each in (*module.parameters(), *module.buffers())}
-        self._devices = [
-            each for each in devices if each.type != "cpu" and hasattr(_of(each), "get_rng_state")
-        ]
-        self.random = self.read_random()
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-        self._tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]  # noqa: SLF001
-
-    def read_random(self) -> list[Tensor]:
-        """Return the states of torch's generators."""
-        return [torch.get_rng_state(), *(_of(e).get_rng_state(*_index(e)) for e in self._devices)]
-
-    def restore(self) -> None:
-        """Restore everything."""
-        torch.set_rng_state(self.random[0])
-        for device, state in zip(self._devices, self.random[1:], strict=True):
-            _of(device).set_rng_state(state, *_index(device))
-        for table, buffers in self._tables:
+@contextmanager
+def _restored(module: nn.Module) -> Iterator[None]:
+    """Restore buffers and torch's random numbers afterwards."""
+    values = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]  # noqa: SLF001
+    devices = _devices_of(module)
+    kind = devices[0].type if devices else "cuda"
+    try:
+        with torch.random.fork_rng([each.index or 0 for each in devices], device_type=kind):
+            yield
+    finally:
+        for table, buffers in tables:
             if any(table.get(name) is not buffer for name, buffer in buffers.items()):
                 table.update(buffers)
         with torch.no_grad():
-            for buffer, value in self._buffers:
+            for buffer, value in values:
                 # An earlier forward of the step may have saved the buffer for its backward.
                 with torch_private.preserved_version(buffer):
                     buffer.copy_(value)
 
 
-def _of(device: torch.device) -> Any:
-    return getattr(torch, device.type, None)
+def _devices_of(module: nn.Module) -> list[torch.device]:
+    """Return the devices with random numbers, the CPU excepted."""
+    tensors = (*module.parameters(), *module.buffers())
+    found = {each.device for each in tensors if each.device.type not in ("cpu", "meta", "mps")}
+    return sorted(found, key=str)
 
 
-def _index(device: torch.device) -> tuple[torch.device, ...]:
-    # There is only one of Apple's, and its functions take no device.
-    return () if device.type == "mps" else (device,)
+def _random_states(module: nn.Module) -> list[Tensor]:
+    devices = _devices_of(module)
+    states = [getattr(torch, each.type).get_rng_state(each) for each in devices]
+    return [torch.get_rng_state(), *states]
 
 
 def _same(value: Any) -> Any:

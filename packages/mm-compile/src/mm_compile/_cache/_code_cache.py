@@ -47,13 +47,6 @@ def open_cache(
             backend,
         )
         return None
-    if torch_private.is_caching_disabled():
-        _logger.warning(
-            "compile: nothing is stored in %s, since inductor's caches are disabled "
-            "(TORCHINDUCTOR_FORCE_DISABLE_CACHES).",
-            directory,
-        )
-        return None
     refusal = None if is_trusted else refusal_of(directory)
     if refusal is not None:
         _logger.warning("compile: the cache is not used: %s.", refusal)
@@ -195,6 +188,7 @@ def _compile_in(workspace: Workspace, compile_graph: Compile) -> Any:
     with ExitStack() as stack:
         stack.enter_context(workspace.entered())
         stack.enter_context(torch_private.caching_graphs())
+        stack.enter_context(torch_private.remembering_probes(workspace.path / "probes.txt"))
         if workspace.has_libraries:
             stack.enter_context(torch_private.without_precompiled_headers())
         try:
