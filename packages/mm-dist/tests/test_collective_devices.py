@@ -7,20 +7,19 @@ import torch
 import torch.distributed as dist
 
 import mm_dist
-from mm_dist._collectives import _dict_reduction, _operations, _side_group, _state, _wire
+from mm_dist._collectives import _objects, _operations, _state, _wire
 
 # torch copies to it, as it would to an accelerator, and does not take it for the device it is on.
 OTHER_DEVICE = torch.device("cpu", 0)
 
 
 def _expect_tensors_to_travel(rank):
-    for module in (_wire, _dict_reduction):
-        module.communication_device = lambda *_, **__: OTHER_DEVICE
+    _wire.communication_device = lambda *_, **__: OTHER_DEVICE
     leaf = torch.ones(2, requires_grad=True)
     for data in (torch.ones(2), torch.ones(2).bfloat16(), torch.ones(2).bool(), leaf):
         mm_dist.all_reduce(data)
         assert data.tolist() == ([2, 2] if data.dtype != torch.bool else [True, True])
-    assert _state.group_state().served == _state.group_state().direct.keys() == set()
+    assert _state.group_state().served == set()
     loss, count = torch.tensor(rank + 1.0), torch.tensor(rank)
     mm_dist.all_reduce_dict({"loss": loss, "nested": {"count": count}})
     assert (loss.item(), count.item()) == (3, 1)
@@ -36,7 +35,9 @@ def _expect_tensors_to_travel(rank):
 
 def _expect_objects_beside_the_accelerator(rank):
     # As on a group that serves CUDA only.
-    _side_group.communication_device = lambda **_: torch.device("cuda", 0)
+    _objects.communication_device = lambda group: torch.device(
+        "cuda" if group is dist.group.WORLD else "cpu"
+    )
     new_groups = []
     real = dist.new_group
     dist.new_group = lambda **kwargs: new_groups.append(kwargs) or real(**kwargs)
@@ -46,17 +47,16 @@ def _expect_objects_beside_the_accelerator(rank):
     (made,) = new_groups
     assert made["backend"] == "gloo"
     assert made.get("timeout", dist.default_pg_timeout).total_seconds() in (60, 1800)
-    side = _side_group.objects_group()
+    side = _objects.objects_group()
     assert side is not dist.group.WORLD
     assert dist.get_backend(side) == "gloo"
     some = real([0, 1])
-    assert _side_group.objects_group(some) is some
+    assert _objects.objects_group(some) is some
     find_side = _state.group_state().find_side_group
     del side, some
     # It ends with the default group, which nothing of ours keeps.
     dist.barrier()
     dist.destroy_process_group()
-    _state._latest.clear()
     gc.collect()
     assert find_side() is None
     assert len(_state._states) == 0

@@ -1,7 +1,6 @@
 """What one rank does wrong reaches all of them, and the next collective works again."""
 
 import os
-import pickle
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch.distributed as dist
 
 import mm_dist
 from mm_dist import CollectiveError, ConfigError
-from mm_dist._collectives import _dict_reduction, _state, _stream
+from mm_dist._collectives import _state
 
 LOSS = {"loss": 1.0}
 SEVERAL = {f"loss{n}": float(n) for n in range(20)}
@@ -48,7 +47,6 @@ def _expect_dict_errors(rank):
         for dicts, message in DIFFERENT_DICTS.values():
             data = {key: torch.tensor(value) for key, value in dicts[rank].items()}
             expect_error(message, mm_dist.all_reduce_dict, data, op)
-    # Nested ones, and those that are compared before: without a tag, once for each kind.
     nested = {"head": {"loss": torch.ones(1), "aux": [torch.ones(rank + 1)]}}
     message = "data['head']['aux'][0] is float32 (2,) on rank 1, but float32 (1,) on rank 0"
     expect_error(message, mm_dist.all_reduce_dict, nested)
@@ -62,28 +60,8 @@ def _expect_dict_errors(rank):
         expect_error(message, mm_dist.all_reduce_dict, {"loss": torch.ones(1)}, op)
 
 
-def _expect_late_difference(rank):
-    # A stand-in for an accelerator, where nobody looks at what was seen to agree before.
-    if rank > 0:
-        _dict_reduction.read_tag = lambda _: (True, True)
-    else:
-        real = _dict_reduction.read_tag
-        _dict_reduction.read_tag = lambda tag: (real(tag)[0], False)
-    data = {"new" if rank == 0 else "old": torch.ones(1)}
-    if rank == 0:
-        with pytest.raises(CollectiveError, match=r"this rank's holds data\['new'\]"):
-            mm_dist.all_reduce_dict(data)
-    else:
-        mm_dist.all_reduce_dict(data)
-
-
-class NotReadable:
-    def __reduce__(self):
-        return int, ("this is no number",)
-
-
 class FailsLate:
-    """Has sent several chunks before it fails."""
+    """Cannot be pickled."""
 
     def __reduce__(self):
         raise RuntimeError("no more")
@@ -97,16 +75,9 @@ def _expect_object_errors(rank):
     expect_error(message, mm_dist.all_gather_object, local)
     expect_error(message, mm_dist.gather_object, local, dst=2)
     expect_error(message, mm_dist.broadcast_object_list, [local], src=1)
-    expect_error("rank 0: ValueError: invalid literal", mm_dist.gather_object, NotReadable())
-    expect_error("rank 0: ValueError: invalid", mm_dist.broadcast_object_list, [NotReadable()], 2)
     late = [bytes(1000), FailsLate()] if rank > 0 else "fine"
     for function in (mm_dist.all_gather_object, mm_dist.gather_object):
         expect_error("failed on rank 1: RuntimeError: no more", function, late)
-    early = ["fine", NotReadable(), bytes(1000)]
-    expect_error("failed on rank 0: ValueError", mm_dist.gather_object, early)
-    calls = [mm_dist.all_gather_object, mm_dist.gather_object, mm_dist.gather_object]
-    message = "ranks 1, 2: gather_object(dst=0); rank 0: all_gather_object()"
-    expect_error(message, calls[rank], "x")
     with pytest.raises(CollectiveError) as caught:
         mm_dist.all_gather_object(FailsLate() if rank == 1 else 0)
     assert isinstance(caught.value.__cause__, RuntimeError) == (rank == 1)
@@ -135,13 +106,13 @@ def _expect_checked_calls(rank):
     expect_error(expected("gather(dst=2)"), mm_dist.gather, data, 2, group, uneven=False)
     assert [len(each) for each in mm_dist.all_gather(data, group)] == [2, 3, 2]
     calls = [mm_dist.all_gather, mm_dist.all_gather, mm_dist.gather]
-    message = "ranks 0, 1: all_gather(); rank 2: gather(dst=0)"
+    message = "ranks 0-1: all_gather(); rank 2: gather(dst=0)"
     expect_error(message, calls[rank], data, group=group)
     expect_error(expected("broadcast(src=1)"), mm_dist.broadcast, data, 1, group)
     if rank == 0:
         expect_error("rank 0: broadcast(src=0) of float32", mm_dist.broadcast, data, 0, group)
     else:
-        message = "ranks 1, 2: all_reduce(op='max') of float32 (2,)"
+        message = "ranks 1-2: all_reduce(op='max') of float32 (2,)"
         expect_error(message, mm_dist.all_reduce, torch.ones(2), "max", group)
     big = {"map": torch.zeros(5000)} if rank == 1 else {"loss": torch.ones(1)}
     expect_error("only rank 1 has data['map']", mm_dist.all_reduce_dict, big, "sum", group)
@@ -179,7 +150,6 @@ def _expect_result_errors(rank):
     message = "collect_results failed on rank 2: ArgumentTypeError: collect_results takes a list"
     expect_error(message, mm_dist.collect_results, results, 3)
     expect_error("no more", mm_dist.collect_results, [0, FailsLate() if rank == 1 else 0], 6)
-    expect_error("rank 0: ValueError: invalid", mm_dist.collect_results, [NotReadable()], 3)
 
 
 def _expect_errors(rank):
@@ -189,20 +159,14 @@ def _expect_errors(rank):
     _expect_group_errors(rank)
     _expect_object_errors(rank)
     _expect_result_errors(rank)
-    _stream.CHUNK_BYTES = 128
-    _expect_object_errors(rank)
-    _expect_result_errors(rank)
-    _expect_late_difference(rank)
 
 
 def test_a_rank_outside_a_large_group_is_told_in_few_words():
     state = _state.GroupState(range(0, 4096, 2), index=0, is_checked=False)
-    with pytest.raises(ConfigError, match="dst=1 is not in the group, whose ranks are 0 to 4094, "):
+    with pytest.raises(ConfigError, match="dst=1 is not in the group, whose ranks are 0 to 4094;"):
         _state.check_member("dst", 1, state)
     assert _state.check_member("dst", 4094, state) == 2047
 
 
 def test_errors_of_one_rank_are_raised_on_all(run_ranks):
-    with pytest.raises(ValueError, match="invalid literal"):
-        pickle.loads(pickle.dumps(NotReadable()))  # noqa: S301 (our own)
     run_ranks(_expect_errors, 3)

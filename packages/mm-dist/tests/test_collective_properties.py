@@ -18,7 +18,6 @@ from collective_reference import (
 )
 
 import mm_dist
-from mm_dist._collectives import _stream
 from mm_dist._collectives._reduction import _reduce_bits
 
 SEED = 20261121
@@ -221,8 +220,6 @@ def named(number, members, check):
 
 
 def _run_cases(rank, world_size):
-    # So that objects of a few kilobytes take turns, and the larger of them several chunks.
-    _stream.CHUNK_BYTES = 512
     groups = [(tuple(range(world_size)), None)]
     if world_size > 2:
         some = (0, world_size - 1)
@@ -240,16 +237,10 @@ def test_random_calls_are_right_on_several_ranks(run_ranks, world_size):
     run_ranks(_run_cases, world_size, world_size)
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(_stream, "CHUNK_BYTES", 512)
-
-
-@pytest.mark.usefixtures("small_chunks", "group_of_one")
+@pytest.mark.usefixtures("group_of_one")
 def test_random_calls_are_right_in_a_group_of_one():
     _run_cases(0, 1)
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_random_calls_are_right_without_a_group():
     _run_cases(0, 1)

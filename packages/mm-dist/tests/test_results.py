@@ -5,7 +5,6 @@ import torch
 
 from mm_dist import CollectiveError, ConfigError, collect_results, collect_results_cpu
 from mm_dist import collect_results_gpu as collect_gpu
-from mm_dist._collectives import _result_files, _stream
 
 
 def _expect_dataset_order(rank, tmpdir):
@@ -25,7 +24,7 @@ def _expect_dataset_order(rank, tmpdir):
         ConfigError, match=r"asked for 29 results, but all 2 ranks together have 22"
     ):
         collect_results(padded, 29)
-    with pytest.raises(ConfigError, match="cannot be used by rank 0"):
+    with pytest.raises(CollectiveError, match=r"failed on rank 0: (NotADirectory|FileExists)Error"):
         collect_results(padded, 5, tmpdir=f"{tmpdir}/keep.txt/below")
     with pytest.raises(ConfigError, match="size=-1 is no length"):
         collect_results(padded, -1)
@@ -40,10 +39,6 @@ def _expect_shared_parts(rank, tmpdir):
         if rank == 0:
             assert [each["id"] for each in collected] == list(range(8))
             assert len({id(each["classes"]) for each in collected}) == 2
-    _stream.CHUNK_BYTES = 64
-    for options in ({}, {"tmpdir": tmpdir}):
-        collected = collect_results(results, 8, **options)
-        assert collected is None if rank else [each["id"] for each in collected] == [*range(8)]
 
 
 class FailsLate:
@@ -65,11 +60,6 @@ def _expect_file_errors(rank, tmpdir):
             collect_results([torch.ones(1), result if rank else 0], 4, tmpdir=tmpdir)
     with pytest.raises(CollectiveError, match="with a tmpdir on 1 of 2 ranks"):
         collect_results([0], 2, tmpdir=tmpdir if rank else None)
-    if rank == 1:
-        # A stand-in for a second machine that does not see the first one's files.
-        _result_files.Path.is_dir = lambda _: False
-    with pytest.raises(ConfigError, match=r"is not shared: .* which rank 1 cannot see"):
-        collect_results([rank], 2, tmpdir=tmpdir)
 
 
 def _expect_all(rank, tmpdir):

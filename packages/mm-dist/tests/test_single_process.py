@@ -45,8 +45,8 @@ def test_collectives_change_nothing_in_one_process():
 
 
 def test_collectives_refuse_wrong_arguments():
-    with pytest.raises(ConfigError, match=r"op='avg' is not known; .*mean"):
-        mm_dist.all_reduce(torch.ones(1), "avg")
+    with pytest.raises(ConfigError, match=r"op='average' is not known; .*mean"):
+        mm_dist.all_reduce(torch.ones(1), "average")
     with pytest.raises(ConfigError, match=r"'mean' has no meaning for torch\.bool"):
         mm_dist.all_reduce(torch.ones(1, dtype=torch.bool), "mean")
     with pytest.raises(ArgumentTypeError, match="takes a dict"):

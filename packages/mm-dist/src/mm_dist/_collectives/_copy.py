@@ -1,25 +1,24 @@
 """Copy tensors from rank to rank."""
 
-from hashlib import blake2b
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mm_dist._collectives._check import check_call, compare_calls, describe_tensor
-from mm_dist._collectives._nested import flatten
-from mm_dist._collectives._nested_copy import broadcast_nested, gather_nested
-from mm_dist._collectives._object_wire import ObjectWire
-from mm_dist._collectives._state import GroupState, check_member, group_state
-from mm_dist._collectives._wire import (
-    note_change,
-    pack_for_copy,
-    place_on_wire,
-    unpack_copy,
-    write_back,
+from mm_dist._collectives._nested import flatten, rebuild
+from mm_dist._collectives._signature import (
+    check_call,
+    compare_signatures,
+    describe_tensor,
+    read_signature,
 )
+from mm_dist._collectives._state import GroupState, check_member, group_state
+from mm_dist._collectives._wire import as_bytes, note_change, place_on_wire, write_back
 from mm_dist._process_group import is_distributed
+
+_Shapes = Sequence[tuple[int, ...]]
 
 
 def all_gather(data: Any, group: Any = None, *, uneven: bool = True) -> list[Any]:
@@ -30,8 +29,8 @@ def all_gather(data: Any, group: Any = None, *, uneven: bool = True) -> list[Any
             which travel together. Structure and dtypes agree on all ranks.
         group: Ranks that take part, of which this one must be a member. Defaults to all.
         uneven: Whether the shapes may differ between ranks, as those of a last batch do; a rank
-            can have no element at all. To find out costs one tiny collective. ``False`` saves it
-            for a tensor, and is a promise: some backends end the process where it is broken.
+            can have no element at all. ``False`` saves the exchange of shapes for a tensor, and
+            is a promise: some backends end the process where it is broken.
 
     Returns:
         One tensor per rank, or one structure of tensors, in rank order, on the device of
@@ -47,17 +46,10 @@ def all_gather(data: Any, group: Any = None, *, uneven: bool = True) -> list[Any
         >>> all_gather(torch.ones(1))
         [tensor([1.])]
     """
-    flatten(data, "all_gather")
+    tensors = flatten(data, "all_gather")
     if not is_distributed():
         return [data]
-    state = group_state(group)
-    call = "all_gather()"
-    if not _are_same(call, data, group, state, uneven=uneven):
-        return gather_nested(call, data, None, group, uneven=uneven)
-    packed, received = _make_room(data, group, state, state.world_size)
-    if packed.numel() > 0:  # Without elements on any rank; gloo of older torch crashes.
-        dist.all_gather(received, packed, group=group)
-    return [unpack_copy(tensor, data) for tensor in received]
+    return _Gathering("all_gather()", data, tensors, group, uneven=uneven).run(None)
 
 
 def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = True) -> list[Any]:
@@ -81,19 +73,11 @@ def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = True) -
         >>> gather(torch.ones(1))
         [tensor([1.])]
     """
-    flatten(data, "gather")
+    tensors = flatten(data, "gather")
     if not is_distributed():
         return [data]
-    state = group_state(group)
-    receiver = check_member("dst", dst, state)
-    call = f"gather(dst={dst})"
-    if not _are_same(call, data, group, state, uneven=uneven):
-        return gather_nested(call, data, receiver, group, uneven=uneven)
-    is_receiver = state.index == receiver
-    packed, received = _make_room(data, group, state, state.world_size if is_receiver else 0)
-    if packed.numel() > 0:
-        dist.gather(packed, received if is_receiver else None, dst=dst, group=group)
-    return [unpack_copy(tensor, data) for tensor in received]
+    check_member("dst", dst, group_state(group))
+    return _Gathering(f"gather(dst={dst})", data, tensors, group, uneven=uneven).run(dst)
 
 
 def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
@@ -114,41 +98,89 @@ def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
     Example:
         >>> broadcast(torch.ones(1))
     """
-    flatten(data, "broadcast")
+    tensors = flatten(data, "broadcast")
     if not is_distributed():
         return
-    state = group_state(group)
+    state, call = group_state(group), f"broadcast(src={src})"
     check_member("src", src, state)
     if not isinstance(data, Tensor):
-        broadcast_nested(data, src, group)
-        return
-    if state.is_checked:
-        check_call(f"broadcast(src={src})", data, group)
-    packed = pack_for_copy(place_on_wire(data, group, state))
-    if packed.numel() > 0:
+        compare_signatures(call, read_signature(tensors), group)
+    elif state.is_checked:
+        check_call(f"{call} of {describe_tensor(data)}", group)
+    packed = _pack(list(tensors.values()), group, state)
+    if packed.numel() > 0:  # gloo of older torch crashes
         dist.broadcast(packed, src=src, group=group)
     if dist.get_rank() != src:
-        write_back(data, unpack_copy(packed, data))
-        note_change(data)
+        shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+        received = _unpack(packed, list(tensors.values()), shapes)
+        for tensor, values in zip(tensors.values(), received, strict=True):
+            write_back(tensor, values)
+            note_change(tensor)
 
 
-def _are_same(call: str, data: Any, group: Any, state: GroupState, *, uneven: bool) -> bool:
-    """Return whether all ranks have a tensor of one shape, as far as this is to be found out."""
-    is_tensor = isinstance(data, Tensor)
-    if state.is_checked:
-        compared = f"{call} of {describe_tensor(data)}" if is_tensor and not uneven else call
-        compare_calls(ObjectWire(group), compared)
-    if not uneven:
-        return is_tensor
-    kind = describe_tensor(data) if is_tensor else "nested"
-    number = int.from_bytes(blake2b(kind.encode(), digest_size=7).digest(), "big")
-    greatest, least = ObjectWire(group).gather_maxima([number, -number])
-    return is_tensor and greatest == -least
+class _Gathering:
+    """One gathering of tensors, which travel as bytes of one length."""
+
+    def __init__(
+        self, call: str, data: Any, tensors: dict[str, Tensor], group: Any, *, uneven: bool
+    ) -> None:
+        self._data, self._group = data, group
+        self._tensors = list(tensors.values())
+        self._state = group_state(group)
+        self._shapes = self._agree_on_shapes(call, tensors, uneven=uneven)
+
+    def _agree_on_shapes(
+        self, call: str, tensors: dict[str, Tensor], *, uneven: bool
+    ) -> list[_Shapes]:
+        own = read_signature(tensors)
+        if isinstance(self._data, Tensor) and not uneven:
+            if self._state.is_checked:
+                check_call(f"{call} of {describe_tensor(self._data)}", self._group)
+            signatures = [own] * self._state.world_size
+        else:
+            if self._state.is_checked:
+                check_call(call, self._group)
+            signatures = compare_signatures(call, own, self._group, are_shapes_equal=not uneven)
+        return [[shape for _, _, shape in each] for each in signatures]
+
+    def run(self, dst: int | None) -> list[Any]:
+        """Return one structure per rank; nothing where this rank does not receive."""
+        packed = _pack(self._tensors, self._group, self._state)
+        sizes = [_count_bytes(self._tensors, shapes) for shapes in self._shapes]
+        padded = torch.cat([packed, packed.new_empty(max(sizes) - packed.numel())])
+        is_receiver = dst is None or dist.get_rank() == dst
+        received = [torch.empty_like(padded) for _ in sizes] if is_receiver else []
+        if padded.numel() == 0:  # gloo of older torch crashes
+            pass
+        elif dst is None:
+            dist.all_gather(received, padded, group=self._group)
+        else:
+            into = received if is_receiver else None
+            dist.gather(padded, into, dst=dst, group=self._group)
+        return [
+            rebuild(self._data, iter(_unpack(row, self._tensors, shapes)))
+            for row, shapes in zip(received, self._shapes, strict=False)
+        ]
 
 
-def _make_room(
-    data: Tensor, group: Any, state: GroupState, count: int
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the tensor as it travels, and as many empty ones as will arrive."""
-    packed = pack_for_copy(place_on_wire(data, group, state))
-    return packed, [torch.empty_like(packed) for _ in range(count)]
+def _pack(tensors: list[Tensor], group: Any, state: GroupState) -> Tensor:
+    """Return the bytes of tensors, where they travel; every backend can copy bytes."""
+    placed = [as_bytes(place_on_wire(tensor, group, state)) for tensor in tensors]
+    if len(placed) == 1:
+        return placed[0]
+    return torch.cat(placed) if placed else torch.empty(0, dtype=torch.uint8)
+
+
+def _count_bytes(tensors: list[Tensor], shapes: _Shapes) -> int:
+    pairs = zip(tensors, shapes, strict=True)
+    return sum(torch.Size(shape).numel() * tensor.element_size() for tensor, shape in pairs)
+
+
+def _unpack(row: Tensor, tensors: list[Tensor], shapes: _Shapes) -> list[Tensor]:
+    unpacked = []
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        size = torch.Size(shape).numel() * tensor.element_size()
+        # A copy, because the bytes of another dtype must begin at a multiple of its size.
+        own, row = row[:size].clone(), row[size:]
+        unpacked.append(own.view(tensor.dtype).reshape(shape).to(tensor.device))
+    return unpacked

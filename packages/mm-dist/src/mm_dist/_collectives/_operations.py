@@ -24,8 +24,6 @@ _INTEGERS_OF_BACKENDS = (torch.int8, torch.int32, torch.int64)
 _FLOATS_OF_BACKENDS = (torch.float32, torch.float64)
 _HALVES = (torch.float16, torch.bfloat16)
 _UINT64 = getattr(torch, "uint64", None)
-# Others are not known to the backends of older torch, or to any; their bytes travel as well.
-COPIED_AS_THEY_ARE = (*_INTEGERS_OF_BACKENDS, *_FLOATS_OF_BACKENDS, torch.uint8, torch.float16)
 
 
 def check_operation(op: Any) -> None:

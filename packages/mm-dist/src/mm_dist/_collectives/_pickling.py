@@ -7,12 +7,11 @@ carry the batch. And it restores a tensor on the device it came from, which is a
 import ctypes
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from mm_dist._collectives._stream import WritableFile
 from mm_dist._device_choice import current_device
 
 
@@ -22,7 +21,7 @@ class TensorPickler(pickle.Pickler):
     ``pickle.Unpickler`` restores them, on the current device of the tensor's device type.
     """
 
-    def __init__(self, file: WritableFile) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
 
     def reducer_override(self, obj: Any) -> Any:

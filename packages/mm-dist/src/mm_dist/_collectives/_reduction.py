@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mm_dist._collectives._check import check_call
 from mm_dist._collectives._operations import BITWISE, form_on_wire, read_operation
-from mm_dist._collectives._state import GroupState, group_state, latest_state
+from mm_dist._collectives._signature import check_call, describe_tensor
+from mm_dist._collectives._state import GroupState, group_state
 from mm_dist._collectives._wire import check_tensor, note_change, place_on_wire, write_back
 from mm_dist._process_group import is_distributed
 
@@ -41,32 +41,16 @@ def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
         >>> data
         tensor([1., 1.])
     """
-    state = latest_state(group)
-    if state is not None and isinstance(data, Tensor) and isinstance(op, str):
-        # The usual case has to cost little beyond torch's own call: a tensor of a kind that was
-        # seen to go to the backend as it is.
-        direct = state.direct.get((op, data.dtype, data.device))
-        is_plain = data.is_contiguous() and not data.requires_grad and not data.is_neg()
-        if direct is not None and is_plain and data.numel() > 0:
-            dist.all_reduce(data, direct, group=group)
-            note_change(data)
-            return
-    _check_and_reduce(data, op, group)
-
-
-def _check_and_reduce(data: Tensor, op: str, group: Any) -> None:
     check_tensor(data, "all_reduce", _DICT_HINT)
     operation = read_operation(op, data.dtype)
     if not is_distributed():
         return
     state = group_state(group)
     if state.is_checked:
-        check_call(f"all_reduce(op={operation!r})", data, group)
+        check_call(f"all_reduce(op={operation!r}) of {describe_tensor(data)}", group)
     reduced = reduce_placed(place_on_wire(data, group, state), operation, group, state)
     write_back(data, reduced)
     note_change(data)
-    if reduced is data and operation != "mean" and data.numel() > 0 and not state.is_checked:
-        state.direct[op, data.dtype, data.device] = getattr(dist.ReduceOp, operation.upper())
 
 
 def reduce_placed(placed: Tensor, operation: str, group: Any, state: GroupState) -> Tensor:

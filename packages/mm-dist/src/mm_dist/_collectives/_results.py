@@ -2,15 +2,17 @@
 
 import operator
 import os
+import pickle
+from contextlib import suppress
 from itertools import chain, zip_longest
+from pathlib import Path
 from typing import Any
 
-from mm_dist._collectives._exchange import Exchange
-from mm_dist._collectives._failure import raise_failure
-from mm_dist._collectives._object_wire import ObjectWire
-from mm_dist._collectives._result_files import pass_through_files
-from mm_dist._collectives._result_stream import dump_results, load_results
+from mm_dist._collectives._objects import all_gather_object, gather_object
+from mm_dist._collectives._pickling import TensorPickler
+from mm_dist._collectives._seed import sync_random_seed
 from mm_dist._errors import ArgumentTypeError, CollectiveError, ConfigError
+from mm_dist._info import get_rank, get_world_size
 from mm_dist._process_group import is_distributed
 
 _DEVICES = ("cpu", "gpu", "npu")
@@ -24,12 +26,8 @@ def collect_results(
 
     The ranks' results are interleaved, as the usual samplers deal the data: rank 0 has items 0,
     N, 2N, ... of N ranks. What such a sampler added at the end to give all ranks the same number
-    is cut off. A result can be anything that can be pickled, ``None`` too, which is kept.
-
-    Results travel to rank 0 only, one rank after the other, in chunks of 32 MiB: beside all the
-    results, rank 0 needs memory for one chunk, and the others for one of their own. Tensors arrive
-    as in ``all_gather_object``; what lies on an accelerator should be moved to the CPU before, or
-    rank 0 needs room for all of it on its own accelerator.
+    is cut off. A result can be anything that can be pickled, ``None`` too, which is kept. Tensors
+    arrive as in ``all_gather_object``.
 
     Args:
         results: This rank's results; ranks may have different numbers, or none.
@@ -43,27 +41,28 @@ def collect_results(
 
     Raises:
         ArgumentTypeError: If ``results`` is no list, or ``tmpdir`` no path.
-        CollectiveError: If writing or reading results failed on a rank, or the ranks passed
-            different arguments; raised on all ranks.
-        ConfigError: If the ranks together have fewer than ``size`` results (raised on all of
-            them), if the device is not known, or if ``tmpdir`` is not shared by all ranks.
+        CollectiveError: If a rank failed, or the ranks passed different arguments; raised on all
+            ranks.
+        ConfigError: If the ranks together have fewer than ``size`` results, or an argument is not
+            known.
 
     Example:
         >>> collect_results([0.5, 0.7, 0.5], size=2)
         [0.5, 0.7]
     """
+    counts = _agree_on_call(results, size, device, tmpdir)
+    if sum(counts) < size:
+        raise ConfigError(
+            f"collect_results was asked for {size} results, but all {len(counts)} ranks together "
+            f"have {sum(counts)}; pass the data set's length, and evaluate all of it."
+        )
     if not is_distributed():
-        _check_arguments(results, size, device, tmpdir)
-        _check_total([len(results)], size)
         return results[:size]
-    wire = ObjectWire()
-    counts = _agree_on_call(wire, results, size, device, tmpdir)
-    _check_total(counts, size)
-    if tmpdir is not None:
-        parts = pass_through_files(wire, results, tmpdir)
-    else:
-        parts = _pass_through_group(wire, results)
-    return None if parts is None else _interleave(parts)[:size]
+    parts = gather_object(results) if tmpdir is None else _pass_through_files(results, Path(tmpdir))
+    if parts is None:
+        return None
+    rounds = chain.from_iterable(zip_longest(*parts, fillvalue=_NOTHING))
+    return [result for result in rounds if result is not _NOTHING][:size]
 
 
 def collect_results_cpu(
@@ -109,6 +108,30 @@ def collect_results_gpu(result_part: list[Any], size: int) -> list[Any] | None:
     return collect_results(result_part, size, "gpu")
 
 
+def _agree_on_call(results: object, size: Any, device: str, tmpdir: str | None) -> list[int]:
+    """Return how many results each rank has, if all of them can go on; else all raise."""
+    error: Exception | None = None
+    own: tuple[Any, ...] = ("", 0, 0, False)
+    try:
+        _check_arguments(results, size, device, tmpdir)
+        own = ("", len(results), operator.index(size), tmpdir is not None)  # type: ignore[arg-type]
+    except (ArgumentTypeError, ConfigError) as caught:
+        error = caught
+        own = (f"{type(caught).__name__}: {caught}", 0, 0, False)
+    messages, counts, sizes, use_files = zip(*all_gather_object(own), strict=True)
+    if all(messages) and error is not None:
+        raise error
+    for rank, message in enumerate(messages):
+        if message:
+            raise CollectiveError(f"collect_results failed on rank {rank}: {message}") from error
+    if len(set(sizes)) > 1 or len(set(use_files)) > 1:
+        raise CollectiveError(
+            f"collect_results was called with size={list(sizes)} and with a tmpdir on "
+            f"{sum(use_files)} of {len(use_files)} ranks; pass the same on all of them."
+        )
+    return list(counts)
+
+
 def _check_arguments(results: object, size: Any, device: str, tmpdir: str | None) -> None:
     if not isinstance(results, list):
         raise ArgumentTypeError(f"collect_results takes a list, got {type(results)}.")
@@ -125,48 +148,39 @@ def _check_arguments(results: object, size: Any, device: str, tmpdir: str | None
         raise ConfigError(f"tmpdir={tmpdir!r} goes with device='cpu' only, got {device!r}.")
 
 
-def _agree_on_call(
-    wire: ObjectWire, results: list[Any], size: int, device: str, tmpdir: str | None
-) -> list[int]:
-    """Return how many results each rank has, if all of them can go on; else all raise."""
-    error: Exception | None = None
-    own = [1, 0, 0, 0]
+def _pass_through_files(results: list[Any], folder: Path) -> list[list[Any]] | None:
+    """Write every rank's results to a file, and read them all on rank 0."""
+    run = sync_random_seed()
+    files = [folder / f"results-{run}-{rank}.pkl" for rank in range(get_world_size())]
     try:
-        _check_arguments(results, size, device, tmpdir)
-        own = [0, len(results), operator.index(size), int(tmpdir is not None)]
-    except (ArgumentTypeError, ConfigError) as caught:
-        error = caught
-    have_failed, counts, sizes, use_files = zip(*wire.gather_numbers(own), strict=True)
-    if all(have_failed) and error is not None:
-        raise error
-    if any(have_failed):
-        raise_failure(wire, "collect_results", have_failed.index(1), error)
-    if len(set(sizes)) > 1 or len(set(use_files)) > 1:
-        raise CollectiveError(
-            f"collect_results was called with size={list(sizes)} and with a tmpdir on "
-            f"{sum(use_files)} of {len(use_files)} ranks; pass the same on all of them."
-        )
-    return list(counts)
+        _raise_on_all(_try_to_write(results, files[get_rank()]))
+        parts, error = _try_to_read(files) if get_rank() == 0 else (None, "")
+        _raise_on_all(error)
+    finally:
+        with suppress(OSError):
+            files[get_rank()].unlink()
+    return parts
 
 
-def _check_total(counts: list[int], size: int) -> None:
-    total = sum(counts)
-    if total < size:
-        raise ConfigError(
-            f"collect_results was asked for {size} results, but all {len(counts)} ranks together "
-            f"have {total}; pass the data set's length, and evaluate all of it."
-        )
+def _try_to_write(results: list[Any], path: Path) -> str:
+    """Return the error in one line; empty if there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            TensorPickler(file).dump(results)
+    except Exception as error:  # noqa: BLE001 (raised on all ranks)
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
-def _pass_through_group(wire: ObjectWire, results: list[Any]) -> list[list[Any]] | None:
-    is_receiver = wire.index == 0
-    exchange = Exchange("collect_results", load_results, receiver=0)
-    loaded = exchange.run(None if is_receiver else lambda file: dump_results(results, file))
-    if not is_receiver:
-        return None
-    return [results, *(loaded[index] for index in range(1, len(wire.ranks)))]
+def _try_to_read(files: list[Path]) -> tuple[list[list[Any]] | None, str]:
+    try:
+        return [pickle.loads(file.read_bytes()) for file in files], ""  # noqa: S301 (own ranks)
+    except Exception as error:  # noqa: BLE001 (raised on all ranks)
+        return None, f"{type(error).__name__}: {error}; do all ranks share tmpdir?"
 
 
-def _interleave(parts: list[list[Any]]) -> list[Any]:
-    rounds = chain.from_iterable(zip_longest(*parts, fillvalue=_NOTHING))
-    return [result for result in rounds if result is not _NOTHING]
+def _raise_on_all(error: str) -> None:
+    for rank, message in enumerate(all_gather_object(error)):
+        if message:
+            raise CollectiveError(f"collect_results failed on rank {rank}: {message}")

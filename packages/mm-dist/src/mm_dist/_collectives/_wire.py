@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from mm_dist._backends import communication_device
-from mm_dist._collectives._operations import COPIED_AS_THEY_ARE
 from mm_dist._collectives._state import GroupState
 from mm_dist._errors import ArgumentTypeError
 
@@ -72,18 +71,7 @@ def note_change(data: Tensor) -> None:
         data.detach().reshape(-1)[:0].zero_()
 
 
-def pack_for_copy(data: Tensor) -> Tensor:
-    """Return a tensor that every backend can copy: bytes, for dtypes that some do not know."""
-    return data if data.dtype in COPIED_AS_THEY_ARE else as_bytes(data)
-
-
-def unpack_copy(packed: Tensor, like: Tensor) -> Tensor:
-    """Undo ``pack_for_copy``; dtype, shape and device are those of ``like``."""
-    if packed.dtype != like.dtype:
-        packed = packed.view(like.dtype)
-    return packed.reshape(like.shape).to(like.device)
-
-
 def as_bytes(data: Tensor) -> Tensor:
     """Return a contiguous tensor's memory as ``uint8``, one-dimensional."""
-    return data.reshape(-1).view(torch.uint8)
+    # Not reshape: it keeps the stride of a tensor of one element, which then has no bytes' view.
+    return data.as_strided((data.numel(),), (1,)).view(torch.uint8)

@@ -18,8 +18,8 @@ def read_versions() -> dict[str, str]:
     modules that add devices to torch, such as ``torch_npu``.
 
     Example:
-        >>> sorted(read_versions())[:1]
-        ['mm-dist']
+        >>> "mm-dist" in read_versions()
+        True
     """
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     runtime = _read_runtime()
