@@ -97,36 +97,15 @@ def _num_watched(model):
     return sum(bool(parameter._backward_hooks) for parameter in model.parameters())
 
 
-def test_most_steps_are_not_watched():
+def test_the_first_steps_are_watched():
     model = _wrap()
     watched = []
-    for _ in range(16 + 20 * 64):
+    for _ in range(20):
         _train(model, 1)
         watched.append(_num_watched(model))
-    assert watched[:16] == [len(list(model.parameters()))] * 16
-    assert set(watched[16:]) == {0, 2}
-    assert 10 < watched[16:].count(2) < 40
+    assert watched == [len(list(model.parameters()))] * 16 + [0] * 4
     # The engine looks for hooks in an empty dict, too.
-    assert any(parameter._backward_hooks is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    "call",
-    [lambda net: net(_INPUTS), lambda net: net.head(torch.ones(1, 4)).sum()],
-    ids=["module", "child"],
-)
-def test_what_goes_wrong_now_and_then_is_found_late(call):
-    model = _wrap()
-    _train(model, 100)
-
-    def step_with_something_more_at_times():
-        for step in range(64 * 100):
-            model(_INPUTS).backward()
-            if step % 64 == 0:  # as often as steps are watched
-                call(model.module).backward()
-
-    with pytest.raises(GradientSyncError, match="no forward of the MMDistributedDataParallel"):
-        step_with_something_more_at_times()
+    assert all(parameter._backward_hooks is None for parameter in model.parameters())
 
 
 def test_every_step_can_be_watched():

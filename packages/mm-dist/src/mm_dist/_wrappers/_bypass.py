@@ -1,8 +1,7 @@
 """Notice a backward pass whose gradients the wrapper will not average."""
 
 import weakref
-from collections.abc import Iterable, Sequence
-from itertools import count
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,10 +10,8 @@ from torch import Tensor
 from mm_dist._errors import GradientSyncError
 
 # A hook costs microseconds per backward, however little it does: the engine must take Python's
-# lock. So parameters go without in most steps.
-_NUM_THOROUGH_PASSES = 16
-_NUM_WATCHED = 2
-_MEAN_PAUSE = 63
+# lock. So parameters go without after the first passes.
+_NUM_WATCHED_PASSES = 16
 _NUM_LEARNING_PASSES = 2
 
 
@@ -24,83 +21,50 @@ class ForwardGuard:
     torch averages the first gradient that a parameter gets after the wrapper's forward. Any other
     stays local, silently: of the module called around the wrapper, of a second backward.
 
-    Every parameter is watched until the wrapper has run forward 16 times; afterwards two at a time,
-    which change with every forward. Unless the guard is constant, it pauses in between, on average
-    for 63 forward passes: never the same number in a row, which what happens at every 64th step
-    could slip through, but the same ones on all ranks.
-
     Args:
         wrapper: The data-parallel wrapper.
         parameters: Name and parameter of all that it averages.
-        is_constant: Never pause.
-
-    Attributes:
-        num_unwatched: Forward passes that are left of a pause. Whoever runs one counts it down
-            himself, and calls ``note_forward`` if it was 0: a call would cost more than the rest.
+        is_constant: Watch in every pass, not in the first 16 only.
     """
 
     def __init__(
         self, wrapper: Any, parameters: Sequence[tuple[str, Tensor]], *, is_constant: bool
     ) -> None:
         self._passes = _Passes(wrapper)
-        self._watchers = [_Watcher(self._passes, name, parameter) for name, parameter in parameters]
-        self._pauses = _Pauses(0 if is_constant else _MEAN_PAUSE)
-        self._turns = count()
-        self.num_unwatched = 0
+        self._is_constant = is_constant
         self._watched: list[tuple[Tensor, Any]] = []
-        self._watch(self._watchers)
+        for name, parameter in parameters:
+            watcher = _Watcher(self._passes, name, parameter)
+            handle = parameter.register_hook(watcher.note)  # type: ignore[no-untyped-call]
+            self._watched.append((parameter, handle))
 
-    def note_forward(self, is_synchronized: bool, *, may_pause: bool) -> None:  # noqa: FBT001
-        """Expect a backward pass; to be called in each forward outside of pauses.
+    def note_forward(self, is_synchronized: bool) -> bool:  # noqa: FBT001
+        """Expect a backward pass; to be called in each forward.
 
         Args:
             is_synchronized: Whether the wrapper averages its gradients, which it does not under
                 ``no_sync()``.
-            may_pause: Whether the passes to come may go without a call.
+
+        Returns:
+            Whether the guard watches any further.
         """
-        passes = self._passes
-        passes.number += 1
-        passes.is_deferred = not is_synchronized
-        if may_pause and passes.number > _NUM_THOROUGH_PASSES:
-            self._change_watched()
+        self._passes.number += 1
+        self._passes.is_deferred = not is_synchronized
+        if not self._is_constant and self._passes.number > _NUM_WATCHED_PASSES:
+            self._stop()
+        return bool(self._watched)
 
-    def _change_watched(self) -> None:
-        pause = self._pauses.draw() if self._watched else 0
-        self._watch(() if pause else self._choose())
-        self.num_unwatched = max(pause - 1, 0)  # after this one
-
-    def _choose(self) -> Iterable["_Watcher"]:
-        # Half of the model apart: a part that is called around the wrapper is met sooner.
-        total, turn = len(self._watchers), next(self._turns)
-        places = {(turn + total * half // _NUM_WATCHED) % total for half in range(_NUM_WATCHED)}
-        return [self._watchers[place] for place in places]
-
-    def _watch(self, watchers: Iterable["_Watcher"]) -> None:
+    def _stop(self) -> None:
         for parameter, handle in self._watched:
             handle.remove()
             # torch would go on to look for hooks, at the price of one.
             if not parameter._backward_hooks:  # noqa: SLF001
                 parameter._backward_hooks = None  # noqa: SLF001
-        self._watched = [watched for watched in (one.watch() for one in watchers) if watched]
-
-
-class _Pauses:
-    """Numbers of forward passes that look random, and are the same on every rank."""
-
-    def __init__(self, mean: int) -> None:
-        self._end = 2 * mean + 1
-        self._state = 0
-
-    def draw(self) -> int:
-        """Return a number from 0 to twice the mean."""
-        # A linear congruential generator, with the constants of Numerical Recipes (Press et al.,
-        # section 7.1), so that nobody else's random numbers change.
-        self._state = (1664525 * self._state + 1013904223) % 2**32
-        return (self._state >> 16) % self._end
+        self._watched.clear()
 
 
 class _Passes:
-    """The passes outside of pauses. Refers to no parameter: what parameters hold refers to it."""
+    """The passes of a wrapper. Refers to no parameter: what parameters hold refers to it."""
 
     __slots__ = ("is_deferred", "number", "wrapper")
 
@@ -108,10 +72,6 @@ class _Passes:
         self.number = 0
         self.is_deferred = False
         self.wrapper = weakref.ref(wrapper)
-
-    def is_graph_static(self) -> bool:
-        """Return whether the wrapper was promised the same graph in each step."""
-        return bool(getattr(self.wrapper(), "static_graph", False))
 
     def find_averaging(self) -> Any:
         """Return the wrapper if gradients are to be averaged now, else ``None``."""
@@ -133,13 +93,6 @@ class _Watcher:
         self._num_gradients = 0
         self._limit = 1
 
-    def watch(self) -> tuple[Tensor, Any] | None:
-        """Return the parameter and the handle of its hook; None if no gradient can come."""
-        parameter = self._parameter()
-        if parameter is None or not parameter.requires_grad:  # frozen since
-            return None
-        return parameter, parameter.register_hook(self.note)  # type: ignore[no-untyped-call]
-
     def note(self, _: Tensor) -> None:
         """Raise if the gradient that comes now is one too many."""
         passes = self._passes
@@ -153,7 +106,9 @@ class _Watcher:
             self._check()
 
     def _check(self) -> None:
-        if 0 < self._number <= _NUM_LEARNING_PASSES and self._passes.is_graph_static():
+        wrapper = self._passes.wrapper()
+        is_learning = 0 < self._number <= _NUM_LEARNING_PASSES
+        if is_learning and getattr(wrapper, "static_graph", False):
             # A checkpointed module may add several times per step; torch, too, learns it now.
             self._limit = max(self._limit, self._num_gradients)
         wrapper = self._passes.find_averaging()

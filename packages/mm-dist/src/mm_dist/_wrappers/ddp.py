@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,9 @@ class MMDistributedDataParallel(DistributedDataParallel):
     ``test_step(data)``.
 
     A backward pass whose gradients would silently stay on their rank raises: that of the module
-    called around the wrapper, or the second one after one forward. All parameters are watched for
-    this in the first 16 steps, afterwards two in turn, in about one step of 64 (or in each, see
-    ``check_forward``). A parameter that the loss does not reach is named, with the remedies.
+    called around the wrapper, or the second one after one forward. Parameters are watched for this
+    in the first 16 steps (or in each, see ``check_forward``). A parameter that the loss does not
+    reach is named, with the remedies.
 
     ``device_ids`` defaults to the device of the module. It and ``output_device`` are dropped for a
     module on the CPU, where torch refuses them. ``broadcast_buffers`` is passed as
@@ -54,7 +54,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
             of torch's ``PowerSGDState``. Or a function ``(state, bucket)`` as torch takes it, with
             its state as ``dict(type=function, state=...)``. Defaults to the gradients as they are.
         check_forward: Raise in a backward pass that no forward of the wrapper has prepared:
-            ``True``, ``False``, or ``"always"``: in every step, for about ten microseconds.
+            ``True``, ``False``, or ``"always"``: in every step, for some microseconds a parameter.
         **ddp_kwargs: Arguments of torch's ``DistributedDataParallel``.
 
     Attributes:
@@ -73,11 +73,6 @@ class MMDistributedDataParallel(DistributedDataParallel):
     """
 
     val_step, test_step = _steps.val_step, _steps.test_step
-    if not TYPE_CHECKING:
-        # Python looks both up for each attribute of a module, and does not always remember where it
-        # found them; here it finds them at once, not behind all the bases.
-        __getattr__ = nn.Module.__getattr__
-        __getattribute__ = object.__getattribute__
     # Where the module is in the model, for messages; the wrapper of one child says its name.
     _name_prefix = ""
 
@@ -116,6 +111,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
             if is_guarded
             else None
         )
+        self._is_prepared = False
         # Since torch 2.1; before, an unfinished reduction shows in the next forward.
         self._check_reduction = getattr(reducer, "_check_reducer_finalized", _do_nothing)
         frozen = [(self._name_prefix + n, p) for n, p in _parameters(self, trained=False)]
@@ -145,13 +141,9 @@ class MMDistributedDataParallel(DistributedDataParallel):
             GradientSyncError: If the gradients of the last backward were not averaged, because it
                 did not reach every parameter.
         """
-        # An attribute of a module is dear to look up: in most steps, this is the only one.
-        if torch.is_grad_enabled():
-            guard = self._guard
-            if guard is not None and guard.num_unwatched:
-                guard.num_unwatched -= 1
-            elif not self._prepare_backward():
-                return self._forward_synchronized(inputs, kwargs)
+        # Without a guard, and once the graph is learned, nothing is left to prepare.
+        if not self._is_prepared and torch.is_grad_enabled() and not self._prepare_backward():
+            return self._forward_synchronized(inputs, kwargs)
         try:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -161,17 +153,13 @@ class MMDistributedDataParallel(DistributedDataParallel):
             raise explained from error
 
     def _prepare_backward(self) -> bool:
-        """Tell the guard of a backward to come; return whether forward can run as it is asked to.
-
-        Not called while the guard pauses, which it does not before torch has learned the graph.
-        """
+        """Announce a backward pass; return whether forward can run as it is asked to."""
         is_synchronized = self.require_backward_grad_sync
         is_unlearned = self.static_graph and not self._is_graph_learned()
         if is_unlearned and not is_synchronized:
             return False
-        guard = self._guard
-        if guard is not None:
-            guard.note_forward(is_synchronized, may_pause=not is_unlearned)
+        is_watching = self._guard is not None and self._guard.note_forward(is_synchronized)
+        self._is_prepared = not is_watching and not is_unlearned
         return True
 
     def _is_graph_learned(self) -> bool:
