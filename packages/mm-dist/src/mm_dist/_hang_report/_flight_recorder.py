@@ -2,16 +2,13 @@
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from mm_dist._hang_report._stack import Frame, locate
+from mm_dist._torch_private import flight_recorders, has_common_flight_recorder
 
-# gloo's and, under its own name, NCCL's. Both return the same layout.
-_DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 # The newer name, and the one that torch before 2.9 knows.
 _BUFFER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _BUFFER_SIZE = 2000
@@ -47,7 +44,7 @@ def read_operations() -> list[Operation]:
     What is pending longest is among it, however far NCCL's host has run ahead of the device.
     """
     of_group: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for dump in _find_dumps():
+    for dump in flight_recorders():
         for entry in _read_entries(dump):
             key = str(entry["process_group"][0]), _backend_of(entry)
             of_group.setdefault(key, []).append(entry)
@@ -57,23 +54,12 @@ def read_operations() -> list[Operation]:
 def read_flight_records() -> dict[str, bytes]:
     """Return what the recorders hold, by backend, as torch writes it; none that is empty."""
     records: dict[str, bytes] = {}
-    for dump in _find_dumps():
+    for dump in flight_recorders():
         written = _write(dump)
         entries = _entries_in(written)
         if entries:
             records[_backend_of(entries[-1])] = written
     return records
-
-
-def _find_dumps() -> Iterator[Callable[..., bytes]]:
-    for name in _DUMPS:
-        dump = getattr(_bindings(), name, None)
-        if dump is not None:
-            yield dump
-
-
-def _bindings() -> Any:
-    return getattr(torch._C, "_distributed_c10d", None)  # noqa: SLF001 (torch's debugging handle)
 
 
 def _read_entries(dump: Callable[..., bytes]) -> list[Mapping[str, Any]]:
@@ -138,6 +124,5 @@ def recorder_variables(backend: str | None, env: Mapping[str, str]) -> dict[str,
         return {}
     wanted = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     if not any(name in env for name in _BUFFER_VARIABLES):
-        has_new_name = hasattr(_bindings(), _DUMPS[0])
-        wanted[_BUFFER_VARIABLES[0 if has_new_name else 1]] = str(_BUFFER_SIZE)
+        wanted[_BUFFER_VARIABLES[0 if has_common_flight_recorder() else 1]] = str(_BUFFER_SIZE)
     return {name: value for name, value in wanted.items() if name not in env}

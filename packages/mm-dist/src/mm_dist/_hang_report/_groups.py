@@ -2,11 +2,10 @@
 
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from mm_dist._process_group._group_timeouts import read_group_timeout
+from mm_dist._torch_private import backend_of, count_collectives, group_name, list_groups
 
 # Older torch begins to count somewhere in the 31-bit numbers, the same on all ranks.
 _RANDOM_START = 2**20
@@ -31,12 +30,11 @@ def read_counts() -> dict[str, Count]:
     ``name/device:backend``. Groups whose backend does not count are missing.
     """
     counts: dict[str, Count] = {}
-    for group, description in list(_registry("_pg_map").items()):
-        name = str(_registry("_pg_names").get(group, ""))
-        for part, counted in _counted_parts(group, str(description[0])):
-            try:
-                value = int(counted._get_sequence_number_for_group())  # noqa: SLF001 (no other way)
-            except (RuntimeError, AttributeError):
+    for group, backends in list_groups():
+        name = group_name(group)
+        for part, counted in _counted_parts(group, backends):
+            value = count_collectives(counted)
+            if value is None:
                 continue
             key = f"{name}/{part}" if ":" in part else name
             counts[key] = Count(value, part.rpartition(":")[2])
@@ -44,19 +42,19 @@ def read_counts() -> dict[str, Count]:
 
 
 def _counted_parts(group: Any, backends: str) -> list[tuple[str, Any]]:
-    if ":" not in backends or not hasattr(group, "_get_backend"):
+    if ":" not in backends:
         return [(backends, group)]
     parts = backends.split(",")
-    return [(part, group._get_backend(torch.device(part.partition(":")[0]))) for part in parts]  # noqa: SLF001
+    return [(part, backend_of(group, part.partition(":")[0])) for part in parts]
 
 
 def read_timeouts() -> dict[str, float]:
     """Map the name of each group of this process to its timeout in seconds, if torch tells it."""
     timeouts = {}
-    for group in list(_registry("_pg_map")):
+    for group, _ in list_groups():
         timeout = read_group_timeout(group)
         if timeout is not None:
-            timeouts[str(_registry("_pg_names").get(group, ""))] = timeout.total_seconds()
+            timeouts[group_name(group)] = timeout.total_seconds()
     return timeouts
 
 
@@ -72,16 +70,4 @@ def group_of(key: str) -> str:
 
 def default_group_name() -> str:
     """Return the name under which ``read_counts`` knows the group of all ranks."""
-    return str(_registry("_pg_names").get(dist.group.WORLD, ""))
-
-
-def group_members() -> dict[str, list[int]]:
-    """Map the name of each group of this process to its ranks, as numbered among all."""
-    names = _registry("_pg_names")
-    members = list(_registry("_pg_group_ranks").items())
-    return {str(names[group]): sorted(ranks) for group, ranks in members if group in names}
-
-
-def _registry(name: str) -> dict[Any, Any]:
-    found = getattr(distributed_c10d, name, None)
-    return found if isinstance(found, dict) else {}
+    return group_name(dist.group.WORLD)

@@ -9,8 +9,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed import distributed_c10d
+import torch.distributed as dist
 
 from mm_dist._dist_info import DistInfo
 from mm_dist._hang_report._board import leave
@@ -18,7 +17,10 @@ from mm_dist._hang_report._failure import read_failure
 from mm_dist._hang_report._watcher import Watcher
 from mm_dist._process_group._store import StoreAddress
 from mm_dist._progress import current_iteration
+from mm_dist._torch_private import default_store
 
+# torch's type information does not list all of its names.
+_DIST: Any = dist
 _logger = logging.getLogger(__name__)
 # Every rank creates its groups in the same order, so that it finds the keys of the present one.
 _next_group = count()
@@ -95,7 +97,7 @@ def start_hang_report(info: DistInfo, timeout: timedelta) -> HangReport | None:
         The handle, or ``None`` for a single rank, and where the ranks met without torch's store.
     """
     store = _find_store()
-    if info.world_size == 1 or not isinstance(store, TCPStore):
+    if info.world_size == 1 or not isinstance(store, _DIST.TCPStore):
         _logger.debug("no hang report for %d ranks that met at %s", info.world_size, store)
         return None
     prefix = _agree_on_prefix(info.rank)
@@ -105,7 +107,7 @@ def start_hang_report(info: DistInfo, timeout: timedelta) -> HangReport | None:
 
 
 def _find_store() -> Any:
-    store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
+    store: Any = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
@@ -115,7 +117,7 @@ def _agree_on_prefix(rank: int) -> str:
     """Return a prefix of keys that no earlier group has used, although the store may be older."""
     key = f"mm_dist/hang_report/{next(_next_group)}"
     # torch's own prefix of this store tells restarts apart.
-    store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
+    store: Any = default_store()
     if rank == 0:
         store.set(key, secrets.token_hex(4))
     return f"mm_dist/hang_report/{bytes(store.get(key)).decode()}"

@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable
 
 from mm_dist._hang_report._board import REQUESTS, Board
-from mm_dist._hang_report._groups import default_group_name, group_members
+from mm_dist._hang_report._groups import default_group_name
 from mm_dist._hang_report._sample import Sample, decode_sample
 from mm_dist._hang_report._survey import Peer, Survey
+from mm_dist._torch_private import group_members
 
 # Between two rounds over the ranks that have not answered yet.
 _PAUSE_S = 0.05

@@ -14,8 +14,6 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-import torch.distributed as dist
-
 from mm_dist._dist_info import DistInfo
 from mm_dist._process_group._consequence import is_lost_peer, is_timeout
 from mm_dist._process_group._error_file import write_error_file
@@ -28,6 +26,7 @@ from mm_dist._process_group._failure_record import (
 )
 from mm_dist._process_group._state import OwnGroup, find_own_group, state
 from mm_dist._process_group._store import is_kept_by_launcher
+from mm_dist._torch_private import find_abort, list_groups
 
 _logger = logging.getLogger(__name__)
 _ABORT_LIMIT_S = 5.0
@@ -208,7 +207,7 @@ def release_peers(own: OwnGroup) -> None:
     """
     state.failed = own.info
     # A reference more than anybody gives back: to destroy a group is to wait for its collectives.
-    for group in list(dist.distributed_c10d._pg_map):  # noqa: SLF001 (torch has no public one)
+    for group, _ in list_groups():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     abort_groups()
     own.group = None
@@ -219,20 +218,13 @@ def abort_groups() -> None:
 
     Older torch can do so only with NCCL, and yet older not at all.
     """
-    if not _can_abort():
+    abort = find_abort()
+    if abort is None:
         return
-    abort = dist.distributed_c10d._abort_process_group  # noqa: SLF001 (torch has no public one)
     thread = threading.Thread(target=_call_quietly, args=(abort,), daemon=True)
     thread.start()
     # A device that does not answer must not keep this process.
     thread.join(_ABORT_LIMIT_S)
-
-
-def _can_abort() -> bool:
-    if not hasattr(dist.distributed_c10d, "_abort_process_group"):
-        return False
-    # Once all backends can, the group itself has the method.
-    return hasattr(dist.ProcessGroup, "abort") or dist.get_backend() == "nccl"
 
 
 def _call_quietly(function: Callable[[], Any]) -> None:

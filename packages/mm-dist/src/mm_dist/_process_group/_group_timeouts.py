@@ -8,6 +8,13 @@ import torch.distributed as dist
 
 from mm_dist._backends import backend_names, backends_by_device_type
 from mm_dist._errors import TorchVersionError
+from mm_dist._torch_private import (
+    backend_of,
+    can_nccl_timeout_change,
+    read_default_timeout,
+    read_timeout,
+    set_timeout,
+)
 
 
 def default_timeout(backend: str) -> timedelta:
@@ -17,10 +24,7 @@ def default_timeout(backend: str) -> timedelta:
         >>> default_timeout("gloo")
         datetime.timedelta(seconds=1800)
     """
-    read = getattr(dist.distributed_c10d, "_get_default_timeout", None)
-    if read is None:
-        return timedelta(seconds=dist.distributed_c10d.default_pg_timeout.total_seconds())
-    return min(timedelta(seconds=read(name).total_seconds()) for name in backend_names(backend))
+    return min(read_default_timeout(name) for name in backend_names(backend))
 
 
 def read_group_timeout(group: Any) -> timedelta | None:
@@ -28,9 +32,8 @@ def read_group_timeout(group: Any) -> timedelta | None:
 
     Of a group with one backend per device, the shortest; ``None`` where no backend tells.
     """
-    options = [_options_of(backend) for backend in _backends_of(group)]
-    found = [each._timeout for each in options if hasattr(each, "_timeout")]  # noqa: SLF001
-    return min(found) if found else None
+    timeouts = [read_timeout(_options_of(backend)) for backend in _backends_of(group)]
+    return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
 
 def _options_of(backend: Any) -> Any:
@@ -44,8 +47,7 @@ def _options_of(backend: Any) -> Any:
 def change_group_timeout(group: Any, timeout: timedelta) -> None:
     """Give a group another timeout; collectives that have begun keep theirs."""
     for backend in _backends_of(group):
-        change = getattr(backend, "_set_default_timeout", None) or backend.set_timeout
-        change(timeout)
+        set_timeout(backend, timeout)
 
 
 def check_timeout_can_change(backend: str) -> None:
@@ -67,17 +69,13 @@ def check_timeout_can_change(backend: str) -> None:
 
 def _can_change(backend: str) -> bool:
     if backend == "nccl":
-        return hasattr(dist.distributed_c10d, "_set_pg_timeout")
+        return can_nccl_timeout_change()
     # Not the method that gloo has for longer: there it takes the new value, gives it back when
     # asked, and goes on with the old one. Other vendors' backends inherit the newer method.
     return hasattr(getattr(dist, "ProcessGroupGloo", None), "set_timeout")
 
 
 def _backends_of(group: Any) -> list[Any]:
-    find = getattr(group, "_get_backend", None)
-    if find is None:
-        # torch 1.x: the group is its backend.
-        return [group]
-    found = [find(torch.device(name)) for name in backends_by_device_type(group)]
+    found = [backend_of(group, name) for name in backends_by_device_type(group)]
     # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checker around the backend.
     return [getattr(each, "wrapped_pg", each) for each in found]

@@ -17,6 +17,7 @@ from mm_dist._process_group._group_timeouts import (
     read_group_timeout,
 )
 from mm_dist._process_group._state import find_own_group
+from mm_dist._torch_private import list_groups
 
 _logger = logging.getLogger(__name__)
 
@@ -85,8 +86,8 @@ def synchronize_device(device: torch.device) -> None:
 
 
 def _groups_to_change(former: timedelta | None) -> Iterator[Any]:
-    for group, (backend, _) in list(dist.distributed_c10d._pg_map.items()):  # noqa: SLF001
+    for group, backend in list_groups():
         # torch gives subgroups its own default, and not the default group's timeout.
-        usual = (former, default_timeout(str(backend)))
+        usual = (former, default_timeout(backend))
         if group is dist.group.WORLD or read_group_timeout(group) in usual:
             yield group

@@ -4,10 +4,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mm_dist._errors import GradientSyncError
+from mm_dist._torch_private import is_gradient_accumulated
 
 # A hook costs microseconds per backward, however little it does: the engine must take Python's
 # lock. So parameters go without after the first passes.
@@ -96,7 +96,8 @@ class _Watcher:
     def note(self, _: Tensor) -> None:
         """Raise if the gradient that comes now is one too many."""
         passes = self._passes
-        if not _is_accumulated(self._parameter()):
+        parameter = self._parameter()
+        if parameter is None or not is_gradient_accumulated(parameter):
             return
         if self._number != passes.number:
             self._number = passes.number
@@ -115,28 +116,6 @@ class _Watcher:
         is_too_many = self._num_gradients > self._limit or self._number == 0
         if wrapper is not None and is_too_many:
             raise _build_error(self._name, wrapper)
-
-
-def _is_accumulated(parameter: Tensor | None) -> bool:
-    """Return whether torch is about to add to ``.grad``, as backward does, and autograd.grad not.
-
-    To be called in a hook of the parameter.
-    """
-    if parameter is None:
-        return False
-    try:
-        return bool(torch._C._will_engine_execute_node(_find_node(parameter)))  # noqa: SLF001
-    except RuntimeError:  # its answer for a leaf whose gradient is only returned
-        return False
-
-
-def _find_node(parameter: Tensor) -> Any:
-    """Return the node of the graph that adds to the parameter's gradient."""
-    if hasattr(torch._C, "_current_autograd_node"):  # noqa: SLF001 (since torch 2.0)
-        return torch._C._current_autograd_node()  # noqa: SLF001
-    with torch.enable_grad():
-        view: Any = parameter.expand_as(parameter)
-    return view.grad_fn.next_functions[0][0]
 
 
 def _build_error(own_name: str, wrapper: Any) -> GradientSyncError:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from mm_dist._errors import ArgumentTypeError, ConfigError
 from mm_dist._suggestion import suggest_name

@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from mm_dist._torch_private import find_compiled
+
 # Where torch has kept the classes of sharded modules, by version, and where ours are.
 _WRAPPERS = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
@@ -31,8 +33,8 @@ def is_model_wrapper(model: nn.Module) -> bool:
     """
     compiled = tuple(_loaded_classes(_COMPILED))
     inner: Any = model
-    while isinstance(inner, compiled):
-        inner = inner._orig_mod  # noqa: SLF001 (torch has no other name for it)
+    if isinstance(inner, compiled):
+        inner = find_compiled(inner)
     wrappers = _loaded_classes(_WRAPPERS)
     return isinstance(inner, (DistributedDataParallel, DataParallel, *wrappers))
 

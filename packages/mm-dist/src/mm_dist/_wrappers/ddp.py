@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mm_dist._errors import ConfigError
+from mm_dist._torch_private import find_reducer_check, is_static_graph_learned
 from mm_dist._wrappers import _steps
 from mm_dist._wrappers._anomaly import GradientWatch
 from mm_dist._wrappers._batch_norm import SyncBatchNorm
@@ -112,8 +113,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
             else None
         )
         self._is_prepared = False
-        # Since torch 2.1; before, an unfinished reduction shows in the next forward.
-        self._check_reduction = getattr(reducer, "_check_reducer_finalized", _do_nothing)
+        self._check_reduction = find_reducer_check(self)
         frozen = [(self._name_prefix + n, p) for n, p in _parameters(self, trained=False)]
         if frozen:
             self._check_reduction = _checking_frozen(self._check_reduction, frozen)
@@ -155,19 +155,12 @@ class MMDistributedDataParallel(DistributedDataParallel):
     def _prepare_backward(self) -> bool:
         """Announce a backward pass; return whether forward can run as it is asked to."""
         is_synchronized = self.require_backward_grad_sync
-        is_unlearned = self.static_graph and not self._is_graph_learned()
+        is_unlearned = self.static_graph and not is_static_graph_learned(self)
         if is_unlearned and not is_synchronized:
             return False
         is_watching = self._guard is not None and self._guard.note_forward(is_synchronized)
         self._is_prepared = not is_watching and not is_unlearned
         return True
-
-    def _is_graph_learned(self) -> bool:
-        # Set in the first backward; torch before 2.1 counts forward passes that synchronise.
-        is_learned = getattr(self, "_static_graph_delay_allreduce_enqueued", None)
-        if is_learned is None:
-            return int(self.num_iterations) > 1  # type: ignore[arg-type]
-        return bool(is_learned)
 
     def _forward_synchronized(self, inputs: Any, kwargs: Any) -> Any:
         """Run a forward of ``no_sync()`` as if outside, so that torch learns the static graph.
@@ -255,7 +248,3 @@ def _checking_frozen(
         check_reduction()
 
     return check
-
-
-def _do_nothing() -> None:
-    """Stand in for a check that this torch does not have."""
