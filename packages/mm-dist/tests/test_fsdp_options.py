@@ -119,11 +119,6 @@ def test_former_arguments_without_meaning_are_named_once():
     (message,) = [str(one.message) for one in record]
     for name in ("backward_prefetch", "use_orig_params", "forward_prefetch", "limit_all_gathers"):
         assert f"{name}" in message
-    with pytest.warns(UserWarning, match="buffer_dtype: buffers keep their dtype.*keep_low"):
-        MMFullyShardedDataParallel(
-            Net(),
-            mixed_precision={"buffer_dtype": torch.float16, "keep_low_precision_grads": True},
-        )
 
 
 @needs_fully_shard
@@ -134,8 +129,8 @@ def test_former_arguments_with_meaning_are_taken_silently():
         wrapper = MMFullyShardedDataParallel(
             nn.Linear(4, 2),
             backward_prefetch=fsdp.BackwardPrefetch.BACKWARD_PRE,
-            cpu_offload=fsdp.CPUOffload(offload_params=True),
-            mixed_precision=fsdp.MixedPrecision(param_dtype=torch.bfloat16),
+            cpu_offload={"offload_params": True},
+            mixed_precision={"param_dtype": torch.bfloat16},
             device_id=torch.device("cpu"),
         )
         assert wrapper(torch.ones(1, 4)).dtype == torch.bfloat16

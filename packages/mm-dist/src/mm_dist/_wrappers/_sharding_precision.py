@@ -18,9 +18,9 @@ from mm_dist._wrappers._sharding_selection import find_modules
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 
-_DTYPE_KEYS = ("param_dtype", "reduce_dtype", "output_dtype", "buffer_dtype")
-_FLAG_KEYS = ("cast_forward_inputs", "cast_root_forward_inputs", "keep_low_precision_grads")
-_EXEMPT_KEYS = ("full_precision_modules", "_module_classes_to_ignore")
+_DTYPE_KEYS = ("param_dtype", "reduce_dtype", "output_dtype")
+_FLAG_KEYS = ("cast_forward_inputs", "cast_root_forward_inputs")
+_EXEMPT_KEY = "full_precision_modules"
 # Batch normalisation keeps its statistics in float32, and refuses weights of another dtype.
 _DEFAULT_EXEMPT = ("_BatchNorm",)
 
@@ -69,8 +69,8 @@ def read_precision(given: Any) -> Precision:
     """Return the policies that ``mixed_precision`` describes.
 
     Args:
-        given: ``None``; a dict, or torch's first ``MixedPrecision``; or a ``MixedPrecisionPolicy``,
-            which is then used everywhere as it is.
+        given: ``None``; a dict; or a ``MixedPrecisionPolicy``, which is then used everywhere as it
+            is.
 
     Raises:
         ConfigError: If a key or a dtype is not known.
@@ -105,31 +105,28 @@ def read_precision(given: Any) -> Precision:
 
 def _read_exempt(options: Mapping[str, Any]) -> tuple[tuple[Any, ...], bool]:
     """Return the modules left out of mixed precision, and whether that is the default."""
-    given = [options[key] for key in _EXEMPT_KEYS if options.get(key) is not None]
-    if not given:
+    given = options.get(_EXEMPT_KEY)
+    if given is None:
         return _DEFAULT_EXEMPT, True
-    selectors = [given[0]] if isinstance(given[0], (str, type)) else list(given[0])
+    selectors = [given] if isinstance(given, (str, type)) else list(given)
     wrong = [one for one in selectors if not isinstance(one, (str, type))]
     if wrong:
         raise ConfigError(
-            f"mixed_precision {_EXEMPT_KEYS[0]} holds {wrong[0]!r}; give classes, names of "
+            f"mixed_precision {_EXEMPT_KEY} holds {wrong[0]!r}; give classes, names of "
             "classes, or patterns on module names."
         )
-    # torch's own default names a class that a model need not have.
-    return tuple(selectors), options.get(_EXEMPT_KEYS[0]) is None
+    return tuple(selectors), False
 
 
 def _read_options(given: Any) -> dict[str, Any]:
-    if dataclasses.is_dataclass(given) and not isinstance(given, type):
-        given = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"mixed_precision={given!r} cannot be used; give a dict such as "
             "dict(param_dtype='bfloat16', reduce_dtype='float32'), or None."
         )
-    known = (*_DTYPE_KEYS, *_FLAG_KEYS, _EXEMPT_KEYS[0])
+    known = (*_DTYPE_KEYS, *_FLAG_KEYS, _EXEMPT_KEY)
     for key in given:
-        if key not in known and key not in _EXEMPT_KEYS:
+        if key not in known:
             raise ConfigError(
                 f"mixed_precision has the key {key!r}; there are: {', '.join(known)}."
                 f"{suggest_name(str(key), known)}"
@@ -137,7 +134,6 @@ def _read_options(given: Any) -> dict[str, Any]:
     options = dict(given)
     for key in _DTYPE_KEYS:
         options[key] = _read_dtype(key, options.get(key))
-    _warn_of_former_options(options)
     return options
 
 
@@ -155,26 +151,11 @@ def _read_dtype(key: str, given: Any) -> torch.dtype | None:
     return dtype
 
 
-def _warn_of_former_options(options: Mapping[str, Any]) -> None:
-    notes = []
-    if options["buffer_dtype"] is not None:
-        notes.append("buffer_dtype: buffers keep their dtype; cast them in the model if need be")
-    if options.get("keep_low_precision_grads"):
-        notes.append("keep_low_precision_grads: gradients get the dtype of their parameters")
-    if notes and is_main_process():
-        warnings.warn(
-            f"mixed_precision asks for what fully_shard does not have. {'; '.join(notes)}. Leave "
-            "it out.",
-            stacklevel=2,
-        )
-
-
 def read_offload(given: Any, device_type: str) -> "OffloadPolicy":
     """Return the policy that ``cpu_offload`` describes.
 
     Args:
-        given: A boolean, ``None``, ``dict(pin_memory=...)``, torch's first ``CPUOffload``, or a
-            policy of ``fully_shard``.
+        given: A boolean, ``None``, ``dict(pin_memory=...)``, or a policy of ``fully_shard``.
         device_type: Where the module computes. Memory is never pinned for the CPU itself.
 
     Raises:
@@ -194,8 +175,6 @@ def read_offload(given: Any, device_type: str) -> "OffloadPolicy":
 def _read_offload_options(given: Any) -> dict[str, bool] | None:
     if given is None or isinstance(given, bool):
         return {} if given else None
-    if hasattr(given, "offload_params"):
-        given = {"offload_params": given.offload_params}
     if not isinstance(given, Mapping) or set(given) - {"pin_memory", "offload_params"}:
         raise ConfigError(
             f"cpu_offload={given!r} cannot be used; give True, False or dict(pin_memory=False)."

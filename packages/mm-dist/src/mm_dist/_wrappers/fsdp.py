@@ -46,7 +46,7 @@ class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
             gathered at once. Classes, class names, patterns on module names (``"layers.*"``, in
             which ``*`` also matches dots) or several of them;
             ``dict(min_num_params=1_000_000)``; ``dict(type="transformer",
-            transformer_layer_cls=...)`` and torch's other names; or a function of a module.
+            transformer_layer_cls=...)``; or a function of a module.
         backward_prefetch: Without effect: the next group is always fetched ahead.
         mixed_precision: ``dict(param_dtype=..., reduce_dtype=..., output_dtype=...,
             cast_forward_inputs=True, full_precision_modules=["_BatchNorm"])``; dtypes may be
