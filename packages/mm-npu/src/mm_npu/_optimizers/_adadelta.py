@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from ._arithmetic import add_decay, add_scaled_, average_squares_
+from ._arithmetic import add_decay, add_scaled_
 from ._checks import Check, check_at_most_one, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group
@@ -75,8 +75,8 @@ class NpuFusedAdadelta(AbstractStackedRule):
         p, gradient, state = operands
         square_avg, acc_delta = state["square_avg"], state["acc_delta"]
         gradient = add_decay(gradient, p, group["weight_decay"])
-        average_squares_(square_avg, gradient, group["rho"])
+        square_avg.mul_(group["rho"]).addcmul_(gradient, gradient, value=1 - group["rho"])
         root = square_avg.add(group["eps"]).sqrt_()
         delta = acc_delta.add(group["eps"]).sqrt_().div_(root).mul_(gradient)
-        average_squares_(acc_delta, delta, group["rho"])
+        acc_delta.mul_(group["rho"]).addcmul_(delta, delta, value=1 - group["rho"])
         add_scaled_(p, delta, -group["lr"])

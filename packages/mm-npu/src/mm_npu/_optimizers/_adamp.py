@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ._arithmetic import add_scaled_, average_, average_squares_
+from ._arithmetic import add_scaled_
 from ._checks import Check, accept, check_betas, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group
@@ -99,8 +99,8 @@ class NpuFusedAdamP(AbstractStackedRule):
         p, gradient, state = operands
         beta1, beta2 = group["betas"]
         mean = state["exp_avg"]
-        average_(mean, gradient, beta1)
-        average_squares_(state["exp_avg_sq"], gradient, beta2)
+        mean.lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         root = state["exp_avg_sq"].sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
         if group["nesterov"]:
             mean = mean.lerp(gradient, 1 - beta1)

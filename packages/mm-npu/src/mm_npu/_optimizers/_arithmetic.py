@@ -25,16 +25,6 @@ def add_ratio_(
         target.addcdiv_(numerator, denominator, value=factor)
 
 
-def average_(average: Tensor, value: Tensor, decay: float) -> None:
-    """Move a running average: ``decay * average + (1 - decay) * value``."""
-    average.lerp_(value, 1 - decay)
-
-
-def average_squares_(average: Tensor, value: Tensor, decay: float) -> None:
-    """Move a running average of squares: ``decay * average + (1 - decay) * value**2``."""
-    average.mul_(decay).addcmul_(value, value, value=1 - decay)
-
-
 def add_decay(gradient: Tensor, p: Tensor, weight_decay: float) -> Tensor:
     """Return ``gradient + weight_decay * p``; the gradient itself is not changed."""
     return gradient if weight_decay == 0 else gradient.add(p, alpha=weight_decay)

@@ -9,7 +9,7 @@ import torch
 
 from mm_npu._errors import ConfigError
 
-from ._arithmetic import add_scaled_, average_, average_squares_
+from ._arithmetic import add_scaled_
 from ._checks import Check, check_fraction, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group, Scales, total_norm
@@ -169,8 +169,8 @@ class NpuFusedBertAdam(AbstractStackedRule):
     def update(self, operands: Operands, group: Group, step: int) -> None:
         """Make one step; the formula is in the docstring of the class."""
         p, gradient, state = operands
-        average_(state["exp_avg"], gradient, group["b1"])
-        average_squares_(state["exp_avg_sq"], gradient, group["b2"])
+        state["exp_avg"].lerp_(gradient, 1 - group["b1"])
+        state["exp_avg_sq"].mul_(group["b2"]).addcmul_(gradient, gradient, value=1 - group["b2"])
         root = state["exp_avg_sq"].sqrt().add_(group["e"])
         direction = torch.div(state["exp_avg"], root, out=root)
         if group["weight_decay"] > 0:

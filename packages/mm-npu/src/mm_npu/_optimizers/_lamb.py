@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ._arithmetic import add_scaled_, average_, average_squares_
+from ._arithmetic import add_scaled_
 from ._checks import Check, check_betas, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group, Scales, total_norm
@@ -93,8 +93,8 @@ class NpuFusedLamb(AbstractStackedRule):
         del step
         p, gradient, state = operands
         beta1, beta2 = group["betas"]
-        average_(state["exp_avg"], gradient, beta1)
-        average_squares_(state["exp_avg_sq"], gradient, beta2)
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         root = state["exp_avg_sq"].sqrt().add_(group["eps"])
         direction = torch.div(state["exp_avg"], root, out=root)
         if group["weight_decay"] != 0:

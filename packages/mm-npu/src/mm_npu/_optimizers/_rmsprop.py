@@ -3,10 +3,19 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from ._arithmetic import add_decay, add_ratio_, add_scaled_, average_, average_squares_
+from ._arithmetic import add_decay, add_ratio_, add_scaled_
 from ._checks import Check, accept, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group
+
+RMSPROP_HYPER_PARAMETERS: Mapping[str, Check] = {
+    "lr": check_not_negative,
+    "alpha": check_not_negative,
+    "eps": check_not_negative,
+    "weight_decay": check_not_negative,
+    "momentum": check_not_negative,
+    "centered": accept,
+}
 
 
 class AbstractRMSprop(AbstractStackedRule):
@@ -62,14 +71,7 @@ class NpuFusedRMSprop(AbstractRMSprop):
 
     native_name = "NpuFusedRMSprop"
     torch_twin = "torch.optim.RMSprop"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = {
-        "lr": check_not_negative,
-        "alpha": check_not_negative,
-        "eps": check_not_negative,
-        "weight_decay": check_not_negative,
-        "momentum": check_not_negative,
-        "centered": accept,
-    }
+    hyper_parameters: ClassVar[Mapping[str, Check]] = RMSPROP_HYPER_PARAMETERS
 
     def __init__(
         self,
@@ -99,10 +101,10 @@ class NpuFusedRMSprop(AbstractRMSprop):
         p, gradient, state = operands
         square_avg = state["square_avg"]
         gradient = add_decay(gradient, p, group["weight_decay"])
-        average_squares_(square_avg, gradient, group["alpha"])
+        square_avg.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1 - group["alpha"])
         if group["centered"]:
             mean = state["grad_avg"]
-            average_(mean, gradient, group["alpha"])
+            mean.lerp_(gradient, 1 - group["alpha"])
             root = square_avg.addcmul(mean, mean, value=-1).sqrt_().add_(group["eps"])
         else:
             root = square_avg.sqrt().add_(group["eps"])

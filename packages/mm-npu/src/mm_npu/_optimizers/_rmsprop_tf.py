@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from ._arithmetic import add_decay, add_ratio_, add_scaled_, average_, average_squares_
-from ._checks import Check, accept, check_not_negative
-from ._rmsprop import AbstractRMSprop
+from ._arithmetic import add_decay, add_ratio_, add_scaled_
+from ._checks import Check, accept
+from ._rmsprop import RMSPROP_HYPER_PARAMETERS, AbstractRMSprop
 from ._stack import Operands
 from ._stacked_rule import Group
 
@@ -57,12 +57,7 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
 
     native_name = "NpuFusedRMSpropTF"
     hyper_parameters: ClassVar[Mapping[str, Check]] = {
-        "lr": check_not_negative,
-        "alpha": check_not_negative,
-        "eps": check_not_negative,
-        "weight_decay": check_not_negative,
-        "momentum": check_not_negative,
-        "centered": accept,
+        **RMSPROP_HYPER_PARAMETERS,
         "decoupled_decay": accept,
         "lr_in_momentum": accept,
     }
@@ -103,10 +98,10 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
             gradient = add_decay(gradient, p, group["weight_decay"])
         elif group["weight_decay"] != 0:
             p.mul_(1 - group["weight_decay"])
-        average_squares_(square_avg, gradient, group["alpha"])
+        square_avg.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1 - group["alpha"])
         if group["centered"]:
             mean = state["grad_avg"]
-            average_(mean, gradient, group["alpha"])
+            mean.lerp_(gradient, 1 - group["alpha"])
             root = square_avg.addcmul(mean, mean, value=-1).add_(group["eps"]).sqrt_()
         else:
             root = square_avg.add(group["eps"]).sqrt_()
