@@ -217,12 +217,6 @@ def test_wrong_argument_is_named_at_construction(sgd, options, message):
         AmpOptimWrapper(sgd, **options)
 
 
-def test_repr_shows_the_precision(sgd):
-    text = repr(AmpOptimWrapper(sgd, dtype="bfloat16"))
-    assert "dtype=torch.bfloat16" in text
-    assert "device_type=cpu" in text
-
-
 @pytest.mark.parametrize("options", [{"enabled": False}, {"dtype": "float32"}])
 def test_full_precision_is_that_of_the_plain_wrapper(model, batches, options):
     twin = copy.deepcopy(model)

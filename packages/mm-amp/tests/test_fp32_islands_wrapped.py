@@ -159,33 +159,6 @@ def test_island_is_part_of_the_graph(compiled):
     assert torch.equal(_output(model), _output(net))
 
 
-class _Scaled(nn.Module):
-    def forward(self, value, *, options):
-        return value * options["scale"]
-
-
-class _WithKeywords(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear, self.scaled = nn.Linear(4, 4), _Scaled()
-
-    def forward(self, inputs):
-        value = self.linear(inputs)
-        return self.scaled(value=value, options={"scale": value})
-
-
-@needs_compile
-@_traces_islands
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_keyword_arguments_of_an_island_do_not_break_the_graph():
-    net = _WithKeywords()
-    add_fp32_islands(net, "scaled", device_type="cpu")
-    output = _output(torch.compile(net, backend="eager", fullgraph=True))
-    assert output.dtype == torch.float32
-    assert torch.equal(output, _output(net))
-
-
 def _output(model):
     with autocast("cpu", "bfloat16"):
         return model(torch.ones(2, 4))
@@ -202,16 +175,3 @@ def test_islands_come_and_go_after_compilation(compiled):
     assert torch.equal(_output(model), _output(net))
     islands.undo()
     assert _dtypes_of(net, model) == [_HALF, _HALF, _HALF]
-
-
-@needs_compile
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("island_first", [True, False])
-def test_island_and_a_forward_compiled_by_itself(compiled, island_first):
-    net, _ = compiled()
-    if island_first:
-        add_fp32_islands(net, "head")
-    net.head.forward = torch.compile(net.head.forward, backend="eager")
-    if not island_first:
-        add_fp32_islands(net, "head")
-    assert _dtypes_of(net, net) == [_HALF, _FULL, _FULL]

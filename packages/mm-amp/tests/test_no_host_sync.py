@@ -45,13 +45,6 @@ def _count_reads(step, batches):
     return reads.count
 
 
-def test_the_counter_counts():
-    with _CountScalarReads() as reads:
-        assert torch.ones(()) == 1
-        torch.ones(()).item()
-    assert reads.count == 2
-
-
 @pytest.mark.parametrize("dtype", [None, "bfloat16"], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("make_optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("weight", [None, 3, torch.tensor(3)], ids=["plain", "number", "tensor"])

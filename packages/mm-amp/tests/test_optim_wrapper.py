@@ -4,7 +4,6 @@ import logging
 import pytest
 import torch
 from conftest import train_step
-from recording import RecordingSGD
 from torch import nn
 
 from mm_amp import ConfigError, ConfigTypeError, OptimWrapper
@@ -37,22 +36,6 @@ def test_update_params_passes_arguments_on(model, batches):
     loss = model(batches[0][0]).mean()
     wrapper.update_params(loss, step_kwargs={"word": "go"}, zero_kwargs={"set_to_none": False})
     assert (steps, zeroes) == (["go"], [False])
-
-
-@pytest.mark.parametrize(("window", "total"), [(1, 3), (2, 4), (3, 7), (4, 3)])
-def test_accumulated_gradients_equal_one_big_batch(model, batches, window, total):
-    optimizer = RecordingSGD(model.parameters(), lr=0.0)
-    wrapper = OptimWrapper(optimizer, accumulative_counts=window)
-    wrapper.initialize_count_status(model, 0, total)
-    results = [train_step(wrapper, model, batch) for batch in batches[:total]]
-    windows = [batches[start : min(start + window, total)] for start in range(0, total, window)]
-    assert sum(result.stepped for result in results) == len(windows) == len(optimizer.seen)
-    assert not any(result.skipped for result in results)
-    for seen, parts in zip(optimizer.seen, windows, strict=True):
-        inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        expected = torch.autograd.grad(loss, list(model.parameters()))
-        torch.testing.assert_close(seen, list(expected))
 
 
 def test_counting_says_when_to_sync_and_to_update(model, sgd, batches):
@@ -153,19 +136,6 @@ def test_state_and_new_groups_are_the_optimizers(model, sgd, batches):
     assert wrapper.state is sgd.state
     wrapper.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5})
     assert wrapper.get_lr() == {"lr": [0.1, 0.5]}
-
-
-def test_scale_loss_divides_the_short_last_window_by_its_length(model, sgd):
-    wrapper = OptimWrapper(sgd, accumulative_counts=4)
-    loss = torch.ones((), requires_grad=True)
-    assert wrapper.scale_loss(loss) == 0.25
-    wrapper.initialize_count_status(model, 4, 6)
-    assert wrapper.scale_loss(loss) == 0.5
-
-
-def test_scale_loss_leaves_a_loss_alone_without_accumulation(sgd):
-    loss = torch.ones((), requires_grad=True)
-    assert OptimWrapper(sgd).scale_loss(loss) is loss
 
 
 def test_backward_step_and_zero_grad_work_one_by_one(model, sgd, batches):
@@ -277,10 +247,6 @@ def test_update_params_names_what_is_wrong_with_the_loss(sgd, loss, message):
     assert wrapper.inner_count == 0
 
 
-def test_accumulative_counts_is_what_was_given(sgd):
-    assert OptimWrapper(sgd, accumulative_counts=3).accumulative_counts == 3
-
-
 @pytest.mark.parametrize(
     ("init_counts", "max_counts", "message"),
     [
@@ -314,23 +280,6 @@ def test_a_subclass_decides_for_itself_when_to_step_and_how_to_scale():
     assert parameter.item() == -1
 
 
-def test_a_subclass_may_add_to_each_part_of_an_update():
-    done = []
-
-    def noting(name):
-        def part(self, *args, **kwargs):
-            done.append(name)
-            return getattr(OptimWrapper, name)(self, *args, **kwargs)
-
-        return part
-
-    parameter = nn.Parameter(torch.ones(()))
-    for name in ("backward", "step", "zero_grad"):
-        kind = type("Noting", (OptimWrapper,), {name: noting(name)})
-        assert kind(torch.optim.SGD([parameter], lr=1.0)).update_params(parameter * 1).stepped
-    assert done == ["backward", "step", "zero_grad"]
-
-
 @pytest.mark.parametrize("name", ["backward", "step", "zero_grad"])
 def test_a_method_put_on_a_wrapper_is_called_in_an_update(name):
     parameter = nn.Parameter(torch.ones(()))
@@ -339,24 +288,3 @@ def test_a_method_put_on_a_wrapper_is_called_in_an_update(name):
     setattr(wrapper, name, lambda *arguments: done.append(name) or part(*arguments))
     assert wrapper.update_params(parameter * 1).stepped
     assert done == [name]
-
-
-def test_a_method_put_on_the_class_is_called_in_an_update(monkeypatch):
-    step, done = OptimWrapper.step, []
-    monkeypatch.setattr(OptimWrapper, "step", lambda self: done.append("step") or step(self))
-    parameter = nn.Parameter(torch.ones(()))
-    OptimWrapper(torch.optim.SGD([parameter], lr=1.0)).update_params(parameter * 1)
-    assert done == ["step"]
-
-
-def test_a_gradient_hook_registered_after_some_steps_is_called():
-    parameter = nn.Parameter(torch.ones(()))
-    wrapper = OptimWrapper(torch.optim.SGD([parameter], lr=1.0))
-    wrapper.update_params(parameter * 1)
-    seen = []
-    handle = wrapper.register_gradient_hook(lambda _: seen.append(parameter.grad.item()))
-    wrapper.update_params(parameter * 3)
-    handle.remove()
-    wrapper.update_params(parameter * 5)
-    assert seen == [3.0]
-    assert (parameter.item(), wrapper.inner_count) == (1 - 1 - 3 - 5, 3)

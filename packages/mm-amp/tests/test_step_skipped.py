@@ -1,7 +1,6 @@
 """A step left out because of an overflow: who learns of it, when, and what schedules do."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from conftest import needs_cpu_float16, train_step
 from torch.optim.lr_scheduler import StepLR
 
 from mm_amp import AmpOptimWrapper, OptimWrapper
-from mm_amp._skips import HostFlag
 
 
 def _overflowing(batch):
@@ -54,15 +52,6 @@ def test_momentum_of_fused_sgd_begins_with_the_first_step_that_is_taken(
             train_step(wrapper, one, _overflowing(batch) if index < num_skipped else batch)
         assert wrapper.num_skipped == num_skipped
     torch.testing.assert_close(model.state_dict(), twin.state_dict())
-
-
-@needs_cpu_float16
-@pytest.mark.parametrize("fused", [False, True])
-def test_unread_skips_are_counted_all_the_same(model, batches, fused):
-    wrapper = _wrap(model, fused=fused)
-    for index, batch in enumerate(batches[:8]):
-        train_step(wrapper, model, _overflowing(batch) if index < 3 else batch)
-    assert wrapper.num_skipped == 3
 
 
 @needs_cpu_float16
@@ -126,55 +115,3 @@ def test_a_row_of_skips_that_a_run_goes_on_from_ends_with_the_next_good_step(mod
     wrapper.load_state_dict(state)
     train_step(wrapper, model, batches[1])
     assert "skipped_steps" not in wrapper.state_dict()
-
-
-def test_full_precision_never_skips(model, sgd, batches):
-    wrapper = OptimWrapper(sgd)
-    train_step(wrapper, model, _overflowing(batches[0]))
-    assert (wrapper.step_skipped, wrapper.num_skipped) == (False, 0)
-
-
-class _Event:
-    """Stands in for an accelerator's event: notes what is waited for."""
-
-    log: list
-
-    def record(self, stream):
-        self.log.append(f"record on {stream}")
-
-    def synchronize(self):
-        self.log.append("wait")
-
-
-class _Flag:
-    """Stands in for a tensor of an accelerator."""
-
-    def __init__(self, device_type, value):
-        self.device = SimpleNamespace(type=device_type)
-        self._value = value
-
-    def to(self, device, *, non_blocking):
-        assert (device, non_blocking) == ("cpu", True)
-        return torch.tensor(self._value)
-
-
-def _stand_in_device(monkeypatch, **names):
-    monkeypatch.setattr(torch, "abacus", SimpleNamespace(**names), raising=False)
-
-
-def test_copy_of_a_stand_in_device_waits_for_its_event_once_and_when_read(monkeypatch):
-    _Event.log = log = []
-    _stand_in_device(monkeypatch, Event=_Event, current_stream=lambda _: "stream 7")
-    flag = HostFlag(_Flag("abacus", value=True))
-    assert log == ["record on stream 7"]
-    assert flag.read() is flag.read() is True
-    assert log == ["record on stream 7", "wait"]
-
-
-def test_stand_in_device_without_events_is_drained_when_read(monkeypatch):
-    log = []
-    _stand_in_device(monkeypatch, synchronize=lambda: log.append("drain"))
-    flag = HostFlag(_Flag("abacus", value=False))
-    assert log == []
-    assert flag.read() is False
-    assert log == ["drain"]

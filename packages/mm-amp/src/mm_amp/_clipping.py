@@ -145,7 +145,12 @@ class NormClipper(Clipper):
             return
         norms = local_norms(parameters) if norms is None else norms
         values = norms_on_all_ranks(norms, parameters, model).tolist()
-        found, _ = describe_nonfinite(_name(parameters, model), values)
+        known = {id(one.parameter): one for one in named_parameters(model)}
+        named = [
+            known.get(id(one)) or NamedParameter(f"gradient {index}", "", None, one)
+            for index, one in enumerate(parameters)
+        ]
+        found, _ = describe_nonfinite(named, values)
         raise NonFiniteError(
             f"the total norm of the gradients is {float(total):g}, and clip_grad has "
             "error_if_nonfinite=True, so nothing was stepped. "
@@ -249,26 +254,6 @@ _CLIPPERS: dict[str, tuple[Any, str]] = {
     "value": (ValueClipper, "clip_value"),
     "agc": (AdaptiveClipper, "clip_factor"),
 }
-
-
-def raise_if_sparse(parameters: list[Tensor], model: Any) -> None:
-    """Raise ``ConfigError`` naming the first parameter with a sparse gradient, if there is one."""
-    sparse = [one for one in parameters if one.grad is not None and one.grad.is_sparse]
-    if sparse:
-        (first,) = _name(sparse[:1], model)
-        raise ConfigError(
-            f"clip_grad was asked for, and the gradient of {first.name} is sparse, which torch "
-            f"{torch.__version__} cannot clip so; build that layer with sparse=False, or leave "
-            "clip_grad out."
-        )
-
-
-def _name(parameters: list[Tensor], model: Any) -> list[NamedParameter]:
-    known = {id(one.parameter): one for one in named_parameters(model)}
-    return [
-        known.get(id(one)) or NamedParameter(f"gradient {index}", "", None, one)
-        for index, one in enumerate(parameters)
-    ]
 
 
 def _check_no_first_fsdp(model: Any, kind: str, remedy: str) -> None:

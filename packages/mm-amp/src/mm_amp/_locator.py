@@ -80,7 +80,7 @@ class OverflowLocator:
 
     def _remedy(self, step: SkippedStep, first: NamedParameter | None, module: str | None) -> str:
         layer = module.partition(" ")[0] if module else first.module if first else ""
-        ways = ["lower the learning rate or set clip_grad", "look at the data of these steps"]
+        ways = ["lower the learning rate or set clip_grad", "check the data of these steps"]
         if isinstance(step.loss_scale, Tensor):  # there is a loss scaler, so it is float16
             island = f"fp32_modules=[{layer!r}]" if layer else "fp32_modules"
             ways = [

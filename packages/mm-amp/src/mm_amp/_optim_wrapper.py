@@ -166,7 +166,7 @@ class OptimWrapper:
                 start = self._scaling.scale(start)
             elif self._guard is not None:
                 self._guard.note_loss(start)
-            start.backward(**kwargs)
+            start.backward(**kwargs) if kwargs else start.backward()
         finally:
             if self._sync_deferral.is_active:
                 self._sync_deferral.end()
@@ -232,7 +232,7 @@ class OptimWrapper:
         else:
             has_more = self._clipper is not None or self._gradient_hooks
             grad_norm = self._finish_gradients() if has_more else None
-            self.optimizer.step(**kwargs)
+            self.optimizer.step(**kwargs) if kwargs else self.optimizer.step()
             self.last_result = (
                 STEPPED if grad_norm is None else STEPPED._replace(grad_norm=grad_norm)
             )
@@ -249,16 +249,7 @@ class OptimWrapper:
             self._scaling.unscale()
         for hook in tuple(self._gradient_hooks.values()):
             hook(self.optimizer)
-        if self._clipper is None:
-            return None
-        try:
-            return self._clipper.clip(parameters, self._model)
-        except RuntimeError as error:
-            if "sparse" in str(error).lower():
-                from ._clipping import raise_if_sparse  # noqa: PLC0415 - rare
-
-                raise_if_sparse(parameters, self._model)
-            raise
+        return None if self._clipper is None else self._clipper.clip(parameters, self._model)
 
     def _note(self, result: StepResult) -> StepResult:
         """Count the step, and report it if it was skipped."""
@@ -375,6 +366,8 @@ class OptimWrapper:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Divide ``loss`` by the number of micro-batches in its window; the last may be short."""
+        if self._micro_batches.window == 1:
+            return loss
         window = self._micro_batches.current_window
         return loss if window == 1 else check_loss(loss) / window
 

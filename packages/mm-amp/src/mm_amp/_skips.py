@@ -198,7 +198,7 @@ class FiniteGuard:
         return is_bad if self._ranks.is_alone else self._ranks.all_reduce(is_bad.float()) > 0
 
     def evidence(self, *, is_late: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Return norms of the gradients, and the loss, of this step or of the one before."""
+        """Return norms of the gradients, and the loss, of this step or the previous one."""
         return (self._before if is_late else self._now) or (None, None)
 
     def step(
