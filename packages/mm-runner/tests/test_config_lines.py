@@ -30,6 +30,7 @@ _CASES = [
     ("_step = _B_.pipeline[0]\n_step.s = 5", "pipeline[0].s", 5),
     ("_B_.model.update(depth=5)", "model.depth", 4),
     ("_B_.model.update(dict(\n    depth=5))", "model.depth", 5),
+    ("_B_.model.update({key: 5 for key in ('new',)})", "model.new", 4),
     ("_B_.model.merge({'depth': 5})", "model.depth", 4),
     ("_B_.model.merge({'depth': 5})", "model.width", "base:3"),
     ("_B_.model |= dict(depth=5)", "model.depth", 4),

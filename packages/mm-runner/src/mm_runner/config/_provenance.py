@@ -158,6 +158,8 @@ class _Statements(ast.NodeVisitor):
             changed = _merged(holder, self._dict(call)).parts
             parts.clear()
             parts.update(changed)  # type: ignore[arg-type]
+            if any(self._value(one).parts is None for one in call.args):
+                self._forget(holder, call)  # its keys are computed
         elif name == "append" and isinstance(parts, list) and call.args:
             parts.append(self._value(call.args[-1]))
         else:
