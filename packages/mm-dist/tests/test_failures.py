@@ -105,12 +105,8 @@ except RuntimeError as error:
 )
 
 
-@pytest.mark.parametrize(
-    ("leaver", "status", "ending"),
-    [(1, 3, "failed: exit status 3"), (0, 0, "had left the group")],
-    ids=["other", "rank-zero"],
-)
-def test_rank_that_leaves_early_is_named(start_ranks, leaver, status, ending):
+@pytest.mark.parametrize(("leaver", "status"), [(1, 3), (0, 0)], ids=["other", "rank-zero"])
+def test_rank_that_leaves_early_is_named(start_ranks, leaver, status):
     ranks = start_ranks(LEAVE, 2, leaver, status)
     outputs = finish(ranks)
     assert ranks[leaver].returncode == status
@@ -118,7 +114,7 @@ def test_rank_that_leaves_early_is_named(start_ranks, leaver, status, ending):
     last = outputs[1 - leaver][1].splitlines()[-1]
     assert f"rank {1 - leaver} of 2" in last
     assert f"stopped because rank {leaver} of 2 on host" in last
-    assert last.endswith(ending)
+    assert last.endswith("had left the group")
 
 
 # The store is that of rank 0, and takes connections without answering them.
