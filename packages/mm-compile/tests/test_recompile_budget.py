@@ -235,6 +235,6 @@ def test_one_region_compiled_again_for_the_same_reason_is_one(backend, monkeypat
     # As on a torch that does not keep why it compiled.
     monkeypatch.delattr("torch._dynamo.utils.get_compilation_metrics", raising=False)
     model = Scaling()
-    handle = compile_model(model, {"backend": backend, "recompile_limit": 4})
+    handle = compile_model(model, {"backend": backend, "dynamic": False, "recompile_limit": 4})
     rescale(model, [3, 5, 7])
     assert "compiled again: the model (Scaling), 2 times: nothing in its" in str(handle.report())

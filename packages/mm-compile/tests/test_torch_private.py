@@ -26,7 +26,7 @@ def find(path):
         except ImportError:
             continue
         for part in parts[number:-1]:
-            owner = getattr(owner, part)
+            owner = getattr(owner, part, None)  # some torch versions lack it
         return owner, parts[-1]
 
 
