@@ -90,6 +90,17 @@ def test_a_folder_outside_is_not_read(tmp_path):
             load_checkpoint_file(path)
 
 
+@needs_folders
+def test_shapes_that_the_files_cannot_fill_take_no_memory(tmp_path):
+    path = tmp_path / "epoch_1.pth"
+    sharded(path)
+    content = torch.load(path, weights_only=True)
+    content["shards"]["tensors"][0]["shape"] = [2**40]
+    save_checkpoint_file(content, path)
+    with pytest.raises(CheckpointError, match="files hold less than the"):
+        load_checkpoint_file(path)
+
+
 class Shell:
     def __reduce__(self):
         return os.system, ("touch victim",)

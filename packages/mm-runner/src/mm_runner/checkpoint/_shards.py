@@ -104,6 +104,8 @@ def join_shards(checkpoint: dict[str, Any], path: Path, *, outline: bool) -> Non
     """
     try:
         shards = checkpoint[SHARDS]
+        if not outline:
+            _check_sizes(path.parent / _bare(shards["folder"]), shards["tensors"])
         wholes = {_key(one["path"]): _empty(one, outline=outline) for one in shards["tensors"]}
         if not outline:
             _read(path.parent / _bare(shards["folder"]), wholes)
@@ -190,6 +192,14 @@ def _bare(name: Any) -> str:
 def _empty(one: Mapping[str, Any], *, outline: bool) -> torch.Tensor:
     dtype = getattr(torch, one["dtype"])
     return torch.empty(one["shape"], dtype=dtype, device="meta" if outline else "cpu")
+
+
+def _check_sizes(folder: Path, tensors: list[dict[str, Any]]) -> None:
+    """Refuse shapes that the files cannot fill before memory is taken for them."""
+    outlines = [_empty(one, outline=True) for one in tensors]
+    declared = sum(one.numel() * one.element_size() for one in outlines)
+    if declared > sum(file.stat().st_size for file in folder.iterdir()):
+        raise ValueError(f"the files hold less than the {declared} bytes of the tensors")
 
 
 def _put(checkpoint: dict[str, Any], path: list[Any], whole: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -77,12 +78,21 @@ def _apply(cfg: Config, options: Namespace) -> None:
         _enable_auto_scale(cfg)
     resume = getattr(options, "resume", None)
     if resume is not None:
-        cfg.resume = True
-        cfg.load_from = None if resume == "auto" else resume
+        _resume(cfg, resume)
     if getattr(options, "overwrite", False):
         cfg.overwrite, cfg.resume = True, False
     if getattr(options, "no_resume_data", False):
         cfg.resume_data = False
+
+
+def _resume(cfg: Config, resume: str) -> None:
+    if resume == "auto" and cfg.get("load_from"):
+        warnings.warn(
+            f"--resume leaves load_from={cfg.load_from!r} out: it goes on from the newest "
+            "checkpoint of work_dir. Give --resume FILE to go on from a file.",
+            stacklevel=2,
+        )
+    cfg.resume, cfg.load_from = True, None if resume == "auto" else resume
 
 
 def _with_amp(wrapper: Any, dtype: str, where: str) -> dict[str, Any]:
