@@ -108,7 +108,8 @@ def tests(session: nox.Session, package: str, torch: str) -> None:
         sources.append("torchdata==0.11.0")
     install_over_torch(session, torch, *sources, *test_requirements(package))
     session.chdir(package_dir(package))
-    session.run("pytest", *session.posargs)
+    parallel = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
+    session.run("pytest", *parallel, *session.posargs)
 
 
 @nox.session
