@@ -7,11 +7,10 @@ import re
 import pytest
 from pages import LANGUAGES, read_page
 
-from mm_runner import hooks, loops
+from mm_runner import Runner, hooks, loops
 from mm_runner.cli._parser import build_parser
 from mm_runner.optim.schedules._names import _FAMILIES
 from mm_runner.runner._checks import CFG_KEYS
-from mm_runner.runner._runner import runner_arguments
 
 # What the Runner gives.
 _GIVEN = ("runner", "dataloader", "evaluator")
@@ -53,7 +52,8 @@ def arguments_of(kind):
 def test_every_key_of_a_configuration_is_listed(language):
     text = read_page(language, "configuration.md")
     keys = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("|"))
-    assert [name for name in (*runner_arguments(), *CFG_KEYS) if f"`{name}`" not in keys] == []
+    arguments = [name for name in inspect.signature(Runner).parameters if name != "cfg"]
+    assert [name for name in (*arguments, *CFG_KEYS) if f"`{name}`" not in keys] == []
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
