@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._errors import ConfigTypeError, TorchVersionError
 from ._nested import tensors_in
+from ._torch_private import dispatch_mode
 
 _OUTSIDE = "(outside modules)"
+_DispatchMode: Any = dispatch_mode()
 # They move or make data. Views are left out too, casts are counted apart.
 _NO_COMPUTATION = frozenset(
     f"aten::{name}"
@@ -139,7 +140,8 @@ def amp_receipt(model: nn.Module) -> AbstractContextManager[AmpReceipt]:
         raise ConfigTypeError(
             f"model is a {type(model).__name__}; a receipt needs the torch.nn.Module that runs."
         )
-    if not hasattr(getattr(torch, "compiler", None), "set_stance"):
+    has_stance = hasattr(getattr(torch, "compiler", None), "set_stance")
+    if not has_stance or _DispatchMode is object:
         raise TorchVersionError(
             f"a receipt was asked for, which torch {torch.__version__} cannot make; use torch 2.6 "
             "or newer."
@@ -156,11 +158,11 @@ def _record(model: nn.Module) -> Iterator[AmpReceipt]:
         yield receipt
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(_DispatchMode):  # type: ignore[misc]
     """Adds each operation, with the flops that torch's counter finds, to a receipt."""
 
     def __init__(self, model: nn.Module, counter: Any, receipt: AmpReceipt) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._counter = counter
         self._receipt = receipt
         self._type_of = cache(lambda name: _type_name(_find(model, name)))

@@ -33,6 +33,15 @@ def call_eagerly(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
+def dispatch_mode() -> Any:
+    """Return ``TorchDispatchMode``; without it, ``object``, and there is no receipt."""
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - few need it
+    except ImportError:
+        return object
+    return TorchDispatchMode
+
+
 def _drops_gradients(zero_grad: Any) -> bool:
     """Whether ``zero_grad`` is torch's own and sets gradients to None by default (torch 2.0)."""
     is_torchs = getattr(zero_grad, "__globals__", {}).get("__name__", "").startswith("torch.")
