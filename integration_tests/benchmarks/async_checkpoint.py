@@ -103,7 +103,6 @@ def measure(directory: Path, options: argparse.Namespace, *, in_background: bool
         save_last=False,
         max_keep_ckpts=2,
         async_save=in_background,
-        in_parts=options.ranks > 1,
     )
     watch = Stopwatch()
     Runner(

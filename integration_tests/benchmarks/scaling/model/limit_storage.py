@@ -14,7 +14,7 @@ _LOST = 0.1
 def storage_limits(job: Job, own: Constants, make_cluster: MakeCluster) -> Iterator[Demand]:
     """Yield what storage and host memory can take."""
     size = job.checkpoint_bytes
-    in_parts = "in_parts=True of mm-runner: each rank writes what it holds"
+    in_parts = "shard the model: each rank then writes what it holds"
     yield Demand(
         "memory of a machine: a checkpoint gathered on rank 0",
         always(size),

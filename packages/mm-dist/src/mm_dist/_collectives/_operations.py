@@ -76,6 +76,7 @@ def form_on_wire(
 
     What is wider than needed is narrowed by the caller afterwards: integers wrap around as if
     they had been reduced in their own dtype, low-precision floats are rounded once, at the end.
+    Doubles are rounded to float32 on NPUs.
 
     Args:
         operation: As from ``read_operation``; ``mean`` becomes ``sum``.
@@ -87,6 +88,8 @@ def form_on_wire(
     is_mean = operation == "mean"
     on_wire = "sum" if is_mean else operation
     if dtype.is_floating_point:
+        if dtype == torch.float64 and device.type == "npu":  # HCCL has no doubles
+            return on_wire, torch.float32
         # A sum in float16 can overflow although the mean does not.
         is_enough = dtype in _HALVES and device.type != "cpu" and not is_mean
         return on_wire, dtype if is_enough or dtype in _FLOATS_OF_BACKENDS else torch.float32
