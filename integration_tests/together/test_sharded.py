@@ -6,6 +6,8 @@ import pytest
 import torch
 from conftest import TORCHRUN
 
+from mm_runner.checkpoint import load_checkpoint_file
+
 SCRIPT = Path(__file__).with_name("sharded_steps.py")
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -24,7 +26,7 @@ def test_checkpoints_of_sharded_and_whole_runs_go_on_as_each_other(run_python, t
 
 
 def read(path):
-    checkpoint = torch.load(path, weights_only=True)
+    checkpoint = load_checkpoint_file(path)
     return {"weights": checkpoint["state_dict"], "optimizer": checkpoint["optimizer"]["state"]}
 
 
