@@ -1,7 +1,6 @@
 import io
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -284,18 +283,6 @@ def test_a_log_file_on_a_full_disk_is_told_once(capfd):
     assert "INFO one\n" in lines
     assert "INFO two\n" in lines
     assert capfd.readouterr().err == ""
-
-
-def test_a_log_file_that_was_removed_is_begun_anew(tmp_path):
-    (tmp_path / "run").mkdir()
-    _, console = terminal(force_terminal=False)
-    run_console = RunConsole(is_main=True, console=console)
-    logger = open_logger("test", run_console, tmp_path / "run" / "a.log", "INFO")
-    logger.info("one")
-    shutil.rmtree(tmp_path / "run")
-    logger.info("two")
-    close_logger(logger)
-    assert (tmp_path / "run" / "a.log").read_text().endswith("INFO two\n")
 
 
 def test_two_loggers_of_one_name_are_two(tmp_path):
