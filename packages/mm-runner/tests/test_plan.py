@@ -396,9 +396,11 @@ def test_the_command_prints_text_or_json_and_ends_with_a_status(tmp_path, monkey
 def test_a_cycle_that_is_too_short_stays_at_its_end(tmp_path, cycle):
     schedule = {"type": "OneCycleLR", **cycle, "total_steps": 5, "by_epoch": False}
     arguments = runner_arguments(tmp_path, param_scheduler=[schedule])
-    make_plan(arguments)
+    with pytest.warns(UserWarning, match=r"ends after total_steps=5, .* Give total_steps=12"):
+        make_plan(arguments)
     runner = Runner.from_cfg(arguments)
-    runner.train()
+    with pytest.warns(UserWarning, match=r"ends after total_steps=5, .* Give total_steps=12"):
+        runner.train()
     assert runner.iter == 12
     assert runner.optim_wrapper.param_groups[0]["lr"] == pytest.approx(0.1 / 25 / 1e4)
 

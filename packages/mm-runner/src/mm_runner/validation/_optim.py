@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from torch.optim import SGD, Optimizer
 
 import mm_dist
 from mm_amp import AmpOptimWrapper
+from mm_runner.errors import ConfigError
 from mm_runner.optim import (
     DefaultOptimWrapperConstructor,
     MultiOptimWrapperConstructor,
@@ -37,6 +39,11 @@ Optimizers = dict[str, Optimizer | None]
 _OF_CONSTRUCTORS = ("constructor", "paramwise_cfg")
 # Longer than any run: the real length is known once there is data.
 _ENDLESS = 10**9
+# Infinity may be meant elsewhere, such as no limit of a norm.
+_FINITE = (
+    *("lr", "momentum", "weight_decay", "dampening", "eps"),
+    *("gamma", "factor", "eta_min", "eta_min_ratio", "eta_max", "max_lr", "base_lr", "power"),
+)
 
 
 def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) -> Optimizers:
@@ -101,6 +108,7 @@ def check_schedules(cfg: Any, where: str, num_epochs: Any, optimizers: Optimizer
         if isinstance(one, ParamScheduler):
             continue
         need_mapping(one, place, "a dict with the key 'type'")
+        _check_numbers(one, place)
         # Of several optimizers that share a schedule, the first stands for all.
         template = optimizers.get(name, next(iter(optimizers.values()), None))
         _try_to_build(
@@ -125,6 +133,7 @@ def _check_one(cfg: Mapping[str, Any], where: str, device_type: str | None) -> O
     if isinstance(optimizer, Optimizer):
         return _torchs(optimizer)
     kind = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
+    _check_numbers(optimizer, f"{where}.optimizer")
     plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
     wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
     if wrapper is AmpOptimWrapper and cfg.get("device_type") is None:
@@ -135,6 +144,21 @@ def _check_one(cfg: Mapping[str, Any], where: str, device_type: str | None) -> O
         plain["optimizer"] = SGD(model.parameters(), lr=0.1)
     built = _try_to_build(build_optim_wrapper, model, plain, where=where)
     return _torchs(getattr(built, "optimizer", None)) if is_torchs else None
+
+
+def _check_numbers(cfg: Mapping[str, Any], where: str) -> None:
+    """Refuse what torch takes and no training survives."""
+    for key, value in cfg.items():
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            is_float = isinstance(one, float)
+            if is_float and (math.isnan(one) or (math.isinf(one) and key in _FINITE)):
+                raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
+    momentum = cfg.get("momentum")
+    if isinstance(momentum, (int, float)) and momentum >= 1:
+        raise ConfigError(
+            f"{where}.momentum: a number below 1 is needed, got {momentum!r}; from 1 on, old "
+            "gradients never fade."
+        )
 
 
 def _try_to_build(build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import mm_dist
 from mm_amp import OptimWrapperDict
 from mm_runner.errors import ConfigError, did_you_mean
 
@@ -82,14 +84,27 @@ def _build_list(optimizer: Optimizer, cfg: Any, where: str, run: RunLength) -> l
             continue
         if not isinstance(one, Mapping):
             raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
-        schedulers.append(
-            ParamScheduler(
-                optimizer,
-                one,
-                num_epochs=run.num_epochs,
-                num_iters=run.num_iters,
-                epoch_length=run.epoch_length,
-                where=place,
-            )
+        built = ParamScheduler(
+            optimizer,
+            one,
+            num_epochs=run.num_epochs,
+            num_iters=run.num_iters,
+            epoch_length=run.epoch_length,
+            where=place,
         )
+        if not one.get("convert_to_iter_based"):
+            _warn_of_short_cycle(built, one.get("total_steps"), run)
+        schedulers.append(built)
     return schedulers
+
+
+def _warn_of_short_cycle(schedule: ParamScheduler, total: Any, run: RunLength) -> None:
+    length = run.num_epochs if schedule.by_epoch else run.num_iters
+    needed = min(schedule.end, length) - schedule.begin
+    if isinstance(total, int) and total < needed and mm_dist.is_main_process():
+        unit = "epochs" if schedule.by_epoch else "steps of one batch"
+        warnings.warn(
+            f"{schedule.where}: the cycle ends after total_steps={total}, and it acts in {needed} "
+            f"{unit}: the value stays at its end from there. Give total_steps={needed}.",
+            stacklevel=2,
+        )
