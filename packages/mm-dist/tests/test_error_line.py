@@ -58,5 +58,5 @@ def test_last_line_carries_the_cause(case):
         return  # the launcher is told of its place, too
     # As the worker of mm-dist run records it, in full.
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    failure = RankFailure(1, 1, 1, message, "", "", 0, False, "", Path())  # noqa: FBT003
+    failure = RankFailure(1, 1, 1, message, {}, 0, Path())
     assert describe_failures([failure]).splitlines()[-1].endswith(f": {line}")
