@@ -105,8 +105,12 @@ except RuntimeError as error:
 )
 
 
-@pytest.mark.parametrize(("leaver", "status"), [(1, 3), (0, 0)], ids=["other", "rank-zero"])
-def test_rank_that_leaves_early_is_named(start_ranks, leaver, status):
+@pytest.mark.parametrize(
+    ("leaver", "status", "ending"),
+    [(1, 3, "failed: exit status 3"), (0, 0, "had left the group")],
+    ids=["other", "rank-zero"],
+)
+def test_rank_that_leaves_early_is_named(start_ranks, leaver, status, ending):
     ranks = start_ranks(LEAVE, 2, leaver, status)
     outputs = finish(ranks)
     assert ranks[leaver].returncode == status
@@ -114,7 +118,7 @@ def test_rank_that_leaves_early_is_named(start_ranks, leaver, status):
     last = outputs[1 - leaver][1].splitlines()[-1]
     assert f"rank {1 - leaver} of 2" in last
     assert f"stopped because rank {leaver} of 2 on host" in last
-    assert last.endswith("had left the group")
+    assert last.endswith(ending)
 
 
 # The store is that of rank 0, and takes connections without answering them.

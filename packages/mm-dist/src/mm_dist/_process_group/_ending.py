@@ -80,12 +80,12 @@ def _leave(own: OwnGroup) -> None:
     is_shared = own.info.world_size > 1 and own.address is not None
     _release_threads(own.info.backend)
     if is_shared and _waits_for_all(str(own.info.backend)):
-        if not board.leave(_PARTING_LIMIT_S):
+        if not board.leave(_PARTING_LIMIT_S, state.exit_status):
             # The others go on without this rank: what it has begun is finished, no more.
             synchronize_device(own.info.device)
             abort_groups()
     elif is_shared:
-        board.leave(0)
+        board.leave(0, state.exit_status)
     if find_own_group() is not None:
         # gloo's connections break when the last reference goes.
         own.group = None

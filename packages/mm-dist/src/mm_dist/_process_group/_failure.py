@@ -1,6 +1,8 @@
 """What a rank does when an uncaught exception ends it: say why, and let nobody wait for it."""
 
+import builtins
 import ctypes
+import functools
 import logging
 import os
 import sys
@@ -53,6 +55,7 @@ def install_failure_hook(
         A function that gives the interpreter its former hook back.
     """
     previous, pid, is_over = sys.excepthook, os.getpid(), False
+    forget_exits = _note_exits() if not is_interactive() else lambda: None
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -76,10 +79,42 @@ def install_failure_hook(
     def restore() -> None:
         nonlocal is_over
         is_over = True
+        forget_exits()
         if sys.excepthook is report:
             sys.excepthook = former
 
     return restore
+
+
+def _note_exits() -> Callable[[], None]:
+    """Note the status that the program ends with: exit handlers have no other way to know.
+
+    Returns:
+        A function that undoes it.
+    """
+    state.exit_status = 0
+    places = [(sys, "exit"), (builtins, "exit"), (builtins, "quit")]
+    formers = [(*place, getattr(*place)) for place in places if hasattr(*place)]
+
+    def note(former: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(former)
+        def end(code: Any = None) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                state.exit_status = int(code) if isinstance(code, int) else int(code is not None)
+            return former(code)
+
+        return end
+
+    own = [(module, name, note(former)) for module, name, former in formers]
+    for module, name, end in own:
+        setattr(module, name, end)
+
+    def undo() -> None:
+        for (module, name, end), (*_, former) in zip(own, formers, strict=True):
+            if getattr(module, name, None) is end:
+                setattr(module, name, former)
+
+    return undo
 
 
 def is_interactive() -> bool:

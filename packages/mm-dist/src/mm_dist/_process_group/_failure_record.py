@@ -41,7 +41,8 @@ class FailureRecord:
     Attributes:
         rank: Its number.
         world_size: How many ranks there are.
-        error: Type and message of its exception in one line; empty if it left without one.
+        error: Type and message of its exception, or its exit status, in one line; empty if it left
+            without one.
         wait: Whom it waited for in vain, in one sentence; empty if that is not what ended it.
         host: Its machine.
         time: When, in seconds since 1970, by that machine's clock.
@@ -137,12 +138,13 @@ class FailureBoard:
         number = store.add(key, 1)
         store.set(f"{key}/{number}", json.dumps([self._info.rank, os.getpid()]))
 
-    def leave(self, limit_s: float) -> bool:
+    def leave(self, limit_s: float, status: int = 0) -> bool:
         """Note that this rank leaves without an exception; return whether all do within the limit.
 
         Without a limit it asks nobody, and the answer is no.
         """
-        own = FailureRecord(self._info.rank, self._info.world_size, error="")
+        error = f"exit status {status}" if status else ""
+        own = FailureRecord(self._info.rank, self._info.world_size, error)
 
         def note(store: Any) -> bool:
             store.compare_set(self._key(_LEFT), "", json.dumps(asdict(own)))

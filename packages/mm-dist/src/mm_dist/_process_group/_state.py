@@ -47,6 +47,7 @@ class ProcessState:
         own: The group that ``init_dist`` created, until ``destroy_dist``.
         failed: This process's place, once an uncaught exception has ended its part in the group:
             exit handlers must not all take themselves for rank 0.
+        exit_status: What the program passed to ``sys.exit`` or ``exit``.
         num_joined: How many groups this process has set out to join; the same on all ranks.
         kept_store: The store of the group that ended last, on rank 0, until the next one or the end
             of the process: other ranks may have come back to it already.
@@ -55,6 +56,7 @@ class ProcessState:
 
     own: OwnGroup | None = None
     failed: DistInfo | None = None
+    exit_status: int = 0
     num_joined: int = 0
     kept_store: Any = None
     local_group: tuple[Any, Any] | None = None
