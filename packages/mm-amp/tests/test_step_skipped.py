@@ -58,7 +58,7 @@ def test_momentum_of_fused_sgd_begins_with_the_first_step_that_is_taken(
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_schedule_in_a_plain_loop_stays_where_it_is_and_torch_does_not_warn(model, batches, fused):
     wrapper = _wrap(model, fused=fused)
-    scheduler = StepLR(wrapper.optimizer, step_size=1, gamma=0.5)
+    scheduler = StepLR(wrapper, step_size=1, gamma=0.5)
     for index, batch in enumerate(batches[:6]):
         train_step(wrapper, model, _overflowing(batch) if index in {0, 3} else batch)
         if not wrapper.step_skipped:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
 from ._accumulation import MicroBatches, WindowWeights
 from ._checks import check_loss, check_optimizer
-from ._errors import UnsupportedError
+from ._errors import ConfigTypeError, UnsupportedError
 from ._gradient_sync import DeferredSyncContext, SyncDeferral
 from ._gradient_watch import GradientWatch
 from ._loss_scaling import SCALER_KEY, LossScaling
@@ -27,11 +28,21 @@ if TYPE_CHECKING:
 NO_CONTEXT = nullcontext()  # holds no state, so all forwards can share it
 
 
-class OptimWrapper:
+def _method_of_optimizer(name: str) -> Any:
+    def method(self: "OptimWrapper", *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.optimizer, name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = f"Call ``{name}`` of the optimizer."
+    return method
+
+
+class OptimWrapper(torch.optim.Optimizer):
     """Train with any torch optimizer: gradient accumulation, clipping, and one call per step.
 
-    Names and arguments are those of MMEngine's ``OptimWrapper``. Nothing in a step copies from the
-    device, so the host can run ahead of it.
+    Names and arguments are those of MMEngine's ``OptimWrapper``. It is an optimizer to torch's
+    schedulers, whose parameter groups, state and hooks are those of the optimizer given. Nothing
+    in a step copies from the device, so the host can run ahead of it.
 
     Args:
         optimizer: A ``torch.optim.Optimizer``.
@@ -74,6 +85,12 @@ class OptimWrapper:
         *,
         max_skips: int | None = None,
     ) -> None:
+        if isinstance(optimizer, OptimWrapper):
+            raise ConfigTypeError(
+                f"optimizer is an {type(optimizer).__name__} already; give the torch optimizer in "
+                "it, which is its attribute optimizer."
+            )
+        # torch's __init__ would make groups and a state of its own.
         self.optimizer = check_optimizer(optimizer)
         self.last_result: StepResult | None = None
         self._micro_batches = MicroBatches(accumulative_counts)
@@ -202,7 +219,8 @@ class OptimWrapper:
             self._scaling.factor()  # raises if no loss was ever scaled
             self._scaling.unscale()
 
-    def step(self, **kwargs: Any) -> StepResult:
+    @override
+    def step(self, **kwargs: Any) -> StepResult:  # type: ignore[override]
         """Unscale the gradients, clip them, and step the optimizer unless they overflowed.
 
         Args:
@@ -279,7 +297,8 @@ class OptimWrapper:
         num_forwards = self._micro_batches.window
         return OverflowLocator(max_skips, is_adaptive=is_adaptive, num_forwards=num_forwards)
 
-    def zero_grad(self, **kwargs: Any) -> None:
+    @override
+    def zero_grad(self, **kwargs: Any) -> None:  # type: ignore[override]
         """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
         if self._guard is not None:
             self._guard.drop_losses()
@@ -371,6 +390,7 @@ class OptimWrapper:
         window = self._micro_batches.current_window
         return loss if window == 1 else check_loss(loss) / window
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, and the loss scaler's as ``loss_scaler`` if there is one.
 
@@ -381,6 +401,7 @@ class OptimWrapper:
         scaler = {} if self._scaling is None else {SCALER_KEY: self._scaling.scaler.state_dict()}
         return {**self.optimizer.state_dict(), **scaler, **self._skips.state_dict()}
 
+    @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a ``state_dict()``, of this package or of MMEngine, with or without a loss scaler.
 
@@ -423,24 +444,42 @@ class OptimWrapper:
         """Number of skipped steps that are known so far, see ``step_skipped``."""
         return self._skips.num_skipped
 
+    # Properties, as load_state_dict() gives the optimizer new groups and a new state.
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The optimizer's parameter groups, live: a scheduler may write ``lr`` to them."""
         return self.optimizer.param_groups
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         """The optimizer's default settings."""
         return self.optimizer.defaults
 
     @property
-    def state(self) -> dict[Any, Any]:
+    def state(self) -> dict[Any, Any]:  # type: ignore[override]
         """The optimizer's state, live."""
         return self.optimizer.state
 
+    @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the optimizer."""
         self.optimizer.add_param_group(param_group)
+
+    register_step_pre_hook = _method_of_optimizer("register_step_pre_hook")
+    register_step_post_hook = _method_of_optimizer("register_step_post_hook")
+    register_state_dict_pre_hook = _method_of_optimizer("register_state_dict_pre_hook")
+    register_state_dict_post_hook = _method_of_optimizer("register_state_dict_post_hook")
+    register_load_state_dict_pre_hook = _method_of_optimizer("register_load_state_dict_pre_hook")
+    register_load_state_dict_post_hook = _method_of_optimizer("register_load_state_dict_post_hook")
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # A scheduler replaces step() by a function that refers to this very object.
+        return {name: value for name, value in vars(self).items() if name != "step"}
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
     @property
     def accumulative_counts(self) -> int:
@@ -465,6 +504,7 @@ class OptimWrapper:
             "optimizer": self.optimizer,
         }
 
+    @override
     def __repr__(self) -> str:
         lines = "".join(f"  {name}={value},\n" for name, value in self._describe().items())
         return f"{type(self).__name__}(\n{lines})"
