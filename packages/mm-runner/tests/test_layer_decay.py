@@ -1,11 +1,9 @@
-"""Rates by layer under the names and with the results of mmdet and mmseg."""
+"""Rates by layer under the names and with the rates of mmdet and mmseg."""
 
 import pytest
 import torch
-from test_paramwise import SGD, settings
+from test_paramwise import settings
 from torch import nn
-
-from mm_runner import ConfigError
 
 
 class Block(nn.Module):
@@ -14,21 +12,6 @@ class Block(nn.Module):
         self.depthwise = nn.Conv2d(2, 2, 3, groups=2)
         self.norm = nn.LayerNorm(2)
         self.pointwise = nn.Linear(2, 2)
-
-
-class ConvNeXt(nn.Module):
-    """Built as theirs is: what leads to a stage lies in a list before all stages."""
-
-    def __init__(self, depths):
-        super().__init__()
-        self.downsample_layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(2), nn.Conv2d(2, 2, 2)) for _ in depths
-        )
-        self.stages = nn.ModuleList(
-            nn.Sequential(*(Block() for _ in range(depth))) for depth in depths
-        )
-        for index in range(len(depths)):
-            self.add_module(f"norm{index}", nn.LayerNorm(2))
 
 
 class VisionTransformer(nn.Module):
@@ -63,56 +46,12 @@ def by_module(found, depth=3):
     return {name: found.pop() if len(found) == 1 else found for name, found in grouped.items()}
 
 
-@pytest.mark.parametrize(("depths", "num_layers"), [((3, 3, 9, 3), 6), ((3, 3, 27, 3), 12)])
-def test_layers_of_a_convnext_are_those_of_mmdet(depths, num_layers):
-    model = Detector(ConvNeXt(depths))
-    found = exponents(model, num_layers=num_layers)
-    blocks = by_module(found, 4)
-    stages = "backbone.stages"
-    last = [num_layers + 1 - (3 + block // 3) for block in range(depths[2])]
-    assert [blocks[f"{stages}.2.{block}"] for block in range(depths[2])] == last
-    modules = by_module({name: one for name, one in found.items() if "stages.2" not in name})
-    assert modules == {
-        "embedding.weight": 0,
-        "backbone.downsample_layers.0": num_layers + 1,
-        "backbone.stages.0": num_layers,
-        "backbone.downsample_layers.1": num_layers - 1,
-        "backbone.stages.1": num_layers - 1,
-        "backbone.downsample_layers.2": num_layers - 2,
-        "backbone.downsample_layers.3": 1,
-        "backbone.stages.3": 1,
-        **{f"backbone.norm{index}.{kind}": 0 for index in range(4) for kind in ("weight", "bias")},
-        **{f"heads.{index}.0": 0 for index in range(3)},
-    }
-
-
-@pytest.mark.parametrize("tells", [False, True], ids=["silent", "tells-layers"])
-def test_stages_of_a_convnext_are_those_of_mmdet(tells):
-    model = Detector(ConvNeXt((3, 3, 9, 3)))
-    if tells:  # mmpretrain's says which layer a parameter is in; stages were asked for
-        model.backbone.get_layer_depth = lambda *_: (1, 3)
-    modules = by_module(exponents(model, num_layers=12, decay_type="stage_wise"))
-    assert [modules[f"backbone.stages.{index}"] for index in range(4)] == [12, 11, 10, 9]
-    assert [modules[f"backbone.downsample_layers.{index}"] for index in range(4)] == [13] * 4
-    assert modules["backbone.norm3.weight"] == modules["heads.0.0"] == 0
-
-
 @pytest.mark.parametrize("kind", ["layer_wise", "layer_wise_vit"])
 def test_layers_of_a_transformer_are_those_of_mmseg(kind):
     modules = by_module(exponents(Detector(VisionTransformer(4)), num_layers=4, decay_type=kind))
     assert [modules[f"backbone.layers.{index}"] for index in range(4)] == [4, 3, 2, 1]
     assert modules["backbone.cls_token"] == modules["backbone.patch_embed.weight"] == 5
     assert modules["backbone.ln1.weight"] == modules["heads.0.0"] == 0
-
-
-def test_mmsegs_older_name_takes_its_older_key():
-    name, rate = "LayerDecayOptimizerConstructor", {"layer_decay_rate": 0.5, "num_layers": 4}
-    found = settings(Detector(VisionTransformer(4)), rate, constructor=name)
-    assert found["backbone.layers.3.pointwise.weight"] == (0.5, 0.5)
-    assert found["backbone.layers.3.pointwise.bias"] == (0.5, 0.0)
-    assert found["backbone.cls_token"] == (1 / 32, 0.5)
-    with pytest.raises(ConfigError, match="one of decay_rate and layer_decay_rate is needed"):
-        settings(Detector(VisionTransformer(4)), {"num_layers": 4}, SGD, constructor=name)
 
 
 def test_a_backbone_without_blocks_is_no_obstacle():

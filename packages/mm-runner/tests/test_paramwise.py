@@ -259,12 +259,12 @@ def test_rates_fall_by_layer_from_the_head_down():
     assert found["embed"] == 0.0625
 
 
-def test_stages_are_cut_into_blocks_unless_decay_is_by_stage():
+def test_stages_are_divided_into_blocks():
     by_layer = rates(Staged(), layer_decay_rate=0.5)
     blocks = [f"layer{stage}.{index}.attention" for stage in (1, 2) for index in (0, 1)]
     assert [by_layer[name] for name in blocks] == [1 / 16, 1 / 8, 1 / 4, 1 / 2]
     assert (by_layer["stem"], by_layer["norm1"], by_layer["head"]) == (1 / 32, 1 / 4, 1.0)
-    by_stage = rates(Staged(), layer_decay_rate=0.5, decay_type="stage_wise")
+    by_stage = rates(Staged(), layer_decay_rate=0.5, layers=["layer1", "layer2"])
     assert [by_stage[name] for name in blocks] == [1 / 4, 1 / 4, 1 / 2, 1 / 2]
 
 
@@ -313,10 +313,10 @@ def test_other_rules_multiply_with_the_layers():
     [
         ({}, r"one of decay_rate and layer_decay_rate is needed, got neither"),
         ({"decay_rate": 2}, r"decay_rate: a number above 0, at most 1, got 2"),
-        ({"decay_rate": 0.5, "decay_type": "x"}, r"decay_type: 'layer_wise' or 'stage_wise'.*'x'"),
+        ({"decay_rate": 0.5, "decay_type": "x"}, r"decay_type: 'layer_wise', got 'x'.*layers="),
         ({"decay_rate": 0.5, "num_layers": 0}, r"num_layers: a positive integer, got 0"),
         ({"decay_rate": 0.5, "layer": []}, r"paramwise_cfg\.layer: unknown key"),
-        ({"decay_rate": 0.5}, r"Linear has no repeated blocks to tell layers by"),
+        ({"decay_rate": 0.5}, r"Linear has no repeated blocks to divide into layers"),
     ],
     ids=["no-rate", "rate", "type", "number", "key", "blocks"],
 )

@@ -214,7 +214,7 @@ def test_the_epoch_of_an_iteration_loop_may_be_given():
     cfg = {"type": "StepLR", "step_size": 1, "convert_to_iter_based": True}
     scheduler = ParamScheduler(make_optimizer(), cfg, num_epochs=1, num_iters=100, epoch_length=7)
     assert (scheduler.begin, scheduler.end) == (0, 100)
-    values = values_of(scheduler._driver._values._optimizer, scheduler, steps=8)
+    values = values_of(scheduler.optimizer, scheduler, steps=8)
     assert [round(pair[0], 9) for pair in values] == [1.0] * 7 + [0.1]
 
 
@@ -276,7 +276,7 @@ def follow(scheduler, *metrics):
     for value in metrics:
         scheduler.step()
         scheduler.follow({"loss": value})
-        values.append(scheduler._driver._values.read(0)[0])
+        values.append(scheduler.optimizer.param_groups[0]["lr"])
     return values
 
 

@@ -67,6 +67,7 @@ CASES = {
     "torch-after-a-warm-up": [{**WARM_UP, "end": 6}, {**FAMILIES["torch"], "begin": 1}],
     "several-settings": [FAMILIES["poly"], FAMILIES["momentum"], FAMILIES["weight-decay"]],
 }
+FEW = ["cosine", "torch", "one-cycle-by-iteration"]
 
 
 class Settings(Hook):
@@ -115,14 +116,14 @@ def settings_of(make_runner, tmp_path):
 @pytest.mark.parametrize(
     ("name", "old", "stop", "new"),
     [
-        *((name, 2, None, 4) for name in CASES),
         *((name, 2, 8, 4) for name in CASES),
-        *((name, 4, 8, 2) for name in FAMILIES),
+        *((name, 2, None, 4) for name in FEW),
+        *((name, 4, 8, 2) for name in FEW),
     ],
     ids=[
-        *(f"{name}-at-the-end" for name in CASES),
         *(f"{name}-in-the-middle" for name in CASES),
-        *(f"{name}-shorter" for name in FAMILIES),
+        *(f"{name}-at-the-end" for name in FEW),
+        *(f"{name}-shorter" for name in FEW),
     ],
 )
 def test_a_resumed_run_has_the_schedules_of_its_length(settings_of, name, old, stop, new):

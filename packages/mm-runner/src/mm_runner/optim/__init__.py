@@ -2,26 +2,22 @@
 
 from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 
-from ._closure import refuse_closure
-from ._multi_optim_wrapper import MultiOptimWrapperConstructor
+from ._constructors import DefaultOptimWrapperConstructor
+from ._layer_decay import LearningRateDecayOptimWrapperConstructor
 from ._optim_wrapper import (
+    MultiOptimWrapperConstructor,
     build_optim_wrapper,
     computes_in_half,
     holds_gradients,
     named_wrappers,
+    refuse_closure,
     scale_lr,
-)
-from .constructors import (
-    DefaultOptimWrapperConstructor,
-    LayerDecayOptimizerConstructor,
-    LearningRateDecayOptimWrapperConstructor,
 )
 from .schedules import ParamScheduler, Shape, build_param_schedulers, named_schedulers
 
 __all__ = [
     "AmpOptimWrapper",
     "DefaultOptimWrapperConstructor",
-    "LayerDecayOptimizerConstructor",
     "LearningRateDecayOptimWrapperConstructor",
     "MultiOptimWrapperConstructor",
     "OptimWrapper",

@@ -1,27 +1,30 @@
-"""An optimizer and its wrapper from their config."""
+"""Build optimizers and their wrappers from configs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import isclass
+from inspect import Parameter, isclass, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mm_amp import OptimWrapperDict
-from mm_runner.errors import ConfigError
+from mm_amp import OptimWrapper, OptimWrapperDict
+from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.model import unwrap_model
 from mm_runner.registry import OPTIM_WRAPPER_CONSTRUCTORS, call_component, check_cfg
 
-from .constructors import DefaultOptimWrapperConstructor
+from ._constructors import DefaultOptimWrapperConstructor
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
+    "MultiOptimWrapperConstructor",
     "build_optim_wrapper",
     "computes_in_half",
     "holds_gradients",
     "named_wrappers",
+    "refuse_closure",
     "scale_lr",
 ]
 
@@ -123,3 +126,91 @@ def holds_gradients(optim_wrapper: Any) -> bool:
     """
     wrappers = named_wrappers(optim_wrapper).values()
     return any(hasattr(one, "should_update") and not one.should_update() for one in wrappers)
+
+
+class MultiOptimWrapperConstructor:
+    """Builds an ``OptimWrapperDict`` whose names are those of the parts that are trained.
+
+    Args:
+        optim_wrapper_cfg: By name of a part (with dots for a part of a part): a wrapper's config,
+            or a wrapper.
+        paramwise_cfg: For each part that has none of its own; see
+            :class:`DefaultOptimWrapperConstructor`.
+
+    Raises:
+        ConfigError: If there is no part.
+
+    Example:
+        >>> sgd = dict(optimizer=dict(type="SGD", lr=0.1))
+        >>> constructor = MultiOptimWrapperConstructor(dict(generator=sgd, critic=sgd))
+        >>> parts = nn.ModuleDict(dict(generator=nn.Linear(2, 2), critic=nn.Linear(2, 1)))
+        >>> list(constructor(parts))
+        ['generator', 'critic']
+    """
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Any = None) -> None:
+        if not isinstance(optim_wrapper_cfg, Mapping) or not optim_wrapper_cfg:
+            raise ConfigError(
+                f"optim_wrapper: configs by name of a part of the model are needed beside "
+                f"constructor, got {optim_wrapper_cfg!r}."
+            )
+        self._cfg = {
+            name: {"paramwise_cfg": paramwise_cfg, **cfg} if isinstance(cfg, Mapping) else cfg
+            for name, cfg in optim_wrapper_cfg.items()
+        }
+
+    def __call__(self, model: nn.Module) -> OptimWrapperDict:
+        """Build a wrapper over the trainable parameters of each part.
+
+        Raises:
+            ConfigError: If ``model`` has no part of a name, or a config does not fit.
+        """
+        wrappers = {
+            name: cfg
+            if isinstance(cfg, OptimWrapper)
+            else build_optim_wrapper(_part(model, name), cfg, where=f"optim_wrapper.{name}")
+            for name, cfg in self._cfg.items()
+        }
+        return OptimWrapperDict(**wrappers)
+
+
+def _part(model: nn.Module, path: str) -> nn.Module:
+    """Return the part that ``path`` names, whatever wraps the model or what is above the part."""
+    part = unwrap_model(model)
+    for name in path.split("."):
+        children = dict(part.named_children())
+        if name not in children:
+            raise ConfigError(
+                f"optim_wrapper.{path}: {type(part).__name__} has no part {name!r}; it has "
+                f"{', '.join(children) or 'none'}.{did_you_mean(name, children)}"
+            )
+        part = unwrap_model(children[name])
+    return part
+
+
+def refuse_closure(kind: Any, where: str) -> None:
+    """Refuse an optimizer whose ``step`` cannot be called without a closure, such as ``LBFGS``.
+
+    Args:
+        kind: Its class; anything without a ``step`` method passes.
+        where: Path of its config, for messages.
+
+    Raises:
+        ConfigError: If it needs one.
+    """
+    try:
+        parameters = list(signature(kind.step).parameters.values())[1:]
+    except (AttributeError, TypeError, ValueError):  # not a Python method
+        return
+    by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [
+        one.name for one in parameters if one.kind in by_position and one.default is one.empty
+    ]
+    if needed:
+        name = getattr(kind, "__name__", str(kind))
+        raise ConfigError(
+            f"{where}: {name}.step() needs {', '.join(map(repr, needed))}, and training calls it "
+            "without: each step computes the loss once. Use an optimizer that steps from the "
+            f"gradients alone, such as SGD or AdamW; or write a train_step of the model's own that "
+            f"calls optim_wrapper.step({needed[0]}=...)."
+        )

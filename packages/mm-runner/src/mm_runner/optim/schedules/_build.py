@@ -1,4 +1,4 @@
-"""The schedules of a run, from its configuration."""
+"""Build the schedules of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from mm_amp import OptimWrapperDict
 from mm_runner.errors import ConfigError, did_you_mean
 
 from ._param_scheduler import ParamScheduler
-from ._window import RunLength
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -44,12 +43,20 @@ def build_param_schedulers(
     Raises:
         ConfigError: If ``cfg`` is something else or does not fit.
     """
-    run = RunLength(num_epochs, num_iters, epoch_length)
+    run = {"num_epochs": num_epochs, "num_iters": num_iters, "epoch_length": epoch_length}
     if not isinstance(optim_wrapper, OptimWrapperDict):
         return _build_list(optim_wrapper.optimizer, cfg, "param_scheduler", run)
+    if not isinstance(cfg, Mapping) or "type" in cfg:
+        cfg = dict.fromkeys(optim_wrapper, cfg)
+    for name in cfg:
+        if name not in optim_wrapper:
+            raise ConfigError(
+                f"param_scheduler.{name}: there is no optim wrapper of this name; there is "
+                f"{', '.join(optim_wrapper)}.{did_you_mean(str(name), optim_wrapper)}"
+            )
     return {
-        name: _build_list(optim_wrapper[name].optimizer, own, f"param_scheduler.{name}", run)
-        for name, own in _by_name(optim_wrapper, cfg).items()
+        name: _build_list(wrapper.optimizer, cfg.get(name), f"param_scheduler.{name}", run)
+        for name, wrapper in optim_wrapper.items()
     }
 
 
@@ -60,19 +67,9 @@ def named_schedulers(
     return schedulers if isinstance(schedulers, dict) else {"": schedulers}
 
 
-def _by_name(optim_wrapper: OptimWrapperDict, cfg: Any) -> dict[str, Any]:
-    if not isinstance(cfg, Mapping) or "type" in cfg:
-        return dict.fromkeys(optim_wrapper, cfg)
-    for name in cfg:
-        if name not in optim_wrapper:
-            raise ConfigError(
-                f"param_scheduler.{name}: there is no optim wrapper of this name; there is "
-                f"{', '.join(optim_wrapper)}.{did_you_mean(str(name), optim_wrapper)}"
-            )
-    return {name: cfg.get(name) for name in optim_wrapper}
-
-
-def _build_list(optimizer: Optimizer, cfg: Any, where: str, run: RunLength) -> list[ParamScheduler]:
+def _build_list(
+    optimizer: Optimizer, cfg: Any, where: str, run: dict[str, Any]
+) -> list[ParamScheduler]:
     if cfg is None:
         return []
     listed = list(cfg) if isinstance(cfg, Sequence) and not isinstance(cfg, str) else [cfg]
@@ -84,22 +81,14 @@ def _build_list(optimizer: Optimizer, cfg: Any, where: str, run: RunLength) -> l
             continue
         if not isinstance(one, Mapping):
             raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
-        built = ParamScheduler(
-            optimizer,
-            one,
-            num_epochs=run.num_epochs,
-            num_iters=run.num_iters,
-            epoch_length=run.epoch_length,
-            where=place,
-        )
+        schedulers.append(ParamScheduler(optimizer, one, where=place, **run))
         if not one.get("convert_to_iter_based"):
-            _warn_of_short_cycle(built, one.get("total_steps"), run)
-        schedulers.append(built)
+            _warn_of_short_cycle(schedulers[-1], one.get("total_steps"), run)
     return schedulers
 
 
-def _warn_of_short_cycle(schedule: ParamScheduler, total: Any, run: RunLength) -> None:
-    length = run.num_epochs if schedule.by_epoch else run.num_iters
+def _warn_of_short_cycle(schedule: ParamScheduler, total: Any, run: dict[str, Any]) -> None:
+    length = run["num_epochs"] if schedule.by_epoch else run["num_iters"]
     needed = min(schedule.end, length) - schedule.begin
     if isinstance(total, int) and total < needed and mm_dist.is_main_process():
         unit = "epochs" if schedule.by_epoch else "steps of one batch"

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import lr_scheduler
 
 from mm_runner.errors import CheckpointError, ComponentNotFoundError, ConfigError
 from mm_runner.registry import PARAM_SCHEDULERS, check_arguments
 
-from ._group_values import GroupValues
-from ._names import family_of, schedule_names
-from ._plateau import ReduceOnPlateau
-from ._shape import Shape, ShapeDriver
-from ._torch_driver import TorchDriver
-from ._window import RunLength, Window, take_window
+from . import _families
+from ._drivers import ReduceOnPlateau, ShapeDriver, TorchDriver
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["ParamScheduler"]
+__all__ = ["ParamScheduler", "replay"]
 
-_Ours = ShapeDriver | ReduceOnPlateau
-_Driver = _Ours | TorchDriver
+_WINDOW = ("begin", "end", "by_epoch", "last_step", "convert_to_iter_based", "verbose")
+# Endings of names, and their settings; the last takes param_name.
+_SETTINGS = {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}
+_SHAPES = [getattr(_families, name) for name in _families.__all__ if name != "Shape"]
+_FAMILIES: dict[str, tuple[type[Any], str | None]] = {
+    f"{family.__name__}{ending}": (family, setting)
+    for family in (*_SHAPES, ReduceOnPlateau)
+    for ending, setting in _SETTINGS.items()
+    if (family, ending) != (_families.OneCycle, "Momentum")
+}
 
 
 class ParamScheduler:
     """Changes a setting of the optimizer within the window ``begin <= count < end``.
 
-    Each step goes on from the current value, so several schedules may follow one another or act at
+    Each step starts from the current value, so several schedules may follow one another or act at
     once, one per iteration and another per epoch.
 
     Args:
@@ -77,26 +83,133 @@ class ParamScheduler:
         epoch_length: int | None = None,
         where: str = "param_scheduler",
     ) -> None:
-        self.optimizer = optimizer
         if cfg.get("type") is None:
             raise ConfigError(
                 f"{where}: the key 'type' is missing; given: "
                 f"{', '.join(map(repr, cfg)) or 'nothing'}. It names a schedule: "
-                f"{', '.join(schedule_names())}, or a class of torch.optim.lr_scheduler."
+                f"{', '.join(_FAMILIES)}, or a class of torch.optim.lr_scheduler."
             )
-        arguments = dict(cfg)
-        run = RunLength(num_epochs, num_iters, epoch_length)
-        window = take_window(arguments, run, where)
-        self.by_epoch, self.begin, self.end = window.by_epoch, window.begin, window.end
-        self.where = where
-        self._driver = _build_driver(optimizer, arguments, window, where)
-        self._has_own_end = cfg.get("end") is not None
+        self.optimizer, self.where = optimizer, where
+        arguments = {key: value for key, value in cfg.items() if key not in _WINDOW}
+        factor = self._set_window(cfg, num_epochs, num_iters, epoch_length)
+        self._driver = self._build_driver(arguments, factor)
         # A run by iterations is as long as it says, whatever its data.
         counts_epochs = epoch_length is not None and num_iters == num_epochs * epoch_length
         self._epoch_length = epoch_length if counts_epochs else None
-        self._last_step = window.last_step
-        self._count = max(window.last_step, 0)
+        self._count = max(self._last_step, 0)
         self.start()
+
+    def _set_window(
+        self, cfg: Mapping[str, Any], num_epochs: int, num_iters: int, epoch_length: int | None
+    ) -> int:
+        """Set the window; return what arguments that count epochs are to be multiplied by."""
+        for name in ("by_epoch", "convert_to_iter_based"):
+            if not isinstance(cfg.get(name, True), bool):
+                raise ConfigError(
+                    f"{self.where}.{name}: True or False is needed, got {cfg[name]!r}."
+                )
+        self.by_epoch = in_epochs = cfg.get("by_epoch", True)
+        factor = 1
+        if cfg.get("convert_to_iter_based"):
+            if not in_epochs:
+                raise ConfigError(
+                    f"{self.where}.convert_to_iter_based: it converts a schedule by epoch, and "
+                    "by_epoch=False was given; leave one of the two out."
+                )
+            self.by_epoch = False
+            factor = epoch_length or num_iters // max(num_epochs, 1)
+        if cfg.get("verbose"):
+            message = f"{self.where}.verbose has no effect: log lines show the value."
+            warnings.warn(message, stacklevel=3)
+        begin, end, last_step = cfg.get("begin", 0), cfg.get("end"), cfg.get("last_step", -1)
+        for name, value in {"begin": begin, "end": end, "last_step": last_step}.items():
+            if type(value) is not int and not (value is None and name == "end"):
+                raise ConfigError(
+                    f"{self.where}: {name}={value!r} was given; begin, end and last_step are "
+                    "integers, epochs or iterations."
+                )
+        self._has_own_end = end is not None
+        self._last_step: int = last_step
+        self.begin = begin * factor
+        self.end = end * factor if end is not None else num_epochs if self.by_epoch else num_iters
+        if not 0 <= self.begin < self.end:
+            length = f"{num_epochs:,} epoch(s)" if in_epochs else f"{num_iters:,} iteration(s)"
+            given = (
+                f"and end={end} were given"
+                if end is not None
+                else (f"was given, and the run ends after {length}")
+            )
+            raise ConfigError(f"{self.where}: begin={begin} {given}; 0 <= begin < end is needed.")
+        return factor
+
+    def _build_driver(
+        self, arguments: dict[str, Any], factor: int
+    ) -> ShapeDriver | ReduceOnPlateau | TorchDriver:
+        name = arguments["type"]
+        kind, setting = self._resolve(name, arguments)
+        if isinstance(kind, type) and issubclass(kind, (_families.Shape, ReduceOnPlateau)):
+            return self._build_ours(kind, setting, arguments, factor)
+        if isinstance(kind, type) and issubclass(kind, lr_scheduler.ReduceLROnPlateau):
+            raise ConfigError(
+                f"{self.where}: torch's ReduceLROnPlateau does not say which metric it follows; "
+                "use dict(type='ReduceOnPlateauLR', monitor=...), and rule for mode, min_value for "
+                "min_lr."
+            )
+        if factor != 1:
+            raise ConfigError(
+                f"{self.where}.convert_to_iter_based: which arguments of {name!r} count epochs is "
+                "not known; write them in iterations, with by_epoch=False."
+            )
+        return TorchDriver(self.optimizer, arguments, self.where)
+
+    def _resolve(self, name: Any, arguments: Mapping[str, Any]) -> tuple[Any, str | None]:
+        """Return the family or class of a name, and its setting if the name says it."""
+        if not isinstance(name, str):
+            return name, "lr"
+        if name in _FAMILIES and name not in PARAM_SCHEDULERS.module_dict:  # the user's own wins
+            family, setting = _FAMILIES[name]
+            known = inspect.signature(family).parameters
+            torchs = inspect.signature(getattr(lr_scheduler, name, family)).parameters
+            # Such as total_iters of LinearLR, which only torch's class of the same name takes.
+            if not any(one in torchs and one not in known for one in arguments):
+                return family, setting
+        if name == "ReduceLROnPlateau":  # until torch 2.1 it was no LRScheduler
+            return lr_scheduler.ReduceLROnPlateau, "lr"
+        try:
+            return PARAM_SCHEDULERS.get(name, others=list(_FAMILIES)), "lr"
+        except ComponentNotFoundError as error:
+            raise ComponentNotFoundError(f"{self.where}.type: {error}") from error
+
+    def _build_ours(
+        self, family: type[Any], setting: str | None, arguments: dict[str, Any], factor: int
+    ) -> ShapeDriver | ReduceOnPlateau:
+        name = arguments.pop("type")
+        setting = setting or arguments.pop("param_name", None)
+        if setting is None:
+            raise ConfigError(
+                f"{self.where}.param_name: {name} needs the name of a setting, such as "
+                "'weight_decay'."
+            )
+        follows_metric = issubclass(family, ReduceOnPlateau)
+        if follows_metric and not self.by_epoch:
+            raise ConfigError(
+                f"{self.where}: a schedule that follows a metric counts epochs; leave out "
+                "by_epoch=False and convert_to_iter_based."
+            )
+        check_arguments(family, arguments, self.where, name=getattr(name, "__name__", name))
+        for key in getattr(family, "in_epochs", ()):
+            value = arguments.get(key)
+            if isinstance(value, Sequence):
+                arguments[key] = [one * factor for one in value]
+            elif value is not None:
+                arguments[key] = value * factor
+        try:
+            if follows_metric:
+                return family(self.optimizer, setting, self.where, **arguments)  # type: ignore[no-any-return]
+            shape = family(self.end - self.begin, **arguments)
+            return ShapeDriver(self.optimizer, setting, shape)
+        except (ConfigError, TypeError, ValueError) as error:
+            raise ConfigError(f"{self.where}: {error}") from error
 
     @property
     def need_val_args(self) -> bool:
@@ -106,7 +219,7 @@ class ParamScheduler:
     @property
     def monitor(self) -> str | None:
         """Name of the metric that it follows."""
-        return self._driver.monitor if isinstance(self._driver, ReduceOnPlateau) else None
+        return getattr(self._driver, "monitor", None)
 
     @property
     def setting(self) -> str:
@@ -132,20 +245,16 @@ class ParamScheduler:
         Raises:
             ConfigError: If the metric that it follows is not among them, or no number.
         """
-        if not isinstance(self._driver, ReduceOnPlateau):
-            return
         # Without an end of its own it follows every validation: a run by iterations counts one
         # epoch, when it ends, and may be resumed with more iterations.
-        if self.begin <= self._count and (self._count < self.end or not self._has_own_end):
+        is_inside = self.begin <= self._count and (self._count < self.end or not self._has_own_end)
+        if isinstance(self._driver, ReduceOnPlateau) and is_inside:
             self._driver.follow(metrics, self._count)
 
     def rewind(self) -> int:
-        """Go back to the beginning, where groups have their initial values.
+        """Return to the initial values and position, and return how many steps were taken.
 
-        :meth:`start` has to follow, once all schedules of the optimizer are there.
-
-        Returns:
-            How many steps were taken.
+        :meth:`start` has to follow, once all schedules of the optimizer are rewound.
         """
         first = max(self._last_step, 0)
         done, self._count = self._count - first, first
@@ -170,7 +279,7 @@ class ParamScheduler:
     def has_other_window(self, state_dict: Mapping[str, Any]) -> bool:
         """Return whether a state is of a schedule with another window.
 
-        One that only counts the same epochs in steps of another length is none.
+        A window of the same epochs in steps of another length is the same.
         """
         before, now = state_dict["epoch_length"], self._epoch_length
         if self.by_epoch or not before or not now:
@@ -193,73 +302,44 @@ class ParamScheduler:
         self._driver.load_state_dict(state_dict["scheduler"])
 
 
-def _build_driver(
-    optimizer: Optimizer, arguments: dict[str, Any], window: Window, where: str
-) -> _Driver:
-    kind = arguments.get("type")
-    setting: str | None = "lr"
-    if isinstance(kind, str):
-        kind, setting = _resolve(kind, arguments, where)
-    if isinstance(kind, type) and issubclass(kind, (Shape, ReduceOnPlateau)):
-        return _build_ours(optimizer, kind, setting, arguments, window, where)
-    if isinstance(kind, type) and issubclass(kind, ReduceLROnPlateau):
-        raise ConfigError(
-            f"{where}: torch's ReduceLROnPlateau does not say which metric it follows; use "
-            "dict(type='ReduceOnPlateauLR', monitor=...), and rule for mode, min_value for min_lr."
-        )
-    if window.factor != 1:
-        raise ConfigError(
-            f"{where}.convert_to_iter_based: which arguments of {arguments.get('type')!r} count "
-            "epochs is not known; write them in iterations, with by_epoch=False."
-        )
-    return TorchDriver(optimizer, arguments, where)
+def replay(schedulers: Sequence[ParamScheduler], num_iters: int, epoch_length: int | None) -> None:
+    """Repeat all steps of schedules from the initial values of the optimizer.
+
+    Each value follows from the one before, so only this gives the values of the configuration at
+    this position, to the last bit, after its windows have changed. Steps are taken in the order of
+    training: after each iteration those by iteration, after each epoch those by epoch, and then
+    what a metric has changed.
+
+    Args:
+        schedulers: All of one optimizer, each at its position.
+        num_iters: Iterations of the run so far. A schedule that has taken fewer steps was held by
+            steps that overflowed, most of which are the first ones.
+        epoch_length: Iterations of an epoch, ``None`` if not known.
+    """
+    steps = [(scheduler, scheduler.rewind()) for scheduler in schedulers]
+    for scheduler in schedulers:
+        scheduler.start()
+    by_iter = [(one, number) for one, number in steps if not one.by_epoch]
+    by_epoch = [(one, number) for one, number in steps if one.by_epoch]
+    num_epochs = max((number for _, number in by_epoch), default=0)
+    num_iters = max([num_iters, *(number for _, number in by_iter)])
+    # Epochs that are done may have had another length.
+    if not epoch_length or num_iters // epoch_length != num_epochs:
+        epoch_length = num_iters // max(num_epochs, 1)
+    for one, _ in by_epoch:
+        one.repeat()
+    for epoch in range(num_epochs):
+        _step(by_iter, range(epoch * epoch_length, (epoch + 1) * epoch_length), num_iters)
+        _step(by_epoch, range(epoch, epoch + 1), num_epochs)
+        for one, number in by_epoch:
+            if epoch >= num_epochs - number:
+                one.repeat()
+    _step(by_iter, range(num_epochs * epoch_length, num_iters), num_iters)
 
 
-def _resolve(name: str, arguments: dict[str, Any], where: str) -> tuple[Any, str | None]:
-    """Return the family or class of a name, and its setting if the name says it."""
-    if name not in PARAM_SCHEDULERS.module_dict:  # the user's own wins
-        found = family_of(name, arguments)
-        if found is not None:
-            return found
-    if name == ReduceLROnPlateau.__name__:  # until torch 2.1 it was no scheduler by its class
-        return ReduceLROnPlateau, "lr"
-    try:
-        return PARAM_SCHEDULERS.get(name, others=schedule_names()), "lr"
-    except ComponentNotFoundError as error:
-        raise ComponentNotFoundError(f"{where}.type: {error}") from error
-
-
-def _build_ours(
-    optimizer: Optimizer,
-    family: type[Any],
-    setting: str | None,
-    arguments: dict[str, Any],
-    window: Window,
-    where: str,
-) -> _Ours:
-    name = arguments.pop("type")
-    setting = setting or arguments.pop("param_name", None)
-    if setting is None:
-        raise ConfigError(
-            f"{where}.param_name: {name} needs the name of a setting, such as 'weight_decay'."
-        )
-    if issubclass(family, ReduceOnPlateau) and not window.by_epoch:
-        raise ConfigError(
-            f"{where}: a schedule that follows a metric counts epochs; leave out by_epoch=False "
-            "and convert_to_iter_based."
-        )
-    check_arguments(family, arguments, where, name=str(getattr(name, "__name__", name)))
-    for key in getattr(family, "in_epochs", ()):
-        if arguments.get(key) is not None:
-            arguments[key] = _times(arguments[key], window.factor)
-    try:
-        values = GroupValues(optimizer, setting)
-        if not issubclass(family, ReduceOnPlateau):
-            return ShapeDriver(values, family(window.length, **arguments))
-        return family(values, where, **arguments)
-    except (ConfigError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def _times(value: Any, factor: int) -> Any:
-    return [one * factor for one in value] if isinstance(value, (list, tuple)) else value * factor
+def _step(steps: list[tuple[ParamScheduler, int]], indices: range, total: int) -> None:
+    """Take steps of schedules that have each taken the last ones of ``total``."""
+    for index in indices if steps else ():
+        for scheduler, number in steps:
+            if index >= total - number:
+                scheduler.step()
