@@ -25,7 +25,7 @@ import mm_compile
 from mm_runner import ConfigError, Runner
 from mm_runner.model import apply_module_settings, describe_module_settings, unwrap_model
 from mm_runner.plan import make_plan, plan_as_text
-from mm_runner.runner import verify_resume
+from mm_runner.tools import verify_resume
 
 KEY = "activation_checkpointing"
 # Dynamo looks at the gradient of a tensor that has none, such as a loss.

@@ -15,7 +15,8 @@ _LAYERS = (
     ("checkpoint",),
     ("hooks", "loops"),
     ("validation", "runner"),
-    ("crash", "finders", "plan", "plotting", "tools", "diagnostics", "cli"),
+    ("tools",),
+    ("crash", "finders", "plan", "plotting", "diagnostics", "cli"),
 )
 _LEVELS = {name: level for level, names in enumerate(_LAYERS) for name in names}
 # Imports that are still to be removed: to the right, and between subpackages of one layer.

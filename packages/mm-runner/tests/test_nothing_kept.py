@@ -12,7 +12,7 @@ from mm_runner.cli._fast_dev_run import try_out
 from mm_runner.errors import RunStopped
 from mm_runner.finders import find_batch_size, find_learning_rate
 from mm_runner.hooks import Hook
-from mm_runner.runner import verify_resume
+from mm_runner.tools import verify_resume
 
 pytestmark = pytest.mark.usefixtures("handlers")
 

@@ -17,7 +17,7 @@ from mm_runner import Runner
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
-from mm_runner.runner import verify_resume
+from mm_runner.tools import verify_resume
 
 
 class Wide(BaseModel):

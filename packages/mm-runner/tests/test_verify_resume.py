@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from mm_runner import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.runner import verify_resume
+from mm_runner.tools import verify_resume
 
 
 def cfg_of(tmp_path, **changes):

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 
 import mm_dist
-from mm_runner.runner import verify_resume
+from mm_runner.tools import verify_resume
 
 from ._configuration import load_config, locating
 from ._failure import FAILURE_STATUS

@@ -11,10 +11,8 @@ import mm_dist
 from mm_runner import evaluator as evaluators
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
-from mm_runner.optim import build_param_schedulers
 from mm_runner.registry import LOOPS, build_from_cfg
 
-from ._epoch_length import epoch_length
 from ._making import PartOfRun, making, part_of_run
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ __all__ = [
     "build_eval_loop",
     "build_evaluator",
     "build_loader",
-    "build_schedules",
     "build_train_loop",
 ]
 
@@ -130,28 +127,6 @@ def build_evaluator(evaluator: Any) -> Any:
     part = part_of_run()
     where = "evaluator" if part is None else part.where
     return evaluators.build_evaluator(evaluator, where=where)
-
-
-def build_schedules(runner: Runner, scheduler: Any) -> Any:
-    """Build schedules over the run's ``optim_wrapper``; of several wrappers, by name.
-
-    Raises:
-        ConfigError: If there is no ``optim_wrapper`` yet, or the config does not fit.
-    """
-    runner.recipe.check_phase("train", "build_param_scheduler()")
-    if runner.optim_wrapper is None:
-        raise ConfigError(
-            "build_param_scheduler() was called before optim_wrapper is built, whose settings it "
-            "schedules. In a script: runner.optim_wrapper = runner.build_optim_wrapper(cfg)."
-        )
-    loader = runner.train_dataloader  # which is built with the loop, as the lengths are
-    return build_param_schedulers(
-        runner.optim_wrapper,
-        scheduler,
-        num_epochs=runner.max_epochs,
-        num_iters=runner.max_iters,
-        epoch_length=epoch_length(loader, runner.world_size),
-    )
 
 
 def _loader_of_run(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> DataLoader[Any]:

@@ -16,7 +16,7 @@ from mm_runner.hooks import CheckpointHook
 from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
 
 from ._agreement import Agreement, Clock, Verdict
-from ._sharded_state import as_sharded
+from ._sharded import as_sharded
 from ._signals import StopSignals
 from ._store import OwnStore
 

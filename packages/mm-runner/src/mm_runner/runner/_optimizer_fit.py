@@ -1,4 +1,4 @@
-"""Whether a checkpoint's optimizer is the one that a run has built."""
+"""Check that a checkpoint's optimizer state fits the optimizer of the run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["loading_optimizers"]
 
 # What torch's and most other optimizers keep in the shape of the parameter.
-_LIKE_PARAMETER = (
-    "acc_delta",
-    "exp_avg",
-    "exp_avg_sq",
-    "exp_inf",
-    "grad_avg",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "square_avg",
-    "sum",
-)
+_LIKE_PARAMETER = {
+    *("acc_delta", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq"),
+    *("momentum_buffer", "square_avg", "sum"),
+}
 # What schedules and torch add to the settings of a parameter group.
 _ADDED = {"initial_lr", "param_names", "params"}
 # Those of torch that take a step without a closure, and with any gradient.
@@ -57,29 +50,25 @@ def loading_optimizers(optim_wrapper: Any, logger: logging.Logger) -> Iterator[N
     Raises:
         CheckpointError: If the state is that of another optimizer, or of other parameters.
     """
-    own = {name: _settings(one) for name, one in named_wrappers(optim_wrapper).items()}
+    optimizers = [wrapper.optimizer for wrapper in named_wrappers(optim_wrapper).values()]
+    settings = [[dict(group) for group in one.param_groups] for one in optimizers]
     failure: KeyError | None = None
     try:
         yield
     except KeyError as error:  # of older versions of torch, once the settings are taken
         failure = error
     except ValueError as error:  # torch's, of groups of other sizes
-        text = str(error).rstrip(".")
-        raise CheckpointError(
-            f"The checkpoint's optimizer does not fit: {text}. {_WHAT_TO_DO}"
-        ) from error
-    for name, wrapper in named_wrappers(optim_wrapper).items():
-        for group, before in zip(wrapper.optimizer.param_groups, own[name], strict=True):
-            _check(group, before, type(wrapper.optimizer).__name__, logger)
-            _check_state(wrapper.optimizer, group, logger)
+        raise _misfit(str(error).rstrip(".")) from error
+    for optimizer, own in zip(optimizers, settings, strict=True):
+        for group, before in zip(optimizer.param_groups, own, strict=True):
+            _check(group, before, type(optimizer).__name__, logger)
+            _check_state(optimizer, group, logger)
     if failure is not None:
-        raise CheckpointError(
-            f"The checkpoint's optimizer does not fit: its state has no {failure}. {_WHAT_TO_DO}"
-        ) from failure
+        raise _misfit(f"its state has no {failure}") from failure
 
 
-def _settings(wrapper: Any) -> list[dict[str, Any]]:
-    return [dict(group) for group in wrapper.optimizer.param_groups]
+def _misfit(reason: str) -> CheckpointError:
+    return CheckpointError(f"The checkpoint's optimizer does not fit: {reason}. {_WHAT_TO_DO}")
 
 
 def _check(
@@ -109,17 +98,18 @@ def _check_state(optimizer: Any, group: dict[str, Any], logger: logging.Logger) 
     states = [(one, optimizer.state[one]) for one in trained if one in optimizer.state]
     needed = _needed_keys(optimizer, group)
     for parameter, state in states:
-        shapes = {key: getattr(state.get(key, parameter), "shape", None) for key in _LIKE_PARAMETER}
-        wrong = [key for key, shape in shapes.items() if shape != parameter.shape]
-        wrong = [key for key in wrong if state[key] is not None or key in needed]
+        wrong = [
+            key
+            for key in _LIKE_PARAMETER & state.keys()
+            if getattr(state[key], "shape", None) != parameter.shape
+            and (state[key] is not None or key in needed)
+        ]
         wrong += [key for key in needed if key not in state]
         if "step" in state and not _is_count(state["step"]):
             wrong.append("step")
         if wrong:
-            raise CheckpointError(
-                f"The checkpoint's optimizer does not fit: its {wrong[0]} of a parameter of the "
-                f"shape {tuple(parameter.shape)} is missing or another. {_WHAT_TO_DO}"
-            )
+            shape = tuple(parameter.shape)
+            raise _misfit(f"its {wrong[0]} of a parameter of the shape {shape} does not fit")
     if len(states) < len(trained) and (states or needed):
         logger.info(
             f"The checkpoint's optimizer has a state of {len(states)} of {len(trained)} parameters "

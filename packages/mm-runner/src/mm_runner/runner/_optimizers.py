@@ -11,7 +11,7 @@ from mm_runner.model import BaseModel, unwrap_model
 from mm_runner.optim import named_schedulers, named_wrappers, refuse_closure, scale_lr
 
 from ._checks import checked_mapping
-from ._sharded_state import as_sharded
+from ._sharded import as_sharded
 from ._summary import batch_of_process
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mm_runner.runner import Runner
 
-__all__ = ["check_schedules", "check_wrapper_of_run", "scale_rates"]
+__all__ = ["check_wrapper_of_run", "scale_rates"]
 
 # What the Runner and its hooks ask of a wrapper, besides what train_step does.
 _ASKED = (
@@ -35,7 +35,6 @@ _ASKED = (
     "state_dict",
     "step_skipped",
 )
-_OF_SCHEDULE = ("by_epoch", "load_state_dict", "need_val_args", "state_dict", "step")
 
 
 def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
@@ -138,43 +137,3 @@ def _check_train_step(model: nn.Module, optim_wrapper: OptimWrapperDict) -> None
             "with one. To let the model's own train_step choose, give "
             "cfg=dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel'))."
         )
-
-
-def check_schedules(optim_wrapper: Any, schedules: Any) -> None:
-    """Check that schedules can be saved, and are over the optimizers that are trained with.
-
-    Raises:
-        ConfigError: If not.
-    """
-    wrappers, by_name = named_wrappers(optim_wrapper), named_schedulers(schedules)
-    if not by_name.keys() <= wrappers.keys():
-        raise ConfigError(
-            f"param_schedulers: they are for {_names(by_name)}, and optim_wrapper is "
-            f"{_names(wrappers)}. Of several wrappers they are a dict of lists by name, of a "
-            "single one a list."
-        )
-    for name, group in by_name.items():
-        for one in group:
-            missing = [attribute for attribute in _OF_SCHEDULE if not hasattr(one, attribute)]
-            if missing:
-                raise ConfigError(
-                    f"param_schedulers: {type(one).__name__} has no {', no '.join(missing)}; give "
-                    "its config, dict(type=...), which a schedule is built from."
-                )
-            if _is_over_another(wrappers[name], one):
-                raise ConfigError(
-                    f"param_schedulers: the schedules assigned{f' for {name}' if name else ''} are "
-                    f"over another {type(one.optimizer).__name__} than the one that is trained "
-                    "with. Assign their config, param_schedulers = [dict(type=...)]; or assign "
-                    "optim_wrapper first, and build them then."
-                )
-
-
-def _is_over_another(wrapper: Any, schedule: Any) -> bool:
-    groups = getattr(getattr(schedule, "optimizer", None), "param_groups", None)
-    # By their groups: an optimizer around another one, as those that shard, shares them.
-    return groups is not None and {*map(id, groups)}.isdisjoint(map(id, wrapper.param_groups))
-
-
-def _names(parts: Mapping[str, Any]) -> str:
-    return ", ".join(name or "a single one" for name in parts) or "none"

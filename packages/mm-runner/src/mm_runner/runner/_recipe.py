@@ -24,7 +24,8 @@ from ._checks import (
 )
 from ._logs import plain_config
 from ._memory_format import use_channels_last
-from ._optimizers import check_schedules, check_wrapper_of_run
+from ._optimizers import check_wrapper_of_run
+from ._schedules import check_schedules
 from ._wrapping import warn_of_uncalled_step, with_preprocessor
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from mm_runner.checkpoint import (
 )
 from mm_runner.errors import CheckpointError, ConfigError
 
-from ._other_processes import check_world_size
-from ._sharded_state import as_sharded
+from ._data_position import check_world_size
+from ._sharded import as_sharded
 from ._state import restore_weights
 
 if TYPE_CHECKING:

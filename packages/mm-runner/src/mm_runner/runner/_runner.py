@@ -28,8 +28,9 @@ from ._optimizers import scale_rates
 from ._recipe import Recipe, built_by
 from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
+from ._schedules import build_schedules
 from ._seed import RunSeed
-from ._sharded_saving import ShardedSaving
+from ._sharded import ShardedSaving
 from ._snapshot import write_snapshot
 from ._state import RunState
 from ._visualizer import RunVisualizer
@@ -258,7 +259,7 @@ class Runner:
 
     def build_param_scheduler(self, scheduler: Any) -> Any:
         """Build schedules over ``optim_wrapper``."""
-        return building.build_schedules(self, scheduler)
+        return build_schedules(self, scheduler)
 
     # Hooks.
 

@@ -16,7 +16,7 @@ from ._library_warnings import logging_warnings_of
 from ._live_run import holding_work_dir
 from ._receipt import RunReceipt
 from ._resume import StartingPoint
-from ._savable import check_savable
+from ._snapshot import check_savable
 from ._summary import log_start
 from ._unvalidated import warn_of_missing_validation
 

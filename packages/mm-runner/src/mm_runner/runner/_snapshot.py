@@ -1,4 +1,4 @@
-"""Writing the state of a run to a checkpoint."""
+"""Saving a run to a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import FORMAT_VERSION, mark_latest, plain, save_checkpoint_file
+from mm_runner.hooks import CheckpointHook
+from mm_runner.model import unwrap_model
 
-from ._other_processes import batch_of_run
-from ._sharded_saving import can_save_shards
-from ._sharded_state import as_sharded
+from ._data_position import batch_of_run
+from ._sharded import as_sharded, can_save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["write_snapshot"]
+__all__ = ["check_savable", "write_snapshot"]
 
 _PACKAGES = ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu")
 
@@ -72,27 +73,34 @@ def write_snapshot(
         if then is not None:
             then()
 
-    if is_sharded:
-        runner.sharded_saving.write(runner, checkpoint, path, finish, writer)
-    else:
-        run_on_main(lambda: _write_whole(checkpoint, path, finish, writer))
-
-
-def _write_whole(
-    checkpoint: dict[str, Any],
-    path: Path,
-    finish: Callable[[], None],
-    writer: BackgroundWriter | None,
-) -> None:
     def write(content: dict[str, Any]) -> None:
         save_checkpoint_file(content, path)
         finish()
 
-    # Copied to the CPU here, so that the other processes of a machine do not hold copies too.
-    if writer is None:
-        write(plain(checkpoint))
+    if is_sharded:
+        runner.sharded_saving.write(runner, checkpoint, path, finish, writer)
+    elif writer is None:  # copied to the CPU by the main process alone
+        run_on_main(lambda: write(plain(checkpoint)))
     else:
-        writer.submit(checkpoint, write)
+        run_on_main(lambda: writer.submit(checkpoint, write))
+
+
+def check_savable(runner: Runner) -> None:
+    """Check before the first step that the model can be saved; nothing is copied.
+
+    Raises:
+        CheckpointError: If the model keeps something besides tensors and primitives, such as bytes
+            from ``get_extra_state``, and no hook of the user's may turn it into these.
+    """
+    saves = any(isinstance(hook, CheckpointHook) for hook in runner.hooks)
+    may_convert = any(
+        type(hook).acts_at("before_save_checkpoint")
+        and not type(hook).__module__.startswith("mm_runner.")
+        for hook in runner.hooks
+    )
+    if saves and not may_convert and as_sharded(runner.model) is None:
+        weights = unwrap_model(runner.model).state_dict()
+        plain({"state_dict": weights}, to_host=lambda tensor, _: tensor)
 
 
 def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import io
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,10 +19,9 @@ from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
 from ._data_position import position_elsewhere, position_without_state, settle_position
-from ._fingerprint import fingerprint
 from ._optimizer_fit import loading_optimizers
-from ._schedule_replay import fit_to_length
-from ._sharded_state import (
+from ._schedules import fit_to_length
+from ._sharded import (
     as_sharded,
     check_versions,
     read_optimizer,
@@ -85,7 +86,9 @@ class RunState:
             Part("optimizer", self._save_optimizer, self._load_optimizer),
             Part("param_schedulers", self._save_schedules, self._load_schedules),
             Part("hooks", self._save_hooks, self._load_hooks),
-            Part("message_hub", self._save_windows, self._load_windows, is_per_rank=True),
+            Part(
+                "message_hub", runner.message_hub.state_dict, self._load_windows, is_per_rank=True
+            ),
             Part(
                 "data",
                 self._save_position,
@@ -191,7 +194,7 @@ class RunState:
             for name, buffer in unwrap_model(runner.model).named_buffers()
             if not hasattr(buffer, "full_tensor")
         }
-        digests = mm_dist.all_gather_object({name: fingerprint(one) for name, one in own.items()})
+        digests = mm_dist.all_gather_object({name: _digest(one) for name, one in own.items()})
         names = [name for name in own if any(one.get(name) != digests[0][name] for one in digests)]
         num_bytes = sum(own[name].numel() * own[name].element_size() for name in names)
         if num_bytes * runner.world_size > _MAX_RANK_BUFFERS:
@@ -270,10 +273,6 @@ class RunState:
         for name, hook in _named(self._runner.hooks):
             if name in (states or {}):
                 hook.load_state_dict((states or {})[name])
-
-    def _save_windows(self) -> dict[str, Any]:
-        windows: dict[str, Any] = self._runner.message_hub.state_dict()
-        return windows
 
     def _load_windows(self, state: Mapping[str, Any] | None) -> None:
         if state:
@@ -375,6 +374,12 @@ def _named(hooks: list[Hook]) -> Iterator[tuple[str, Hook]]:
 def _of_ranks(ranks: list[dict[str, Any]], name: str) -> list[Any]:
     states = [own[name] for own in ranks]
     return states if any(states) else []
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    file = io.BytesIO()  # by torch's own serialisation: NumPy need not be there
+    torch.save(tensor.contiguous().clone(), file)
+    return hashlib.blake2b(file.getvalue(), digest_size=8).digest()
 
 
 def _set_counters(loop: Any, state: Mapping[str, Any]) -> None:

@@ -1,0 +1,282 @@
+"""The state of a sharded model and its optimizer, and saving it.
+
+A wrapper whose parameters are spread over the processes offers ``full_state_dict`` and its
+counterparts (``mm_dist.MMFullyShardedDataParallel`` does); all processes call these together.
+Its optimizer state goes by names of parameters, a checkpoint's by their positions, so that a file
+written with either kind of wrapper starts a run with the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+
+from mm_runner._main_process import run_on_main
+from mm_runner.checkpoint import (
+    SHARDED_VERSION,
+    SHARDS,
+    ShardFolder,
+    first_line,
+    plain,
+    save_checkpoint_file,
+    split_shards,
+)
+from mm_runner.errors import CheckpointError, CheckpointWriteError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from torch import nn
+
+    from mm_dist import MMFullyShardedDataParallel
+    from mm_runner.checkpoint import BackgroundWriter
+
+    from ._runner import Runner
+
+__all__ = [
+    "ShardedSaving",
+    "as_sharded",
+    "can_save_shards",
+    "check_versions",
+    "read_optimizer",
+    "with_versions",
+    "write_optimizer",
+]
+
+_LOOK_S = 0.02
+# How long to wait for others once this process ends by an error: they may be gone.
+_PATIENCE_S = 30.0
+
+
+def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
+    """Return ``model`` if its parameters are spread over the processes, else ``None``."""
+    has_parts = hasattr(model, "full_state_dict") and hasattr(model, "load_optimizer_state_dict")
+    return cast("MMFullyShardedDataParallel", model) if has_parts else None
+
+
+def with_versions(state_dict: Mapping[str, Any], module: nn.Module) -> OrderedDict[str, Any]:
+    """Return a state with the versions of the modules, as torch's own state_dict() has them."""
+    state = OrderedDict(state_dict)
+    vars(state)["_metadata"] = _versions(module)
+    return state
+
+
+def check_versions(state_dict: Mapping[str, Any], module: nn.Module) -> None:
+    """Raise if a module is to load an older version of itself, which only a whole one does.
+
+    Raises:
+        CheckpointError: Naming the module.
+    """
+    own = _versions(module)
+    for name, saved in getattr(state_dict, "_metadata", {}).items():
+        version, needed = saved.get("version"), own.get(name, saved).get("version")
+        if version != needed:
+            raise CheckpointError(
+                f"The checkpoint has version {version} of the module {name!r}, and the model "
+                f"version {needed}. A sharded model does not convert it: resume once without "
+                "sharding, and save it."
+            )
+
+
+def _versions(module: nn.Module) -> dict[str, dict[str, Any]]:
+    return {
+        f"{name}.".replace("_orig_mod.", "")[:-1]: {"version": one._version}  # noqa: SLF001
+        for name, one in module.named_modules()
+    }
+
+
+def read_optimizer(
+    model: MMFullyShardedDataParallel, optim_wrapper: Any, *, is_whole: bool
+) -> dict[str, Any]:
+    """Return the optimizer state, by positions. Every process must call this.
+
+    Args:
+        model: The sharded model.
+        optim_wrapper: Of its optimizer.
+        is_whole: Gather it on the first process; the others get only what is not the optimizer's
+            own. Otherwise tensors stay spread over all.
+    """
+    state = {name: value for name, value in optim_wrapper.state_dict().items() if name != "state"}
+    optimizer = optim_wrapper.optimizer
+    named = model.optimizer_state_dict(optimizer, kind="full" if is_whole else "sharded")
+    if not named:
+        return state
+    # Before its first step, its parts are those that it would begin with.
+    groups, states = named["param_groups"], named["state"] if optimizer.state else {}
+    names = [name for group in groups for name in group["params"]]
+    positions = count()
+    state["state"] = {index: states[name] for index, name in enumerate(names) if name in states}
+    state["param_groups"] = [
+        {**group, "params": [next(positions) for _ in group["params"]]} for group in groups
+    ]
+    return state
+
+
+def write_optimizer(
+    model: MMFullyShardedDataParallel, optim_wrapper: Any, saved: Mapping[str, Any]
+) -> None:
+    """Spread a whole optimizer state over the processes, and give the wrapper its extras.
+
+    Every process must call this.
+
+    Raises:
+        CheckpointError: If the state is of another number of parameters.
+    """
+    optimizer = optim_wrapper.optimizer
+    own = {id(one): name for name, one in model.module.named_parameters()}
+    names = [
+        [own[id(one)].replace("_orig_mod.", "") for one in group["params"]]
+        for group in optimizer.param_groups
+    ]
+    sizes = [len(group["params"]) for group in saved["param_groups"]]
+    if sizes != [len(group) for group in names]:
+        raise CheckpointError(
+            f"The checkpoint's optimizer has parameter groups of {sizes} parameters, this run's of "
+            f"{[len(group) for group in names]}. Build the same optimizer, or start with "
+            "load_from and resume=False, which takes the weights alone."
+        )
+    by_position = dict(enumerate(name for group in names for name in group))
+    model.load_optimizer_state_dict(
+        optimizer,
+        {
+            "state": {by_position[index]: value for index, value in saved["state"].items()},
+            "param_groups": [
+                {**group, "params": own}
+                for group, own in zip(saved["param_groups"], names, strict=True)
+            ],
+        },
+    )
+    # The rest of the wrapper's state, such as its loss scale, around what is loaded already.
+    optim_wrapper.load_state_dict({**saved, **optimizer.state_dict()})
+
+
+def can_save_shards() -> bool:
+    """Return whether this torch saves sharded tensors as they are; else they are gathered."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
+
+
+class ShardedSaving:
+    """Writes checkpoints of sharded models. Every process must make the same calls."""
+
+    def __init__(self) -> None:
+        # Of its own: a thread must not use a group that the training uses.
+        self._group: dist.ProcessGroup | None = None
+
+    def write(
+        self,
+        runner: Runner,
+        checkpoint: dict[str, Any],
+        path: Path,
+        finish: Callable[[], object],
+        writer: BackgroundWriter | None = None,
+    ) -> None:
+        """Write ``checkpoint``, in which tensors may be sharded.
+
+        Args:
+            runner: The run.
+            checkpoint: Of the first process all counts, of the others their shards.
+            path: The file.
+            finish: Called on the first process once the checkpoint is whole.
+            writer: Writes a copy while training continues.
+
+        Raises:
+            CheckpointError: On all processes, if something cannot be saved or written.
+        """
+        split = split_shards(checkpoint)
+        opened: list[ShardFolder] = []
+
+        def open_folder() -> Path:
+            opened.append(ShardFolder(path))
+            return opened[0].path
+
+        folder = run_on_main(open_folder)
+        meta = {**split.rest["meta"], "format_version": SHARDED_VERSION}
+        shards = {"folder": folder.name, "tensors": split.layout}
+        rest = plain({**split.rest, "meta": meta, SHARDS: shards}) if runner.rank == 0 else {}
+
+        def write_file() -> None:
+            save_checkpoint_file(rest, path)
+            opened[0].close()
+            finish()
+
+        with _removing(opened, path):
+            future = self._begin(split.tensors, folder, is_async=writer is not None)
+        if writer is None:
+            with _removing(opened, path):
+                run_on_main(write_file)
+            return
+        is_abandoned = writer.is_abandoned
+
+        def end(_: Any) -> None:
+            with _removing(opened, path):
+                _wait(future, is_abandoned)
+                write_file()
+
+        def end_elsewhere(_: Any) -> None:
+            with suppress(BaseException):  # the first process reports it
+                _wait(future, is_abandoned)
+
+        writer.submit({}, end if opened else end_elsewhere)
+
+    def _begin(self, tensors: dict[str, Any], folder: Path, *, is_async: bool) -> Any:
+        """Save ``tensors``, or copy them and let a thread save them; return its future."""
+        from torch.distributed.checkpoint.filesystem import (  # noqa: PLC0415 - slow to import
+            FileSystemWriter,
+        )
+        from torch.distributed.checkpoint.state_dict_saver import (  # noqa: PLC0415
+            async_save,
+            save,
+        )
+
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        options: dict[str, Any] = {
+            "storage_writer": FileSystemWriter(folder),
+            "process_group": self._group,
+        }
+        if not is_async:
+            return save(tensors, **options)
+        response: Any = async_save(tensors, **options)
+        return getattr(response, "upload_completion", response)
+
+    def close(self) -> None:
+        """Leave the group of processes."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+
+@contextmanager
+def _removing(opened: list[ShardFolder], path: Path) -> Iterator[None]:
+    """Remove the folder if the block fails, and raise what the run can survive."""
+    try:
+        yield
+    except BaseException as error:
+        for folder in opened:
+            folder.remove()
+        # torch's CheckpointException, of all ranks alike, is no Exception.
+        failures = list(getattr(error, "failures", {}).values())
+        if isinstance(error, CheckpointError) or not (failures or isinstance(error, Exception)):
+            raise
+        cause = failures[0][0] if failures else error
+        raise CheckpointWriteError(f"Writing {path} failed: {first_line(cause)}") from error
+
+
+def _wait(future: Future[Any], is_abandoned: threading.Event) -> None:
+    limit = None
+    while not future.done():
+        if is_abandoned.is_set():
+            limit = limit or time.monotonic() + _PATIENCE_S
+            if time.monotonic() > limit:
+                raise CheckpointWriteError("other processes did not write their shards")
+        time.sleep(_LOOK_S)
+    future.result()
