@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 
 import mm_dist
-from mm_dist._collectives import _objects, _operations, _state, _wire
+from mm_dist._collectives import _objects, _operations, _state, _tensors
 
 # torch copies to it, as it would to an accelerator, and does not take it for the device it is on.
 OTHER_DEVICE = torch.device("cpu", 0)
 
 
 def _expect_tensors_to_travel(rank):
-    _wire.communication_device = lambda *_, **__: OTHER_DEVICE
+    _tensors.communication_device = lambda *_, **__: OTHER_DEVICE
     leaf = torch.ones(2, requires_grad=True)
     for data in (torch.ones(2), torch.ones(2).bfloat16(), torch.ones(2).bool(), leaf):
         mm_dist.all_reduce(data)

@@ -2,16 +2,18 @@
 
 from mm_dist._collectives._copy import all_gather, broadcast, gather
 from mm_dist._collectives._data_device import cast_data_device, get_comm_device, get_data_device
-from mm_dist._collectives._dict_reduction import all_reduce_dict
 from mm_dist._collectives._objects import all_gather_object, broadcast_object_list, gather_object
-from mm_dist._collectives._params import all_reduce_params
-from mm_dist._collectives._reduction import all_reduce
+from mm_dist._collectives._reduction import (
+    all_reduce,
+    all_reduce_dict,
+    all_reduce_params,
+    sync_random_seed,
+)
 from mm_dist._collectives._results import (
     collect_results,
     collect_results_cpu,
     collect_results_gpu,
 )
-from mm_dist._collectives._seed import sync_random_seed
 
 __all__ = [
     "all_gather",

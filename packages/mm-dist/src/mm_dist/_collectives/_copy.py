@@ -7,15 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mm_dist._collectives._nested import flatten, rebuild
-from mm_dist._collectives._signature import (
-    check_call,
-    compare_signatures,
-    describe_tensor,
-    read_signature,
-)
 from mm_dist._collectives._state import GroupState, check_member, group_state
-from mm_dist._collectives._wire import as_bytes, note_change, place_on_wire, write_back
+from mm_dist._collectives._tensors import (
+    compare_calls,
+    flatten,
+    place,
+    read_signature,
+    rebuild,
+    write_back,
+)
 from mm_dist._process_group import is_distributed
 
 _Shapes = Sequence[tuple[int, ...]]
@@ -46,10 +46,7 @@ def all_gather(data: Any, group: Any = None, *, uneven: bool = True) -> list[Any
         >>> all_gather(torch.ones(1))
         [tensor([1.])]
     """
-    tensors = flatten(data, "all_gather")
-    if not is_distributed():
-        return [data]
-    return _Gathering("all_gather()", data, tensors, group, uneven=uneven).run(None)
+    return _gather("all_gather", data, group, dst=None, uneven=uneven)
 
 
 def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = True) -> list[Any]:
@@ -73,11 +70,7 @@ def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = True) -
         >>> gather(torch.ones(1))
         [tensor([1.])]
     """
-    tensors = flatten(data, "gather")
-    if not is_distributed():
-        return [data]
-    check_member("dst", dst, group_state(group))
-    return _Gathering(f"gather(dst={dst})", data, tensors, group, uneven=uneven).run(dst)
+    return _gather("gather", data, group, dst=dst, uneven=uneven)
 
 
 def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
@@ -103,10 +96,8 @@ def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
         return
     state, call = group_state(group), f"broadcast(src={src})"
     check_member("src", src, state)
-    if not isinstance(data, Tensor):
-        compare_signatures(call, read_signature(tensors), group)
-    elif state.is_checked:
-        check_call(f"{call} of {describe_tensor(data)}", group)
+    if state.is_checked or not isinstance(data, Tensor):
+        compare_calls(call, read_signature(tensors), group)
     packed = _pack(list(tensors.values()), group, state)
     if packed.numel() > 0:  # gloo of older torch crashes
         dist.broadcast(packed, src=src, group=group)
@@ -115,60 +106,50 @@ def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
         received = _unpack(packed, list(tensors.values()), shapes)
         for tensor, values in zip(tensors.values(), received, strict=True):
             write_back(tensor, values)
-            note_change(tensor)
 
 
-class _Gathering:
-    """One gathering of tensors, which travel as bytes of one length."""
-
-    def __init__(
-        self, call: str, data: Any, tensors: dict[str, Tensor], group: Any, *, uneven: bool
-    ) -> None:
-        self._data, self._group = data, group
-        self._tensors = list(tensors.values())
-        self._state = group_state(group)
-        self._shapes = self._agree_on_shapes(call, tensors, uneven=uneven)
-
-    def _agree_on_shapes(
-        self, call: str, tensors: dict[str, Tensor], *, uneven: bool
-    ) -> list[_Shapes]:
-        own = read_signature(tensors)
-        if isinstance(self._data, Tensor) and not uneven:
-            if self._state.is_checked:
-                check_call(f"{call} of {describe_tensor(self._data)}", self._group)
-            signatures = [own] * self._state.world_size
-        else:
-            if self._state.is_checked:
-                check_call(call, self._group)
-            signatures = compare_signatures(call, own, self._group, are_shapes_equal=not uneven)
-        return [[shape for _, _, shape in each] for each in signatures]
-
-    def run(self, dst: int | None) -> list[Any]:
-        """Return one structure per rank; nothing where this rank does not receive."""
-        packed = _pack(self._tensors, self._group, self._state)
-        sizes = [_count_bytes(self._tensors, shapes) for shapes in self._shapes]
-        padded = torch.cat([packed, packed.new_empty(max(sizes) - packed.numel())])
-        is_receiver = dst is None or dist.get_rank() == dst
-        received = [torch.empty_like(padded) for _ in sizes] if is_receiver else []
-        if padded.numel() == 0:  # gloo of older torch crashes
-            pass
-        elif dst is None:
-            dist.all_gather(received, padded, group=self._group)
-        else:
-            into = received if is_receiver else None
-            dist.gather(padded, into, dst=dst, group=self._group)
-        return [
-            rebuild(self._data, iter(_unpack(row, self._tensors, shapes)))
-            for row, shapes in zip(received, self._shapes, strict=False)
-        ]
+def _gather(function: str, data: Any, group: Any, *, dst: int | None, uneven: bool) -> list[Any]:
+    """Gather tensors as bytes of one length, on all ranks or on ``dst``."""
+    tensors = flatten(data, function)
+    if not is_distributed():
+        return [data]
+    state, own = group_state(group), read_signature(tensors)
+    if dst is not None:
+        check_member("dst", dst, state)
+    call = f"{function}()" if dst is None else f"{function}(dst={dst})"
+    signatures = [own] * len(state.ranks)
+    if uneven or state.is_checked or not isinstance(data, Tensor):
+        signatures = compare_calls(call, own, group, are_shapes_equal=not uneven)
+    shapes = [[shape for _, _, shape in each] for each in signatures]
+    parts = list(tensors.values())
+    packed = _pack(parts, group, state)
+    longest = max(_count_bytes(parts, each) for each in shapes)
+    padded = torch.cat([packed, packed.new_empty(longest - packed.numel())])
+    is_receiver = dst is None or dist.get_rank() == dst
+    received = [torch.empty_like(padded) for _ in shapes] if is_receiver else []
+    if longest == 0:  # gloo of older torch crashes
+        pass
+    elif dst is None:
+        dist.all_gather(received, padded, group=group)
+    else:
+        dist.gather(padded, received if is_receiver else None, dst=dst, group=group)
+    return [
+        rebuild(data, iter(_unpack(row, parts, each)))
+        for row, each in zip(received, shapes, strict=False)
+    ]
 
 
 def _pack(tensors: list[Tensor], group: Any, state: GroupState) -> Tensor:
-    """Return the bytes of tensors, where they travel; every backend can copy bytes."""
-    placed = [as_bytes(place_on_wire(tensor, group, state)) for tensor in tensors]
+    """Return the bytes of tensors, placed for communication; every backend can copy bytes."""
+    placed = [_as_bytes(place(tensor, group, state)) for tensor in tensors]
     if len(placed) == 1:
         return placed[0]
     return torch.cat(placed) if placed else torch.empty(0, dtype=torch.uint8)
+
+
+def _as_bytes(data: Tensor) -> Tensor:
+    # Not reshape: it keeps the stride of a tensor of one element, which then has no bytes' view.
+    return data.as_strided((data.numel(),), (1,)).view(torch.uint8)
 
 
 def _count_bytes(tensors: list[Tensor], shapes: _Shapes) -> int:

@@ -1,13 +1,13 @@
 """Find out where data is, and move it, as deep as it is nested."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mm_dist._backends import communication_device
-from mm_dist._collectives._nested import fill_like
+from mm_dist._collectives._tensors import fill_like
 from mm_dist._errors import ArgumentTypeError, ConfigError
 from mm_dist._process_group import is_distributed
 
@@ -76,23 +76,26 @@ def cast_data_device(data: Any, device: torch.device | str, out: Any = None) -> 
         >>> cast_data_device({"loss": torch.ones(1)}, "cpu")
         {'loss': tensor([1.])}
     """
-    if out is not None:
-        _check_out(data, out)
     if isinstance(data, Tensor):
         moved = data.to(device)
-        return moved if out is None else _fill(out, moved)
-    if isinstance(data, Mapping):
-        _check_items(data)
-        targets = dict.fromkeys(data) if out is None else out
-        cast = {k: cast_data_device(value, device, targets[k]) for k, value in data.items()}
-        return fill_like(data, cast)
-    if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
-        items = list(data)
-        _check_items(items)
-        outs = [None] * len(items) if out is None else list(out)
-        pairs = zip(items, outs, strict=True)
-        return fill_like(data, [cast_data_device(item, device, target) for item, target in pairs])
-    raise ArgumentTypeError(f"cast_data_device takes {_KINDS}; {type(data)} is in it.")
+        if out is not None:
+            _check_out(data, out, isinstance(out, Tensor))
+            out.detach().copy_(moved)
+        return moved
+    if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
+        raise ArgumentTypeError(f"cast_data_device takes {_KINDS}; {type(data)} is in it.")
+    if out is not None:
+        is_ordered = not isinstance(out, (set, frozenset))
+        _check_out(data, out, type(data) is type(out) and is_ordered)
+    items = list(data.items() if isinstance(data, Mapping) else enumerate(data))
+    if not items:
+        raise ConfigError("cast_data_device was given an empty container; there is no tensor.")
+    keys = [key for key, _ in items]
+    targets = dict.fromkeys(keys) if out is None else _by_key(out)
+    if set(targets) != set(keys):
+        raise ConfigError(f"out has items {list(targets)}, but data {keys}; use the same.")
+    cast = {key: cast_data_device(value, device, targets[key]) for key, value in items}
+    return fill_like(data, cast if isinstance(data, Mapping) else cast.values())
 
 
 def _find_devices(data: Any) -> list[torch.device]:
@@ -108,28 +111,13 @@ def _find_devices(data: Any) -> list[torch.device]:
     return list(dict.fromkeys(device for value in values for device in _find_devices(value)))
 
 
-def _check_items(data: Any) -> None:
-    if len(data) == 0:
-        raise ConfigError("cast_data_device was given an empty container; there is no tensor.")
+def _by_key(out: Any) -> dict[Any, Any]:
+    return dict(out if isinstance(out, Mapping) else enumerate(out))
 
 
-def _check_out(data: Any, out: Any) -> None:
-    if isinstance(data, Tensor) and isinstance(out, Tensor):
-        return
-    if type(data) is not type(out):
-        raise ArgumentTypeError(f"out is of {type(out)}, but data of {type(data)}; use the same.")
-    if isinstance(out, (set, frozenset)):
-        raise ArgumentTypeError("out cannot be or hold a set, whose order is not fixed.")
-    if not isinstance(data, Collection):
+def _check_out(data: Any, out: Any, is_alike: bool) -> None:  # noqa: FBT001
+    if not is_alike:
         raise ArgumentTypeError(
-            f"out needs data of known length, got {type(data)}; make it a list."
+            f"out is of {type(out)}, but data of {type(data)}; use the same, and no set, whose "
+            "order is not fixed."
         )
-    if len(data) != len(out):
-        raise ConfigError(f"out has {len(out)} items, but data has {len(data)}; use as many.")
-    if isinstance(data, Mapping) and set(data) != set(out):
-        raise ConfigError(f"out has the keys {list(out)}, but data {list(data)}; use the same.")
-
-
-def _fill(out: Tensor, moved: Tensor) -> Tensor:
-    out.detach().copy_(moved)
-    return moved

@@ -1,5 +1,10 @@
-"""Exchange picklable objects; only among ranks that trust each other, as pickle runs code."""
+"""Exchange picklable objects; only among ranks that trust each other, as pickle runs code.
 
+torch's own functions need NumPy, pickle a tensor's whole storage (a sample that is a view of its
+batch carries the batch), and restore a tensor on the sender's device.
+"""
+
+import ctypes
 import io
 import pickle
 import weakref
@@ -10,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mm_dist._backends import communication_device
-from mm_dist._collectives._pickling import TensorPickler
-from mm_dist._collectives._state import GroupState, check_member, group_state
+from mm_dist._collectives._state import check_member, group_state
+from mm_dist._device_choice import current_device
 from mm_dist._errors import ArgumentTypeError, CollectiveError
 from mm_dist._process_group import is_distributed
 from mm_dist._process_group._group_timeouts import read_group_timeout
@@ -41,9 +46,9 @@ def all_gather_object(data: Any, group: Any = None) -> list[Any]:
     """
     if not is_distributed():
         return [data]
-    exchange = _ObjectExchange("all_gather_object()", group)
-    rows = exchange.gather(exchange.dump(data), None)
-    return exchange.load(rows, data)
+    rows = _gather_pickles("all_gather_object()", data, group)
+    index = group_state(group).index
+    return [data if i == index else pickle.loads(row) for i, row in enumerate(rows)]  # noqa: S301
 
 
 def gather_object(data: Any, dst: int = 0, group: Any = None) -> list[Any] | None:
@@ -69,10 +74,12 @@ def gather_object(data: Any, dst: int = 0, group: Any = None) -> list[Any] | Non
         return [data]
     state = group_state(group)
     receiver = check_member("dst", dst, state)
-    exchange = _ObjectExchange(f"gather_object(dst={dst})", group)
-    own = None if state.index == receiver else data
-    rows = exchange.gather(exchange.dump(own), dst)
-    return exchange.load(rows, data) if state.index == receiver else None
+    is_receiver = state.index == receiver
+    sent = None if is_receiver else data
+    rows = _gather_pickles(f"gather_object(dst={dst})", sent, group, dst)
+    if not is_receiver:
+        return None
+    return [data if i == receiver else pickle.loads(row) for i, row in enumerate(rows)]  # noqa: S301
 
 
 def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> None:
@@ -96,100 +103,112 @@ def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> N
     if not is_distributed():
         return
     check_member("src", src, group_state(group))
-    exchange = _ObjectExchange(f"broadcast_object_list(src={src})", group)
+    group = objects_group(group)
+    device = communication_device(group=group)
     is_source = dist.get_rank() == src
-    sent = exchange.broadcast(exchange.dump(data if is_source else None), src)
+    own, error = _try_to_pickle(data) if is_source else (bytearray(), None)
+    size = torch.tensor([-len(own) if error else len(own)], device=device)
+    dist.broadcast(size, src=src, group=group)
+    sent = own if is_source else bytearray(abs(int(size)))
+    received = torch.frombuffer(sent, dtype=torch.uint8).to(device)
+    dist.broadcast(received, src=src, group=group)
+    if size < 0:
+        _raise_failure(f"broadcast_object_list(src={src})", src, received, error)
     if not is_source:
-        data[:] = pickle.loads(sent)  # noqa: S301 (own ranks)
+        data[:] = pickle.loads(_read_bytes(received))  # noqa: S301 (own ranks)
 
 
-class _ObjectExchange:
-    """One exchange of pickles: their sizes first, then bytes of one length.
+def _gather_pickles(call: str, data: Any, group: Any, dst: int | None = None) -> list[bytearray]:
+    """Return every rank's pickle, on all ranks or on ``dst`` only; raise errors on all ranks."""
+    group = objects_group(group)
+    ranks = group_state(group).ranks
+    # Pickles travel through an accelerator where the group serves nothing else.
+    device = communication_device(group=group)
+    own, error = _try_to_pickle(data)
+    size = torch.tensor([-len(own) if error else len(own)], device=device)
+    all_sizes = [torch.empty_like(size) for _ in ranks]
+    dist.all_gather(all_sizes, size, group=group)
+    sizes = [int(each) for each in all_sizes]
+    failed = [index for index, each in enumerate(sizes) if each < 0]
+    padded = own.ljust(max(map(abs, sizes)), b"\0")
+    sent = torch.frombuffer(padded, dtype=torch.uint8).to(device)
+    is_to_all = dst is None or bool(failed)
+    is_receiver = is_to_all or dist.get_rank() == dst
+    rows = [torch.empty_like(sent) for _ in sizes] if is_receiver else []
+    if is_to_all:
+        dist.all_gather(rows, sent, group=group)
+    else:
+        dist.gather(sent, rows if is_receiver else None, dst=dst, group=group)
+    if failed:
+        first = failed[0]
+        _raise_failure(call, ranks[first], rows[first][: -sizes[first]], error)
+    return [_read_bytes(row[:size]) for row, size in zip(rows, sizes, strict=False)]
 
-    torch's own functions for objects need NumPy, and send the whole storage of a tensor.
-    """
 
-    def __init__(self, call: str, group: Any) -> None:
-        self._call = call
-        self._group = objects_group(group)
-        self._state: GroupState = group_state(self._group)
-        # Pickles travel through an accelerator where nothing else is served.
-        self._device = communication_device(group=self._group)
-        self._error: Exception | None = None
+def _try_to_pickle(data: Any) -> tuple[bytearray, Exception | None]:
+    """Return the pickle, or the error's text and the error."""
+    try:
+        return dump_object(data), None
+    except Exception as error:  # noqa: BLE001 (raised on all ranks)
+        return bytearray(f"{type(error).__name__}: {error}".encode()), error
 
-    def dump(self, data: Any) -> bytearray:
-        """Return the pickle of an object, or the error in its place."""
-        file = io.BytesIO()
-        try:
-            TensorPickler(file).dump(data)
-        except Exception as error:  # noqa: BLE001 (raised on all ranks)
-            self._error = error
-            return bytearray(f"{type(error).__name__}: {error}".encode())
-        return bytearray(file.getbuffer())
 
-    def gather(self, data: bytearray, dst: int | None) -> list[bytearray]:
-        """Return every rank's bytes, on all ranks or on one."""
-        sizes = self._agree_on_sizes(data)
-        longest = max(sizes)
-        own = self._place(data.ljust(longest, b"\0"))
-        is_receiver = dst is None or dist.get_rank() == dst
-        rows = [torch.empty_like(own) for _ in sizes] if is_receiver else []
-        if dst is None:
-            dist.all_gather(rows, own, group=self._group)
-        else:
-            dist.gather(own, rows if is_receiver else None, dst=dst, group=self._group)
-        pairs = zip(rows, sizes, strict=False)
-        return [_read_bytes(row[:size]) for row, size in pairs]
-
-    def broadcast(self, data: bytearray, src: int) -> bytearray:
-        """Return the bytes of one rank on all."""
-        size = self._agree_on_sizes(data)[self._state.ranks.index(src)]
-        sent = self._place(data if dist.get_rank() == src else bytearray(size))
-        dist.broadcast(sent, src=src, group=self._group)
-        return _read_bytes(sent)
-
-    def load(self, rows: list[bytearray], own: Any) -> list[Any]:
-        """Return the objects, in rank order."""
-        index = self._state.index
-        return [own if i == index else pickle.loads(row) for i, row in enumerate(rows)]  # noqa: S301
-
-    def _agree_on_sizes(self, data: bytearray) -> list[int]:
-        """Return the size of each rank's bytes.
-
-        Raises:
-            CollectiveError: If some are an error.
-        """
-        sign = 1 if self._error is None else -1
-        own = torch.tensor([sign * len(data)], dtype=torch.int64, device=self._device)
-        received = [torch.empty_like(own) for _ in self._state.ranks]
-        dist.all_gather(received, own, group=self._group)
-        sizes = [int(each) for each in received]
-        failed = next((i for i, size in enumerate(sizes) if size < 0), None)
-        if failed is None:
-            return sizes
-        error, self._error = self._error, None
-        message = self.broadcast(data, self._state.ranks[failed]).decode(errors="replace")
-        raise CollectiveError(
-            f"{self._call} failed on rank {self._state.ranks[failed]}: {message}"
-        ) from error
-
-    def _place(self, data: bytearray) -> Tensor:
-        return torch.frombuffer(data, dtype=torch.uint8).to(self._device)
+def _raise_failure(call: str, rank: int, text: Tensor, error: Exception | None) -> None:
+    message = _read_bytes(text).decode(errors="replace")
+    raise CollectiveError(f"{call} failed on rank {rank}: {message}") from error
 
 
 def _read_bytes(data: Tensor) -> bytearray:
     result = bytearray(data.numel())
-    if result:
-        torch.frombuffer(result, dtype=torch.uint8).copy_(data)
+    torch.frombuffer(result, dtype=torch.uint8).copy_(data)
     return result
 
 
-def objects_group(group: Any = None) -> Any:
-    """Return the group for the objects of ``group``; all ranks must come here together.
+def dump_object(data: Any) -> bytearray:
+    """Return a pickle with plain tensors as large as their elements."""
+    file = io.BytesIO()
+    _TensorPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(data)
+    return bytearray(file.getbuffer())
 
-    That is the group itself, unless it is the default one and serves an accelerator only: then a
-    gloo group is made beside it on first use, with the same timeout, so that pickles need no
-    memory of the accelerator. It is destroyed together with the default group.
+
+class _TensorPickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        is_plain = (
+            type(obj) is Tensor
+            and obj.layout is torch.strided
+            and not (obj.is_quantized or obj.is_nested or obj.is_meta or obj.__dict__)
+        )
+        if not is_plain:
+            return NotImplemented
+        elements = obj.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        num_bytes = elements.numel() * elements.element_size()
+        # Tensor.numpy() would need NumPy.
+        memory = (ctypes.c_char * num_bytes).from_address(elements.data_ptr()) if num_bytes else b""
+        shape = tuple(obj.shape)
+        return _restore, (bytearray(memory), obj.dtype, shape, obj.device.type, obj.requires_grad)
+
+
+def _restore(
+    memory: bytearray,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    device_type: str,
+    requires_grad: bool,  # noqa: FBT001 (pickle passes positions)
+) -> Tensor:
+    if not memory:
+        data = torch.empty(shape, dtype=dtype)
+    else:
+        data = torch.frombuffer(memory, dtype=torch.uint8).view(dtype).reshape(shape)
+    if device_type != "cpu":
+        data = data.to(current_device(device_type))
+    return data.requires_grad_(requires_grad)
+
+
+def objects_group(group: Any = None) -> Any:
+    """Return the group that carries the objects of ``group``; all ranks call this together.
+
+    Where the default group serves an accelerator only, a gloo group is made beside it on first
+    use, so that pickles need no memory of the accelerator. Both end together.
     """
     default = dist.group.WORLD
     if group is not None and group is not default:

@@ -1,30 +1,48 @@
 """Reduce tensors over all ranks."""
 
+import secrets
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from mm_dist._collectives._operations import BITWISE, form_on_wire, read_operation
-from mm_dist._collectives._signature import check_call, describe_tensor
+from mm_dist._collectives._operations import (
+    BITWISE,
+    check_operation,
+    form_on_wire,
+    read_operation,
+)
 from mm_dist._collectives._state import GroupState, group_state
-from mm_dist._collectives._wire import check_tensor, note_change, place_on_wire, write_back
+from mm_dist._collectives._tensors import (
+    check_tensor,
+    compare_calls,
+    flatten,
+    place,
+    read_signature,
+    rebuild,
+    write_back,
+)
+from mm_dist._errors import ArgumentTypeError, ConfigError
+from mm_dist._info import is_main_process
 from mm_dist._process_group import is_distributed
 
-_DICT_HINT = " all_reduce_dict takes dicts, lists and tuples of tensors."
+_MAX_VERIFIED = 4096
+_MIB = 2**20
 
 
 def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
     """Reduce a tensor over all ranks, in place; gradients do not flow through it.
 
-    Integers wrap around as in any arithmetic of their dtype, but for the mean, which is right
+    Integers wrap around as in any arithmetic of their dtype, except in a mean, which is right
     whenever the sum fits in 64 bits. ``bfloat16`` is added in ``float32`` where the backend is
     slow or unable to do it itself, and rounded once.
 
     Args:
-        data: Of the same shape and dtype on all ranks, on any device. In ``bool``, a sum means
-            *or*, a product *and*, and ``bxor`` an odd number.
+        data: Of the same shape and dtype on all ranks, on any device. For ``bool``, sum is
+            logical or, product is logical and, ``bxor`` is parity.
         op: ``sum``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor``, ``mean`` or
             ``avg`` (the same), in any case. The mean of integers is rounded toward zero. Complex
             numbers have a sum and a mean.
@@ -41,28 +59,175 @@ def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
         >>> data
         tensor([1., 1.])
     """
-    check_tensor(data, "all_reduce", _DICT_HINT)
+    hint = " all_reduce_dict takes dicts, lists and tuples of tensors."
+    check_tensor(data, "all_reduce", hint)
     operation = read_operation(op, data.dtype)
     if not is_distributed():
         return
     state = group_state(group)
     if state.is_checked:
-        check_call(f"all_reduce(op={operation!r}) of {describe_tensor(data)}", group)
-    reduced = reduce_placed(place_on_wire(data, group, state), operation, group, state)
-    write_back(data, reduced)
-    note_change(data)
+        compare_calls(f"all_reduce(op={operation!r})", read_signature({"data": data}), group)
+    write_back(data, _reduce_placed(place(data, group, state), operation, group, state))
 
 
-def reduce_placed(placed: Tensor, operation: str, group: Any, state: GroupState) -> Tensor:
-    """Reduce a tensor that is on the wire already, in place where the dtype allows it.
+def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) -> None:
+    """Reduce every tensor of a dict over all ranks, in place; one all-reduce per dtype.
+
+    A tensor that was computed with gradients, as a loss, is replaced in the dict instead: what a
+    backward pass needs stays as it is.
+
+    Names, shapes and dtypes that are new to the ranks are compared before the first reduction.
+    With ``MM_DIST_DEBUG=1`` every call is compared.
+
+    Args:
+        data: Name to tensor, or to nested dicts, lists and tuples of tensors. Names, shapes and
+            dtypes agree on all ranks; the order need not.
+        op: As in ``all_reduce``.
+        group: Ranks that take part, of which this one must be a member. Defaults to all.
+
+    Raises:
+        ArgumentTypeError: If ``data`` is no dict, or holds something else than dense tensors.
+        CollectiveError: If names, shapes, dtypes or ``op`` differ between ranks, as far as they
+            are compared; raised on all of them.
+        ConfigError: If the operation is not known, or has no meaning for a dtype, or if this rank
+            is not in the group.
+
+    Example:
+        >>> all_reduce_dict({"loss": torch.tensor(2.0)}, "mean")
+    """
+    if not isinstance(data, dict):
+        raise ArgumentTypeError(f"all_reduce_dict takes a dict of tensors, got {type(data)}.")
+    tensors = flatten(data, "all_reduce_dict")
+    check_operation(op)
+    for path, tensor in tensors.items():
+        try:
+            read_operation(op, tensor.dtype)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+    if not is_distributed():
+        return
+    if any(tensor.grad_fn is not None for tensor in tensors.values()):
+        own = (t if t.grad_fn is None else t.detach().clone() for t in tensors.values())
+        data.update(rebuild(data, own))
+        tensors = flatten(data, "all_reduce_dict")
+    state, signature = group_state(group), read_signature(tensors)
+    call = f"all_reduce_dict(op={op.lower()!r})"
+    if state.is_checked or (call, signature) not in state.verified:
+        compare_calls(call, signature, group)
+        if len(state.verified) >= _MAX_VERIFIED:
+            state.verified.clear()  # on all ranks at once, as they add together
+        state.verified.add((call, signature))
+    by_kind: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
+    for tensor in tensors.values():
+        by_kind[str(tensor.dtype), tensor.device.type].append(tensor)
+    for kind in sorted(by_kind):
+        _reduce_together(by_kind[kind], op, group)
+
+
+def all_reduce_params(
+    params: Iterable[Tensor],
+    coalesce: bool = True,  # noqa: FBT001, FBT002 (MMEngine's signature)
+    bucket_size_mb: int = -1,
+    op: str = "sum",
+    group: Any = None,
+) -> None:
+    """Reduce tensors over all ranks, in place, such as a model's parameters or buffers.
+
+    Args:
+        params: In the same order on all ranks, with the same shapes and dtypes; a generator will
+            do. One that comes twice is reduced once.
+        coalesce: Whether tensors of one dtype and device travel together. That is faster for many
+            small ones, and takes memory for a copy of what travels together.
+        bucket_size_mb: How much may travel together, in MiB; a larger tensor travels alone. No
+            limit if it is not positive.
+        op: As in ``all_reduce``.
+        group: Ranks that take part. Defaults to all.
+
+    Raises:
+        ArgumentTypeError: If something in ``params`` is no dense tensor, or the size no number.
+        ConfigError: If the operation is not known, or has no meaning for a dtype.
+
+    Example:
+        >>> all_reduce_params(torch.nn.Linear(2, 2).parameters(), op="mean")
+    """
+    check_operation(op)
+    if isinstance(params, nn.Module) or not isinstance(params, Iterable):
+        raise ArgumentTypeError(
+            f"all_reduce_params takes an iterable of tensors, got {type(params)}; pass a list, "
+            "module.parameters() or module.buffers()."
+        )
+    if not isinstance(bucket_size_mb, (int, float)):
+        raise ArgumentTypeError(
+            f"bucket_size_mb={bucket_size_mb!r} is no number; pass one of MiB, or -1 for no limit."
+        )
+    tensors = list({id(tensor): tensor for tensor in params}.values())
+    for tensor in tensors:
+        check_tensor(tensor, "all_reduce_params")
+    if not coalesce:
+        for tensor in tensors:
+            all_reduce(tensor, op, group)
+        return
+    for bucket in _fill_buckets(tensors, bucket_size_mb * _MIB):
+        _reduce_together(bucket, op, group)
+
+
+def _fill_buckets(tensors: list[Tensor], max_bytes: int) -> Iterator[list[Tensor]]:
+    """Put tensors of one dtype and device together, in order, up to a size."""
+    by_kind: defaultdict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        by_kind[tensor.dtype, tensor.device].append(tensor)
+    for alike in by_kind.values():
+        bucket: list[Tensor] = []
+        size = 0
+        for tensor in alike:
+            num_bytes = tensor.numel() * tensor.element_size()
+            if bucket and 0 < max_bytes < size + num_bytes:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(tensor)
+            size += num_bytes
+        yield bucket
+
+
+def sync_random_seed(group: Any = None) -> int:
+    """Return a random seed that is the same on all ranks.
+
+    No random number generator is used or changed: the seed comes from the operating system.
+
+    Args:
+        group: Ranks that agree. Defaults to all.
 
     Returns:
-        The result, of the same shape; its dtype is ``placed.dtype``, or a wider one.
+        A number of at least 0 and less than ``2**31``.
+
+    Example:
+        >>> 0 <= sync_random_seed() < 2**31
+        True
     """
+    # The others add 0; a sum needs no translation of the group's rank 0 into a global rank.
+    seed = torch.tensor(secrets.randbelow(2**31) if is_main_process(group) else 0)
+    all_reduce(seed, "sum", group)
+    return int(seed)
+
+
+def _reduce_together(tensors: list[Tensor], op: str, group: Any) -> None:
+    """Reduce tensors of one dtype by one all-reduce."""
+    if len(tensors) == 1:
+        all_reduce(tensors[0], op, group)
+        return
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    all_reduce(flat, op, group)
+    pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        tensor.detach().copy_(piece.view(tensor.shape))
+
+
+def _reduce_placed(placed: Tensor, operation: str, group: Any, state: GroupState) -> Tensor:
+    """Reduce in place where the dtype allows it; the result may have a wider dtype."""
     if placed.numel() == 0:  # On all ranks; gloo of older torch crashes.
         return placed
     if placed.is_complex():
-        reduced = reduce_placed(torch.view_as_real(placed), operation, group, state)
+        reduced = _reduce_placed(torch.view_as_real(placed), operation, group, state)
         return torch.view_as_complex(reduced)
     on_wire, dtype = form_on_wire(operation, placed.dtype, placed.device)
     wide = placed if placed.dtype == dtype else placed.to(dtype)
@@ -71,12 +236,9 @@ def reduce_placed(placed: Tensor, operation: str, group: Any, state: GroupState)
     else:
         dist.all_reduce(wide, getattr(dist.ReduceOp, on_wire.upper()), group=group)
     if operation == "mean":
-        return _divide(wide, state.world_size)
+        is_float = wide.is_floating_point()
+        return wide.div_(len(state.ranks), rounding_mode=None if is_float else "trunc")
     return wide != 0 if placed.dtype == torch.bool else wide
-
-
-def _divide(total: Tensor, count: int) -> Tensor:
-    return total.div_(count, rounding_mode=None if total.is_floating_point() else "trunc")
 
 
 def _reduce_bits(placed: Tensor, operation: str, group: Any) -> Tensor:

@@ -1,8 +1,8 @@
-"""What is known about a process group, kept for as long as the group lives."""
+"""Facts about a process group, cached for as long as the group lives."""
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,25 +18,20 @@ class GroupState:
     """One group, as this rank sees it.
 
     Attributes:
-        ranks: The members, as numbers among all ranks, in the order of the group.
-        index: Number of this rank within the group.
+        ranks: The members, by global rank, in the order of the group.
+        index: Rank of this process within the group.
         is_checked: Whether the ranks compare every call before they communicate.
-        served: Devices whose tensors the group's backend takes as they are.
-        verified: Signatures of dicts that all ranks were seen to share.
-        find_side_group: Returns the gloo group beside this one, while there is one.
+        served: Devices whose tensors the backend takes as they are.
+        verified: Calls of ``all_reduce_dict`` that all ranks were seen to make alike.
+        find_side_group: Returns the gloo group beside this one, if it exists.
     """
 
-    ranks: Sequence[int]
+    ranks: tuple[int, ...]
     index: int
     is_checked: bool
     served: set[torch.device] = field(default_factory=set)
     verified: set[Any] = field(default_factory=set)
     find_side_group: Callable[[], Any] = lambda: None
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks in the group."""
-        return len(self.ranks)
 
 
 # By group, not by its name or id, which torch reuses after a group was destroyed.
@@ -44,10 +39,7 @@ _states: weakref.WeakKeyDictionary[Any, GroupState] = weakref.WeakKeyDictionary(
 
 
 def group_state(group: Any = None) -> GroupState:
-    """Return what is known about a group of which this rank is a member.
-
-    Args:
-        group: A process group. Defaults to that of all ranks.
+    """Return the cached facts about a group, by default that of all ranks.
 
     Raises:
         ConfigError: If this rank is not a member.
@@ -55,7 +47,7 @@ def group_state(group: Any = None) -> GroupState:
     key = dist.group.WORLD if group is None else group
     try:
         return _states[key]
-    except (KeyError, TypeError):  # TypeError: what torch gives to those outside is no group
+    except (KeyError, TypeError):  # TypeError: torch's placeholder for non-members
         pass
     index = int(dist.get_rank(key))
     if index < 0:
@@ -63,32 +55,19 @@ def group_state(group: Any = None) -> GroupState:
             f"Rank {dist.get_rank()} is not in the group that it passed to a collective; let "
             "only the members of a group call it."
         )
-    state = _states[key] = GroupState(
-        _shorten(dist.get_process_group_ranks(key)), index, is_checked=_is_check_on()
-    )
+    level = dist.get_debug_level()  # type: ignore[attr-defined]
+    is_detail = bool(level == dist.DebugLevel.DETAIL)  # type: ignore[attr-defined]
+    is_checked = is_detail or read_switch(os.environ, DEBUG_VARIABLE, default=False)
+    state = GroupState(tuple(dist.get_process_group_ranks(key)), index, is_checked)
+    _states[key] = state
     return state
 
 
-def _shorten(ranks: Sequence[int]) -> Sequence[int]:
-    """Return evenly spaced ranks as a range: what is kept must not grow with the job."""
-    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    even = range(ranks[0], ranks[0] + step * len(ranks), step)
-    return even if list(even) == list(ranks) else tuple(ranks)
-
-
-def _is_check_on() -> bool:
-    """Return whether this process asked for checked collectives, of us or of torch."""
-    if read_switch(os.environ, DEBUG_VARIABLE, default=False):
-        return True
-    level = dist.get_debug_level()  # type: ignore[attr-defined]
-    return bool(level == dist.DebugLevel.DETAIL)  # type: ignore[attr-defined]
-
-
 def check_member(name: str, rank: int, state: GroupState) -> int:
-    """Return the number within the group of a rank that is counted among all ranks.
+    """Return the rank within the group of a global rank.
 
     Raises:
-        ConfigError: If the rank is not in the group; all its members find that out.
+        ConfigError: If the rank is not in the group.
     """
     if rank not in state.ranks:
         count = len(state.ranks)
