@@ -19,10 +19,8 @@ SCHEDULERS = {
     "step": lambda one: lr_scheduler.StepLR(one, 2, gamma=0.5),
     "one cycle": lambda one: lr_scheduler.OneCycleLR(one, max_lr=0.2, total_steps=10),
     "plateau": lambda one: lr_scheduler.ReduceLROnPlateau(one, patience=0),
-    "sequence": lambda one: lr_scheduler.SequentialLR(
-        one,
-        [lr_scheduler.LinearLR(one, 0.1, total_iters=2), lr_scheduler.ExponentialLR(one, 0.9)],
-        milestones=[2],
+    "chain": lambda one: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(one, 0.1, total_iters=2), lr_scheduler.ExponentialLR(one, 0.9)]
     ),
 }
 
