@@ -2,7 +2,6 @@ import pytest
 import torch
 from test_no_host_sync import CountScalarReads
 from test_several_optimizers import BOTH, Pair
-from torch import nn
 from toy import (
     CPU_LOW_PRECISION,
     NO_VALIDATION,
@@ -13,15 +12,9 @@ from toy import (
 )
 from typing_extensions import override
 
-from mm_amp import AmpOptimWrapper
 from mm_runner import ConfigError, Runner
-from mm_runner.hooks import GradientSpikeHook, Hook
-from mm_runner.hooks.gradient_spike._watch import SpikeWatch
-
-pytestmark = pytest.mark.skipif(
-    torch.__version__ < (2, 1),
-    reason="optimizers tell of their steps from torch 2.1 on",
-)
+from mm_runner.diagnostics import GradientSpikeHook
+from mm_runner.hooks import Hook
 
 
 class Scale(Hook):
@@ -114,50 +107,25 @@ def test_each_of_several_optimizers_is_watched(make_runner):
     assert "step 7, slow, parameter group 0 (slow.weight" in log
 
 
-def test_looking_reads_nothing_from_the_device():
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch = SpikeWatch(optimizer, factor=2, momentum=0.1, warmup=1, skips=True)
+def test_looking_reads_nothing_from_the_device(make_runner):
+    counts = []
 
-    def step():
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    class Reads(Hook):
+        priority = "LOWEST"
 
-    step()  # torch's first step may look at more
+        @override
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            counts.append(counter.reads)
+
+    spikes = {"type": "GradientSpikeHook", "warmup": 2, "policy": "skip"}
     with CountScalarReads() as counter:
-        for _ in range(5):
-            step()
-    assert counter.reads == 0
-    assert len(watch._notes) == 6
-    assert watch.read() == []
-    assert watch._notes == []
-    watch.remove()
-    step()
-    assert watch._notes == []
-
-
-class Fused(torch.optim.Optimizer):
-    """Takes what the scaler gives to a fused optimizer, and does nothing."""
-
-    @override
-    def step(self, closure=None):
-        pass
-
-
-def test_what_a_fused_optimizer_leaves_out_is_no_spike():
-    """Through a stand-in of the scaler, which hands such an optimizer its scale and its finding."""
-    parameter = nn.Parameter(torch.ones(1))
-    optimizer = Fused([parameter], {})
-    watch = SpikeWatch(optimizer, factor=2, momentum=0.1, warmup=0, skips=False)
-    for step, gradient in enumerate((4.0, 4.0, float("inf"), 64.0), start=1):
-        watch.step = step
-        parameter.grad = torch.tensor([gradient])
-        optimizer.grad_scale = torch.tensor(4.0)
-        optimizer.found_inf = torch.tensor(float(gradient == float("inf")))
-        optimizer.step()
-    (spike,) = watch.read()
-    assert (spike.step, spike.norm, spike.usual) == (4, 16.0, 1.0)
+        make_runner(
+            custom_hooks=[spikes, Reads()],
+            default_hooks={"logger": {"interval": 100}, "checkpoint": None},
+            train_cfg={"max_epochs": 1},
+            **NO_VALIDATION,
+        ).train()
+    assert counts[-1] == counts[0]
 
 
 def test_a_resumed_run_knows_what_is_usual(make_runner, tmp_path):
@@ -253,31 +221,8 @@ def test_gradients_are_looked_at_before_they_are_clipped(make_runner, policy):
     assert changed == [True] * 5 + [policy == "warn"] + [True] * 5
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_an_overflow_is_left_to_the_scaler_also_where_gradients_are_clipped(fused):
+def test_an_overflow_is_left_to_the_scaler(make_runner):
     if CPU_LOW_PRECISION != "float16":
         pytest.skip("float16 on the CPU needs torch 2.4")
-    model = nn.Linear(2, 1)
-    options = {"fused": True} if fused else {}
-    wrapper = AmpOptimWrapper(
-        torch.optim.SGD(model.parameters(), lr=0.1, **options),
-        {"init_scale": 8.0},
-        "float16",
-        clip_grad={"max_norm": 1e-3},
-    )
-    watch = SpikeWatch(
-        wrapper.optimizer, factor=2, momentum=0.1, warmup=0, skips=True, before_clipping=wrapper
-    )
-    norms, steps = [], []
-    for step, factor in enumerate((1.0, 1.0, float("inf"), 9.0, 1.0), start=1):
-        watch.step = step
-        with wrapper.optim_context(model):
-            loss = (model(torch.ones(1, 2)).float() * factor).sum()
-        result = wrapper.update_params(loss)
-        norms.append(float(result.grad_norm))
-        steps.append(bool(result.stepped))
-    (spike,) = watch.read()
-    assert (spike.step, spike.norm / spike.usual) == (4, pytest.approx(9.0))
-    assert steps == [True, True, False, True, True]
-    assert norms[3] == 0.0  # skipped: no gradient is left
-    watch.remove()
+    optim = {"type": "AmpOptimWrapper", "dtype": "float16", "loss_scale": {"init_scale": 8.0}}
+    assert train(make_runner, factors={7: float("inf")}, optim=optim, policy="skip") == []

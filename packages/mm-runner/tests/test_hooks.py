@@ -284,34 +284,6 @@ def test_a_hook_gets_each_argument_of_a_step_however_it_takes_them(arguments):
     assert {name: values[name] for name in wanted} == wanted
 
 
-def test_a_hook_that_is_idle_in_steps_is_not_called_there():
-    class Sleeper(Hook):
-        is_awake = False
-
-        def is_idle_at(self, stage):
-            return stage == "after_train_iter" and not self.is_awake
-
-        def before_train_iter(self, runner, *_, **__):
-            runner.append("before")
-
-        def after_train_iter(self, runner, *_, **__):
-            runner.append("after")
-
-    hooks, log = HookList(), []
-    hooks.add(Sleeper())
-
-    def run_step():
-        for act in hooks.of_steps("before_train_iter"):
-            act(log, 0, None)
-        for act in hooks.of_steps("after_train_iter"):
-            act(log, 0, None, None)
-
-    run_step()
-    hooks.hooks[0].is_awake = True
-    run_step()
-    assert log == ["before", "before", "after"]
-
-
 def test_a_hook_added_between_two_steps_acts_in_the_next(make_runner):
     log = []
 
@@ -382,18 +354,6 @@ def test_a_runner_that_calls_hooks_its_own_way_is_asked_in_each_step(tmp_path):
     assert ("after_train_iter", "batch_idx", "data_batch", "outputs") in stages
 
 
-@pytest.mark.parametrize("counts", [1, 4])
-def test_the_checkpoint_hook_is_idle_in_steps_unless_a_window_may_outlast_an_epoch(
-    make_runner, counts
-):
-    optimizer = {"type": "SGD", "lr": 0.1}
-    runner = make_runner(optim_wrapper={"optimizer": optimizer, "accumulative_counts": counts})
-    runner.train()
-    (hook,) = (one for one in runner.hooks if isinstance(one, CheckpointHook))
-    assert hook.is_idle_at("after_train_iter") is (counts == 1)
-    assert not hook.is_idle_at("before_train_iter")
-
-
 def _count_steps(make_runner, hook, **overrides):
     """Train an epoch with ``hook`` in the place of a default one; it counts in ``calls``."""
     train_cfg = {"by_epoch": True, "max_epochs": 1}
@@ -429,7 +389,7 @@ def test_a_decorated_hook_is_called_as_its_decorator_takes_it(make_runner):
         (IterTimerHook, "_after_iter"),
     ],
 )
-def test_what_a_subclass_adds_to_an_idle_hook_is_called(make_runner, kind, method):
+def test_what_a_subclass_adds_is_called(make_runner, kind, method):
     calls = []
 
     def act(self, runner, batch_idx, *rest, **more):
@@ -439,13 +399,6 @@ def test_what_a_subclass_adds_to_an_idle_hook_is_called(make_runner, kind, metho
     hook = type("Own", (kind,), {method: act})()
     hook.calls = calls
     assert _count_steps(make_runner, hook)[:6] == [0, 1, 2, 3, 4, 5]  # a validation may follow
-
-
-def test_a_method_put_on_an_idle_hook_is_called(make_runner):
-    hook = CheckpointHook(interval=1)
-    hook.calls = []
-    hook.after_train_iter = lambda _, batch_idx, **__: hook.calls.append(batch_idx)
-    assert _count_steps(make_runner, hook) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_hook_may_take_the_run_back(make_runner):

@@ -18,7 +18,6 @@ from mm_runner._error_text import text_of
 from mm_runner._out_of_memory import is_out_of_memory
 from mm_runner.data import failing_sample
 from mm_runner.errors import MMRunnerError
-from mm_runner.hooks import HostSyncHook
 from mm_runner.reporting import recent_lines
 
 from ._batch import describe_batch, last_batch
@@ -60,7 +59,6 @@ def keep_crash(runner: Runner, error: Exception) -> None:
     """
     if isinstance(error, MMRunnerError):
         return
-    _unless_it_fails(lambda: _end_counting(runner), None)
     folder = runner.log_dir / CRASH_FOLDER
     try:
         _write(runner, error, folder)
@@ -68,13 +66,6 @@ def keep_crash(runner: Runner, error: Exception) -> None:
     except Exception as failure:  # noqa: BLE001 - the disk may be what failed first
         told = f"What was there could not be kept in {folder}: {text_of(failure)}"
     _unless_it_fails(lambda: _tell(runner, told), None)
-
-
-def _end_counting(runner: Runner) -> None:
-    """Let what is done here not count as the step's."""
-    for hook in runner.hooks:
-        if isinstance(hook, HostSyncHook):
-            hook.leave()
 
 
 def _write(runner: Runner, error: Exception, folder: Path) -> None:

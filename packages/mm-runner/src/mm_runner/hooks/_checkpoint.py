@@ -10,7 +10,6 @@ from typing_extensions import override
 from mm_runner._main_process import run_on_main
 from mm_runner.errors import CheckpointWriteError
 
-from ._accumulation import may_accumulate
 from ._best_checkpoints import BestCheckpoints, file_of
 from ._checkpoint_arguments import (
     check_begin,
@@ -138,7 +137,6 @@ class CheckpointHook(Hook):
         self._owes_last = False
         # The epoch, or step, whose checkpoint waits for the next optimizer step.
         self._postponed: int | None = None
-        self._accumulates = True
         # Tells the files of this run, resumed or not, from those of another in the same directory.
         self._run = ""
 
@@ -146,7 +144,6 @@ class CheckpointHook(Hook):
     def before_train(self, runner: RunView) -> None:
         self._run = self._run or runner.experiment_name
         self._newest = None  # of another training of this process, maybe
-        self._accumulates = may_accumulate(runner.optim_wrapper)
         directory = self.directory(runner)
         run_on_main(lambda: clean_directory(directory, runner.logger))
         if self.minutes is not None:
@@ -167,11 +164,6 @@ class CheckpointHook(Hook):
                 self._postponed = runner.epoch + 1
             else:
                 self._save(runner, runner.epoch + 1, num_steps=runner.iter, is_last=is_last)
-
-    @override
-    def is_idle_at(self, stage: str) -> bool:
-        # Nothing is postponed then.
-        return stage == "after_train_iter" and self.by_epoch and not self._accumulates
 
     @override
     def after_train_iter(

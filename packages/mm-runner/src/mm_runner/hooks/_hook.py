@@ -180,16 +180,6 @@ class Hook:
         common = f"_{when}_{unit}"
         return unit in {"epoch", "iter"} and getattr(cls, common) is not getattr(Hook, common)
 
-    def is_idle_at(self, stage: str) -> bool:  # noqa: ARG002
-        """Tell whether this hook has nothing to do at a stage until the training ends.
-
-        Asked about ``before_train_iter`` and ``after_train_iter``, when training begins and when a
-        hook is added: one that is idle is not called there, which spares each step a call. A
-        subclass that overrides the stage is called in any case, unless it overrides this, too.
-        Defaults to ``False``.
-        """
-        return False
-
     # What MMEngine's hooks ask of the base class.
     stages = STAGES
 

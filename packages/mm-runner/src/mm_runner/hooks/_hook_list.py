@@ -29,6 +29,8 @@ _DEFAULT_HOOKS: dict[str, tuple[str, int]] = {
     "checkpoint": ("CheckpointHook", 90),
     "crash_bundle": ("CrashBundleHook", 100),
 }
+# Returns what is called in the place of a hook's method, given the hook, the stage, the method.
+Wrapper = Callable[[Hook, str, Callable[..., Any]], Callable[..., Any]]
 # How alike the name of a method must be to a stage's to be taken for it.
 _SLIP = 0.81
 _STEP_ARGUMENTS = {
@@ -50,6 +52,7 @@ class HookList:
         self._hooks: list[tuple[int, Hook]] = []
         # Only what acts is called: a stage that nobody uses costs a step nothing.
         self.methods: dict[str, list[Any]] = {stage: [] for stage in STAGES}
+        self._wrappers: list[Wrapper] = []
 
     @property
     def hooks(self) -> list[Hook]:
@@ -95,6 +98,21 @@ class HookList:
         self._hooks = [pair for pair in self._hooks if pair[1] is not hook]
         self._put_in_order()
 
+    def wrap(self, wrapper: Wrapper) -> None:
+        """Call what ``wrapper(hook, stage, method)`` returns in the place of each hook's method.
+
+        It holds from the next call of a stage on, until :meth:`unwrap`; what was wrapped first
+        stands innermost.
+        """
+        self._wrappers.append(wrapper)
+        self._put_in_order()
+
+    def unwrap(self, wrapper: Wrapper) -> None:
+        """Undo :meth:`wrap`; nothing, if it was not called."""
+        if wrapper in self._wrappers:
+            self._wrappers.remove(wrapper)
+            self._put_in_order()
+
     def call(self, runner: RunView, stage: str, arguments: Mapping[str, Any]) -> None:
         """Let every hook act at ``stage``; hooks that have no such method are passed over."""
         methods = self.methods.get(stage)
@@ -117,9 +135,17 @@ class HookList:
         # New lists: a hook that adds another one is called from the old one just now, and whoever
         # stands behind it would be called twice, or not at all.
         for stage in self.methods:
-            self.methods[stage] = [
-                getattr(one, stage) for one in self.hooks if type(one).acts_at(stage)
-            ]
+            self.methods[stage] = self._methods_at(stage)
+
+    def _methods_at(self, stage: str) -> list[Callable[..., None]]:
+        methods = []
+        for hook in self.hooks:
+            if type(hook).acts_at(stage):
+                method = getattr(hook, stage)
+                for wrapper in self._wrappers:
+                    method = wrapper(hook, stage, method)
+                methods.append(method)
+        return methods
 
     def of_steps(
         self, stage: str, call_hook: Callable[..., None] | None = None
@@ -131,15 +157,11 @@ class HookList:
             call_hook: Of a subclass of the Runner, to be called instead of the hooks.
 
         Returns:
-            A new list, without the hooks that are idle now; it does not follow :meth:`add`.
+            A new list, which does not follow :meth:`add` and :meth:`wrap`.
         """
         names = _STEP_ARGUMENTS[stage]
         if call_hook is None:
-            return [
-                by_position(getattr(one, stage), names)
-                for one in self.hooks
-                if type(one).acts_at(stage) and not _is_idle(one, stage)
-            ]
+            return [by_position(method, names) for method in self._methods_at(stage)]
         return [lambda _, *values: call_hook(stage, **dict(zip(names, values, strict=True)))]
 
 
@@ -155,19 +177,6 @@ def _warn_near_stages(hook: Hook) -> None:
                     f"runner.call_hook({name!r}) would call it.{hint}",
                     stacklevel=3,
                 )
-
-
-def _is_idle(hook: Hook, stage: str) -> bool:
-    """Tell whether a hook is idle at a stage, as far as whoever wrote what it does there says so.
-
-    A class that overrides the stage of another one does not know of its idleness.
-    """
-    owners = {
-        name: next(kind for kind in type(hook).__mro__ if name in vars(kind))
-        for name in (stage, "is_idle_at")
-    }
-    is_theirs = stage in vars(hook) or not issubclass(owners["is_idle_at"], owners[stage])
-    return not is_theirs and hook.is_idle_at(stage)
 
 
 def build_hooks(

@@ -1,4 +1,4 @@
-"""Times steps."""
+"""Times of steps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ._data_waits import DataWaits
 from ._hook import Hook
 
 if TYPE_CHECKING:
+    from mm_runner.data import BatchFeed
     from mm_runner.run_view import RunView
 
-__all__ = ["IterTimerHook"]
+__all__ = ["DataWaits", "IterTimerHook", "train_feed_of"]
 
 
 class IterTimerHook(Hook):
@@ -27,10 +27,6 @@ class IterTimerHook(Hook):
     def __init__(self) -> None:
         self._last = self._before_val_s = 0.0
         self._waits: DataWaits | None = None
-        self._hub: Any = None
-        self._note_wait: Any = None
-        self._note_step: Any = None
-        self._is_extended = type(self)._after_iter is not IterTimerHook._after_iter  # noqa: SLF001
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -52,33 +48,11 @@ class IterTimerHook(Hook):
     def _before_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, mode: str = "train"
     ) -> None:
-        runner.message_hub.update_scalar(f"{mode}/data_time", time.perf_counter() - self._last)
-
-    @override
-    def is_idle_at(self, stage: str) -> bool:
-        return stage == "before_train_iter" and self._waits is not None
-
-    @override
-    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        if self._waits is None:  # a loop of the user's own, which times no batches
-            self._before_iter(runner, batch_idx)
-
-    @override
-    def after_train_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
-    ) -> None:
-        hub, waits = runner.message_hub, self._waits
-        if hub is not self._hub:  # the first step of a run
-            self._hub = hub
-            self._note_wait, self._note_step = map(hub.recorder, ("train/data_time", "train/time"))
-        if waits is not None:
-            self._note_wait(waits.take_s())
-        if self._is_extended:
-            self._after_iter(runner, batch_idx, data_batch, outputs)
-            return
-        now = time.perf_counter()
-        self._note_step(now - self._last)
-        self._last = now
+        if mode == "train" and self._waits is not None:
+            waited_s = self._waits.take_s()
+        else:  # a loop that times no batches
+            waited_s = time.perf_counter() - self._last
+        runner.message_hub.update_scalar(f"{mode}/data_time", waited_s)
 
     @override
     def _after_iter(
@@ -92,3 +66,32 @@ class IterTimerHook(Hook):
         now = time.perf_counter()
         runner.message_hub.update_scalar(f"{mode}/time", now - self._last)
         self._last = now
+
+
+class DataWaits:
+    """Time that training waited for its data; not for checkpoints or validations between steps.
+
+    Args:
+        feed: Times the batches.
+    """
+
+    def __init__(self, feed: BatchFeed) -> None:
+        self._feed = feed
+        self._taken_s = feed.loaded_s + feed.copied_s
+
+    @classmethod
+    def of_run(cls, runner: RunView) -> DataWaits | None:
+        """Return those of a run; ``None`` in a loop of the user's own that times no batches."""
+        feed = train_feed_of(runner)
+        return None if feed is None else cls(feed)
+
+    def take_s(self) -> float:
+        """Return the seconds since the last call, or since this was made."""
+        before, self._taken_s = self._taken_s, self._feed.loaded_s + self._feed.copied_s
+        return self._taken_s - before
+
+
+def train_feed_of(runner: RunView) -> BatchFeed | None:
+    """Return what times the training batches; ``None`` in a loop of the user's own."""
+    feed: BatchFeed | None = getattr(getattr(runner.train_loop, "batches", None), "feed", None)
+    return feed

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from typing_extensions import override
 
 import mm_dist
@@ -18,12 +19,11 @@ from mm_runner.reporting import TrainingClock
 from ._hook import Hook
 from ._learning_rates import learning_rates
 from ._rank_means import mean_over_ranks
-from .throughput._batch_size import count_samples
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["LoggerHook"]
+__all__ = ["LoggerHook", "count_samples"]
 
 
 class LoggerHook(Hook):
@@ -286,3 +286,25 @@ class LoggerHook(Hook):
             runner.logger.warning(f"LoggerHook.out_dir: the logs could not be copied: {error}")
             return
         runner.logger.info(f"The logs are in {target}.")
+
+
+def count_samples(batch: Any) -> int:
+    """Return the number of samples in a batch, by its first entry.
+
+    That entry is a tensor of all samples, or a list of one thing per sample; a list of dicts is a
+    list of samples itself.
+
+    Example:
+        >>> count_samples({"inputs": torch.ones(8, 3), "labels": torch.ones(8)})
+        8
+    """
+    first = batch
+    if isinstance(batch, Mapping):
+        first = next(iter(batch.values()), None)
+    elif isinstance(batch, (tuple, list)) and batch:
+        first = batch[0]
+    if isinstance(first, Tensor):
+        return len(first) if first.ndim else 1
+    if isinstance(first, (tuple, list)):
+        return len(first)
+    return len(batch) if isinstance(batch, (tuple, list)) else 1

@@ -13,7 +13,7 @@ from typing_extensions import override
 from mm_runner._disk import is_gone
 from mm_runner.evaluator import as_number
 from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
-from mm_runner.hooks._data_waits import train_feed_of
+from mm_runner.hooks._iter_timer import train_feed_of
 from mm_runner.optim import named_wrappers
 
 from ._summary import aligned, batch_of_process, checkpoint_places

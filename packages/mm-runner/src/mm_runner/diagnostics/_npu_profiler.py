@@ -1,14 +1,14 @@
-"""Profiles an Ascend NPU, under MMEngine's name and with its arguments."""
+"""Profiles of steps on an Ascend NPU."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
+from mm_runner.hooks._arguments import check_integer
 
 from ._profiler import ProfilerHook
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NPUProfilerHook"]
 
-# CANN's variable: the graph engine tells of what it does on standard output.
+# CANN's variable: the graph engine reports on standard output.
 _TO_STD_OUT = "GE_PROFILING_TO_STD_OUT"
 
 
@@ -35,8 +35,8 @@ class NPUProfilerHook(ProfilerHook):
         exit_after_profiling: End the program, on all processes, after the last of these steps,
             without a checkpoint. Defaults to ``True``.
         use_e2e_profiler: Record what the host does as well. Defaults to ``False``.
-        ge_profiling_to_std_out: Let CANN's graph engine tell of its work on standard output.
-            Defaults to ``False``.
+        ge_profiling_to_std_out: Let CANN's graph engine report on standard output,
+            unless the environment says otherwise. Defaults to ``False``.
 
     Raises:
         ConfigError: If ``begin`` and ``end`` are no steps in this order; when the training begins,
@@ -56,11 +56,8 @@ class NPUProfilerHook(ProfilerHook):
         use_e2e_profiler: bool = False,
         ge_profiling_to_std_out: bool = False,
     ) -> None:
-        for name, value in (("begin", begin), ("end", end)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(
-                    f"NPUProfilerHook.{name}: a number of steps is needed, got {value!r}."
-                )
+        check_integer("NPUProfilerHook.begin", begin, least=0)
+        check_integer("NPUProfilerHook.end", end, least=1)
         if begin >= end:
             raise ConfigError(
                 f"NPUProfilerHook: begin={begin} and end={end} were given, which leaves no step to "
@@ -84,7 +81,7 @@ class NPUProfilerHook(ProfilerHook):
         self.exit_after_profiling = exit_after_profiling
         self.ge_profiling_to_std_out = ge_profiling_to_std_out
         self._steps_left = end
-        self._restore: Callable[[], object] | None = None
+        self._has_set_variable = False
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -100,17 +97,18 @@ class NPUProfilerHook(ProfilerHook):
                 f"NPUProfilerHook.end: {self.profile_times} was given, and the run has "
                 f"{runner.max_iters} steps."
             )
-        if self.ge_profiling_to_std_out:
-            self._restore = _set_variable(_TO_STD_OUT, "1")
+        if self.ge_profiling_to_std_out and _TO_STD_OUT not in os.environ:
+            os.environ[_TO_STD_OUT] = "1"
+            self._has_set_variable = True
         self._steps_left = self.profile_times
         super().before_train(runner)
 
     @override
     def clean_up(self, runner: RunView) -> None:
         super().clean_up(runner)
-        restore, self._restore = self._restore, None
-        if restore is not None:
-            restore()
+        if self._has_set_variable:
+            del os.environ[_TO_STD_OUT]
+            self._has_set_variable = False
 
     @override
     def _device_type(self, runner: RunView) -> str:
@@ -128,12 +126,3 @@ class NPUProfilerHook(ProfilerHook):
                 "ends. exit_after_profiling=False goes on."
             )
             raise SystemExit(0)
-
-
-def _set_variable(name: str, value: str) -> Callable[[], object]:
-    """Set a variable of the environment, and return what makes it what it was."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    if before is None:
-        return lambda: os.environ.pop(name, None)
-    return lambda: os.environ.update({name: before})

@@ -1,4 +1,4 @@
-"""The hook that counts how often the host waits for the device."""
+"""Operations of a step that make the host wait for the device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from mm_runner.errors import ConfigError
-from mm_runner.hooks._hook import Hook
+from mm_runner.hooks import Hook
+from mm_runner.hooks._arguments import check_integer
 
-from ._counter import Sync, SyncCounter, leaves_compiled_code_alone
+from ._sync_counter import Sync, SyncCounter
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -20,28 +21,23 @@ __all__ = ["HostSyncHook"]
 
 
 class HostSyncHook(Hook):
-    """Counts what makes the host wait for the device in a few training steps, and tells who calls.
+    """Counts the operations of a few training steps that make the host wait for the device.
 
-    Once they are over, the log has a table: how often per step, which operation (``item()`` and its
-    like, copies to the host, ``nonzero``, masks as indices), and which line of code outside of
-    torch and of mm-runner's packages, or which hook of the run. Loading of data and validations are
-    left out, and so is what a compiled graph does within. The counted steps, of the first process
-    alone, take longer than others by some microseconds per operation.
+    Afterwards the log has a table: how often per step, which operation (``item()`` and its like,
+    copies to the host, ``nonzero``, masks as indices), and which line of code outside of torch and
+    of mm-runner's packages, or which hook. Data loading, validations and the inside of compiled
+    graphs are left out. The counted steps, of the first process alone, take longer than others by
+    some microseconds per operation.
 
-    On the CPU, on which nobody waits, the same operations are counted: they would wait on a device.
-    Copies to the host are not seen there, as nothing is copied: ``cpu()``, ``tolist()``,
-    ``numpy()``. How torch's own optimizers read their counts of steps is left out. That a tensor is
-    printed is seen nowhere: torch hides it.
-
-    A run with ``compile`` stays compiled. Where torch is too old for that, nothing is counted, and
-    a warning says so.
+    On the CPU, where nothing waits, the same operations are counted: they would wait on a device.
+    Copies to the host are not seen there: ``cpu()``, ``tolist()``, ``numpy()``.
 
     On CUDA ``torch.cuda.set_sync_debug_mode("warn")`` is exact where this goes by a list of
     operations; it names no hooks.
 
     Args:
         begin: Training steps before the first that is counted. Defaults to 10.
-        iters: How many are counted. Defaults to 5.
+        iters: Steps that are counted. Defaults to 5.
 
     Attributes:
         counts: How often in all the counted steps, by ``(what, origin)``.
@@ -57,12 +53,8 @@ class HostSyncHook(Hook):
     priority = "HIGHEST"
 
     def __init__(self, begin: int = 10, iters: int = 5) -> None:
-        for name, value, least in (("begin", begin, 0), ("iters", iters, 1)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(
-                    f"HostSyncHook.{name}: an integer >= {least} is needed, in steps, got "
-                    f"{value!r}."
-                )
+        check_integer("HostSyncHook.begin", begin, least=0)
+        check_integer("HostSyncHook.iters", iters, least=1)
         self.begin, self.iters = begin, iters
         self.counts: Counter[Sync] = Counter()
         self.steps = 0
@@ -81,14 +73,10 @@ class HostSyncHook(Hook):
             runner.register_hook(self._end)
 
     @override
-    def is_idle_at(self, stage: str) -> bool:
-        return stage == "before_train_iter" and self._is_done
-
-    @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        if self._is_done:  # a Runner with a call_hook of its own asks nobody whether it is idle
+        if self._is_done:
             return
-        self.after_step(runner)  # of one that failed, in a loop that goes on all the same
+        self.end_step(runner)  # of one that failed, in a loop that goes on all the same
         self._passed += 1
         if self.begin < self._passed <= self.begin + self.iters:
             self._first = self._first or runner.iter + 1
@@ -97,18 +85,14 @@ class HostSyncHook(Hook):
 
     @override
     def after_train_epoch(self, runner: RunView) -> None:
-        self.after_step(runner)
-
-    @override
-    def before_val(self, runner: RunView) -> None:
-        self.after_step(runner)
+        self.end_step(runner)
 
     @override
     def after_train(self, runner: RunView) -> None:
         if self._is_done:
             return
         if self.steps:  # training ended before its time
-            self._tell(runner)
+            self._log(runner)
         else:
             runner.logger.info(
                 f"HostSyncHook: nothing was counted: training ended after {self._passed} steps, "
@@ -116,11 +100,20 @@ class HostSyncHook(Hook):
             )
 
     @override
-    def clean_up(self, runner: RunView) -> None:
-        self.leave()
+    def on_exception(self, runner: RunView, exception: Exception) -> None:
+        self._leave()  # before other hooks describe the failure
 
-    def leave(self) -> bool:
-        """Count no longer, and return whether this did."""
+    @override
+    def clean_up(self, runner: RunView) -> None:
+        self._leave()
+
+    def end_step(self, runner: RunView) -> None:
+        """Stop counting; log the table after the last step."""
+        if self._leave() and self.steps == self.iters:
+            self._is_done = True
+            self._log(runner)
+
+    def _leave(self) -> bool:
         mode, self._mode = self._mode, None
         if mode is None:
             return False
@@ -128,19 +121,7 @@ class HostSyncHook(Hook):
         self.steps += 1
         return True
 
-    def after_step(self, runner: RunView) -> None:
-        """End counting a step; after the last one tell, and act no more."""
-        if self.leave() and self.steps == self.iters:
-            self._is_done = True
-            self._tell(runner)
-            renew = getattr(runner.train_loop, "renew_hooks", None)
-            if renew is not None:  # from now on both are idle
-                renew()
-
-    def _tell(self, runner: RunView) -> None:
-        runner.logger.info("\n".join(self._lines(runner)))
-
-    def _lines(self, runner: RunView) -> list[str]:
+    def _log(self, runner: RunView) -> None:
         last = self._first + self.steps - 1
         steps = f"steps {self._first} to {last}" if self.steps > 1 else f"step {last}"
         total = sum(self.counts.values())
@@ -154,31 +135,19 @@ class HostSyncHook(Hook):
                 f"  {count / self.steps:8.3g}  {sync.what:{width}}  {sync.origin}"
                 for sync, count in self.counts.most_common()
             ]
-        if runner.cfg.get("compile"):
-            lines.append("  What compiled graphs do within is not seen.")
-        if runner.device.type == "cuda" and total:
-            lines.append('  torch.cuda.set_sync_debug_mode("warn") warns at each, exactly.')
-        return lines
+        runner.logger.info("\n".join(lines))
 
 
 def _can_count(runner: RunView) -> bool:
-    """Tell whether counting leaves the run as it is; where it does not, say so."""
-    if leaves_compiled_code_alone() or not _compiles(runner):
+    """Return whether counting leaves compiled code compiled; warn where it does not."""
+    names = ("is_infra_mode", "ignore_compile_internals")
+    if not runner.compile_handle.enabled or all(hasattr(TorchDispatchMode, one) for one in names):
         return True
     runner.logger.warning(
         f"HostSyncHook counts nothing: torch {torch.__version__} would run uncompiled what this "
         "run compiles. Set compile=False for the steps that are to be counted, or update torch."
     )
     return False
-
-
-def _compiles(runner: RunView) -> bool:
-    """Tell whether this run, or the user before it, compiles something of the model."""
-    return runner.compile_handle.enabled or any(
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-        for module in runner.model.modules()
-    )
 
 
 class _EndOfStep(Hook):
@@ -190,11 +159,7 @@ class _EndOfStep(Hook):
         self._owner = owner
 
     @override
-    def is_idle_at(self, stage: str) -> bool:
-        return stage == "after_train_iter" and self._owner.is_idle_at("before_train_iter")
-
-    @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        self._owner.after_step(runner)
+        self._owner.end_step(runner)

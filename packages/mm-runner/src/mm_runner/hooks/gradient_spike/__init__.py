@@ -1,5 +1,0 @@
-"""Finds steps whose gradients are far larger than usual."""
-
-from ._hook import GradientSpikeHook
-
-__all__ = ["GradientSpikeHook"]
