@@ -1,6 +1,5 @@
 import logging
 import sys
-import warnings
 
 import pytest
 import torch
@@ -67,21 +66,13 @@ def test_a_loss_without_a_graph_is_an_error():
         detect_anomalous_params(torch.ones(()), nn.Linear(1, 1))
 
 
-def _flatten():
-    from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: PLC0415 - slow
+def test_a_sharded_model_is_refused():
+    class Sharded(nn.Linear):
+        """Stands in for a module of ``fully_shard``."""
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own: deprecations, and no accelerator here
-        return FullyShardedDataParallel(nn.Linear(4, 4), device_id="cpu")
+        def set_requires_gradient_sync(self, value):
+            del value
 
-
-def _ask_first_fsdp(rank):
-    del rank
-    model = _flatten()
-    with pytest.raises(ConfigError, match="has flattened"):
-        detect_anomalous_params(torch.ones((), requires_grad=True), model)
-
-
-@pytest.mark.skipif(not hasattr(torch, "get_autocast_dtype"), reason="needs a CPU to shard on")
-def test_flattened_parameters_are_refused(run_ranks):
-    run_ranks(_ask_first_fsdp, 1)
+    model = Sharded(1, 1)
+    with pytest.raises(ConfigError, match="ask before sharding"):
+        detect_anomalous_params(model(torch.ones(1, 1)).sum(), model)

@@ -120,13 +120,3 @@ def test_other_private_names_may_be_missing_too():
     assert private.replica_group(Bare()) is None
     assert not private.skips_in_kernel(Bare())
     assert not private.is_compiled_in_place(Bare())
-
-
-def test_a_sharded_model_of_another_torch_is_refused():
-    class Sharded(nn.Linear):
-        def set_requires_gradient_sync(self, value):
-            del value
-
-    model = Sharded(1, 1)
-    with pytest.raises(mm_amp.UnsupportedError, match="ask before sharding"):
-        mm_amp.detect_anomalous_params(model(torch.ones(1, 1)).sum(), model)

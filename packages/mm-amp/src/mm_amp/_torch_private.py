@@ -5,7 +5,7 @@ No other module of this package reads a private name of torch.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -153,29 +153,3 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 def replica_group(module: Any) -> Any:
     """Return the group between the nodes of the first FSDP's hybrid sharding, or None."""
     return getattr(module, "_inter_node_pg", None)
-
-
-def sharded_parameters(model: nn.Module) -> Iterator[tuple[Tensor, Tensor]] | None:
-    """Return ``(sharded, unsharded)`` pairs of ``fully_shard``, or None without torch's names."""
-    states = [
-        module._get_fsdp_state()  # type: ignore[operator]  # noqa: SLF001
-        for module in model.modules()
-        if hasattr(type(module), "_get_fsdp_state")
-    ]
-    if not states:
-        is_sharded = any(
-            hasattr(module, "set_requires_gradient_sync") for module in model.modules()
-        )
-        return None if is_sharded else iter(())
-    groups: list[Any] = []
-    for state in states:
-        found = getattr(state, "_fsdp_param_groups", None)
-        groups += [getattr(state, "_fsdp_param_group", None)] if found is None else list(found)
-    parameters = [one for group in groups if group is not None for one in group.fsdp_params]
-    if states and not groups:
-        return None
-    return (
-        (one.sharded_param, one._unsharded_param)  # noqa: SLF001
-        for one in parameters
-        if hasattr(one, "_unsharded_param")
-    )

@@ -7,10 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ._checks import check_loss
-from ._errors import ConfigError, UnsupportedError
+from ._errors import ConfigError
 from ._names import named_parameters
 from ._parameters import first_fsdp_modules
-from ._torch_private import sharded_parameters
 
 _logger = logging.getLogger(__name__)
 
@@ -24,17 +23,16 @@ def detect_anomalous_params(loss: Tensor, model: nn.Module) -> list[str]:
 
     Args:
         loss: The loss before its backward, one element.
-        model: The model as it was called: plain, or wrapped by DDP, ``fully_shard`` or
-            ``torch.compile``. Within reentrant checkpointing (``use_reentrant=True``) the graph
-            hides its parameters, which are then named too.
+        model: The model as it was called: plain, or wrapped by DDP or ``torch.compile``. Within
+            reentrant checkpointing (``use_reentrant=True``) the graph hides its parameters, which
+            are then named too.
 
     Returns:
         Their names in the model, in its order, without those of wrappers. If there are any, one
         warning lists them with their shapes.
 
     Raises:
-        ConfigError: If ``loss`` is no scalar with a gradient, or torch's first FSDP has flattened
-            the parameters: the graph does not distinguish them then.
+        ConfigError: If ``loss`` is no scalar with a gradient, or the model is sharded.
 
     Example:
         >>> used, idle = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
@@ -42,21 +40,13 @@ def detect_anomalous_params(loss: Tensor, model: nn.Module) -> list[str]:
         >>> detect_anomalous_params(used(torch.ones(1, 2)).sum(), model)
         ['idle.weight', 'idle.bias']
     """
-    if first_fsdp_modules(model):
+    is_sharded = any(hasattr(part, "set_requires_gradient_sync") for part in model.modules())
+    if is_sharded or first_fsdp_modules(model):
         raise ConfigError(
-            f"detect_anomalous_params was asked about a {type(model).__name__} with parts that "
-            "FullyShardedDataParallel has flattened, where all parameters of a part look the same; "
-            "ask before wrapping, or use fully_shard."
-        )
-    pairs = sharded_parameters(model)
-    if pairs is None:
-        raise UnsupportedError(
-            "detect_anomalous_params was asked about a fully_shard model, whose parameters it "
-            "cannot find in this version of torch; ask before sharding."
+            f"detect_anomalous_params was asked about a {type(model).__name__} that is sharded, "
+            "whose own parameters are not those in the graph; ask before sharding."
         )
     reached = {id(leaf) for leaf in _leaves(check_loss(loss))}
-    # The graph has the unsharded parameters, which exist in the forward only.
-    reached |= {id(sharded) for sharded, unsharded in pairs if id(unsharded) in reached}
     unused = [
         one
         for one in named_parameters(model)
