@@ -3,12 +3,13 @@
 import ast
 import inspect
 import re
+from argparse import ArgumentParser
+from importlib.metadata import entry_points
 
 import pytest
 from pages import LANGUAGES, read_page
 
 from mm_runner import Runner, hooks, loops
-from mm_runner.cli._parser import build_parser
 from mm_runner.optim.schedules._names import _FAMILIES
 from mm_runner.runner._checks import CFG_KEYS
 
@@ -59,10 +60,11 @@ def test_every_key_of_a_configuration_is_listed(language):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_command_and_option_is_listed(language):
     text = read_page(language, "configuration.md")
-    (commands,) = (one for one in build_parser()._actions if one.dest == "command")
-    for name, command in commands.choices.items():
+    for entry in entry_points(group="mm.commands"):
+        name, parser = entry.name, ArgumentParser()
+        entry.load()().add_arguments(parser)
         assert f"`mm-runner {name} " in text, name
-        for action in command._actions:
+        for action in parser._actions:
             # The first is the usual way to write it.
             if action.option_strings and action.dest != "help":
                 assert f"`{action.option_strings[0]}" in text, f"{name} {action.option_strings[0]}"

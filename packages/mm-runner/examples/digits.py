@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from mm_runner.model import BaseModel
-from mm_runner.plotting import plot_curves
+from mm_runner.tools import plot_curves
 
 if TYPE_CHECKING:
     from mm_runner import Runner

@@ -24,8 +24,7 @@ from toy import CPU_LOW_PRECISION, NO_VALIDATION, loader_cfg, needs_compile, run
 import mm_compile
 from mm_runner import ConfigError, Runner
 from mm_runner.model import apply_module_settings, describe_module_settings, unwrap_model
-from mm_runner.plan import make_plan, plan_as_text
-from mm_runner.tools import verify_resume
+from mm_runner.tools import make_plan, plan_as_text, verify_resume
 
 KEY = "activation_checkpointing"
 # Dynamo looks at the gradient of a tensor that has none, such as a loss.

@@ -336,18 +336,32 @@ def test_the_console_script_is_the_command():
 
 
 def test_help_of_every_command_is_there(capsys):
-    for command in (
-        "train",
-        "test",
-        "check",
-        "plot",
-        "verify-resume",
-        "convert",
-        "replay",
-        "find-lr",
-        "find-batch-size",
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            main([command, "--help"])
-        assert stopped.value.code == 0
-    assert "75 preempted" in capsys.readouterr().out
+    names = entry_points(group="mm.commands").names
+    assert {"train", "test", "check", "plot", "verify-resume", "convert", "replay"} <= names
+    for name in names:
+        with pytest.raises(SystemExit, match="0"):
+            main([name, "--help"])
+        assert "75 preempted" in capsys.readouterr().out
+
+
+def test_the_list_of_commands_imports_no_torch(run_script):
+    script = "import sys\nfrom mm_runner.cli import main\ntry:\n    main(['--help'])\n"
+    script += "finally:\n    print([n for n in sys.modules if n in ('torch', 'mm_dist', 'yaml')])\n"
+    done = run_script(script)
+    assert "find-batch-size" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_command_of_another_distribution_is_found(tmp_path, monkeypatch, capsys):
+    info = tmp_path / "others-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mm.commands]\ncount = others_cli:Count\n")
+    (tmp_path / "others_cli.py").write_text(
+        "class Count:\n    help = description = 'count to N'\n"
+        "    def add_arguments(self, parser):\n        parser.add_argument('n', type=int)\n"
+        "    def run(self, options):\n        print(*range(options.n))\n        return 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["count", "4"]) == 3
+    assert capsys.readouterr().out == "0 1 2 3\n"

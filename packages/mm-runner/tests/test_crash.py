@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from crashing import Crashing
@@ -16,10 +15,8 @@ from typing_extensions import override
 
 from mm_runner import ConfigError
 from mm_runner.cli import main
-from mm_runner.crash import replay_crash
-from mm_runner.crash._batch import describe_batch
-from mm_runner.crash._bundle import _environment
 from mm_runner.hooks import Hook
+from mm_runner.tools import replay_crash
 
 _CONFIG = """
 model: {type: "crashing:Crashing", at_step: 8}
@@ -60,14 +57,6 @@ def test_a_crash_leaves_what_is_needed_to_understand_it(crashed):
     told = log.read_text().splitlines()[-1]
     assert "Training failed in step 9 with ArithmeticError" in told
     assert told.endswith(f"mm-runner replay {crashed.absolute()}")
-
-
-def test_what_sets_cublas_is_kept_and_secrets_are_not(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    monkeypatch.setenv("TORCH_TOKEN", "abc")
-    kept = _environment()
-    assert kept["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
-    assert "TORCH_TOKEN" not in kept
 
 
 def test_a_replay_fails_just_so_and_touches_nothing_of_the_run(crashed, monkeypatch):
@@ -159,9 +148,6 @@ def test_two_processes_replay_what_each_of_them_had(tmp_path):
     facts = [json.loads((bundle / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert [one["iter"] for one in facts] == [7, 7]
     assert all("Training Classifier" in "\n".join(one["log"]) for one in facts)
-    # Each was given its own part of one order, which is over in three steps.
-    assert [len(one["samples"]) for one in facts] == [4, 4]
-    assert not set(facts[0]["samples"]) & set(facts[1]["samples"])
     if hasattr(torch._C._distributed_c10d, "_dump_fr_trace"):  # gloo's collectives are recorded
         assert all((bundle / f"gloo_trace_rank_{rank}").stat().st_size for rank in range(2))
     messages = {one["error"]["message"] for one in facts}
@@ -236,36 +222,12 @@ def test_a_disk_that_fails_too_does_not_hide_the_error(make_runner, capsys):
     (runner.log_dir / "crash").write_text("in the way")
     with pytest.raises(OSError, match="no space"):
         runner.train()
-    assert "could not be kept" in capsys.readouterr().out
+    assert "could not be written" in capsys.readouterr().out
     (runner.log_dir / "crash").unlink()
     with pytest.raises(OSError, match="no space"):
         runner.train()
     facts = json.loads((runner.log_dir / "crash" / "rank0.json").read_text())
     assert facts["batch"] == "NoneType"
-
-
-def test_secrets_of_the_environment_are_not_kept(make_runner, monkeypatch):
-    monkeypatch.setenv("MM_API_TOKEN", "hush")
-    monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    runner = make_runner(custom_hooks=[_Fail(OSError("z"))])
-    with pytest.raises(OSError, match="z"):
-        runner.train()
-    text = (runner.log_dir / "crash" / "rank0.json").read_text()
-    assert "hush" not in text
-    assert json.loads(text)["environment"]["NCCL_DEBUG"] == "WARN"
-
-
-def test_batches_of_any_structure_are_described():
-    deep = [1]
-    for _ in range(20):
-        deep = [deep]
-    batch = {"a": (torch.ones(2, dtype=torch.int8), "text"), 3: list(range(30)), "d": deep}
-    told = describe_batch({**batch, "n": np.ones((2, 3)), "none": None})
-    assert told["a"] == [{"shape": [2], "dtype": "int8", "device": "cpu"}, "str"]
-    assert told["3"][-1] == "... 10 more"
-    assert told["n"] == "ndarray of shape (2, 3)"
-    assert told["none"] == "NoneType"
-    assert json.dumps(told).count("[") < 20
 
 
 def test_data_that_fails_is_kept_without_a_batch(make_runner):

@@ -1,36 +1,60 @@
-"""What a crash bundle says besides the traceback: log, samples, generators, memory, collectives."""
+"""What a crash bundle says: batch, log, generators, environment, memory, collectives."""
 
 import json
-import pickle
-from pathlib import Path
-from types import SimpleNamespace
+import platform
 
 import pytest
 import torch
 import torch.distributed as dist
 from crashing import Raise
-from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, runner_arguments
+from toy import NO_VALIDATION, Blobs, loader_cfg, runner_arguments
 from typing_extensions import override
 
 import mm_dist
 from mm_runner import Runner
-from mm_runner.crash._rng import rng_digests
 from mm_runner.hooks import Hook
 
 
-class Indexed(Blobs):
-    """Samples that say which they are."""
+class MuteError(RuntimeError):
+    """Cannot say what it is."""
+
+    def __str__(self):
+        raise KeyError("no text")
+
+
+class Raises(Hook):
+    """Fails at a stage, when so many steps are done."""
+
+    priority = "VERY_LOW"
+
+    def __init__(self, stage, steps, error=ArithmeticError):
+        self.steps, self.error = steps, error
+        setattr(self, stage, self._fail)
+
+    def _fail(self, runner, *_, **__):
+        if runner.iter == self.steps:
+            raise self.error
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None): ...
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None): ...
+
+    @override
+    def after_train_epoch(self, runner): ...
+
+    @override
+    def before_save_checkpoint(self, runner, checkpoint): ...
+
+
+class Broken(Blobs):
+    """Cannot read one sample; which batch it is in goes by the seed."""
 
     def __getitem__(self, index):
-        return {**super().__getitem__(index), "labels": torch.tensor(index % 3), "index": index}
-
-
-class Keeps(Classifier):
-    """Takes the index as well, and keeps that of the last batch."""
-
-    def forward(self, inputs, labels, index, mode="tensor"):
-        self.seen = index.tolist()
-        return super().forward(inputs, labels, mode)
+        if index == 5:
+            raise ArithmeticError
+        return super().__getitem__(index)
 
 
 def facts_of_crash(make_runner, error=ArithmeticError, **overrides):
@@ -48,52 +72,6 @@ def facts_of_crash(make_runner, error=ArithmeticError, **overrides):
     return runner, json.loads((folder / "rank0.json").read_text()), folder
 
 
-@pytest.mark.parametrize(
-    "loader",
-    [
-        {"sampler": {"type": "DefaultSampler", "shuffle": True}},
-        {"sampler": {"type": "DefaultSampler", "shuffle": False}},
-        {"sampler": {"type": "InfiniteSampler"}},
-        {"num_workers": 1},
-    ],
-    ids=["shuffled", "in-order", "endless", "workers"],
-)
-def test_the_samples_of_the_last_batch_are_named(make_runner, loader):
-    overrides = {}
-    if loader.get("sampler", {}).get("type") == "InfiniteSampler":
-        overrides["train_cfg"] = {"by_epoch": False, "max_iters": 20}
-    runner, facts, _ = facts_of_crash(
-        make_runner,
-        model={"type": Keeps},
-        train_dataloader={**loader_cfg(), "dataset": Indexed(), **loader},
-        **overrides,
-    )
-    assert facts["samples"] == runner.model.seen
-    assert len(facts["samples"]) == 4
-
-
-def test_samples_are_named_after_a_resumption_within_an_epoch(make_runner, tmp_path):
-    data = {**loader_cfg(), "dataset": Indexed()}
-    saving = {"checkpoint": {"interval": 3, "by_epoch": False}}
-    common = {
-        "model": {"type": Keeps},
-        "train_dataloader": data,
-        "default_hooks": saving,
-        "work_dir": tmp_path / "resumed",
-    }
-    facts_of_crash(make_runner, custom_hooks=[Raise(4)], **common)
-    runner, facts, _ = facts_of_crash(make_runner, custom_hooks=[Raise(4)], resume=True, **common)
-    assert facts["iter"] == 4
-    assert facts["samples"] == runner.model.seen
-
-
-def test_samples_of_another_sampler_are_not_guessed(make_runner):
-    generator = torch.Generator().manual_seed(0)
-    sampler = torch.utils.data.RandomSampler(range(24), generator=generator)
-    _, facts, _ = facts_of_crash(make_runner, train_dataloader={**loader_cfg(), "sampler": sampler})
-    assert facts["samples"] is None
-
-
 def test_the_last_lines_of_the_log_are_kept(make_runner):
     class Talks(Hook):
         @override
@@ -107,14 +85,20 @@ def test_the_last_lines_of_the_log_are_kept(make_runner):
     assert facts["log"][-40].endswith("INFO line 0 of step 7")
 
 
+class Draws(Hook):
+    """Draws a number at the end of each step."""
+
+    @override
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        torch.rand(1)
+
+
 def test_generators_are_told_by_digests_that_are_equal_where_their_states_are(make_runner):
-    found = [facts_of_crash(make_runner)[1] for _ in range(2)]
-    assert found[0]["generators"] == found[1]["generators"]
-    assert {"python", "torch"} <= set(found[0]["generators"])
-    before = rng_digests(torch.device("cpu"))
-    torch.rand(1)
-    after = rng_digests(torch.device("cpu"))
-    assert [name for name in before if before[name] != after[name]] == ["torch"]
+    found = [facts_of_crash(make_runner)[1]["generators"] for _ in range(2)]
+    assert found[0] == found[1]
+    assert {"python", "torch"} <= set(found[0])
+    other = facts_of_crash(make_runner, custom_hooks=[Draws(), Raise(7)])[1]["generators"]
+    assert [name for name in other if other[name] != found[0][name]] == ["torch"]
 
 
 class RunsOut(Hook):
@@ -135,7 +119,7 @@ def test_running_out_of_memory_tells_what_needs_less(make_runner):
         make_runner, error=torch.cuda.OutOfMemoryError, custom_hooks=[RunsOut()]
     )
     line = told(runner)
-    assert "failed in step 8 with OutOfMemoryError. To need less: " in line
+    assert "failed in step 8 with OutOfMemoryError. To need less memory: " in line
     assert "train_dataloader.batch_size=2 with optim_wrapper.accumulative_counts=2" in line
     assert "AmpOptimWrapper" in line
     assert "activation_checkpointing" in line
@@ -157,54 +141,7 @@ def test_what_is_done_already_is_not_advised(make_runner):
 
 def test_another_error_is_given_no_advice_on_memory(make_runner):
     runner, _, _ = facts_of_crash(make_runner)
-    assert "To need less" not in told(runner)
-
-
-class _Memory(SimpleNamespace):
-    """Stands in for torch.cuda.memory: the names and the forms of what it returns are torch's."""
-
-    def _snapshot(self):
-        return {"segments": [], "device_traces": [self.trace]}
-
-    def _dump_snapshot(self, filename):
-        Path(filename).write_bytes(pickle.dumps(self._snapshot()))
-
-
-@pytest.mark.parametrize("trace", [[], [{"action": "alloc", "size": 512}]], ids=["off", "on"])
-def test_a_device_tells_of_its_memory_and_of_its_history_where_that_was_recorded(
-    tmp_path, monkeypatch, trace
-):
-    # A stand-in for a device: without one torch.cuda would refuse.
-    from mm_runner.crash._memory import _advice_on_allocator, keep_memory  # noqa: PLC0415
-
-    summary = "|  PyTorch CUDA memory summary, device ID 0  |"
-    module = SimpleNamespace(memory_summary=lambda _: summary, memory=_Memory(trace=trace))
-    monkeypatch.setattr(torch, "cuda", module)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    keep_memory(torch.device("cuda"), tmp_path, 3)
-    assert (tmp_path / "memory_rank3.txt").read_text() == f"{summary}\n"
-    history = tmp_path / "memory_rank3.pickle"
-    assert history.exists() == bool(trace)
-    if trace:
-        kept = pickle.loads(history.read_bytes())  # noqa: S301 - written just now
-        assert kept["device_traces"] == [trace]
-    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in next(_advice_on_allocator("cuda"))
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert not list(_advice_on_allocator("cuda"))
-
-
-def test_a_summary_that_fails_does_not_hide_the_error(make_runner, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("the device does not answer")
-
-    monkeypatch.setattr("mm_runner.crash._bundle.keep_memory", fails)
-    monkeypatch.setattr("mm_runner.crash._bundle.rng_digests", fails)
-    _, facts, _ = facts_of_crash(
-        make_runner, error=torch.cuda.OutOfMemoryError, custom_hooks=[RunsOut()]
-    )
-    assert facts["generators"] == {}
-    assert facts["error"]["type"] == "OutOfMemoryError"
+    assert "To need less memory" not in told(runner)
 
 
 def _fail_with_a_record(rank, work_dir):
@@ -228,3 +165,58 @@ def test_a_process_alone_keeps_no_record_of_a_group_that_it_once_had(make_runner
     monkeypatch.setattr(mm_dist, "read_flight_records", lambda: {"gloo": b"as torch wrote it"})
     _, _, folder = facts_of_crash(make_runner)
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "rank0.json"]
+
+
+def test_an_error_without_a_text_is_raised_and_leaves_a_bundle(make_runner):
+    hook = Raises("after_train_iter", 3, MuteError)
+    _, facts, _ = facts_of_crash(make_runner, MuteError, custom_hooks=[hook])
+    text = "<its text cannot be had: KeyError>"
+    assert facts["error"] == {"type": "MuteError", "message": text}
+    assert facts["place"] == "step 4"
+    assert "_fail" in facts["traceback"]
+
+
+def test_a_fact_that_cannot_be_had_takes_nothing_else_with_it(make_runner, monkeypatch):
+    def fails():
+        raise LookupError
+
+    monkeypatch.setattr(platform, "platform", fails)
+    _, facts, _ = facts_of_crash(make_runner)
+    assert facts["platform"] is None
+    assert (facts["error"]["type"], facts["place"]) == ("ArithmeticError", "step 8")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_that_fails_between_steps_has_no_batch(make_runner, workers):
+    loader = {**loader_cfg(), "dataset": Broken(), "num_workers": workers}
+    changes = {"train_dataloader": loader, "randomness": {"seed": 1}}
+    _, facts, _ = facts_of_crash(make_runner, **changes)
+    assert facts["iter"] > 0  # there was a batch before
+    assert facts["batch"] == "NoneType"
+    assert facts["sample"] == "sample 5 of Broken"
+
+
+@pytest.mark.parametrize(
+    ("stage", "steps", "batch"),
+    [
+        ("after_train_epoch", 6, None),
+        ("before_save_checkpoint", 6, None),
+        ("before_train_iter", 3, {"inputs", "labels"}),
+        ("after_train_iter", 3, {"inputs", "labels"}),
+    ],
+)
+def test_hooks_in_a_step_have_its_batch_and_others_none(make_runner, stage, steps, batch):
+    _, facts, _ = facts_of_crash(make_runner, custom_hooks=[Raises(stage, steps)])
+    assert facts["batch"] == "NoneType" if batch is None else set(facts["batch"]) == batch
+
+
+def test_secrets_by_any_of_their_names_are_left_out_and_settings_of_torch_kept(
+    make_runner, monkeypatch
+):
+    secret = ("MASTER_PW", "MM_PASS", "SLURM_JWT", "NCCL_AUTH", "MM_CREDENTIALS", "MM_password")
+    kept = ("NCCL_DEBUG", "TORCH_LOGS", "CUBLAS_WORKSPACE_CONFIG", "ASCEND_RT_VISIBLE_DEVICES")
+    for name in (*secret, *kept):
+        monkeypatch.setenv(name, ":16:8")
+    _, facts, _ = facts_of_crash(make_runner)
+    assert not set(secret) & set(facts["environment"])
+    assert set(kept) <= set(facts["environment"])

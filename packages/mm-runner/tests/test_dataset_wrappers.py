@@ -19,8 +19,8 @@ from mm_runner.data import (
     RepeatDataset,
     build_dataloader,
 )
-from mm_runner.plan import make_plan
 from mm_runner.registry import DATASETS
+from mm_runner.tools import make_plan
 
 
 class Labelled(Dataset):

@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.data import DataSettings, build_dataloader
-from mm_runner.plan import make_plan
 from mm_runner.registry import DATASETS, build_from_cfg
+from mm_runner.tools import make_plan
 
 _SAMPLES = [Blobs()[index] for index in range(24)]
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.model import apply_module_settings, describe_module_settings, unwrap_model
-from mm_runner.plan import make_plan, plan_as_text
+from mm_runner.tools import make_plan, plan_as_text
 
 KEY = "efficient_conv_bn_eval"
 CONVOLUTIONS = [

@@ -4,8 +4,8 @@ from toy import Scripted, loader_cfg, runner_arguments
 
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.evaluator import Accuracy, BaseMetric, Evaluator
-from mm_runner.plan import make_plan
 from mm_runner.runner._checks import check_run
+from mm_runner.tools import make_plan
 
 SCORES = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
 

@@ -16,10 +16,10 @@ from typing_extensions import override
 from mm_runner import ConfigError
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.cli import main
-from mm_runner.finders import find_learning_rate
-from mm_runner.finders._steepest_descent import smoothed_losses, steepest_rate
 from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
+from mm_runner.tools import find_learning_rate
+from mm_runner.tools._find_lr import smoothed_losses, steepest_rate
 
 _STEPS = 40
 
@@ -243,11 +243,6 @@ def test_a_loss_that_is_no_number_from_the_first_step_on_is_told(tmp_path, monke
     pytest.importorskip("matplotlib")
     assert main(["find-lr", "run.yaml", "--out", "lr.svg"]) == 0
     assert "<svg" in (tmp_path / "lr.svg").read_text()
-
-
-def test_a_loop_may_be_named_in_full(tmp_path):
-    train_cfg = {"type": "mm_runner.loops.EpochBasedTrainLoop", "max_epochs": 1}
-    assert find_learning_rate(cfg_of(tmp_path, train_cfg=train_cfg), steps=_STEPS).points
 
 
 class Leaving(Listening):

@@ -15,8 +15,8 @@ _LAYERS = (
     ("checkpoint",),
     ("hooks", "loops"),
     ("validation", "runner"),
-    ("tools",),
-    ("crash", "finders", "plan", "plotting", "diagnostics", "cli"),
+    ("tools", "diagnostics"),
+    ("cli",),
 )
 _LEVELS = {name: level for level, names in enumerate(_LAYERS) for name in names}
 # Imports that are still to be removed: to the right, and between subpackages of one layer.

@@ -8,11 +8,9 @@ from test_interruption import SendAt
 from toy import runner_arguments
 from typing_extensions import override
 
-from mm_runner.cli._fast_dev_run import try_out
 from mm_runner.errors import RunStopped
-from mm_runner.finders import find_batch_size, find_learning_rate
 from mm_runner.hooks import Hook
-from mm_runner.tools import verify_resume
+from mm_runner.tools import fast_dev_run, find_batch_size, find_learning_rate, verify_resume
 
 pytestmark = pytest.mark.usefixtures("handlers")
 
@@ -33,7 +31,7 @@ class CountsSaves(Hook):
         find_learning_rate,
         find_batch_size,
         verify_resume,
-        lambda cfg: try_out(cfg, 5, None),
+        lambda cfg: fast_dev_run(cfg, 5),
     ],
     ids=["find-lr", "find-batch-size", "verify-resume", "fast-dev-run"],
 )

@@ -11,8 +11,7 @@ from typing_extensions import override
 from mm_runner import ConfigError
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.hooks import Hook
-from mm_runner.plan import make_plan
-from mm_runner.tools import verify_resume
+from mm_runner.tools import make_plan, verify_resume
 
 EPOCHS = {"max_epochs": 3}
 ITERATIONS = {"by_epoch": False, "max_iters": 18}

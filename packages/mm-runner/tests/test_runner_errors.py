@@ -10,8 +10,8 @@ from mm_amp import OptimWrapper
 from mm_runner import CheckpointError, ComponentNotFoundError, ConfigError, Runner, WorkDirError
 from mm_runner.checkpoint import save_checkpoint_file
 from mm_runner.hooks import Hook
-from mm_runner.plan import make_plan
 from mm_runner.registry import DATASETS, MODELS
+from mm_runner.tools import make_plan
 
 SGD = {"type": "SGD", "lr": 0.1}
 

@@ -12,9 +12,9 @@ import mm_dist
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.cli import main
 from mm_runner.config import Config
-from mm_runner.plan import make_plan
 from mm_runner.registry import OPTIMIZERS
 from mm_runner.reporting import LogProcessor
+from mm_runner.tools import make_plan
 
 SGD = {"type": "SGD", "lr": 0.1, "weight_decay": 0.01}
 

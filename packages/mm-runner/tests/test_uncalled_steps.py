@@ -11,7 +11,7 @@ from typing_extensions import override
 import mm_dist
 from mm_runner import ConfigError, Runner
 from mm_runner.model import Supervised
-from mm_runner.plan import make_plan
+from mm_runner.tools import make_plan
 
 TORCHS = {"model_wrapper_cfg": {"type": "DistributedDataParallel"}}
 SEPARATE = {"model_wrapper_cfg": {"type": "MMSeparateDistributedDataParallel"}}

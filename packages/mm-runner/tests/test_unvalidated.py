@@ -7,8 +7,7 @@ from typing_extensions import override
 from mm_runner import ConfigError, Runner
 from mm_runner.evaluator import Accuracy
 from mm_runner.loops import EpochBasedTrainLoop
-from mm_runner.plan import make_plan
-from mm_runner.tools import verify_resume
+from mm_runner.tools import make_plan, verify_resume
 
 PLATEAU = {"type": "ReduceOnPlateauLR", "monitor": "accuracy"}
 SAVING = {"checkpoint": {"save_best": "accuracy", "interval": 1}}

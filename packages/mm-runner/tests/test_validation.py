@@ -13,9 +13,9 @@ from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.evaluator import Accuracy
 from mm_runner.hooks import LoggerHook
 from mm_runner.model import BaseDataPreprocessor
-from mm_runner.plan import make_plan
 from mm_runner.registry import MODELS
 from mm_runner.runner._checks import checked_cfg
+from mm_runner.tools import make_plan
 from mm_runner.validation import validate_run
 
 _SGD = {"type": "SGD", "lr": 0.1}

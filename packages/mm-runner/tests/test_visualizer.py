@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from mm_runner import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.plotting import read_scalars
 from mm_runner.reporting import BackgroundScalars
 from mm_runner.reporting._background import _MOST_IMAGES
 from mm_runner.reporting._writers import named_scalars
+from mm_runner.tools import read_scalars
 
 
 class Gallery:

@@ -1,31 +1,81 @@
-"""The configuration that a command works with: the file, and what the command line changes."""
+"""The configuration of a command: a file, and what the command line changes in it."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import mm_amp
-import mm_compile
-import mm_dist
-import mm_npu
-from mm_runner.config import Config
+from mm_runner.config import Config, DictAction
 from mm_runner.errors import ComponentNotFoundError, ConfigError
-from mm_runner.runner._checks import HOMES, refuse_misplaced
 
-__all__ = ["load_config", "locating"]
+__all__ = ["add_config_arguments", "load_config", "locating"]
 
-# Their messages begin with the path of a key, whichever package reads it.
-_CONFIG_ERRORS = (
-    *(ConfigError, ComponentNotFoundError),
-    *(mm_amp.ConfigError, mm_compile.ConfigError, mm_dist.ConfigError, mm_npu.ConfigError),
-)
+_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu")
+
+
+def add_config_arguments(
+    parser: ArgumentParser,
+    *,
+    work_dir: bool = True,
+    launcher: bool = True,
+    switches: bool = True,
+) -> None:
+    """Add ``CONFIG`` and the options that change it, for :func:`load_config`.
+
+    Args:
+        parser: Of a command.
+        work_dir: Add ``--work-dir``.
+        launcher: Add ``--launcher`` and ``--local-rank``.
+        switches: Add ``--amp``, ``--compile`` and ``--auto-scale-lr``.
+    """
+    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .py file")
+    parser.add_argument(
+        "--cfg-options",
+        "--cfg_options",
+        nargs="+",
+        action=DictAction,
+        metavar="PATH=VALUE",
+        help="change single values: optim_wrapper.optimizer.lr=0.1 custom_hooks.0.interval=5",
+    )
+    if work_dir:
+        parser.add_argument(
+            "--work-dir",
+            "--work_dir",
+            metavar="DIR",
+            help="where checkpoints and logs go (default: as configured, else work_dirs/<name>)",
+        )
+    if launcher:
+        add_launcher(parser)
+    if switches:
+        parser.add_argument(
+            "--amp",
+            nargs="?",
+            const="default",
+            choices=["default", "float16", "bfloat16", "auto"],
+            metavar="DTYPE",
+            help="mixed precision: float16, bfloat16, auto, or the device's default",
+        )
+        parser.add_argument("--compile", action="store_true", help="compile the model")
+        parser.add_argument(
+            "--auto-scale-lr",
+            "--auto_scale_lr",
+            action="store_true",
+            help="scale the learning rate by the batch; needs auto_scale_lr.base_batch_size",
+        )
+
+
+def add_launcher(parser: ArgumentParser) -> None:
+    """Add ``--launcher`` and ``--local-rank``; by default the configuration's launcher is used."""
+    from mm_dist import add_launcher_arguments  # noqa: PLC0415 - imports torch
+
+    add_launcher_arguments(parser)
+    parser.set_defaults(launcher=None)
 
 
 def load_config(options: Namespace) -> Config:
@@ -40,6 +90,8 @@ def load_config(options: Namespace) -> Config:
     for folder in (os.getcwd(), str(file.parent)):  # noqa: PTH109 - text, as in sys.path
         if folder not in sys.path:
             sys.path.insert(0, folder)
+    from mm_runner.runner._checks import HOMES, refuse_misplaced  # noqa: PLC0415 - imports torch
+
     cfg = Config.fromfile(file)
     for path in options.cfg_options or {}:
         name, _, rest = path.partition(".")
@@ -59,29 +111,32 @@ def locating(cfg: Config) -> Iterator[None]:
     """Put file and line before the message of an error that begins with the path of a key."""
     try:
         yield
-    except _CONFIG_ERRORS as error:
+    except Exception as error:
+        others = [getattr(sys.modules.get(name), "ConfigError", ConfigError) for name in _PACKAGES]
+        if not isinstance(error, (ConfigError, ComponentNotFoundError, *others)):
+            raise
         raise cfg.located(error) from error
 
 
 def _apply(cfg: Config, options: Namespace) -> None:
-    if options.work_dir is not None:
+    given = {name: value for name, value in vars(options).items() if value not in (None, False)}
+    if "work_dir" in given:
         cfg.work_dir = options.work_dir
     elif cfg.get("work_dir") is None:
         cfg.work_dir = str(Path("work_dirs", Path(options.config).stem))
-    if getattr(options, "launcher", None) is not None:
+    if "launcher" in given:
         cfg.launcher = options.launcher
-    if getattr(options, "amp", None) is not None:
+    if "amp" in given:
         cfg.optim_wrapper = _with_amp(cfg.get("optim_wrapper"), options.amp, "optim_wrapper")
-    if getattr(options, "compile", False) and not cfg.get("compile"):
+    if "compile" in given and not cfg.get("compile"):
         cfg.compile = True
-    if getattr(options, "auto_scale_lr", False):
+    if "auto_scale_lr" in given:
         _enable_auto_scale(cfg)
-    resume = getattr(options, "resume", None)
-    if resume is not None:
-        _resume(cfg, resume)
-    if getattr(options, "overwrite", False):
+    if "resume" in given:
+        _resume(cfg, options.resume)
+    if "overwrite" in given:
         cfg.overwrite, cfg.resume = True, False
-    if getattr(options, "no_resume_data", False):
+    if "no_resume_data" in given:
         cfg.resume_data = False
 
 

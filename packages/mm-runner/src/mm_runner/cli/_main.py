@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib import import_module
-from typing import cast
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import entry_points, version
+from typing import Any, Protocol, cast
 
-from ._failure import INTERRUPTED_STATUS, report_failure
-from ._parser import build_parser
+__all__ = ["Command", "main"]
 
-__all__ = ["main"]
+_GROUP = "mm.commands"
+_EPILOG = (
+    "Exit status: 0 success; 1 failure; 2 wrong usage; 75 preempted, saved, to be started again "
+    "with --resume; 130 Ctrl-C. A configuration is YAML, JSON, or Python, which is executed: use "
+    "only files that you trust. Modules are also imported from its folder and from the current one."
+)
+_OUR_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu", "mm_runner")
+# Longer than any launcher takes to see that a process has ended: torchrun looks every 5 s.
+_PATIENCE_S = 7.0
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
-# Module and function of each command, imported when it is asked for.
-_COMMANDS = {
-    "train": ("_train", "train"),
-    "test": ("_test", "test"),
-    "check": ("_check", "check"),
-    "plot": ("_plot", "plot"),
-    "verify-resume": ("_verify_resume", "verify"),
-    "convert": ("_convert", "convert"),
-    "replay": ("_replay", "replay"),
-    "find-lr": ("_find_lr", "find_lr"),
-    "find-batch-size": ("_find_batch_size", "find_batch"),
-}
+
+class Command(Protocol):
+    """A subcommand; its module should import nothing heavy before :meth:`run`.
+
+    Attributes:
+        help: One line for the list of commands.
+        description: Sentences for ``mm-runner COMMAND --help``.
+    """
+
+    help: str
+    description: str
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add the arguments of the command to its parser."""
+
+    def run(self, options: Namespace) -> int:
+        """Do it, and return the exit status."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,56 +50,78 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Defaults to those of this process.
 
     Returns:
-        The exit status: 0 for success; 1 for a failure, told in one message where it is the user's
+        The exit status: 0 for success; 1 for a failure, in one message where it is the user's
         to repair; 130 after Ctrl-C.
 
     Raises:
         SystemExit: With status 2 after wrong usage; with 75 after a training that was preempted and
-            has saved where it was: start it again with ``--resume``.
+            has saved its state: start it again with ``--resume``.
 
     Example:
         >>> main(["check", "config.yaml"])  # doctest: +SKIP
         0
     """
-    options = build_parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser, commands = _build_parser(arguments)
+    options = parser.parse_args(arguments)
     try:
-        with _no_collections(options.command):
-            return _command(options)(options)
+        return commands[options.command].run(options)
     except KeyboardInterrupt:
         sys.stderr.write("mm-runner: interrupted\n")
-        return INTERRUPTED_STATUS
+        return 130
     except Exception as error:  # noqa: BLE001 - it is shown, and becomes the status
-        return report_failure(error, show_traceback=options.traceback)
+        _report_failure(error, show_traceback=options.traceback)
+        return 1
     finally:
         _end_output()
 
 
+def _build_parser(arguments: Sequence[str]) -> tuple[ArgumentParser, dict[str, Command]]:
+    """Return the parser, with the arguments of the command in ``arguments`` only, and commands."""
+    parser = ArgumentParser(
+        prog="mm-runner",
+        description="Train, test and examine models from their configuration.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"mm-runner {version('mm-runner')}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((one for one in arguments if not one.startswith("-")), None)
+    commands: dict[str, Command] = {}
+    for entry in entry_points(group=_GROUP):
+        command = commands[entry.name] = cast("Command", entry.load()())
+        options: dict[str, Any] = {"help": command.help, "description": command.description}
+        own = subparsers.add_parser(entry.name, epilog=_EPILOG, allow_abbrev=False, **options)
+        if entry.name == chosen:
+            command.add_arguments(own)
+            own.add_argument(
+                "--traceback", action="store_true", help="show the traceback of every error"
+            )
+    return parser, commands
+
+
+def _report_failure(error: Exception, *, show_traceback: bool) -> None:
+    """Print ``error``: one message for what the user can repair, else the traceback.
+
+    All processes of a machine have the same configuration, so the others than the first wait before
+    they print such a message: the launcher ends them in the meantime.
+    """
+    is_ours = any(one.__module__.partition(".")[0] in _OUR_PACKAGES for one in type(error).__mro__)
+    if show_traceback or not is_ours:
+        # mm-dist's hook, once there is a process group: it reports to the other ranks.
+        sys.excepthook(type(error), error, error.__traceback__)
+        return
+    ranks = [os.environ[name] for name in _LOCAL_RANKS if name in os.environ]
+    if ranks and ranks[0] != "0":
+        time.sleep(_PATIENCE_S)
+    sys.stderr.write(f"mm-runner: {error}\n")
+    sys.stderr.flush()
+
+
 def _end_output() -> None:
-    """Leave nothing for Python to write at its end where what read the output has ended."""
+    """Flush the output; discard the rest where its reader has ended, as in ``| head``."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
         with suppress(OSError, ValueError):  # not a file of the system's
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _command(options: Namespace) -> Callable[[Namespace], int]:
-    module, function = _COMMANDS[options.command]
-    return cast(
-        "Callable[[Namespace], int]",
-        getattr(import_module(f".{module}", __package__), function),
-    )
-
-
-@contextmanager
-def _no_collections(command: str) -> Iterator[None]:
-    """Look for no garbage in a short command: to go through torch's objects once takes 0.2 s."""
-    is_on = command == "check" and gc.isenabled()
-    if not is_on:
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -1,6 +1,62 @@
-"""Tools beside the core: they run a configuration and report on it."""
+"""Tools beside the core: plan, trial runs, finders, crash bundles, and curves."""
 
-from ._run_comparison import ResumeDifference, ResumeReport
-from ._verify_resume import verify_resume
+from __future__ import annotations
 
-__all__ = ["ResumeDifference", "ResumeReport", "verify_resume"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._crash import CrashBundleHook
+    from ._fast_dev_run import fast_dev_run
+    from ._find_batch_size import BatchSizeReport, BatchTrial, find_batch_size
+    from ._find_lr import LearningRateReport, RatePoint, find_learning_rate
+    from ._plan import make_plan
+    from ._plan_text import plan_as_text
+    from ._plot import plot_curves, plot_rates, plot_runs, read_scalars
+    from ._replay import replay_crash
+    from ._verify_resume import ResumeDifference, ResumeReport, verify_resume
+
+__all__ = [
+    "BatchSizeReport",
+    "BatchTrial",
+    "CrashBundleHook",
+    "LearningRateReport",
+    "RatePoint",
+    "ResumeDifference",
+    "ResumeReport",
+    "fast_dev_run",
+    "find_batch_size",
+    "find_learning_rate",
+    "make_plan",
+    "plan_as_text",
+    "plot_curves",
+    "plot_rates",
+    "plot_runs",
+    "read_scalars",
+    "replay_crash",
+    "verify_resume",
+]
+
+_MODULES = {
+    "_crash": ("CrashBundleHook",),
+    "_fast_dev_run": ("fast_dev_run",),
+    "_find_batch_size": ("BatchSizeReport", "BatchTrial", "find_batch_size"),
+    "_find_lr": ("LearningRateReport", "RatePoint", "find_learning_rate"),
+    "_plan": ("make_plan",),
+    "_plan_text": ("plan_as_text",),
+    "_plot": ("plot_curves", "plot_rates", "plot_runs", "read_scalars"),
+    "_replay": ("replay_crash",),
+    "_verify_resume": ("ResumeDifference", "ResumeReport", "verify_resume"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a tool on first use: every run has the hook of the crash bundle, and no other."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,65 +1,124 @@
-"""Proof on a user's configuration that a resumed run takes the same steps."""
+"""Comparison of a resumed run with one that was not stopped."""
 
 from __future__ import annotations
 
-import copy
 import gc
+import math
 import random
-import shutil
-import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 import mm_dist
 from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import clean_name, load_checkpoint_file, rng_state, set_rng_state
+from mm_runner.checkpoint import clean_name, load_checkpoint_file, rng_state
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
-from mm_runner.runner import Runner
-from mm_runner.runner._checks import without_variables
-from mm_runner.runner._environment import (
-    fix_cublas_workspace,
-    seed_everything,
-    set_up_process,
-)
+from mm_runner.runner._environment import seed_everything
 
 from ._fingerprint import fingerprint
-from ._run_comparison import (
-    ResumeDifference,
-    ResumeReport,
-    StepRecord,
-    compare_states,
-    compare_steps,
-    explain,
-)
+from ._trial import TRAINING_ONLY, EndOfTrialError, copied_config, train_with, trial_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mm_runner.run_view import RunView
 
-__all__ = ["verify_resume"]
+__all__ = ["ResumeDifference", "ResumeReport", "verify_resume"]
 
-# What a run of a few steps is not to do.
-_LEFT_OUT = (
-    "experiment_name",
-    "test_cfg",
-    "test_dataloader",
-    "test_evaluator",
-    "val_cfg",
-    "val_dataloader",
-    "val_evaluator",
-    "visualizer",
+_MOST_LINES = 12
+# Steps before the stop, and after it.
+_NUM_STEPS = 5
+# Entries of a checkpoint that may differ between two runs of the same steps.
+_OWN = ("meta", "checkpoint_hook")
+_CAUSES = {
+    "data": "The resumed run trains on other batches: the order of the data, or what workers draw "
+    "for augmentation, does not continue where it was.",
+    "random numbers": "The batches are the same, and the random numbers are not: something draws "
+    "some outside the steps in one of the runs only.",
+    "learning rates": "Batches and random numbers are the same, and the learning rates are not: a "
+    "hook or a schedule does not keep its state. Give the hook state_dict and load_state_dict.",
+    "outputs": "The same batch, random numbers and learning rates give another output: the forward "
+    "pass, or the step before it, depends on something that is in no checkpoint, such as a plain "
+    "attribute of the model or a buffer with persistent=False.",
+    "state": "The steps gave the same outputs, and what later steps depend on differs at the end.",
+}
+_NOT_REPRODUCIBLE = (
+    "But two runs without a stop differ as well (see {}: {}), so this says nothing about resuming: "
+    "make the training reproducible first, with randomness=dict(seed=0, deterministic=True), and "
+    "without random numbers of other generators than Python's, NumPy's global one, and torch's."
 )
 
 
-_AT_MOST, _BEYOND = 5, 5
+@dataclass(frozen=True)
+class ResumeDifference:
+    """One difference between the two runs.
+
+    Args:
+        what: ``"data"``, ``"random numbers"``, ``"learning rates"``, ``"outputs"`` of a step, or
+            ``"state"`` at the end.
+        name: Which of these, such as ``"torch"``, ``"loss"`` or
+            ``"optimizer.layers.0.weight.momentum_buffer"``.
+        detail: How they differ.
+        step: The step, counted from 1; ``None`` for the state at the end.
+        rank: The process.
+    """
+
+    what: str
+    name: str
+    detail: str
+    step: int | None = None
+    rank: int = 0
+
+    @override
+    def __str__(self) -> str:
+        where = "at the end" if self.step is None else f"step {self.step}"
+        rank = f"rank {self.rank}, " if self.rank else ""
+        return f"{rank}{where}: {self.what}: {self.name}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class ResumeReport:
+    """Whether a resumed run took the steps of one that was not stopped, bit by bit.
+
+    Args:
+        equal: Whether everything compared is the same.
+        at_step: After which step the run was stopped and resumed.
+        steps: How many steps both runs took in all.
+        steps_compared: How many of them came after the stop.
+        differences: Those of the first step that has any; else those of the state at the end.
+        explanation: What that means, in a sentence or two; empty if nothing differs.
+    """
+
+    equal: bool
+    at_step: int
+    steps: int
+    steps_compared: int
+    differences: tuple[ResumeDifference, ...] = ()
+    explanation: str = ""
+
+    @override
+    def __str__(self) -> str:
+        if self.equal:
+            return (
+                f"Resuming is exact: stopped after step {self.at_step} and resumed, the run took "
+                f"the same {self.steps_compared} steps as without a stop, bit by bit (data, random "
+                "numbers, learning rates, losses; and at the end weights, optimizer, schedules and "
+                "hooks)."
+            )
+        shown = [f"  {difference}" for difference in self.differences[:_MOST_LINES]]
+        more = len(self.differences) - len(shown)
+        if more > 0:
+            shown.append(f"  and {more} more")
+        head = (
+            f"Resuming is not exact: stopped after step {self.at_step} and resumed, the run "
+            f"differs from one without a stop. {self.explanation}"
+        )
+        return "\n".join([head, *shown])
 
 
 def verify_resume(
@@ -72,9 +131,9 @@ def verify_resume(
     """Train some steps, stop, resume, and compare with the same steps without a stop.
 
     Both runs take place in this process, or in all processes of a distributed run, each of which
-    must call this. Between them the generators are put elsewhere, as in a new process. Validation,
-    test and the checkpoints that ``cfg`` asks for are left out. If the runs differ, a third one
-    tells whether two runs without a stop differ as well.
+    must call this. Between them the generators are seeded at random, as in a new process.
+    Validation, test and the checkpoints that ``cfg`` asks for are left out. If the runs differ, a
+    third one tells whether two runs without a stop differ as well.
 
     Args:
         cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, with what is in it.
@@ -84,7 +143,7 @@ def verify_resume(
         work_dir: Where the runs write; by default a temporary directory, removed afterwards.
 
     Returns:
-        What was found; ``print`` it.
+        A report; ``print`` it.
 
     Raises:
         ConfigError: If the configuration does not fit, cannot be copied, or ends its training
@@ -99,37 +158,23 @@ def verify_resume(
             f"verify_resume: at_step={at_step!r} was given; it is the number of the step to stop "
             "after, from 1."
         )
-    before = rng_state(torch.device("cpu"))
-    fix_cublas_workspace(cfg.get("randomness"))
-    set_up_process(cfg.get("launcher") or "auto", cfg.get("env_cfg"))
-    directory = _directory(work_dir)
-    try:
-        return _verify(cfg, directory, at_step, steps)
-    finally:
-        set_rng_state(before, torch.device("cpu"))
-        if work_dir is None:
-            mm_dist.barrier()
-            if mm_dist.is_main_process():
-                shutil.rmtree(directory, ignore_errors=True)
-
-
-def _verify(
-    cfg: Mapping[str, Any], directory: Path, at_step: int | None, steps: int | None
-) -> ResumeReport:
-    whole = Recorder(directory / "whole", at_step, steps)
-    _record(cfg, whole)
-    stop = whole.directory / "stop.pth"
-    resumed = Recorder(directory / "resumed", 0, whole.steps)
-    _record(cfg, resumed, load_from=str(stop), resume=True)
-    differences = _compare(whole, resumed)
+    with trial_directory(cfg, "verify-resume", work_dir) as (directory, _):
+        whole = _Recorder(directory / "whole", at_step, steps)
+        _record(cfg, whole)
+        resumed = _Recorder(directory / "resumed", 0, whole.steps)
+        _record(cfg, resumed, load_from=str(whole.directory / "stop.pth"), resume=True)
+        differences = _compare(whole, resumed)
+        explanation = ""
+        if differences:
+            again = _Recorder(directory / "again", whole.at_step, whole.steps)
+            seed = {**(cfg.get("randomness") or {}), "seed": whole.seed}
+            _record(cfg, again, randomness=seed)
+            repeats = _compare(whole, again)
+            explanation = _CAUSES[differences[0].what]
+            if repeats:
+                explanation = _NOT_REPRODUCIBLE.format(repeats[0].what, repeats[0].name)
     assert whole.at_step is not None
     assert whole.steps is not None
-    explanation = ""
-    if differences:
-        again = Recorder(directory / "again", whole.at_step, whole.steps)
-        seed = {**(cfg.get("randomness") or {}), "seed": whole.seed}
-        _record(cfg, again, randomness=seed)
-        explanation = explain(differences, _compare(whole, again))
     return ResumeReport(
         equal=not differences,
         at_step=whole.at_step,
@@ -140,85 +185,37 @@ def _verify(
     )
 
 
-def _directory(work_dir: str | Path | None) -> Path:
-    if work_dir is not None:
-        return Path(work_dir).absolute()
-    return run_on_main(lambda: Path(tempfile.mkdtemp(prefix="mm_runner-verify-resume-")))
-
-
-def _record(cfg: Mapping[str, Any], recorder: Recorder, **changes: Any) -> None:
-    """Train as ``cfg`` says, in a process that knows nothing of a run before."""
-    _scramble_generators()
-    runner = Runner.from_cfg({**_short(cfg, recorder.directory), **changes})
-    runner.register_hook(recorder)
-    runner.interruption.saves = False
-    try:
-        runner.train()
+def _record(cfg: Mapping[str, Any], recorder: _Recorder, **changes: Any) -> None:
+    """Train as ``cfg`` says, without what an earlier run left in the generators."""
+    seed_everything(random.SystemRandom().getrandbits(32))
+    copied = copied_config(cfg, "verify_resume", TRAINING_ONLY)
+    hooks = {**(copied.get("default_hooks") or {}), "checkpoint": None, "logger": None}
+    own = {"work_dir": str(recorder.directory), "default_hooks": hooks, "resume_data": True}
+    runner = train_with({**copied, **own, **changes}, recorder)
+    done = runner.iter
+    del runner
+    gc.collect()  # workers, and wrappers of the process group, before the next run's
+    if not recorder.has_ended:
         raise ConfigError(
-            f"verify_resume: training ended after step {runner.iter} by itself, before step "
+            f"verify_resume: training ended after step {done} by itself, before step "
             f"{recorder.steps}, the last one to compare: a hook (TimeLimitHook, EarlyStoppingHook) "
             "or the loop ends it. Leave that hook out, or give steps= a smaller number."
         )
-    except EndOfRecordError:
-        pass
-    finally:
-        del runner
-        gc.collect()  # workers, and wrappers of the process group, before the next run's
 
 
-def _short(cfg: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Return a copy of ``cfg`` for a run that only trains."""
-    try:
-        # All at once: what two entries share, such as a model and its optimizer, stays shared.
-        copied = copy.deepcopy(dict(cfg))
-    except Exception as error:
-        raise ConfigError(
-            f"verify_resume: the configuration is needed three times, and cannot be copied: "
-            f"{error}. Give dicts with 'type' instead of objects."
-        ) from error
-    whole = without_variables(copied)
-    kept = {name: value for name, value in whole.items() if name not in _LEFT_OUT}
-    hooks = {**(kept.get("default_hooks") or {}), "checkpoint": None, "logger": None}
-    return {
-        **kept,
-        "work_dir": str(directory),
-        "default_hooks": hooks,
-        "log_level": "WARNING",
-        "crash_bundle": False,
-        "resume_data": True,
-    }
+class _StepRecord(NamedTuple):
+    """Fingerprints of a step's batch and of the generators before it, its rates and outputs."""
+
+    data: str
+    generators: dict[str, str]
+    rates: list[float]
+    outputs: dict[str, Any]
 
 
-def _scramble_generators() -> None:
-    """Let the generators be where no run would leave them."""
-    seed_everything(random.SystemRandom().getrandbits(32))
-
-
-def _compare(whole: Recorder, other: Recorder) -> list[ResumeDifference]:
-    """Return the differences of all processes' steps, else those of the state at the end."""
-    own = compare_steps(whole.records, other.records, mm_dist.get_rank())
-    of_all = [one for found in mm_dist.all_gather_object(own) for one in found]
-    if of_all:
-        first = min(one.step or 0 for one in of_all)
-        return [one for one in of_all if one.step == first]
-    return run_on_main(
-        lambda: compare_states(
-            load_checkpoint_file(whole.directory / "end.pth"),
-            load_checkpoint_file(other.directory / "end.pth"),
-            whole.names,
-        )
-    )
-
-
-class EndOfRecordError(Exception):
-    """Ends a run after the last step that is compared."""
-
-
-class Recorder(Hook):
+class _Recorder(Hook):
     """Records a run; saves it at one step, and ends it at another.
 
-    Neither is done while gradients are accumulated, which are in no checkpoint, but after the next
-    optimizer step.
+    Both wait for the next optimizer step while gradients are accumulated.
 
     Args:
         directory: Where to save ``stop.pth`` and ``end.pth``.
@@ -232,24 +229,28 @@ class Recorder(Hook):
         self.directory = directory
         self.at_step, self.steps = at_step, steps
         self.seed: int | None = None
-        self.records: dict[int, StepRecord] = {}
+        self.records: dict[int, _StepRecord] = {}
         # Of the parameters, in the order of each optimizer.
         self.names: dict[str, list[str]] = {}
+        self.has_ended = False
         self._is_saved = at_step == 0
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self.names, self.seed = _parameter_names(runner), runner.seed
-        window = max(
-            getattr(one, "accumulative_counts", 1)
-            for one in named_wrappers(runner.optim_wrapper).values()
-        )
+        wrappers = named_wrappers(runner.optim_wrapper)
+        names = {id(one): name for name, one in unwrap_model(runner.model).named_parameters()}
+        self.names = {
+            name: [clean_name(names.get(id(one), "?")) for one in _parameters(wrapper)]
+            for name, wrapper in wrappers.items()
+        }
+        self.seed = runner.seed
+        window = max(getattr(one, "accumulative_counts", 1) for one in wrappers.values())
         if self.at_step is None:
             length = getattr(getattr(runner.train_loop, "batches", None), "length", None)
-            within = _AT_MOST if length is None else min(max(length // 2, 1), _AT_MOST)
+            within = _NUM_STEPS if length is None else min(max(length // 2, 1), _NUM_STEPS)
             self.at_step = -(-within // window) * window
         if self.steps is None:
-            steps = self.at_step + max(_BEYOND, window)
+            steps = self.at_step + max(_NUM_STEPS, window)
             self.steps = min(-(-steps // window) * window, runner.max_iters)
         if not self._is_saved and not 0 < self.at_step < self.steps <= runner.max_iters:
             raise ConfigError(
@@ -260,11 +261,11 @@ class Recorder(Hook):
 
     @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        generators = rng_state(runner.device)
-        self.records[runner.iter + 1] = StepRecord(
+        wrappers = named_wrappers(runner.optim_wrapper).values()
+        self.records[runner.iter + 1] = _StepRecord(
             fingerprint(data_batch),
-            {name: fingerprint(state) for name, state in generators.items()},
-            [float(group["lr"]) for group in _groups(runner)],
+            {name: fingerprint(state) for name, state in rng_state(runner.device).items()},
+            [float(group["lr"]) for one in wrappers for group in one.param_groups],
             {},
         )
 
@@ -274,9 +275,8 @@ class Recorder(Hook):
     ) -> None:
         step = runner.iter + 1
         if isinstance(outputs, dict):
-            self.records[step].outputs.update(
-                {name: _number(value) for name, value in outputs.items()}
-            )
+            numbers = {name: _number(value) for name, value in outputs.items()}
+            self.records[step].outputs.update(numbers)
         if runner.holds_gradients:
             return
         assert self.at_step is not None
@@ -285,29 +285,115 @@ class Recorder(Hook):
             self._is_saved, self.at_step = True, step
             runner.save_checkpoint(self.directory, "stop.pth", mark_as_latest=False)
         elif step >= self.steps:
-            self.steps = step
+            self.steps, self.has_ended = step, True
             runner.save_checkpoint(self.directory, "end.pth", mark_as_latest=False)
-            raise EndOfRecordError
+            raise EndOfTrialError
 
 
-def _parameter_names(runner: RunView) -> dict[str, list[str]]:
-    names = {id(one): name for name, one in unwrap_model(runner.model).named_parameters()}
-    return {
-        wrapper_name: [
-            clean_name(names.get(id(parameter), "?"))
-            for group in wrapper.param_groups
-            for parameter in group["params"]
-        ]
-        for wrapper_name, wrapper in named_wrappers(runner.optim_wrapper).items()
-    }
-
-
-def _groups(runner: RunView) -> list[Any]:
-    wrappers = named_wrappers(runner.optim_wrapper).values()
-    return [group for wrapper in wrappers for group in wrapper.param_groups]
+def _parameters(wrapper: Any) -> list[Tensor]:
+    return [one for group in wrapper.param_groups for one in group["params"]]
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.item() if value.numel() == 1 else fingerprint(value)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
     return value if isinstance(value, (bool, int, float, str)) else fingerprint(value)
+
+
+def _compare(whole: _Recorder, other: _Recorder) -> list[ResumeDifference]:
+    """Return the differences of the first step that has any on a process, else at the end."""
+    own = next(filter(None, _by_step(whole.records, other.records)), [])
+    of_all = [one for found in mm_dist.all_gather_object(own) for one in found]
+    if of_all:
+        first = min(one.step or 0 for one in of_all)
+        return [one for one in of_all if one.step == first]
+
+    def compare_ends() -> list[ResumeDifference]:
+        one, two = (load_checkpoint_file(run.directory / "end.pth") for run in (whole, other))
+        return [
+            ResumeDifference("state", _readable(path, whole.names), detail)
+            for path, detail in _walk(_comparable(one), _comparable(two), ())
+        ]
+
+    return run_on_main(compare_ends)
+
+
+def _by_step(
+    whole: Mapping[int, _StepRecord], resumed: Mapping[int, _StepRecord]
+) -> Iterator[list[ResumeDifference]]:
+    for step in sorted(whole.keys() & resumed.keys()):
+        found = _step_differences(whole[step], resumed[step])
+        yield [ResumeDifference(*one, step=step, rank=mm_dist.get_rank()) for one in found]
+
+
+def _step_differences(whole: _StepRecord, resumed: _StepRecord) -> Iterator[tuple[str, str, str]]:
+    if whole.data != resumed.data:
+        yield "data", "the batch", "other samples, or the same ones with other values"
+    for name, state in whole.generators.items():
+        if resumed.generators.get(name) != state:
+            yield "random numbers", name, "another state before the step"
+    if whole.rates != resumed.rates:
+        yield "learning rates", "lr", f"{resumed.rates} instead of {whole.rates}"
+    for name, value in whole.outputs.items():
+        other = resumed.outputs.get(name)
+        if not _is_same(value, other):
+            yield "outputs", name, f"{other!r} instead of {value!r}"
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def _comparable(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in checkpoint.items() if name.partition("#")[0] not in _OWN}
+    windows = kept.get("message_hub")
+    if isinstance(windows, list):  # the duration of steps is no state
+        kept["message_hub"] = [
+            {name: window for name, window in one.items() if not name.endswith("time")}
+            for one in windows
+        ]
+    return kept
+
+
+def _walk(whole: Any, resumed: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    if isinstance(whole, (list, tuple)) and isinstance(resumed, (list, tuple)):
+        whole, resumed = dict(enumerate(whole)), dict(enumerate(resumed))
+    if isinstance(whole, Mapping) and isinstance(resumed, Mapping):
+        for key in [*whole, *(key for key in resumed if key not in whole)]:
+            if key not in whole or key not in resumed:
+                missing = "the run without a stop" if key not in whole else "the resumed run"
+                yield (*path, key), f"{missing} has none"
+            else:
+                yield from _walk(whole[key], resumed[key], (*path, key))
+    elif isinstance(whole, Tensor) and isinstance(resumed, Tensor):
+        detail = _tensor_difference(whole, resumed)
+        if detail:
+            yield path, detail
+    elif not _is_same(whole, resumed):
+        yield path, f"{repr(resumed)[:60]} instead of {repr(whole)[:60]}"
+
+
+def _tensor_difference(whole: Tensor, resumed: Tensor) -> str:
+    if whole.shape != resumed.shape or whole.dtype != resumed.dtype:
+        return (
+            f"{tuple(resumed.shape)} {resumed.dtype} instead of {tuple(whole.shape)} {whole.dtype}"
+        )
+    # NaN in the same places is the same.
+    differs = (whole != resumed) & ~((whole != whole) & (resumed != resumed))  # noqa: PLR0124
+    if not bool(differs.any()):
+        return ""
+    largest = (whole.double() - resumed.double()).abs().nan_to_num().max().item()
+    return f"{int(differs.sum())} of {whole.numel()} values, by {largest:.3g} at most"
+
+
+def _readable(path: tuple[Any, ...], names: Mapping[str, list[str]]) -> str:
+    """Return the path with parameters by name, which an optimizer knows by position only."""
+    parts = list(path)
+    for wrapper, of_wrapper in names.items():
+        before = ["optimizer", *([wrapper] if wrapper else []), "state"]
+        position = parts[len(before)] if parts[: len(before)] == before else None
+        if isinstance(position, int) and position < len(of_wrapper):
+            parts[len(before) - 1 : len(before) + 1] = [of_wrapper[position]]
+    return ".".join(map(str, parts))

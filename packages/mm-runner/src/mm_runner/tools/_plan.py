@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 import mm_compile
 import mm_dist
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, MMRunnerError
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import build_hooks
 from mm_runner.hooks._metrics_asked import refuse_missing_metrics
-from mm_runner.model import plan_module_settings, unwrap_model
-from mm_runner.optim import ParamScheduler, named_wrappers, scale_lr
+from mm_runner.model import (
+    check_wrapped_step,
+    plan_module_settings,
+    uncalled_step,
+    unwrap_model,
+)
+from mm_runner.optim import ParamScheduler, build_optim_wrapper, named_wrappers, scale_lr
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import argument_names, check_run, own_keys
 from mm_runner.runner._resume import refuse_url
+from mm_runner.runner._wrapping import build_model, is_wrapped, with_preprocessor, wrapper_type
 
-from ._length import Length, length_of_run
-from ._memory import describe_memory
-from ._model import check_step_of_plan, describe_model, model_without_memory
-from ._optimizer_state import without_compiler
-from ._optimizers import describe_optimizers, wrapper_of_plan
-from ._schedule import build_schedules, rates_at_key_steps
+from ._plan_memory import bytes_by_dtype, describe_memory
+from ._plan_schedule import Length, build_schedules, length_of_run, rates_at_key_steps
 
 __all__ = ["make_plan"]
 
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
-@without_compiler()
 def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[str, Any]:
     """Build everything that a training needs without memory, data or other processes.
 
@@ -64,13 +68,13 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
         for phase in ("val", "test")
         if cfg.get(f"{phase}_evaluator") is not None
     }
-    model = model_without_memory(cfg, notes)
+    model = _model_without_memory(cfg, notes)
     settings = plan_module_settings(unwrap_model(model), cfg)
-    plan: dict[str, Any] = {"model": describe_model(model)}
+    plan: dict[str, Any] = {"model": _describe_model(model)}
     if cfg.get("optim_wrapper") is not None:
         if world_size > 1:
-            check_step_of_plan(cfg, model, notes)
-        wrapper = wrapper_of_plan(model, cfg["optim_wrapper"], device_type, notes)
+            _check_wrapped(cfg, model, notes)
+        wrapper = _optim_wrapper(model, cfg["optim_wrapper"], device_type, notes)
         length = length_of_run(cfg, world_size)
         training, schedules = _plan_training(cfg, wrapper, length, world_size, notes)
         plan |= training
@@ -78,14 +82,7 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
         if names is not None:
             refuse_missing_metrics(names, hooks.hooks, schedules)
         plan["memory"] = describe_memory(
-            cfg,
-            model,
-            wrapper,
-            hooks.hooks,
-            length,
-            notes,
-            world_size=world_size,
-            device_type=device_type,
+            model, wrapper, hooks.hooks, cfg.get("model_wrapper_cfg"), world_size, notes
         )
     plan["acceleration"] = _acceleration(cfg, plan, device_type, world_size)
     plan["acceleration"] |= settings
@@ -109,6 +106,78 @@ def _check_checkpoint(load_from: Any) -> None:
         raise ConfigError(f"load_from: {str(load_from)!r} was given; there is no such file.")
 
 
+def _model_without_memory(cfg: Mapping[str, Any], notes: list[str]) -> nn.Module:
+    """Build the model on the meta device; with its values where it, or torch, needs them."""
+    model = with_preprocessor(cfg["model"], cfg.get("data_preprocessor"))
+    if not hasattr(torch, "set_default_device"):
+        notes.append("The model was built with its values: torch before 2.0 has no other way.")
+        return build_model(model)
+    try:
+        with torch.device("meta"):
+            return build_model(model)
+    except MMRunnerError as error:
+        if error.__cause__ is None:  # a mistake of the user's
+            raise
+        reason: BaseException = error.__cause__
+    except Exception as error:  # noqa: BLE001 - whatever a model does with values
+        reason = error
+    notes.append(f"The model was built with its values: without them it fails ({reason}).")
+    return build_model(model)
+
+
+def _describe_model(model: nn.Module) -> dict[str, Any]:
+    parameters, buffers = list(model.parameters()), list(model.buffers())
+    return {
+        "name": type(model).__name__,
+        "parameters": _count(parameters),
+        "trained": _count(one for one in parameters if one.requires_grad),
+        "buffers": _count(buffers),
+        "bytes": bytes_by_dtype([*parameters, *buffers]),
+    }
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _check_wrapped(cfg: Mapping[str, Any], model: nn.Module, notes: list[str]) -> None:
+    """Raise if the wrapper for several processes cannot train the model."""
+    wrapper = type(model) if is_wrapped(model) else wrapper_type(cfg.get("model_wrapper_cfg") or {})
+    check_wrapped_step(unwrap_model(model), wrapper)
+    warning = uncalled_step(unwrap_model(model), wrapper)
+    if warning is not None:
+        notes.append(warning)
+
+
+def _optim_wrapper(model: nn.Module, cfg: Any, device_type: str, notes: list[str]) -> Any:
+    placed = _placed(cfg, device_type)
+    try:
+        return build_optim_wrapper(model, placed)
+    except RuntimeError as error:  # fused kernels need their device
+        plain = _without_fused(placed)
+        if plain == placed:
+            raise
+        notes.append(f"The optimizer was planned without fused=True: {error}")
+        return build_optim_wrapper(model, plain)
+
+
+def _placed(cfg: Any, device_type: str) -> Any:
+    """Return ``cfg`` with the device of autocast, which parameters on meta do not tell."""
+    if not isinstance(cfg, Mapping):
+        return cfg
+    if cfg.get("type") == "AmpOptimWrapper" and cfg.get("device_type") is None:
+        return {**cfg, "device_type": device_type}
+    if "optimizer" in cfg:
+        return cfg
+    return {name: _placed(part, device_type) for name, part in cfg.items()}
+
+
+def _without_fused(cfg: Any) -> Any:
+    if not isinstance(cfg, Mapping):
+        return cfg
+    return {name: _without_fused(part) for name, part in cfg.items() if name != "fused"}
+
+
 def _plan_training(
     cfg: Mapping[str, Any], wrapper: Any, length: Length, world_size: int, notes: list[str]
 ) -> tuple[dict[str, Any], list[ParamScheduler]]:
@@ -121,14 +190,14 @@ def _plan_training(
         scale_lr(one, cfg.get("auto_scale_lr") or {}, batches[name])
         counts = getattr(one, "accumulative_counts", 1)
         if counts > 1:
-            of_whom = f"{name}: the" if name else "The"
+            subject = f"{name}: the" if name else "The"
             notes.append(
-                f"{of_whom} optimizer steps once in {counts} steps of the run, which are batches. "
+                f"{subject} optimizer steps once in {counts} steps of the run, which are batches. "
                 "Schedules with by_epoch=False, max_iters and intervals count batches."
             )
     schedules = build_schedules(wrapper, cfg.get("param_scheduler"), length)
     plan = {
-        "optimizers": describe_optimizers(wrapper),
+        "optimizers": _describe_optimizers(wrapper),
         "batch": {"per_process": per_process, "world_size": world_size, "effective": batches},
         "length": {
             "epochs": length.num_epochs if length.by_epoch else None,
@@ -138,6 +207,37 @@ def _plan_training(
         "schedule": rates_at_key_steps(wrapper, schedules, length, notes),
     }
     return plan, schedules
+
+
+def _describe_optimizers(optim_wrapper: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "wrapper": type(wrapper).__name__,
+            "optimizer": type(wrapper.optimizer).__name__,
+            "from": type(wrapper.optimizer).__module__,
+            "accumulative_counts": getattr(wrapper, "accumulative_counts", 1),
+            "precision": str(getattr(wrapper, "dtype", "float32")).removeprefix("torch."),
+            "groups": [_describe_group(group) for group in wrapper.optimizer.param_groups],
+        }
+        for name, wrapper in named_wrappers(optim_wrapper).items()
+    ]
+
+
+def _describe_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {
+        name: _as_number(group[name])
+        for name in ("lr", "weight_decay", "momentum", "betas")
+        if name in group
+    }
+    count = sum(parameter.numel() for parameter in group["params"])
+    return {"parameters": count, "tensors": len(group["params"]), **settings}
+
+
+def _as_number(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_as_number(one) for one in value]
+    return float(value) if isinstance(value, Tensor) else value
 
 
 def _acceleration(

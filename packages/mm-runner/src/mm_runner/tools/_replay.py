@@ -1,4 +1,4 @@
-"""Going back to the step that failed."""
+"""Replay of the step that failed, from a crash bundle."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from mm_runner.checkpoint import check_resumable, load_checkpoint_file
 from mm_runner.config import Config
 from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.hooks import Hook
+from mm_runner.runner import Runner
 
-from ._bundle import CONFIG_FILE
+from ._crash import CONFIG_FILE
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
 __all__ = ["replay_crash"]
 
-# What a replay reads of it.
+# Facts that a replay reads, and their types.
 _FACTS: dict[str, type] = {
     "command": list,
     "error": dict,
@@ -40,17 +41,16 @@ _FACTS: dict[str, type] = {
     "work_dir": str,
     "world_size": int,
 }
-_KINDS: dict[type, str] = {list: "a list of text", dict: "keys", str: "text", int: "an integer"}
-# How objects, which a file cannot hold, and what only a script has appear in the configuration.
+# Objects, which no file can hold, and classes of the script itself, in a written configuration.
 _LOST = re.compile(r"<[\w.]+>|__main__:.*")
 
 
 class _PassedError(Exception):
-    """The step that failed did not fail."""
+    """The step did not fail this time."""
 
 
 class _EndAfter(Hook):
-    """Ends the replay after the step that failed."""
+    """End the replay after the step that failed."""
 
     priority = "LOWEST"
 
@@ -78,14 +78,12 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
         trust: Replay a bundle that another user has written, or may have changed.
 
     Returns:
-        What is to be said where the step did not fail this time.
+        A sentence for the user, if the step did not fail this time.
 
     Raises:
         ConfigError: If there is no bundle, it is another user's, or its configuration holds
             objects that only the program had which started the run.
     """
-    from mm_runner.runner import Runner  # noqa: PLC0415 - which keeps crashes by this package
-
     bundle = Path(folder)
     facts = _read(bundle, trust=trust)
     for entry in reversed(facts["python_path"]):
@@ -140,15 +138,13 @@ def _is_own(path: Path) -> bool:
 def _check_facts(facts: Any, path: Path) -> None:
     for key, kind in _FACTS.items():
         value = facts.get(key) if isinstance(facts, dict) else None
-        is_one = isinstance(value, kind) and value != "" and not isinstance(value, bool)
+        is_valid = isinstance(value, kind) and value != "" and not isinstance(value, bool)
         if isinstance(value, list):
-            is_one = all(isinstance(item, str) for item in value)
-        if not is_one:
-            raise ConfigError(
-                f"{path}: {key} is {reprlib.repr(value)}; a crash bundle has {_KINDS[kind]} there."
-            )
+            is_valid = all(isinstance(item, str) for item in value)
+        if not is_valid:
+            raise ConfigError(f"{path} is no crash bundle's: {key} is {reprlib.repr(value)}.")
     if not {"type", "message"} <= facts["error"].keys():
-        raise ConfigError(f"{path}: error has no type and message, as a crash bundle's has.")
+        raise ConfigError(f"{path} is no crash bundle's: error has no type and message.")
 
 
 def _lost_in(value: Any, where: str = "") -> Iterator[str]:

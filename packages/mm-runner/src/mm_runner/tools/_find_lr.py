@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.hooks._rank_means import mean_over_ranks
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 from mm_runner.optim import named_wrappers
-from mm_runner.registry import LOOPS
+from mm_runner.registry import HOOKS, LOOPS
 
-from ._steepest_descent import smoothed_losses, steepest_rate
-from ._trial_run import EndOfTrialError, begin_trials, run_trial, trial_config, trial_directory
+from ._trial import (
+    TRAINING_ONLY,
+    EndOfTrialError,
+    check_trains,
+    copied_config,
+    train_with,
+    trial_directory,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mm_runner.run_view import RunView
 
-__all__ = ["LearningRateReport", "RatePoint", "find_learning_rate"]
+__all__ = [
+    "LearningRateReport",
+    "RatePoint",
+    "config_of_trial",
+    "find_learning_rate",
+    "smoothed_losses",
+    "steepest_rate",
+]
 
 # Of the best loss: "How Do You Find A Good Learning Rate" (S. Gugger, 2018,
 # https://sgugger.github.io/how-do-you-find-a-good-learning-rate.html).
 _DIVERGED = 4.0
 _LEAST_STEPS = 10
+# Weight of the past in a smoothed loss.
+_MEMORY = 0.9
 _OUR_LOOPS = (None, EpochBasedTrainLoop, IterBasedTrainLoop)
+_LEFT_OUT = (*TRAINING_ONLY, "auto_scale_lr", "param_scheduler", "resume")
 
 
 class RatePoint(NamedTuple):
@@ -41,10 +59,10 @@ class RatePoint(NamedTuple):
 
 
 class LearningRateReport(NamedTuple):
-    """What the test found.
+    """Result of :func:`find_learning_rate`.
 
     ``suggestion`` is ``None`` if the loss falls nowhere. ``diverged`` tells whether the test ended
-    because the loss grew. ``notes`` say what else is to be known.
+    because the loss grew. ``notes`` are sentences for the user.
     """
 
     suggestion: float | None
@@ -94,49 +112,104 @@ def find_learning_rate(
         raise ConfigError(
             f"find-lr: steps={steps} was given; {_LEAST_STEPS} are needed at least to see a slope."
         )
-    device = begin_trials(cfg, "find-lr")
-    with trial_directory("find-lr", device) as directory:
-        trial = trial_config(cfg, directory, "find-lr")
+    check_trains(cfg, "find-lr")
+    with trial_directory(cfg, "find-lr") as (directory, _):
         test = _RangeTest(min_lr, max_lr, steps)
-        run_trial({**trial, "train_cfg": _endless(trial["train_cfg"])}, test)
+        train_with(config_of_trial(cfg, directory, "find-lr"), test)
     if not test.has_ended:
         test.notes.append(
             f"The training ended with step {len(test.found)}: a hook or a loop of your own "
             "stopped it."
         )
-    losses = [loss for _, loss in test.found]
-    points = tuple(
-        RatePoint(lr, loss, smoothed)
-        for (lr, loss), smoothed in zip(test.found, smoothed_losses(losses), strict=True)
-    )
-    suggestion = steepest_rate([point.lr for point in points], losses)
-    return LearningRateReport(suggestion, points, test.diverged, (*test.notes, *_notes(cfg)))
+    scale = cfg.get("auto_scale_lr") or {}
+    if scale.get("enable"):
+        test.notes.append(
+            "auto_scale_lr was off: the rate is for the batch of this run, and not for one of "
+            f"base_batch_size={scale.get('base_batch_size')}."
+        )
+    rates, losses = [rate for rate, _ in test.found], [loss for _, loss in test.found]
+    points = tuple(map(RatePoint, rates, losses, smoothed_losses(losses)))
+    suggestion = steepest_rate(rates, losses)
+    return LearningRateReport(suggestion, points, test.diverged, tuple(test.notes))
 
 
-def _endless(train_cfg: Any) -> Any:
-    """Return ``train_cfg`` so that the training does not end before the test."""
-    if not isinstance(train_cfg, Mapping):
-        return train_cfg  # no loop; the run says so
-    kind = train_cfg.get("type")
-    if (LOOPS.get(kind) if isinstance(kind, str) else kind) not in _OUR_LOOPS:
-        return train_cfg  # a loop of the user's own
-    return {"by_epoch": False, "max_iters": 2**31}
+def config_of_trial(
+    cfg: Mapping[str, Any], directory: Path, what: str, *, keep: tuple[type[Hook], ...] = ()
+) -> dict[str, Any]:
+    """Return a copy of ``cfg`` for an endless run that only trains, and writes to ``directory``.
+
+    The hooks of mm-runner, which save, log, stop or average, are left out but for those of the
+    classes in ``keep``.
+    """
+    copied = copied_config(cfg, what, _LEFT_OUT)
+    hooks = {
+        name: hook
+        for name, hook in (copied.get("default_hooks") or {}).items()
+        if _runs_along(hook, keep)
+    }
+    train_cfg = copied["train_cfg"]
+    kind = train_cfg.get("type") if isinstance(train_cfg, Mapping) else object
+    if (LOOPS.get(kind) if isinstance(kind, str) else kind) in _OUR_LOOPS:
+        train_cfg = {"by_epoch": False, "max_iters": 2**31}
+    return {
+        **copied,
+        "custom_hooks": [one for one in copied.get("custom_hooks") or () if _runs_along(one, keep)],
+        "default_hooks": {**hooks, **dict.fromkeys(("checkpoint", "logger", "param_scheduler"))},
+        "train_cfg": train_cfg,
+        "work_dir": str(directory / "work"),  # a cache of compiled code lies beside it
+    }
 
 
-def _notes(cfg: Mapping[str, Any]) -> list[str]:
-    scale = cfg.get("auto_scale_lr")
-    if isinstance(scale, Mapping) and scale.get("enable"):
-        return [
-            (
-                "auto_scale_lr was off: the rate is for the batch of this run, and not for one of "
-                f"base_batch_size={scale.get('base_batch_size')}."
-            )
-        ]
-    return []
+def _runs_along(hook: Any, keep: tuple[type[Hook], ...]) -> bool:
+    kind = hook.get("type") if isinstance(hook, Mapping) else type(hook)
+    if isinstance(kind, str):
+        kind = HOOKS.get(kind)
+    if kind is None:  # changes a default hook
+        return False
+    return kind in keep or not kind.__module__.startswith("mm_runner.")
+
+
+def smoothed_losses(losses: Sequence[float]) -> list[float]:
+    """Return exponential moving averages of ``losses``, corrected for where they begin.
+
+    Example:
+        >>> smoothed_losses([2.0])
+        [2.0]
+    """
+    smoothed, average = [], 0.0
+    for number, loss in enumerate(losses, 1):
+        average = _MEMORY * average + (1 - _MEMORY) * loss
+        smoothed.append(average / (1 - _MEMORY**number))
+    return smoothed
+
+
+def steepest_rate(rates: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Return the rate where the loss falls most steeply over the logarithm of the rate.
+
+    The slope at a step is that of the line fitted by least squares to the losses of a twentieth of
+    all steps, two at least, on either side. Steps up to the best smoothed loss count.
+
+    Args:
+        rates: Growing exponentially.
+        losses: Of the steps with these rates.
+
+    Returns:
+        ``None`` if the loss falls nowhere.
+    """
+    reach = max(2, round(0.05 * len(losses)))
+    smoothed = smoothed_losses(losses)
+    end = min(len(losses) - reach, smoothed.index(min(smoothed)) + 1) if losses else 0
+    offsets = range(-reach, reach + 1)
+    # Up to a factor that all have in common.
+    slopes = {
+        index: math.fsum(k * losses[index + k] for k in offsets) for index in range(reach, end)
+    }
+    steepest = min(slopes, key=lambda index: slopes[index], default=None)
+    return None if steepest is None or slopes[steepest] >= 0 else rates[steepest]
 
 
 class _RangeTest(Hook):
-    """Sets the rates before each step of the optimizer, and notes the losses."""
+    """Sets the rates before each step of the optimizer, and records the losses."""
 
     priority = "LOWEST"
 
@@ -170,8 +243,8 @@ class _RangeTest(Hook):
         self._shares = [(group, rate / base) for group, rate in zip(groups, rates, strict=True)]
         ratios = sorted({round(share, 6) for _, share in self._shares})
         if ratios != [1.0]:
-            told = ", ".join(f"{ratio:g}" for ratio in ratios)
-            self.notes.append(f"Parameter groups kept their ratios to the rate: {told}.")
+            text = ", ".join(f"{ratio:g}" for ratio in ratios)
+            self.notes.append(f"Parameter groups kept their ratios to the rate: {text}.")
 
     @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
@@ -189,8 +262,8 @@ class _RangeTest(Hook):
         self._sum += _loss_of(outputs)
         if (runner.iter + 1) % self._window:
             return
-        loss = mean_over_ranks({"loss": self._sum / self._window})["loss"]
-        self._sum = 0.0
+        losses = mm_dist.all_gather_object(self._sum / self._window)
+        loss, self._sum = sum(losses) / len(losses), 0.0
         if not math.isfinite(loss):
             self.diverged = self.has_ended = True
             raise EndOfTrialError
@@ -209,15 +282,10 @@ class _RangeTest(Hook):
 
 def _loss_of(outputs: Any) -> float:
     values = outputs if isinstance(outputs, Mapping) else {}
-    named = {"loss": values["loss"]} if "loss" in values else values
-    losses = [
-        float(torch.as_tensor(value).float().mean())
-        for name, value in named.items()
-        if "loss" in name
-    ]
-    if not losses:
+    names = ["loss"] if "loss" in values else [name for name in values if "loss" in name]
+    if not names:
         raise ConfigError(
             f"find-lr: train_step() returned {', '.join(map(repr, values)) or 'no dict'}; the loss "
             "is needed: return dict(loss=...) of what is to be logged."
         )
-    return sum(losses)
+    return sum(float(torch.as_tensor(values[name]).float().mean()) for name in names)

@@ -1,4 +1,4 @@
-"""A plan, to be read."""
+"""A plan as text."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _training_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for one in plan["optimizers"]:
-        of_whom = f"{one['name']}: " if one["name"] else ""
-        yield "optimizer", f"{of_whom}{one['from']}.{one['optimizer']} in {one['wrapper']}"
+        prefix = f"{one['name']}: " if one["name"] else ""
+        yield "optimizer", f"{prefix}{one['from']}.{one['optimizer']} in {one['wrapper']}"
         for index, group in enumerate(one["groups"]):
             settings = ", ".join(
                 f"{name} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
@@ -53,11 +53,11 @@ def _training_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"  group {index}", f"{count}; {settings}"
     batch, length = plan["batch"], plan["length"]
     for one in plan["optimizers"]:
-        of_whom = f"{one['name']}: " if one["name"] else ""
+        prefix = f"{one['name']}: " if one["name"] else ""
         processes = f"{batch['per_process']} of a process x {batch['world_size']} process(es)"
         effective = batch["effective"][one["name"]]
         accumulated = f"{one['accumulative_counts']} accumulated"
-        yield "batch", f"{of_whom}{effective} = {processes} x {accumulated}"
+        yield "batch", f"{prefix}{effective} = {processes} x {accumulated}"
     epochs, per_epoch = length["epochs"], length["steps_per_epoch"]
     shape = f" = {epochs} epochs x {per_epoch}" if epochs else ""
     if per_epoch and not epochs:
@@ -79,8 +79,8 @@ def _memory_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "average": memory["averages"],
         "DDP buckets": memory["ddp_buckets"],
     }
-    seldom = ("average", "DDP buckets")
-    parts = {name: sizes for name, sizes in named.items() if name not in seldom or sizes != {}}
+    optional = ("average", "DDP buckets")
+    parts = {name: sizes for name, sizes in named.items() if name not in optional or sizes != {}}
     total = sum(sum(sizes.values()) for sizes in parts.values() if sizes is not None)
     text = "; ".join(
         f"{name} {'not known' if sizes is None else _sizes(sizes)}" for name, sizes in parts.items()

@@ -1,0 +1,144 @@
+"""A few batches of everything, as a trial of the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from mm_runner.evaluator import DumpResults
+from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
+from mm_runner.hooks._metrics_asked import refuse_missing_metrics
+from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
+from mm_runner.runner import Runner
+from mm_runner.runner._checks import without_variables
+
+from ._trial import trial_directory
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
+
+__all__ = ["fast_dev_run"]
+
+_PHASES = {"train": "trained", "val": "validated", "test": "tested"}
+
+
+def fast_dev_run(
+    cfg: Mapping[str, Any], num_batches: int = 1, work_dir: str | Path | None = None
+) -> str:
+    """Train, validate and test a few batches, and keep nothing.
+
+    Every process must call this.
+
+    Args:
+        cfg: A full configuration.
+        num_batches: Of each phase and process.
+        work_dir: Where logs go; by default a temporary directory, removed afterwards.
+
+    Returns:
+        A sentence for the user: what ran.
+    """
+    with trial_directory(cfg, "fast-dev-run", work_dir) as (directory, _):
+        place = directory if work_dir is not None else directory / "work"
+        trial = _FirstBatches(num_batches, place)
+        _run(_config_of_trial(cfg, place), trial)
+    kept = "nothing was kept" if work_dir is None else f"the logs are in {directory}"
+    ran = ", ".join(f"{_PHASES[phase]} {number}" for phase, number in trial.counts.items())
+    return f"fast-dev-run: {ran} batches in each process: everything ran; {kept}."
+
+
+def _run(cfg: Mapping[str, Any], trial: _FirstBatches) -> None:
+    runner = _UnsavedRunner.from_cfg(cfg)
+    for hook in runner.hooks:
+        if isinstance(hook, CheckpointHook):
+            runner.hooks_list.remove(hook)
+            trial.saving.append(hook)
+        elif type(hook) is LoggerHook:
+            hook.interval, hook.out_dir, hook.keep_local = 1, None, True
+    runner.register_hook(trial)
+    runner.interruption.saves = False
+    runner.train()
+    # A training loop of the user's own may validate at other times, or never.
+    if cfg.get("val_dataloader") is not None and "val" not in trial.counts:
+        runner.val()
+    if cfg.get("test_dataloader") is not None:
+        runner.test()
+
+
+def _config_of_trial(cfg: Mapping[str, Any], work_dir: Path) -> dict[str, Any]:
+    left_out = ["log_writers", "visualizer", *(["load_from"] if cfg.get("resume") else [])]
+    kept = {name: value for name, value in without_variables(cfg).items() if name not in left_out}
+    return {**kept, "work_dir": str(work_dir), "resume": False, "crash_bundle": False}
+
+
+class _UnsavedRunner(Runner):
+    """Saves nothing, whoever asks."""
+
+    @override
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class _FirstBatches(Hook):
+    """Ends each phase after its first batches, and counts them.
+
+    Args:
+        num_batches: Of each phase and process.
+        directory: Where metrics write predictions.
+
+    Attributes:
+        counts: Batches by phase, of those that ran.
+        saving: Hooks that save in the whole run, and whose metrics must be there.
+    """
+
+    priority = "LOWEST"
+
+    def __init__(self, num_batches: int, directory: Path) -> None:
+        self.num_batches, self.directory = num_batches, directory
+        self.counts: dict[str, int] = {}
+        self.saving: list[Hook] = []
+
+    @override
+    def before_run(self, runner: RunView) -> None:
+        if runner.is_training and hasattr(runner.train_loop, "shorten"):
+            runner.train_loop.shorten(self.num_batches)
+        for loop in (vars(runner).get("val_loop"), vars(runner).get("test_loop")):
+            if loop is None:
+                continue
+            loop.limit = self.num_batches
+            for metric in getattr(getattr(loop, "evaluator", None), "metrics", ()):
+                if isinstance(metric, DumpResults):
+                    metric.out_file_path = self.directory / metric.out_file_path.name
+
+    @override
+    def before_train(self, runner: RunView) -> None:
+        # Gradients accumulated in fewer batches than a window's go into a step too.
+        loader: Any = getattr(runner.train_loop, "dataloader", None)
+        has_length = hasattr(loader, "__len__")
+        steps = min(self.num_batches, len(loader)) if has_length else self.num_batches
+        runner.optim_wrapper.initialize_count_status(runner.model, runner.iter, steps)
+
+    @override
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
+        if metrics and runner.is_training:
+            refuse_missing_metrics(metrics, self.saving, ())
+
+    @override
+    def _after_iter(
+        self,
+        runner: RunView,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Any = None,
+        mode: str = "train",
+    ) -> None:
+        self.counts[mode] = self.counts.get(mode, 0) + 1
+        if mode != "train" or self.counts[mode] < self.num_batches:
+            return
+        loop: Any = runner.train_loop
+        if not isinstance(loop, AbstractTrainLoop):  # ours end by shorten()
+            loop.stop_training = True
+        if self.counts[mode] > self.num_batches:
+            raise EndOfTrainingError  # a loop that does not look at the flag

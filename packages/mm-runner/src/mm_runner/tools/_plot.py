@@ -1,0 +1,244 @@
+"""Curves of runs, drawn from their ``scalars.jsonl`` (needs the extra ``mm-runner[plot]``)."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mm_runner.errors import ConfigError, MMRunnerError, WorkDirError, did_you_mean
+
+__all__ = ["new_figure", "plot_curves", "plot_rates", "plot_runs", "read_scalars"]
+
+# Keys of a record that are no quantity, and quantities drawn only if they are asked for.
+_POSITION = ("mode", "epoch", "step")
+_ON_REQUEST = ("time", "data_time", "memory")
+_SUFFIXES = (".png", ".svg")
+_COLUMNS = 2
+# Curves of fewer points are drawn with markers.
+_FEW = 40
+
+_Curve = tuple[Sequence[int], Sequence[float]]
+
+
+def read_scalars(work_dir: str | Path) -> list[dict[str, Any]]:
+    """Return the records of all runs in ``work_dir`` as one history.
+
+    Where a resumed run repeats steps of an earlier one, the later run counts.
+
+    Args:
+        work_dir: With the runs' log directories in it; or one of these.
+
+    Raises:
+        ConfigError: If there is no record.
+    """
+    history: list[dict[str, Any]] = []
+    own = Path(work_dir, "scalars.jsonl")
+    found = [own] if own.is_file() else Path(work_dir).glob("*/scalars.jsonl")
+    for path in sorted(found, key=_start_of_run):
+        records = list(_records(path))
+        trained = [record["step"] for record in records if record["mode"] == "train"]
+        if trained:
+            history = [record for record in history if record["step"] < trained[0]]
+        history += records
+    if not history:
+        raise ConfigError(
+            f"{work_dir} has no <run>/scalars.jsonl with records; give the work_dir of a Runner "
+            "that has logged at least one interval."
+        )
+    return history
+
+
+def plot_curves(work_dir: str | Path, picture: str | Path) -> Path:
+    """Draw losses, learning rates and metrics of one run; see :func:`plot_runs`."""
+    return plot_runs([work_dir], picture)
+
+
+def plot_runs(
+    work_dirs: Sequence[str | Path],
+    picture: str | Path,
+    *,
+    keys: Sequence[str] | None = None,
+    window_size: int = 1,
+) -> Path:
+    """Draw one picture of several runs, with one pair of axes for each quantity.
+
+    Args:
+        work_dirs: Each is one curve, with the same colour on all axes; a work directory of several
+            runs, where one resumed the other, counts as one. A run's log directory is that run.
+        picture: File to write, ``.png`` or ``.svg``.
+        keys: What to draw, such as ``["loss", "lr", "val/accuracy"]``; by default every loss, every
+            number of a validation or test that any of them has, and the learning rates below the
+            first loss. A name without a phase means training, and where that has none, validation.
+        window_size: Average each value with up to ``window_size - 1`` values before it.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: If there is nothing to draw, a key names nothing, or the suffix is another.
+        MMRunnerError: If matplotlib is not installed.
+        WorkDirError: If nothing can be written there.
+    """
+    if Path(picture).suffix not in _SUFFIXES:
+        raise ConfigError(f"{picture} was asked for; a picture ends in {' or '.join(_SUFFIXES)}.")
+    if window_size < 1:
+        raise ConfigError(f"window_size={window_size} was given; a positive number is needed.")
+    curves = {_label(one, work_dirs): _curves_of(one) for one in work_dirs}
+    known = list(dict.fromkeys(name for run in curves.values() for name in run))
+    wanted = [_find(key, known) for key in keys] if keys else _usual(known)
+    if not wanted:
+        raise ConfigError(f"No loss and no metric is recorded; there is: {', '.join(known)}.")
+    columns = 1 if all(map(_is_rate, wanted[1:])) else _COLUMNS
+    rows = math.ceil(len(wanted) / columns)
+    figure = new_figure(4.8 * columns, 3.4 * rows)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for name, axes in zip(wanted, grid, strict=False):
+        axes.set(title=name, xlabel="training step")
+        axes.grid(alpha=0.3)
+        for number, (label, run) in enumerate(curves.items()):
+            if name in run:
+                steps, values = run[name]
+                marker = "." if len(steps) < _FEW else None
+                smooth = _smooth(values, window_size)
+                axes.plot(steps, smooth, color=f"C{number % 10}", marker=marker, label=label)
+        if len(curves) > 1:
+            axes.legend()
+    for axes in grid[len(wanted) :]:
+        axes.set_visible(False)
+    return _save(figure, picture)
+
+
+def plot_rates(points: Sequence[Any], suggestion: float | None, picture: str | Path) -> Path:
+    """Draw losses over learning rates.
+
+    Args:
+        points: With ``lr``, ``loss`` and ``smoothed``.
+        suggestion: A rate to be marked.
+        picture: File to write; its suffix is the format (``.png``, ``.svg``).
+
+    Returns:
+        The file written.
+
+    Raises:
+        MMRunnerError: If matplotlib is not installed.
+        WorkDirError: If nothing can be written there.
+    """
+    figure = new_figure(6.4, 3.6)
+    axes = figure.subplots()
+    axes.set(xscale="log", xlabel="learning rate", ylabel="training loss")
+    rates, smoothed = [one.lr for one in points], [one.smoothed for one in points]
+    axes.plot(rates, [one.loss for one in points], alpha=0.4, label="loss")
+    axes.plot(rates, smoothed, label="smoothed")
+    if points:  # a loss that diverges would leave no room for the rest
+        room = 0.2 * (max(smoothed) - min(smoothed)) or 1.0
+        axes.set_ylim(min(one.loss for one in points) - room, max(smoothed) + room)
+    if suggestion is not None:
+        label = f"falls fastest: {suggestion:.2g}"
+        axes.axvline(suggestion, color="black", linestyle=":", label=label)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return _save(figure, picture)
+
+
+def new_figure(width_in: float, height_in: float) -> Any:
+    """Return an empty figure of that many inches.
+
+    Raises:
+        MMRunnerError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise MMRunnerError(
+            "Drawing curves needs matplotlib, which is not installed: "
+            "pip install 'mm-runner[plot]'."
+        ) from error
+    # A Figure of its own, not pyplot: that would choose a window system for the whole process.
+    return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+def _save(figure: Any, picture: str | Path) -> Path:
+    path = Path(picture)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise WorkDirError(
+            f"{path} was asked for; it cannot be written: {error}. Give another file."
+        ) from error
+    return path
+
+
+def _start_of_run(path: Path) -> list[int]:
+    # date_time, or date_time_number for runs started within one second
+    return [int(part) for part in path.parent.name.split("_") if part.isdecimal()]
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:  # the last line of a run that was killed while writing it
+            continue
+        if isinstance(record, dict) and {"mode", "step"} <= record.keys():  # else not a Runner's
+            yield record
+
+
+def _curves_of(work_dir: str | Path) -> dict[str, _Curve]:
+    """Return steps and values by ``phase/name``; values that were not finite are gaps."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for record in read_scalars(work_dir):
+        for name, value in record.items():
+            if name not in _POSITION and (value is None or isinstance(value, (int, float))):
+                point = (record["step"], math.nan if value is None else value)
+                points.setdefault(f"{record['mode']}/{name}", []).append(point)
+    return {name: ([x for x, _ in found], [y for _, y in found]) for name, found in points.items()}
+
+
+def _label(work_dir: str | Path, work_dirs: Sequence[str | Path]) -> str:
+    """Return the shortest end of the path that tells it from the others."""
+    parts = Path(work_dir).absolute().parts
+    others = [Path(one).absolute().parts for one in work_dirs]
+    for length in range(1, len(parts)):
+        if sum(other[-length:] == parts[-length:] for other in others) == 1:
+            return str(Path(*parts[-length:]))
+    return str(work_dir)
+
+
+def _usual(known: Iterable[str]) -> list[str]:
+    """Return what is drawn by default, the learning rates below the loss."""
+    usual = []
+    for name in known:
+        phase, _, quantity = name.partition("/")
+        if "loss" in quantity if phase == "train" else quantity not in _ON_REQUEST:
+            usual.append(name)
+    if usual:
+        usual[_COLUMNS:_COLUMNS] = filter(_is_rate, known)
+    return usual
+
+
+def _is_rate(name: str) -> bool:
+    return re.fullmatch(r"train/(.+\.)?lr", name) is not None
+
+
+def _find(key: str, known: Sequence[str]) -> str:
+    for name in (key, f"train/{key}", f"val/{key}", f"test/{key}"):
+        if name in known:
+            return name
+    short = [name.partition("/")[2] for name in known]
+    raise ConfigError(
+        f"{key!r} was asked for; there is: {', '.join(known)}.{did_you_mean(key, short)}"
+    )
+
+
+def _smooth(values: Sequence[float], window_size: int) -> list[float]:
+    """Return the mean of each value and up to ``window_size - 1`` before it; a gap stays one."""
+    means = []
+    for end, value in enumerate(values, start=1):
+        window = [one for one in values[max(0, end - window_size) : end] if not math.isnan(one)]
+        means.append(math.nan if math.isnan(value) else sum(window) / len(window))
+    return means
