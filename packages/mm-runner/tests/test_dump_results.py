@@ -123,9 +123,9 @@ def test_what_fills_up_and_the_rest_of_a_batch_are_not_in_the_file(tmp_path):
     [
         ({"a": {"b": object()}}, r"^predictions\.a\.b: builtins\.object cannot be kept; .*to_dict"),
         ([0.5, {1, 2}], r"^predictions\[1\]: builtins\.set cannot be kept"),
-        ((SCORES, 0.5), r"^predictions\[1\]: 0\.5 has no entry for each sample"),
+        ((SCORES, 0.5), r"^predictions: 0\.5 has no entry for each sample"),
         (torch.tensor(1.0), r"^predictions: tensor\(1\.\) has no entry for each sample"),
-        ((SCORES, LABELS[:2]), r"different numbers .*predictions\[0\] 3, predictions\[1\] 2"),
+        ((SCORES, LABELS[:2]), r"predictions hold 3 and 2 samples"),
         ((None, None), r"The predictions hold no samples: \(None, None\)"),
     ],
     ids=["object", "set", "number", "scalar", "lengths", "nothing"],
@@ -286,7 +286,7 @@ def test_the_command_fails_if_predictions_cannot_be_written_after_the_metrics(mo
     def full(*_):
         raise PredictionsError("The predictions could not be written: no space")
 
-    monkeypatch.setattr("mm_runner.evaluator._dump_results.save_predictions", full)
+    monkeypatch.setattr("mm_runner.evaluator._predictions.save_predictions", full)
     with pytest.warns(UserWarning, match="no space"):
         assert main(["test", "run.yaml", "weights.pth", "--out", "results.pkl"]) == 1
     captured = capsys.readouterr()

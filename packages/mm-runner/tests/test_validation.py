@@ -165,69 +165,6 @@ def test_what_builds_its_own_parts_has_their_path_in_messages(make_runner):
         make_runner(model=model)
 
 
-def scheduling(kind, **options):
-    return {"type": kind, **options}
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "schedule"),
-    [
-        ("RMSprop", scheduling("StepParamScheduler", param_name="alpha", step_size=1)),
-        ("Adam", scheduling("CosineAnnealingMomentum")),
-        ("Adam", scheduling("PolyParamScheduler", param_name="eps")),
-        ("NpuFusedAdam", scheduling("PolyParamScheduler", param_name="eps")),
-        ("SGD", scheduling("ReduceOnPlateauLR", min_value=[0.1, 0.2, 0.3])),
-        ("SGD", scheduling("LambdaLR", lr_lambda=[float, float])),
-        ("SGD", [scheduling("MultiStepLR", milestones=[1, 2]), scheduling("PolyLR")]),
-    ],
-    ids=["alpha", "beta", "eps", "another's", "groups", "torchs", "several"],
-)
-def test_what_may_be_scheduled_is_what_the_optimizer_has(tmp_path, optimizer, schedule):
-    wrapper = {"optimizer": {"type": optimizer, "lr": 0.1}}
-    check(tmp_path, optim_wrapper=wrapper, param_scheduler=schedule)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "schedule", "message"),
-    [
-        (
-            "Adagrad",
-            scheduling("StepMomentum", step_size=1),
-            r"groups of Adagrad have no such.*lr_decay",
-        ),
-        (
-            "Adam",
-            scheduling("PolyParamScheduler", param_name="dampening"),
-            r"groups of Adam have no such",
-        ),
-        (
-            "SGD",
-            [scheduling("PolyLR"), scheduling("PolyParamScheduler", param_name="eps")],
-            r"^param_scheduler\[1\]: 'eps'",
-        ),
-    ],
-    ids=["momentum", "dampening", "second"],
-)
-def test_what_the_optimizer_has_not_cannot_be_scheduled(tmp_path, optimizer, schedule, message):
-    wrapper = {"optimizer": {"type": optimizer, "lr": 0.1}}
-    with pytest.raises(ConfigError, match=message):
-        check(tmp_path, optim_wrapper=wrapper, param_scheduler=schedule)
-
-
-def test_schedules_of_several_optimizers_are_tried_on_their_own(tmp_path):
-    wrapper = {
-        "constructor": "MultiOptimWrapperConstructor",
-        "layers.0": _ONE,
-        "layers.3": {"optimizer": {"type": "Adam"}},
-    }
-    eps = scheduling("PolyParamScheduler", param_name="eps")
-    check(tmp_path, optim_wrapper=wrapper, param_scheduler={"layers.3": [eps]})
-    with pytest.raises(
-        ConfigError, match=r"^param_scheduler\.layers\.0\[0\]: 'eps' .* groups of SGD"
-    ):
-        check(tmp_path, optim_wrapper=wrapper, param_scheduler={"layers.0": [eps]})
-
-
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
@@ -247,22 +184,6 @@ def test_a_schedule_without_a_type_tells_what_was_given_and_what_there_is(
 ):
     with pytest.raises(ConfigError, match=message):
         check(tmp_path, param_scheduler=schedule)
-
-
-def test_trying_a_schedule_leaves_a_ready_optimizer_as_it_is(tmp_path):
-    rate = torch.tensor(0.5)
-    optimizer = torch.optim.Adam(
-        Classifier().parameters(), lr=rate, capturable=False, foreach=False
-    )
-    group = dict(optimizer.param_groups[0])
-    warm_up = scheduling("LinearLR", start_factor=0.1, by_epoch=False, end=5)
-    check(
-        tmp_path,
-        optim_wrapper={"optimizer": optimizer},
-        param_scheduler=[warm_up, scheduling("StepLR", step_size=1)],
-    )
-    assert rate == 0.5
-    assert optimizer.param_groups == [group]
 
 
 class Completing(Classifier):

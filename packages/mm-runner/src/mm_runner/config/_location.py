@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._environment import Variables
 from ._provenance import Place, trace
 from ._python import BASE
+from ._substitution import write_values
 
 __all__ = ["describe_location", "reads_name", "written_in"]
 
@@ -57,8 +57,8 @@ def _places_of(file: Path, keys: Sequence[str]) -> list[Place]:
 def reads_name(file: Path, name: str) -> bool:
     """Return whether ``file`` reads a top-level key: a variable of Python, or of its ``_base_``."""
     try:
-        text = file.read_text(encoding="utf-8")
-        names = ast.walk(ast.parse(Variables(str(file)).hide(text))) if file.suffix == ".py" else ()
+        text = write_values(file.read_text(encoding="utf-8"), file)
+        names = ast.walk(ast.parse(text)) if file.suffix == ".py" else ()
     except (OSError, SyntaxError, ValueError):
         return False
     loaded = {one.id for one in names if isinstance(one, ast.Name) and type(one.ctx) is ast.Load}

@@ -10,10 +10,10 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from ._environment import Variables, fill_whole_values
 from ._merging import DELETE
 from ._python import BASE, take_base
 from ._read_base import is_block, path_of
+from ._substitution import write_values
 
 __all__ = ["Place", "trace"]
 
@@ -50,13 +50,13 @@ def trace(file: Path) -> Place:
     Raises:
         Exception: Any, if a file has changed since it was loaded.
     """
-    text = file.read_text(encoding="utf-8")
+    text = write_values(file.read_text(encoding="utf-8"), file)
     if file.suffix == ".py":
-        tree = ast.parse(Variables(str(file)).hide(text))
+        tree = ast.parse(text)
         return _Statements(file, _bases(file, take_base(file, tree)[1])).result_of(tree)
     import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
 
-    node: Any = yaml.compose(fill_whole_values(text, str(file)), yaml.SafeLoader)
+    node: Any = yaml.compose(text, yaml.SafeLoader)
     named = [value for key, value in node.value if key.value == BASE] if node else []
     bases = [one.value for one in named if one.id == "scalar"]
     bases += [one.value for value in named if value.id == "sequence" for one in value.value]

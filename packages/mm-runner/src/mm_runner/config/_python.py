@@ -12,9 +12,7 @@ from mm_runner.errors import ConfigError, MMRunnerError
 
 from ._config_dict import ConfigDict
 from ._custom_imports import importable_folder
-from ._environment import Variables
 from ._read_base import InheritFrom, replace_base_blocks
-from ._substitution import BracesToText
 
 __all__ = ["BASE", "at_line", "read_python", "take_base"]
 
@@ -41,12 +39,10 @@ def read_python(
     Raises:
         ConfigError: Naming the file, and the line where that is known.
     """
-    variables = Variables(str(file))
     try:
-        tree = ast.parse(variables.hide(text), str(file))
+        tree = ast.parse(text, str(file))
     except (SyntaxError, ValueError) as error:
         raise _not_python(file, error) from error
-    variables.visit(tree)
     line, base_files = take_base(file, tree)
     names: dict[str, Any] = {"__file__": str(file), "__name__": file.stem}
     if replace_base_blocks(file, tree, names, inherit) and base_files is not None:
@@ -74,7 +70,7 @@ def _not_python(file: Path, error: Exception) -> ConfigError:
 
 def _run(file: Path, text: str, tree: ast.Module, names: dict[str, Any]) -> None:
     try:
-        code = compile(ast.fix_missing_locations(BracesToText().visit(tree)), str(file), "exec")
+        code = compile(ast.fix_missing_locations(tree), str(file), "exec")
     except SyntaxError as error:  # such as a return, which only the compiler refuses
         raise _not_python(file, error) from error
     try:

@@ -9,11 +9,10 @@ from typing import Any
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import ConfigError
 
-from ._environment import fill_whole_values
 from ._location import describe_location
 from ._python import BASE, at_line, read_python
 from ._read_base import InheritFrom
-from ._substitution import substitute
+from ._substitution import substitute, write_values
 
 __all__ = ["BASE", "SUFFIXES", "read_file"]
 
@@ -38,12 +37,13 @@ def read_file(
     Raises:
         ConfigError: Naming the file, and the line where that is known.
     """
+    text = write_values(text, file)
     if file.suffix == ".py":
         base, own, helpers = read_python(file, text, inherit)
     else:
         parse = _parse_json if file.suffix == ".json" else _parse_yaml
         try:
-            own = parse(file, fill_whole_values(text, str(file)))
+            own = parse(file, text)
             check_nesting(own, len(text))
         except RecursionError:
             raise ConfigError(f"{file}: it is nested too deeply.") from None

@@ -1,36 +1,68 @@
-"""Substitute ``{{ name }}``: names of the file, and values of the inherited configuration."""
+"""Substitute ``{{ name }}`` and environment variables, ``{{$NAME:default}}``."""
 
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from mm_runner.errors import ConfigError, did_you_mean
 
-from ._environment import fill_variables
 from ._merging import copy_containers
 
-__all__ = ["BracesToText", "substitute"]
+__all__ = ["substitute", "write_values"]
 
-_BRACES = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
+_NAME = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
+# MMEngine also has quotes within the braces.
+_VARIABLE = re.compile(
+    r"\{\{\s*(?P<quote>['\"]?)\s*\$(?P<name>\w+)\s*(?::\s*(?P<default>[^{}\n]*?))?\s*(?P=quote)\s*\}\}"
+)
+# A whole value without quotes.
+_WHOLE = re.compile(
+    rf"(?m)(?P<before>[:=,(\[\-]\s*)(?P<value>{_VARIABLE.pattern}|{_NAME.pattern})"
+    r"(?=\s*(?:[,)\]}#]|$))"
+)
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
-class BracesToText(ast.NodeTransformer):
-    """Converts ``{{ name }}`` in Python, a set in a set, to the text ``"{{name}}"``."""
+def write_values(text: str, file: Path) -> str:
+    """Replace unquoted variables that are whole values, and quote ``{{ name }}``.
 
-    @override
-    def visit_Set(self, node: ast.Set) -> ast.AST:
-        inner = node.elts[0]
-        if len(node.elts) == 1 and isinstance(inner, ast.Set) and len(inner.elts) == 1:
-            name = ast.unparse(inner.elts[0])
-            if re.fullmatch(r"[\w.]+", name):
-                return ast.copy_location(ast.Constant(f"{{{{{name}}}}}"), node)
-        return self.generic_visit(node)
+    Unlike within quotes, ``{{$BATCH:16}}`` then is a number; likewise ``true``, ``null`` and
+    ``[1, 2]`` are what they say. In Python, variables within quotes are replaced too, as the file
+    may use them. Lines stay where they are.
+
+    Raises:
+        ConfigError: If a variable is neither set nor has a default.
+    """
+    is_python = file.suffix == ".py"
+    write: Callable[[Any], str] = repr if is_python else json.dumps
+
+    def before(match: re.Match[str]) -> str:
+        return match.string[match.string.rfind("\n", 0, match.start()) + 1 : match.start()]
+
+    def place(match: re.Match[str]) -> str:
+        return f"{file}:{match.string.count(chr(10), 0, match.start()) + 1}"
+
+    def fill(match: re.Match[str]) -> str:
+        if "#" in before(match) or any(before(match).count(quote) % 2 for quote in "'\""):
+            return match[0]  # in a comment or in text
+        variable = _VARIABLE.fullmatch(match["value"])
+        value = _value_of(_text_of(variable, place(match))) if variable else match["value"]
+        return match["before"] + write(value)
+
+    def fill_text(match: re.Match[str]) -> str:
+        if "#" in before(match):
+            return match[0]
+        value = json.dumps(_text_of(match, place(match)), ensure_ascii=False)[1:-1]
+        return value.replace("'", r"\'")  # for either kind of quotes
+
+    text = _WHOLE.sub(fill, text)
+    return _VARIABLE.sub(fill_text, text) if is_python else text
 
 
 def substitute(value: Any, file: Path, base: Mapping[str, Any], where: str = "") -> Any:
@@ -45,7 +77,7 @@ def substitute(value: Any, file: Path, base: Mapping[str, Any], where: str = "")
         where: Path of ``value`` in the configuration, for messages.
 
     Raises:
-        ConfigError: If a name is none of these.
+        ConfigError: If a name is none of these, or a variable is neither set nor has a default.
     """
     if isinstance(value, Mapping):
         return {
@@ -59,11 +91,11 @@ def substitute(value: Any, file: Path, base: Mapping[str, Any], where: str = "")
         return type(value)(items)
     if not isinstance(value, str) or "{{" not in value:
         return value
-    value = fill_variables(value, where)
-    whole = _BRACES.fullmatch(value)
+    value = _VARIABLE.sub(lambda match: _text_of(match, where), value)
+    whole = _NAME.fullmatch(value)
     if whole is not None:
         return _lookup(whole[1], file, base, where)
-    return _BRACES.sub(lambda match: str(_lookup(match[1], file, base, where)), value)
+    return _NAME.sub(lambda match: str(_lookup(match[1], file, base, where)), value)
 
 
 def _lookup(name: str, file: Path, base: Mapping[str, Any], where: str) -> Any:
@@ -93,3 +125,26 @@ def _lookup(name: str, file: Path, base: Mapping[str, Any], where: str) -> Any:
                 f"{', '.join(known) or 'no keys'}.{did_you_mean(key, known)}"
             )
     return copy_containers(found)
+
+
+def _text_of(match: re.Match[str], where: str) -> str:
+    name, default = match["name"], match["default"]
+    text = os.environ.get(name) or default
+    if not text:
+        raise ConfigError(
+            f"{where}: {{{{${name}}}}} was given; the environment has no {name}, and no default is "
+            f"given. Set the variable, or write {{{{${name}:default}}}}."
+        )
+    return text
+
+
+def _value_of(text: str) -> Any:
+    """Parse a number, a constant or a list; return anything else as text."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text  # also a set, or bytes
+    return value

@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import mm_dist
+from mm_runner.data import pseudo_collate
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 from mm_runner.registry import METRICS, build_from_cfg, short_repr
 from mm_runner.registry._paths import path_within
 
 from ._metric import BaseMetric
-from ._offline import OfflineChunks
+from ._predictions import Predictions
 from ._torchmetrics import TorchMetric, is_torch_metric
 
 __all__ = ["Evaluator", "build_evaluator", "evaluator_type", "refuse_evaluator"]
@@ -76,7 +78,7 @@ class Evaluator:
                         f"Two metrics report {name!r}; give one of them a 'prefix' of its own."
                     )
                 # A number of NumPy or torch would neither be logged nor fit into a checkpoint.
-                results[name] = _as_python(value)
+                results[name] = value.item() if getattr(value, "ndim", None) == 0 else value
         return results
 
     def reported_names(self) -> list[str] | None:
@@ -115,15 +117,47 @@ class Evaluator:
             >>> Evaluator({"type": "Accuracy"}).offline_evaluate(predictions, chunk_size=2)
             {'accuracy': 0.5}
         """
-        chunks = OfflineChunks(data_samples, data, chunk_size)
+        _check_offline(data_samples, data, chunk_size)
         self.reset()
-        for samples, batch in chunks:
-            self.process(samples, batch)
-        return self.evaluate(chunks.size)
+        rank, world_size = mm_dist.get_dist_info()
+        size, chunk = 0, {}
+        for index, sample in enumerate(data_samples):
+            size = index + 1
+            if index % world_size == rank:
+                chunk[index] = sample
+            if len(chunk) == chunk_size:
+                self._process_chunk(chunk, data_samples, data)
+                chunk = {}
+        if chunk:
+            self._process_chunk(chunk, data_samples, data)
+        if size == 0:
+            raise ConfigError("data_samples: there is not one sample to evaluate.")
+        if data is not None and len(data) != size:
+            raise ConfigError(
+                f"data: {len(data)} were given for {size} predictions; give one for each, in the "
+                "same order, or none."
+            )
+        return self.evaluate(size)
+
+    def _process_chunk(self, chunk: dict[int, Any], samples: Any, data: Any) -> None:
+        is_whole = isinstance(samples, Predictions)
+        chosen = samples.select(list(chunk)) if is_whole else list(chunk.values())
+        given = [data[index] for index in chunk if index < len(data)] if data is not None else None
+        self.process(chosen, pseudo_collate(given) if given else None)
 
 
-def _as_python(value: Any) -> Any:
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+def _check_offline(data_samples: Any, data: Any, chunk_size: Any) -> None:
+    if type(chunk_size) is not int or chunk_size < 1:
+        raise ConfigError(f"chunk_size: a positive integer is needed, got {chunk_size!r}.")
+    if not isinstance(data_samples, Iterable) or isinstance(data_samples, (str, dict)):
+        raise ConfigError(
+            "data_samples: an entry for each sample is needed, as a list, or what "
+            f"load_predictions returns; got {short_repr(data_samples)}."
+        )
+    if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise ConfigError(
+            f"data: a sequence, such as a dataset, is needed, got {short_repr(data)}."
+        )
 
 
 def build_evaluator(value: Any, *, where: str = "evaluator") -> Evaluator:

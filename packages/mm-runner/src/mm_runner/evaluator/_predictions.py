@@ -1,31 +1,33 @@
-"""The predictions for a whole dataset, and the file that they are kept in."""
+"""Predictions for a whole dataset, and the file that holds them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import os
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
 from typing_extensions import override
 
 from mm_runner.checkpoint import load_checkpoint_file, save_checkpoint_file
-from mm_runner.errors import CheckpointError, PredictionsError
+from mm_runner.errors import CheckpointError, ConfigError, PredictionsError
 
-from ._layout import select, size_of
+from ._layout import Layout, join, layout_of, select, size_of, split
+from ._metric import BaseMetric
 
-if TYPE_CHECKING:
-    import os
-
-__all__ = ["PREDICTION_SUFFIXES", "Predictions", "load_predictions", "save_predictions"]
+__all__ = ["PREDICTION_SUFFIXES", "DumpResults", "Predictions", "load_predictions"]
 
 PREDICTION_SUFFIXES = (".pkl", ".pickle", ".pth", ".pt")
-_FORMAT_VERSION = 1
+
+_logger = logging.getLogger(__name__)
 
 
 class Predictions(Sequence[Any]):
-    """What a model predicted for a dataset, in the dataset's order.
-
-    As a sequence it has an entry for each sample.
+    """Predictions of a model for a dataset, in the dataset's order; a sequence of samples.
 
     Args:
         whole: As ``forward(mode='predict')`` returns it for a batch: a list with an entry for each
@@ -55,31 +57,21 @@ class Predictions(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return Predictions(self.select(range(len(self))[index]))
-        position = range(len(self))[index]
-        return _first(self.select([position]))
-
-    @override
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
+        return split(self.select([range(len(self))[index]]), with_copies=False)[0]
 
     def select(self, indices: Sequence[int]) -> Any:
         """Return the predictions for some samples as a step would: in the form of ``whole``."""
         return select(self.whole, indices)
 
 
-def save_predictions(predictions: Predictions, path: Path) -> None:
-    """Write a file that :func:`load_predictions` reads; it is there whole or not at all.
+def save_predictions(predictions: Any, path: Path) -> None:
+    """Write a file that :func:`load_predictions` reads, atomically.
 
     Raises:
         PredictionsError: If it cannot be written.
     """
-    content = {
-        "format_version": _FORMAT_VERSION,
-        "num_samples": len(predictions),
-        "results": predictions.whole,
-    }
     try:
-        save_checkpoint_file(content, path)
+        save_checkpoint_file({"num_samples": size_of(predictions), "results": predictions}, path)
     except CheckpointError as error:
         raise PredictionsError(
             f"The predictions could not be written to {path}: {error.__cause__ or error}. Free "
@@ -104,22 +96,129 @@ def load_predictions(path: str | os.PathLike[str]) -> Predictions:
     except CheckpointError as error:
         raise PredictionsError(
             f"{path} cannot be read as predictions that DumpResults has written, without running "
-            f"code from it: {error} What MMEngine's DumpResults writes is a pickle: where it is to "
-            "be trusted, give Evaluator.offline_evaluate the list that pickle.load returns."
+            f"code from it: {error} MMEngine's DumpResults writes a pickle: if you trust it, give "
+            "Evaluator.offline_evaluate the list that pickle.load returns."
         ) from error
-    version = content.get("format_version")
-    if version != _FORMAT_VERSION or "results" not in content:
+    if "results" not in content:
         raise PredictionsError(
-            f"{path} holds {', '.join(map(repr, content)) or 'nothing'}"
-            f"{'' if version is None else f', format {version}'}; a file of DumpResults, of format "
-            f"{_FORMAT_VERSION}, is needed."
+            f"{path} holds {', '.join(map(repr, content)) or 'nothing'}; a file of DumpResults is "
+            "needed."
         )
     return Predictions(content["results"])
 
 
-def _first(part: Any) -> Any:
-    if isinstance(part, tuple):
-        return tuple(map(_first, part))
-    if isinstance(part, dict):
-        return {key: _first(one) for key, one in part.items()}
-    return None if part is None else part[0]
+class DumpResults(BaseMetric):
+    """Writes what a model predicts to a file, for evaluation without the model.
+
+    The main process writes it at the end of the evaluation, in the order of the dataset, without
+    padding. The file holds tensors and primitives, whatever its suffix: :func:`load_predictions`
+    reads it, and ``torch.load(path, weights_only=True)`` (under ``"results"``), without running
+    code. A full disk is a warning, and the other metrics are reported.
+
+    Args:
+        out_file_path: Ends in ``.pkl``, ``.pickle``, ``.pth`` or ``.pt``; its folder is made.
+        collect_device: As in :class:`BaseMetric`.
+        collect_dir: As in :class:`BaseMetric`.
+
+    Attributes:
+        failure: Why the file could not be written in the last evaluation; ``None`` if it was, and
+            on other processes than the main one.
+
+    Raises:
+        ConfigError: If ``out_file_path`` ends otherwise; in an evaluation if the predictions have
+            no entry for each sample, or something that cannot be kept.
+
+    Example:
+        >>> metrics = [dict(type="Accuracy"), dict(type="DumpResults", out_file_path="out.pkl")]
+    """
+
+    reported_metrics = ()
+
+    def __init__(
+        self,
+        out_file_path: str | os.PathLike[str],
+        collect_device: str = "cpu",
+        collect_dir: str | None = None,
+    ) -> None:
+        is_path = isinstance(out_file_path, (str, os.PathLike))
+        if not is_path or Path(out_file_path).suffix.lower() not in PREDICTION_SUFFIXES:
+            raise ConfigError(
+                f"out_file_path: a path that ends in {', '.join(PREDICTION_SUFFIXES)} is needed, "
+                f"got {out_file_path!r}."
+            )
+        super().__init__(collect_device=collect_device, collect_dir=collect_dir)
+        self.out_file_path = Path(out_file_path)
+        self.failure: PredictionsError | None = None
+        self._layout: Layout = None
+        self._size = 0
+
+    @override
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        predictions = _on_host(data_samples, "predictions")
+        layout = layout_of(predictions)
+        if self._layout is None:
+            self._layout = layout
+        elif self._layout != layout:
+            raise ConfigError(
+                f"DumpResults: the predictions for one batch were {self._layout!r}, and now are "
+                f"{layout!r}; they cannot be put together. Return the same parts for each batch, "
+                "or a list with one entry per sample."
+            )
+        self.results.append(predictions)
+
+    @override
+    def sample_results(self) -> list[Any]:
+        return [sample for batch in self.results for sample in split(batch)]
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self._layout = None
+
+    @override
+    def evaluate(self, size: int) -> dict[str, float]:
+        self._size = size
+        return super().evaluate(size)
+
+    @override
+    def compute_metrics(self, results: list[Any]) -> dict[str, float]:
+        if len(results) < self._size:
+            warnings.warn(
+                f"DumpResults has predictions for {len(results):,} of {self._size:,} samples. Let "
+                "forward(mode='predict') return one entry, or row, per sample.",
+                stacklevel=2,
+            )
+        self.failure = None
+        try:
+            save_predictions(join(results, self._layout), self.out_file_path)
+        except PredictionsError as error:
+            self.failure = error
+            warnings.warn(str(error), stacklevel=2)
+        else:
+            _logger.info("The predictions are in %s.", self.out_file_path)
+        return {}
+
+
+def _on_host(value: Any, where: str) -> Any:
+    """Return a copy in tensors on the CPU, primitives, lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if type(value).__module__ == "numpy":
+        value = value.item() if value.ndim == 0 else torch.from_numpy(value.copy())
+    elif hasattr(value, "to_dict") and not isinstance(value, type):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: _on_host(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_on_host(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, Tensor) or value is None:
+        return value
+    for kind in (bool, int, float, str):  # of a subclass a file would hold the name
+        if isinstance(value, kind):
+            return kind(value)
+    raise ConfigError(
+        f"{where}: {type(value).__module__}.{type(value).__name__} cannot be kept; a file of "
+        "predictions holds tensors, numbers, text, lists and dicts only, so that it is read "
+        "without running code. Return these, or give the class a to_dict()."
+    )

@@ -4,6 +4,7 @@ A name is resolved among the components registered in this process, then torch's
 entry points of installed distributions (:mod:`mm_runner.registry` lists their groups).
 """
 
+from ._annotations import describe_annotation, fits
 from ._arguments import check_arguments, check_type, short_repr
 from ._build import build_from_cfg, call_component, check_cfg
 from ._registry import Registry
@@ -29,6 +30,8 @@ __all__ = [
     "check_arguments",
     "check_cfg",
     "check_type",
+    "describe_annotation",
+    "fits",
     "short_repr",
 ]
 

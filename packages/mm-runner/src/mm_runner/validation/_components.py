@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mm_runner.errors import ConfigError, did_you_mean
-from mm_runner.registry import Registry, check_arguments, check_cfg, short_repr
+from mm_runner.registry import (
+    Registry,
+    check_cfg,
+    describe_annotation,
+    fits,
+    short_repr,
+)
 
-__all__ = [
-    "GIVEN",
-    "check_component",
-    "check_flag",
-    "check_integer",
-    "check_keys",
-    "check_known",
-    "need_mapping",
-]
+__all__ = ["check_component", "check_positive", "check_section", "need_mapping"]
 
 # Placeholder for arguments that the run gives; fits every annotation.
-GIVEN: Any = object()
+_GIVEN: Any = object()
 
 
 def check_component(
@@ -46,7 +44,7 @@ def check_component(
         ConfigError: If ``cfg`` does not fit.
         ComponentNotFoundError: If a ``type`` names nothing.
     """
-    defaults: dict[str, Any] = dict.fromkeys(given, GIVEN)
+    defaults: dict[str, Any] = dict.fromkeys(given, _GIVEN)
     if default is not None:
         defaults["type"] = default
     component, _ = check_cfg(cfg, registry, defaults, where=where)
@@ -55,55 +53,37 @@ def check_component(
     return component
 
 
-def check_keys(value: Any, where: str, known: Callable[..., Any], *, name: str) -> None:
-    """Check a dict whose keys are arguments of ``known``; ``None`` is an empty one.
+def check_section(value: Any, where: str, known: Mapping[str, Any]) -> None:
+    """Check the keys of a dict, and their values.
+
+    Args:
+        value: The dict; a value of ``None`` passes.
+        where: Path of it.
+        known: The annotation of each key, ``Any`` for those checked elsewhere.
 
     Raises:
         ConfigError: If it is no dict, or a key is unknown or of another type.
     """
-    if value is not None:
-        check_arguments(known, need_mapping(value, where), where, name=name, is_partial=True)
-
-
-def check_known(value: Any, where: str, known: Iterable[str]) -> None:
-    """Check the keys of a dict.
-
-    Raises:
-        ConfigError: If it is no dict, or a key is unknown.
-    """
-    for key in need_mapping(value, where):
+    for key, item in need_mapping(value, where).items():
         if key not in known:
             raise ConfigError(
                 f"{where}.{key}: unknown key; known are {', '.join(known)}."
                 f"{did_you_mean(str(key), known)}"
             )
+        if item is not None and not fits(item, known[key]):
+            wanted = describe_annotation(known[key])
+            raise ConfigError(f"{where}.{key}: {wanted} is needed, got {short_repr(item)}.")
 
 
-def check_flag(cfg: Mapping[str, Any], name: str, where: str = "") -> None:
-    """Check that a key, where it is given, is True or False.
-
-    Raises:
-        ConfigError: If it is not.
-    """
-    value = cfg.get(name)
-    if value is not None and not isinstance(value, bool):
-        path = f"{where}.{name}" if where else name
-        raise ConfigError(f"{path}: True or False is needed, got {value!r}.")
-
-
-def check_integer(
-    cfg: Mapping[str, Any], name: str, where: str, *, least: int | None = None
-) -> None:
-    """Check that a key, where it is given, is an integer, from ``least`` on.
+def check_positive(cfg: Mapping[str, Any], name: str, where: str) -> None:
+    """Check that a key, where it is given, is a positive integer.
 
     Raises:
         ConfigError: If it is not.
     """
     value = cfg.get(name)
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (is_integer and (least is None or value >= least)):
-        kind = "an integer" if least is None else "a positive integer"
-        raise ConfigError(f"{where}.{name}: {kind} is needed, got {value!r}.")
+    if value is not None and not (type(value) is int and value > 0):
+        raise ConfigError(f"{where}.{name}: a positive integer is needed, got {value!r}.")
 
 
 def need_mapping(value: Any, where: str, what: str = "a dict") -> Mapping[str, Any]:
@@ -124,16 +104,9 @@ def _check_parts(value: Any, registry: Registry, where: str) -> None:
             _check_parts(item, registry, f"{where}[{index}]")
     if not isinstance(value, Mapping):
         return
-    part = _part(value.get("type"), registry, where)
-    if part is not None:
-        arguments = {key: item for key, item in value.items() if key != "type"}
-        check_arguments(part, arguments, where, is_partial=True)
+    kind = value.get("type")
+    # A name that this registry does not have may be one of another's.
+    if callable(kind) or (isinstance(kind, str) and (kind in registry.names() or ":" in kind)):
+        check_cfg(value, registry, where=where, is_partial=True)
     for key, item in value.items():
         _check_parts(item, registry, f"{where}.{key}")
-
-
-def _part(kind: Any, registry: Registry, where: str) -> Any:
-    """Return the component of a type; ``None`` if another registry may have it."""
-    if isinstance(kind, str) and (kind in registry.names() or ":" in kind):
-        return check_cfg({"type": kind}, registry, where=where, is_partial=True)[0]
-    return kind if callable(kind) else None

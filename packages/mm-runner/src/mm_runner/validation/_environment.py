@@ -11,20 +11,21 @@ from torch import multiprocessing
 
 import mm_dist
 from mm_runner.errors import ConfigError
+from mm_runner.registry import check_arguments
 
-from ._components import check_flag, check_integer, check_keys, check_known, need_mapping
+from ._components import check_section, need_mapping
 
 __all__ = ["check_environment", "check_launcher", "check_randomness"]
 
-_ENV_KEYS = ("cudnn_benchmark", "mp_cfg", "dist_cfg", "npu_cfg", "resource_limit")
-_RANDOMNESS_KEYS = ("seed", "diff_rank_seed", "deterministic")
-# The launcher is a key of the whole configuration.
-_DIST_KEYS = tuple(
-    name
-    for name in inspect.signature(mm_dist.check_dist_arguments).parameters
-    if name != "launcher"
-)
-_OF_GROUP = ("backend", "device_type")
+_ENV = {
+    "cudnn_benchmark": bool,
+    "mp_cfg": Any,
+    "dist_cfg": Any,
+    "npu_cfg": Any,
+    "resource_limit": int,
+}
+_PROCESSES = {"mp_start_method": Any, "opencv_num_threads": int}
+_RANDOMNESS = {"seed": int, "diff_rank_seed": bool, "deterministic": bool}
 
 
 def check_launcher(name: Any, where: str) -> None:
@@ -49,25 +50,33 @@ def check_environment(env: Any, where: str) -> None:
     """
     if env is None:
         return
-    check_known(env, where, _ENV_KEYS)
-    check_flag(env, "cudnn_benchmark", where)
-    check_integer(env, "resource_limit", where)
-    _check_mp_cfg(env.get("mp_cfg"), f"{where}.mp_cfg")
-    dist_cfg = env.get("dist_cfg")
-    if dist_cfg is not None:
-        check_known(dist_cfg, f"{where}.dist_cfg", _DIST_KEYS)
-        check = mm_dist.check_dist_arguments
-        check_keys(dist_cfg, f"{where}.dist_cfg", check, name="init_dist")
-        # A process group that exists already has its own, which need not be among those known.
-        given = _OF_GROUP if mm_dist.is_distributed() else ()
-        asked = {name: value for name, value in dist_cfg.items() if name not in given}
-        _ask(check, asked, f"{where}.dist_cfg", mm_dist.MMDistError)
+    check_section(env, where, _ENV)
+    if env.get("mp_cfg") is not None:
+        place = f"{where}.mp_cfg"
+        check_section(env["mp_cfg"], place, _PROCESSES)
+        method, methods = (
+            env["mp_cfg"].get("mp_start_method"),
+            multiprocessing.get_all_start_methods(),
+        )
+        if method is not None and method not in methods:
+            raise ConfigError(
+                f"{place}.mp_start_method: {method!r} was given; there are {', '.join(methods)}."
+            )
+    if env.get("dist_cfg") is not None:
+        place, check = f"{where}.dist_cfg", mm_dist.check_dist_arguments
+        known = dict.fromkeys(inspect.signature(check).parameters, Any)
+        del known["launcher"]  # a key of the whole configuration
+        check_section(env["dist_cfg"], place, known)
+        # A process group that exists already may have a backend and device that we do not know.
+        given = ("backend", "device_type") if mm_dist.is_distributed() else ()
+        asked = {name: value for name, value in env["dist_cfg"].items() if name not in given}
+        _call(check, asked, place, mm_dist.MMDistError)
     if env.get("npu_cfg") is not None:
         import mm_npu  # noqa: PLC0415 - few have an NPU
 
-        read = mm_npu.read_npu_switches
-        check_keys(env["npu_cfg"], f"{where}.npu_cfg", read, name="set_npu_switches")
-        _ask(read, env["npu_cfg"], f"{where}.npu_cfg", mm_npu.MMNpuError)
+        place = f"{where}.npu_cfg"
+        switches = need_mapping(env["npu_cfg"], place)
+        _call(mm_npu.read_npu_switches, switches, place, mm_npu.MMNpuError)
 
 
 def check_randomness(cfg: Any, where: str) -> None:
@@ -78,34 +87,20 @@ def check_randomness(cfg: Any, where: str) -> None:
     """
     if cfg is None:
         return
-    check_known(cfg, where, _RANDOMNESS_KEYS)
-    for name in ("diff_rank_seed", "deterministic"):
-        check_flag(cfg, name, where)
+    check_section(cfg, where, _RANDOMNESS)
     seed = cfg.get("seed")
     # torch's generators take 64 bits; the epoch and the process are added to it.
-    is_integer = isinstance(seed, int) and not isinstance(seed, bool)
-    if seed is not None and not (is_integer and 0 <= seed < 2**63):
+    if seed is not None and not 0 <= seed < 2**63:
         raise ConfigError(
             f"{where}.seed: an integer from 0 to 2**63 - 1 or None is needed, got {seed!r}."
         )
 
 
-def _check_mp_cfg(cfg: Any, where: str) -> None:
-    if cfg is None:
-        return
-    check_known(need_mapping(cfg, where), where, ("mp_start_method", "opencv_num_threads"))
-    method, methods = cfg.get("mp_start_method"), multiprocessing.get_all_start_methods()
-    if method is not None and method not in methods:
-        raise ConfigError(
-            f"{where}.mp_start_method: {method!r} was given; there are {', '.join(methods)}."
-        )
-    check_integer(cfg, "opencv_num_threads", where)
-
-
-def _ask(
+def _call(
     check: Callable[..., Any], arguments: Mapping[str, Any], where: str, kind: type[Exception]
 ) -> None:
     """Let the package that reads a dict check its values, and prefix its error with the path."""
+    check_arguments(check, arguments, where, is_partial=True)
     try:
         check(**arguments)
     except kind as error:

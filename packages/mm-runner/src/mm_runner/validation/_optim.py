@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,10 +30,7 @@ from mm_runner.registry import (
 
 from ._components import check_component, need_mapping
 
-__all__ = ["Optimizers", "check_optim_wrapper", "check_schedules"]
-
-# By the name of its wrapper, "" of the only one: one of torch's like it, ``None`` if not known.
-Optimizers = dict[str, Optimizer | None]
+__all__ = ["check_optim_wrapper", "check_schedules"]
 
 _OF_CONSTRUCTORS = ("constructor", "paramwise_cfg")
 # Longer than any run: the real length is known once there is data.
@@ -46,7 +42,7 @@ _FINITE = (
 )
 
 
-def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) -> Optimizers:
+def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) -> None:
     """Check the config of an optimizer wrapper, or of several.
 
     Args:
@@ -54,66 +50,64 @@ def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) ->
         where: Path of it.
         device_type: Of the parameters. Defaults to the machine's.
 
-    Returns:
-        Optimizers to try schedules on.
-
     Raises:
         ConfigError: If it does not fit, or the optimizer or the wrapper itself refuses it.
         ComponentNotFoundError: If a ``type`` names nothing.
     """
     if cfg is None or hasattr(cfg, "update_params"):
-        return {"": _torchs(getattr(cfg, "optimizer", None))}
+        return
     need_mapping(cfg, where, "an optim wrapper or a dict")
     if cfg and all(hasattr(value, "update_params") for value in cfg.values()):
-        return {name: _torchs(getattr(one, "optimizer", None)) for name, one in cfg.items()}
-    constructor = cfg.get("constructor")
-    if constructor is None:
-        return {"": _check_one(cfg, where, device_type)}
-    kind, _ = check_cfg(
-        {"type": constructor},
-        OPTIM_WRAPPER_CONSTRUCTORS,
-        where=f"{where}.constructor",
-        is_partial=True,
-    )
-    if isclass(kind) and issubclass(kind, MultiOptimWrapperConstructor):
-        return {
-            name: check_optim_wrapper(part, f"{where}.{name}", device_type).get("")
-            for name, part in cfg.items()
-            if name not in _OF_CONSTRUCTORS
-        }
-    if "optimizer" not in cfg:  # the constructor reads keys of its own
-        return {"": None}
+        return
+    kind: Any = DefaultOptimWrapperConstructor
+    if cfg.get("constructor") is not None:
+        kind, _ = check_cfg(
+            {"type": cfg["constructor"]},
+            OPTIM_WRAPPER_CONSTRUCTORS,
+            where=f"{where}.constructor",
+            is_partial=True,
+        )
+        if isclass(kind) and issubclass(kind, MultiOptimWrapperConstructor):
+            for name, part in cfg.items():
+                if name not in _OF_CONSTRUCTORS:
+                    check_optim_wrapper(part, f"{where}.{name}", device_type)
+            return
+        if "optimizer" not in cfg:  # the constructor reads keys of its own
+            return
     if isclass(kind) and issubclass(kind, DefaultOptimWrapperConstructor):
         kind(cfg, cfg.get("paramwise_cfg"), where=where)
-    # A constructor may look for parts of the model, which is not there yet.
-    plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
-    return {"": _check_one(plain, where, device_type)}
+    if not isinstance(cfg["optimizer"], Optimizer):
+        # A constructor may look for parts of the model, which is not there yet.
+        plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
+        _check_one(plain, where, device_type)
 
 
-def check_schedules(cfg: Any, where: str, num_epochs: Any, optimizers: Optimizers) -> None:
+def check_schedules(cfg: Any, where: str, num_epochs: Any) -> None:
     """Check the schedules: a config, a list of configs, or a dict of these by name of a wrapper.
 
     Args:
         cfg: See above.
         where: Path of it.
         num_epochs: Epochs of the run; anything but a positive integer if they are not counted.
-        optimizers: As :func:`check_optim_wrapper` returned them.
 
     Raises:
         ConfigError: If one does not fit.
         ComponentNotFoundError: If a ``type`` names nothing.
     """
     counts_epochs = isinstance(num_epochs, int) and num_epochs > 0
-    for one, place, name in _listed(cfg, where, ""):
+    for one, place in _listed(cfg, where):
         if isinstance(one, ParamScheduler):
             continue
         need_mapping(one, place, "a dict with the key 'type'")
         _check_numbers(one, place)
-        # Of several optimizers that share a schedule, the first stands for all.
-        template = optimizers.get(name, next(iter(optimizers.values()), None))
+        # An argument may be a list with a value for each parameter group.
+        lengths = [len(value) for value in one.values() if isinstance(value, (list, tuple))]
+        optimizer = SGD([{"params": [nn.Parameter()]} for _ in range(max([1, *lengths]))], lr=0.1)
+        for group in optimizer.param_groups:
+            group.setdefault(str(one.get("param_name")), 0.1)
         _try_to_build(
             ParamScheduler,
-            _optimizer_to_try(one, template),
+            optimizer,
             one,
             num_epochs=num_epochs if counts_epochs else _ENDLESS,
             num_iters=_ENDLESS,
@@ -121,29 +115,17 @@ def check_schedules(cfg: Any, where: str, num_epochs: Any, optimizers: Optimizer
         )
 
 
-def _torchs(optimizer: Any) -> Optimizer | None:
-    """Return ``optimizer`` if it is one of torch's, whose copies are known to be harmless."""
-    is_torchs = type(optimizer).__module__.startswith("torch.optim")
-    return optimizer if isinstance(optimizer, Optimizer) and is_torchs else None
-
-
-def _check_one(cfg: Mapping[str, Any], where: str, device_type: str | None) -> Optimizer | None:
-    DefaultOptimWrapperConstructor(cfg, cfg.get("paramwise_cfg"), where=where)
-    optimizer = cfg["optimizer"]
-    if isinstance(optimizer, Optimizer):
-        return _torchs(optimizer)
-    kind = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
+def _check_one(cfg: dict[str, Any], where: str, device_type: str | None) -> None:
+    """Check an optimizer and its wrapper, and build them for a tiny model."""
+    optimizer, model = cfg["optimizer"], nn.Linear(2, 2, bias=False)
+    component = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
     _check_numbers(optimizer, f"{where}.optimizer")
-    plain = {key: value for key, value in cfg.items() if key not in _OF_CONSTRUCTORS}
-    wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
+    wrapper = check_component(cfg, OPTIM_WRAPPERS, where, default="OptimWrapper")
     if wrapper is AmpOptimWrapper and cfg.get("device_type") is None:
-        plain["device_type"] = device_type or mm_dist.available_device_type()
-    model = nn.Linear(2, 2, bias=False)
-    is_torchs = kind.__module__.startswith("torch.optim")
-    if not is_torchs:  # it may ask for its device, or log something
-        plain["optimizer"] = SGD(model.parameters(), lr=0.1)
-    built = _try_to_build(build_optim_wrapper, model, plain, where=where)
-    return _torchs(getattr(built, "optimizer", None)) if is_torchs else None
+        cfg["device_type"] = device_type or mm_dist.available_device_type()
+    if not component.__module__.startswith("torch.optim"):  # it may look for its device, or log
+        cfg["optimizer"] = SGD(model.parameters(), lr=0.1)
+    _try_to_build(build_optim_wrapper, model, cfg, where=where)
 
 
 def _check_numbers(cfg: Mapping[str, Any], where: str) -> None:
@@ -161,39 +143,23 @@ def _check_numbers(cfg: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _try_to_build(build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _try_to_build(build: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Build what is small; errors that only the real device or model could avoid are none."""
     with warnings.catch_warnings(), suppress(RuntimeError, NotImplementedError):
         warnings.simplefilter("ignore")  # they come when it is built for the run
-        return build(*args, **kwargs)
-    return None
+        build(*args, **kwargs)
 
 
-def _optimizer_to_try(cfg: Mapping[str, Any], template: Optimizer | None) -> Optimizer:
-    """Return an optimizer like ``template`` with one group for each of the values in ``cfg``."""
-    if template is None:  # the settings of another's are not known
-        template = SGD([nn.Parameter()], lr=0.1, momentum=0.9)
-        if isinstance(cfg.get("param_name"), str):
-            template.param_groups[0].setdefault(cfg["param_name"], 0.1)
-    lengths = [len(value) for value in cfg.values() if isinstance(value, (list, tuple))]
-    settings = {key: value for key, value in template.param_groups[0].items() if key != "params"}
-    tried = copy.copy(template)
-    tried.param_groups = [  # deeply: a learning rate that is a tensor is changed in place
-        {**copy.deepcopy(settings), "params": [nn.Parameter()]} for _ in range(max([1, *lengths]))
-    ]
-    return tried
-
-
-def _listed(cfg: Any, where: str, name: str) -> Iterator[tuple[Any, str, str]]:
-    """Yield each schedule with its path and the name of its wrapper."""
+def _listed(cfg: Any, where: str) -> Iterator[tuple[Any, str]]:
+    """Yield each schedule with its path."""
     is_nested = isinstance(cfg, Mapping) and any(
         isinstance(value, (Mapping, list, tuple)) for value in cfg.values()
     )
     if is_nested and "type" not in cfg:
         for key, own in cfg.items():
-            yield from _listed(own, f"{where}.{key}", str(key))
+            yield from _listed(own, f"{where}.{key}")
     elif isinstance(cfg, (list, tuple)):
         for index, one in enumerate(cfg):
-            yield one, f"{where}[{index}]", name
+            yield one, f"{where}[{index}]"
     elif cfg is not None:
-        yield cfg, where, name
+        yield cfg, where

@@ -5,11 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import mm_compile
+import mm_dist
+from mm_runner.data._datasets import check_dataset, refuse_left_out
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric, refuse_evaluator
 from mm_runner.hooks import Hook
@@ -17,31 +21,44 @@ from mm_runner.hooks._hook_list import _DEFAULT_HOOKS as DEFAULT_HOOK_NAMES
 from mm_runner.loops import IterBasedTrainLoop
 from mm_runner.model import check_module_settings
 from mm_runner.registry import (
+    DATA_SAMPLERS,
+    DATASETS,
+    FUNCTIONS,
     HOOKS,
     LOG_WRITERS,
     LOOPS,
     METRICS,
+    MODEL_WRAPPERS,
     MODELS,
+    check_arguments,
+    check_cfg,
     check_type,
+    describe_annotation,
+    fits,
+    short_repr,
 )
 from mm_runner.reporting import build_log_processor, writer_configs
 
-from ._components import check_component, check_flag, check_integer, check_known, need_mapping
-from ._data import check_dataloader
+from ._components import check_component, check_positive, check_section, need_mapping
 from ._environment import check_environment, check_launcher, check_randomness
 from ._optim import check_optim_wrapper, check_schedules
-from ._wrapper import check_model_wrapper
 
 __all__ = ["validate_run"]
 
-# What is True or False in the full configuration.
-_FLAGS = (
-    "channels_last",
-    "crash_bundle",
-    "device_prefetch",
-    "find_unused_parameters",
-    "resume_data",
-)
+# Settings that the Runner reads from the full configuration only.
+_SETTINGS = {
+    **dict.fromkeys(("channels_last", "crash_bundle", "device_prefetch"), bool),
+    **dict.fromkeys(("find_unused_parameters", "resume_data"), bool),
+    "on_world_size_change": Literal["keep", "error"],
+    "sync_bn": Literal["torch"],
+}
+# Keys of a dataloader besides the arguments of torch's DataLoader, and those checked apart.
+_OWN_KEYS = ("num_batch_per_epoch", "disable_subprocess_warning")
+_CHECKED_APART = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", *_OWN_KEYS)
+# These pass unknown arguments on to torch's wrapper.
+_DDP_WRAPPERS = (mm_dist.MMDistributedDataParallel, mm_dist.MMSeparateDistributedDataParallel)
+# Names of one argument in different versions of torch; each is accepted by every version.
+_RENAMED = ("broadcast_buffers", "forward_sync_buffers")
 
 
 def validate_run(
@@ -68,9 +85,9 @@ def validate_run(
             check_type(runner, parameters[name], value, name)
     env = given.get("env_cfg", {})
     device_type = (env.get("dist_cfg") or {}).get("device_type")
-    optimizers = check_optim_wrapper(given.get("optim_wrapper"), "optim_wrapper", device_type)
+    check_optim_wrapper(given.get("optim_wrapper"), "optim_wrapper", device_type)
     num_epochs = given.get("train_cfg", {}).get("max_epochs")
-    check_schedules(given.get("param_scheduler"), "param_scheduler", num_epochs, optimizers)
+    check_schedules(given.get("param_scheduler"), "param_scheduler", num_epochs)
     _check_log_counts(given.get("train_cfg", {}), given.get("log_processor"))
     _check_cfg(cfg)
 
@@ -88,8 +105,8 @@ def _check_preprocessor(value: Any, where: str) -> None:
 
 
 def _check_train_loop(cfg: Any, where: str) -> None:
-    need_mapping(cfg, where)
-    check_flag(cfg, "by_epoch", where)
+    if not isinstance(need_mapping(cfg, where).get("by_epoch", True), (bool, type(None))):
+        raise ConfigError(f"{where}.by_epoch: True or False is needed, got {cfg['by_epoch']!r}.")
     plain = {key: value for key, value in cfg.items() if key != "by_epoch"}
     by_epoch = cfg.get("by_epoch", True)
     default = "EpochBasedTrainLoop" if by_epoch is not False else "IterBasedTrainLoop"
@@ -103,6 +120,96 @@ def _check_eval_loop(cfg: Any, where: str) -> None:
     default = "ValLoop" if where.startswith("val") else "TestLoop"
     given = ("runner", "dataloader", "evaluator")
     check_component(cfg, LOOPS, where, default=default, given=given)
+
+
+def _check_dataloader(cfg: Any, where: str) -> None:
+    """Check the config of a dataloader; a ready one is taken as it is.
+
+    Raises:
+        ConfigError: If a key is unknown, missing or of another type.
+        ComponentNotFoundError: If a ``type`` names nothing.
+    """
+    if cfg is None or isinstance(cfg, DataLoader):
+        return
+    need_mapping(cfg, where, "a DataLoader or a dict")
+    plain = {key: value for key, value in cfg.items() if key not in _CHECKED_APART}
+    check_arguments(DataLoader, plain, where, is_partial=True)
+    _check_required(cfg, where)
+    refuse_left_out(cfg, where)
+    dataset = cfg["dataset"]
+    if isinstance(dataset, Mapping):
+        check_component(dataset, DATASETS, f"{where}.dataset")
+    else:
+        check_dataset(dataset, f"{where}.dataset")
+    for name, given in (
+        ("sampler", ("dataset", "seed")),
+        ("batch_sampler", ("sampler", "batch_size")),
+    ):
+        if isinstance(cfg.get(name), Mapping):
+            check_component(cfg[name], DATA_SAMPLERS, f"{where}.{name}", given=given)
+        elif not _may_sample(cfg.get(name)):
+            raise ConfigError(
+                f"{where}.{name}: a sampler or a dict with 'type' is needed, got "
+                f"{short_repr(cfg[name])}."
+            )
+    for name in ("collate_fn", "worker_init_fn"):
+        _check_function(cfg.get(name), f"{where}.{name}")
+
+
+def _may_sample(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return not any(isinstance(one, Mapping) for one in value)
+    return not isinstance(value, (bool, int, float, str))
+
+
+def _check_required(cfg: Mapping[str, Any], where: str) -> None:
+    given = ", ".join(map(repr, cfg)) or "none"
+    if "dataset" not in cfg:
+        raise ConfigError(
+            f"{where}.dataset: this key is missing; given: {given}. It is a dataset, or a dict "
+            "with its 'type' and arguments."
+        )
+    if cfg.get("batch_sampler") is None and cfg.get("batch_size") is None:
+        raise ConfigError(
+            f"{where}.batch_size: this key is missing; given: {given}. It is the number of samples "
+            "per process and step."
+        )
+    for name in ("batch_size", "num_batch_per_epoch"):
+        check_positive(cfg, name, where)
+
+
+def _check_function(function: Any, where: str) -> None:
+    """Check a function given as a name, as a config, or as itself."""
+    if isinstance(function, str):
+        function = {"type": function}
+    if isinstance(function, Mapping):
+        # It is called with a batch or a worker's number later: what is missing now comes then.
+        check_cfg(function, FUNCTIONS, where=where, is_partial=True)
+    elif function is not None and not callable(function):
+        raise ConfigError(
+            f"{where}: a name ({', '.join(FUNCTIONS.names())}), a dict with 'type' or a function "
+            f"is needed, got {function!r}."
+        )
+
+
+def _check_model_wrapper(cfg: Any, where: str) -> None:
+    """Check ``model_wrapper_cfg``, in a run of one process too.
+
+    Raises:
+        ConfigError: If it is no dict, or has an argument that the wrapper does not take.
+        ComponentNotFoundError: If its ``type`` names nothing.
+    """
+    need_mapping(cfg, where)
+    component: Any = check_component(
+        cfg, MODEL_WRAPPERS, where, default="MMDistributedDataParallel", given=("module",)
+    )
+    # A class of the user's own may make anything of **kwargs.
+    if component.__init__ not in [one.__init__ for one in _DDP_WRAPPERS]:
+        return
+    takers = (*_DDP_WRAPPERS[:1], component, DistributedDataParallel)
+    known = [name for one in takers for name in inspect.signature(one).parameters]
+    known = [name for name in dict.fromkeys((*known, *_RENAMED)) if name != "module"]
+    check_section(cfg, where, dict.fromkeys(("type", *known), Any))
 
 
 def _check_evaluator(value: Any, where: str) -> None:
@@ -152,9 +259,8 @@ def _check_hook(hook: Any, where: str) -> None:
 
 
 def _check_auto_scale(cfg: Any, where: str) -> None:
-    check_known(cfg, where, ("base_batch_size", "enable"))
-    check_flag(cfg, "enable", where)
-    check_integer(cfg, "base_batch_size", where, least=1)
+    check_section(cfg, where, {"base_batch_size": Any, "enable": bool})
+    check_positive(cfg, "base_batch_size", where)
     if cfg.get("enable") and cfg.get("base_batch_size") is None:
         raise ConfigError(
             f"{where}.base_batch_size: a positive integer is needed, got None; it is the batch "
@@ -170,10 +276,6 @@ def _check_log_level(level: Any, where: str) -> None:
         raise ConfigError(f"{where}: {level!r} was given; there are {', '.join(names)}.{hint}")
 
 
-def _check_log_processor(value: Any, where: str) -> None:  # noqa: ARG001 - it names the path
-    build_log_processor(value)
-
-
 def _check_log_counts(train_cfg: Any, log_processor: Any) -> None:
     """Check that nothing is to be logged of an epoch in a training that counts steps."""
     counts_steps = train_cfg.get("by_epoch") is False or train_cfg.get("type") in (
@@ -184,25 +286,21 @@ def _check_log_counts(train_cfg: Any, log_processor: Any) -> None:
         build_log_processor(log_processor).check_counts_epochs()
 
 
-def _check_visualizer(value: Any, where: str) -> None:  # noqa: ARG001 - the paths are its own
-    _check_writers(value, None)
-
-
 def _check_writers(visualizer: Any, log_writers: Any) -> None:
     for place, writer in writer_configs(visualizer, log_writers).items():
         if isinstance(writer, Mapping):
             check_component(writer, LOG_WRITERS, place, given=("log_dir",))
 
 
-_SECTIONS: dict[str, Callable[[Any, str], None]] = {
+_SECTIONS: dict[str, Callable[[Any, str], Any]] = {
     "model": _check_model,
     "data_preprocessor": _check_preprocessor,
     "train_cfg": _check_train_loop,
     "val_cfg": _check_eval_loop,
     "test_cfg": _check_eval_loop,
-    "train_dataloader": check_dataloader,
-    "val_dataloader": check_dataloader,
-    "test_dataloader": check_dataloader,
+    "train_dataloader": _check_dataloader,
+    "val_dataloader": _check_dataloader,
+    "test_dataloader": _check_dataloader,
     "val_evaluator": _check_evaluator,
     "test_evaluator": _check_evaluator,
     "default_hooks": _check_default_hooks,
@@ -212,30 +310,21 @@ _SECTIONS: dict[str, Callable[[Any, str], None]] = {
     "randomness": check_randomness,
     "env_cfg": check_environment,
     "log_level": _check_log_level,
-    "log_processor": _check_log_processor,
-    "visualizer": _check_visualizer,
+    "log_processor": lambda value, _: build_log_processor(value),
+    "visualizer": lambda value, _: _check_writers(value, None),
 }
 
 
 def _check_cfg(cfg: Mapping[str, Any]) -> None:
     """Check what the Runner reads from the full configuration only."""
     if cfg.get("model_wrapper_cfg") is not None:
-        check_model_wrapper(cfg["model_wrapper_cfg"], "model_wrapper_cfg")
+        _check_model_wrapper(cfg["model_wrapper_cfg"], "model_wrapper_cfg")
     _check_writers(None, cfg.get("log_writers"))
     check_module_settings(cfg)
-    for name in _FLAGS:
-        check_flag(cfg, name)
-    if cfg.get("on_world_size_change") not in (None, "keep", "error"):
-        raise ConfigError(
-            "on_world_size_change: 'keep' or 'error' is needed, got "
-            f"{cfg['on_world_size_change']!r}; it is for a resumed run of another number of "
-            "processes."
-        )
-    if cfg.get("sync_bn") not in (None, "torch"):
-        raise ConfigError(
-            f"sync_bn: 'torch' or None is needed, got {cfg['sync_bn']!r}; torch's own is the only "
-            "batch normalisation over processes there is here."
-        )
+    for name, annotation in _SETTINGS.items():
+        if cfg.get(name) is not None and not fits(cfg[name], annotation):
+            wanted = describe_annotation(annotation)
+            raise ConfigError(f"{name}: {wanted} is needed, got {short_repr(cfg[name])}.")
     compiled = cfg.get("compile")
     if isinstance(compiled, Mapping) and compiled.get("cache") is True:
         compiled = {**compiled, "cache": "compile_cache"}  # beside the work directory, later
