@@ -1,4 +1,4 @@
-"""What a run writes besides checkpoints: lines, scalars, its configuration."""
+"""Log lines, scalars and the resolved configuration of a run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RunLogs:
         )
         # The file is closed with the run: a search over many runs must not run out of files.
         self._scalars: JsonLinesWriter | None = None
-        self._is_told = False
+        self._has_warned = False
         self._writers: list[BackgroundScalars] = []
         weakref.finalize(self, _close, self._writers, self.logger)
         # What writers can do besides keeping records, alike on all processes.
@@ -87,10 +87,9 @@ class RunLogs:
     def dump_config(self, changes: Mapping[str, Any]) -> None:
         """Write the configuration with ``changes``, in primitives; only the main process does."""
         config = {**self._config, **changes}
-        if config != self._config:
-            self._config, self.config_text = config, _as_yaml(config)
-        else:
+        if config == self._config:
             return
+        self._config, self.config_text = config, _as_yaml(config)
         if self._scalars is not None:
             self._write_config()
 
@@ -118,8 +117,13 @@ class RunLogs:
             by_epoch: Let writers such as TensorBoard's draw it by epoch instead of by step.
         """
         record = {"mode": phase, "epoch": epoch, "step": step, **scalars}
-        if self._scalars is not None:
-            self._keep(self._scalars, record)
+        try:
+            if self._scalars is not None:
+                self._scalars.write(record)
+        except OSError as error:  # the disk is full, or its server is gone: training goes on
+            if not self._has_warned:
+                self.logger.warning(f"scalars.jsonl could not be written: {error}")
+            self._has_warned = True
         for writer in self._writers:
             writer.write({**record, "axis": "epoch"} if by_epoch else record)
 
@@ -127,14 +131,6 @@ class RunLogs:
         """Wait a little until what writes beside the run has written all of it."""
         for writer in self._writers:
             writer.flush(_PATIENCE_S)
-
-    def _keep(self, scalars: JsonLinesWriter, record: Mapping[str, Any]) -> None:
-        try:
-            scalars.write(record)
-        except OSError as error:  # the disk is full, or its server is gone: training goes on
-            if not self._is_told:
-                self.logger.warning(f"scalars.jsonl could not be written: {error}")
-            self._is_told = True
 
     def _write_config(self) -> None:
         (self.log_dir / "config.yaml").write_text(self.config_text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a training is about to do, as the first lines of its log."""
+"""The first lines of a training's log."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def _lines(runner: Runner) -> Iterator[tuple[str, str]]:
     yield "compile", _compile(runner)
     compiles_steps = runner.compile_handle.enabled and _asks_for_optimizer(runner)
     for name, wrapper in wrappers.items():
-        told = describe_optimizer(wrapper.optimizer, is_compiled=compiles_steps)
-        yield "optimizer", f"{_of(name)}{told} in {type(wrapper).__name__}"
+        described = describe_optimizer(wrapper.optimizer, is_compiled=compiles_steps)
+        yield "optimizer", f"{_of(name)}{described} in {type(wrapper).__name__}"
     for name, wrapper in wrappers.items():
         yield "batch", _of(name) + _batch(runner, wrapper)
     yield "data", _data(runner.train_dataloader)

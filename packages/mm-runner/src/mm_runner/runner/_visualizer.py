@@ -1,4 +1,4 @@
-"""What hooks and scripts give the writers of a run besides what it logs by itself."""
+"""MMEngine's visualizer: scalars, images and configurations for the writers of a run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from mm_runner.reporting import as_numbers
 from ._logs import plain_config
 
 if TYPE_CHECKING:
-    from mm_runner.runner import Runner
-
     from ._logs import RunLogs
+    from ._runner import Runner
 
 __all__ = ["RunVisualizer"]
 
 _PHASES = ("train", "val", "test")
-# What a record has besides scalars; of these, a caller may say where it stands.
+# Keys of a record that are no scalars.
 _RESERVED = ("mode", "epoch", "step", "axis")
-_PLACE = ("epoch", "step")
 
 
 class RunVisualizer:
@@ -57,36 +55,32 @@ class RunVisualizer:
         """Write scalars to ``scalars.jsonl`` and all writers; this waits for the device of tensors.
 
         Args:
-            scalar_dict: Numbers, or tensors of one element, by name. One that begins with
-                ``train/``, ``val/`` or ``test/`` is of that phase; the record of others has
-                ``"other"`` as its ``mode``.
+            scalar_dict: Numbers, or tensors of one element, by name. The names of a phase begin
+                with ``train/``, ``val/`` or ``test/``; the ``mode`` of others is ``"other"``.
             step: Training steps done. Defaults to 0; ``scalar_dict["step"]`` wins, and
                 ``scalar_dict["epoch"]`` over the epoch of the run.
             file_path: Accepted for MMEngine's signature; all scalars are in ``scalars.jsonl``.
 
         Raises:
-            ConfigError: If ``scalar_dict`` is no dict, ``step`` or a value no number, or a name is
-                that of something else in a record.
+            ConfigError: If ``scalar_dict`` is no dict, a value no number, or a name reserved.
         """
         if not isinstance(scalar_dict, Mapping):
             raise ConfigError(
                 "visualizer.add_scalars: a dict of numbers by name is needed, got "
                 f"{short_repr(scalar_dict)}."
             )
-        scalars = {name: value for name, value in scalar_dict.items() if name not in _PLACE}
-        for name, value in scalars.items():
-            _check_scalar(name, value)
-        given = {"step": step, **scalar_dict}
-        place = {name: _as_count(name, given[name]) for name in _PLACE if name in given}
-        step = place.pop("step")
+        place = {key: int(scalar_dict[key]) for key in ("step", "epoch") if key in scalar_dict}
+        step = place.pop("step", int(step))
+        names = [name for name in scalar_dict if name not in ("step", "epoch")]
+        for name in names:
+            _check_scalar(name, scalar_dict[name])
         if not mm_dist.is_main_process():
             return
         by_phase: dict[str, dict[str, Any]] = {}
-        for name, number in zip(scalars, as_numbers(list(scalars.values())), strict=True):
-            phase, _, bare = name.partition("/")
-            known = phase in _PHASES and bare
+        for name, number in zip(names, as_numbers([scalar_dict[n] for n in names]), strict=True):
+            phase, bare = _split(name)
             plain = number.item() if hasattr(number, "item") else number  # NumPy's
-            by_phase.setdefault(phase if known else "other", {})[bare if known else name] = plain
+            by_phase.setdefault(phase, {})[bare] = plain
         for phase, numbers in by_phase.items():
             self._runner.write_scalars(phase, {**place, **numbers}, step=step)
 
@@ -100,10 +94,8 @@ class RunVisualizer:
             step: Training steps done. Defaults to 0.
 
         Raises:
-            ConfigError: If no writer of the run keeps images, ``image`` is of another shape, or
-                ``step`` no number.
+            ConfigError: If no writer of the run keeps images, or ``image`` is of another shape.
         """
-        step = _as_count("step", step)
         if "add_image" not in self._logs.abilities:
             raise ConfigError(
                 f"visualizer.add_image({name!r}): none of the writers of this run keeps images. "
@@ -119,33 +111,25 @@ class RunVisualizer:
         if mm_dist.is_main_process():
             # The caller may go on to draw into it.
             copied = image.detach().cpu().clone() if isinstance(image, Tensor) else image.copy()
-            self._logs.give("add_image", name, copied, step)
+            self._logs.give("add_image", name, copied, int(step))
 
     def add_config(self, config: Mapping[str, Any]) -> None:
-        """Write keys of a configuration to ``config.yaml``, and to the writers that keep it.
-
-        The run's own is there from the beginning.
-
-        Raises:
-            ConfigError: If ``config`` is no dict.
-        """
-        if not isinstance(config, Mapping):
-            raise ConfigError(f"visualizer.add_config: a dict is needed, got {short_repr(config)}.")
+        """Add keys of a configuration to ``config.yaml``, and to the writers that keep it."""
         plain = plain_config(config)
         self._logs.dump_config(plain)
         self._logs.give("add_config", plain)
 
 
-def _check_scalar(name: Any, value: Any) -> None:
-    if not isinstance(name, str) or not name:
-        raise ConfigError(
-            f"visualizer.add_scalars: the name of a scalar is needed, got {short_repr(name)}."
-        )
+def _split(name: str) -> tuple[str, str]:
     phase, _, bare = name.partition("/")
-    if name in _RESERVED or (phase in _PHASES and bare in _RESERVED):
+    return (phase, bare) if phase in _PHASES and bare else ("other", name)
+
+
+def _check_scalar(name: Any, value: Any) -> None:
+    if not isinstance(name, str) or not name or _split(name)[1] in _RESERVED:
         raise ConfigError(
-            f"visualizer.add_scalars: {name!r} cannot be the name of a scalar; a record has it "
-            "for something else."
+            f"visualizer.add_scalars: {short_repr(name)} cannot be the name of a scalar; give "
+            f"text other than {', '.join(_RESERVED)}."
         )
     size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 1)
     is_number = isinstance(value, (Tensor, int, float)) or hasattr(value, "item")
@@ -154,12 +138,3 @@ def _check_scalar(name: Any, value: Any) -> None:
             f"visualizer.add_scalars: {name!r} needs a number, or a tensor of one element, got "
             f"{short_repr(value)}."
         )
-
-
-def _as_count(name: str, value: Any) -> int:
-    try:
-        if not isinstance(value, (str, bytes)):
-            return int(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's own for many elements
-        pass
-    raise ConfigError(f"visualizer: {name} needs a number, got {short_repr(value)}.")
