@@ -1,9 +1,11 @@
-"""Loops, loaders, evaluators and schedules of a run, from their configs."""
+"""Loops, loaders and evaluators of a run, from their configs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -12,8 +14,6 @@ from mm_runner import evaluator as evaluators
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
 from mm_runner.registry import LOOPS, build_from_cfg
-
-from ._making import PartOfRun, making, part_of_run
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -28,6 +28,28 @@ __all__ = [
 ]
 
 _EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
+
+
+class _PartOfRun(NamedTuple):
+    """A part that a ``build_*`` method builds for the run, whose arguments do not say so.
+
+    MMEngine's ``build_dataloader`` and ``build_evaluator`` take a config and little else, and a
+    subclass that overrides one calls the Runner's with just that.
+
+    Args:
+        where: Path of its config.
+        settings: What a loader needs to know of the run.
+        shuffle: What the default sampler of a loader does.
+        made: Filled with what the Runner's own method returns.
+    """
+
+    where: str
+    settings: DataSettings | None = None
+    shuffle: bool = False
+    made: list[Any] | None = None
+
+
+_part: ContextVar[_PartOfRun | None] = ContextVar("mm_runner_part_of_run", default=None)
 
 
 def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> Any:
@@ -71,7 +93,7 @@ def build_eval_loop(runner: Runner, phase: str, dataloader: Any, cfg: Any, evalu
         ConfigError: If a config does not fit.
     """
     loader = _loader_of_run(runner, dataloader, f"{phase}_dataloader", shuffle=False)
-    with making(PartOfRun(f"{phase}_evaluator")):
+    with _making(_PartOfRun(f"{phase}_evaluator")):
         built = runner.recipe.built_by(runner, "build_evaluator", evaluator)
     return build_from_cfg(
         _loop_arguments(cfg, f"{phase}_cfg"),
@@ -101,7 +123,7 @@ def build_loader(
     Raises:
         ConfigError: If a key is missing, unknown or of the wrong type.
     """
-    part = part_of_run()
+    part = _part.get()
     shuffle, where = False, "dataloader"
     if part is not None and part.settings is not None:
         settings, shuffle, where = part.settings, part.shuffle, part.where
@@ -110,9 +132,9 @@ def build_loader(
         seed = mm_dist.sync_random_seed() if seed is None else seed
         generator = torch.Generator().manual_seed(seed)
         settings = DataSettings(seed, generator, *mm_dist.get_dist_info())
-    with making(None):  # a dataset may build a loader of its own
+    with _making(None):  # a dataset may build a loader of its own
         loader = build_dataloader(dataloader, settings, shuffle=shuffle, where=where)
-    if part is not None:
+    if part is not None and part.made is not None:
         part.made.append(loader)
     return loader
 
@@ -124,17 +146,26 @@ def build_evaluator(evaluator: Any) -> Any:
         ComponentNotFoundError: If a ``type`` names nothing.
         ConfigError: If it is nothing of these, or arguments do not fit.
     """
-    part = part_of_run()
+    part = _part.get()
     where = "evaluator" if part is None else part.where
     return evaluators.build_evaluator(evaluator, where=where)
+
+
+@contextmanager
+def _making(part: _PartOfRun | None) -> Iterator[None]:
+    token = _part.set(part)
+    try:
+        yield
+    finally:
+        _part.reset(token)
 
 
 def _loader_of_run(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> DataLoader[Any]:
     settings = DataSettings(
         runner.seed, runner.loader_generator, runner.rank, runner.world_size, runner.device
     )
-    part = PartOfRun(where, settings, shuffle=shuffle)
-    with making(part):
+    part = _PartOfRun(where, settings, shuffle, [])
+    with _making(part):
         loader: DataLoader[Any] = runner.recipe.built_by(
             runner,
             "build_dataloader",
@@ -142,7 +173,7 @@ def _loader_of_run(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> Da
             seed=runner.seed,
             diff_rank_seed=runner.randomness.is_by_rank,
         )
-    if any(loader is one for one in part.made):
+    if any(loader is one for one in part.made or ()):
         return loader
     # A subclass made it as it liked: it is like one that was given ready-made.
     return build_dataloader(loader, settings, shuffle=shuffle, where=where)

@@ -1,4 +1,4 @@
-"""The process of a run: its place among the others, its switches and its random numbers."""
+"""The process of a run: its rank, its switches and its random numbers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_dist
-from mm_runner.validation import check_environment
+from mm_runner.data import batch_seed
+from mm_runner.validation import check_environment, check_randomness
 
 if TYPE_CHECKING:
     import logging
 
 __all__ = [
+    "RunSeed",
     "fix_cublas_workspace",
-    "raise_open_file_limit",
     "seed_everything",
     "set_up_process",
-    "switch_deterministic",
 ]
 
 _DEFAULT_OPEN_FILES = 4096
@@ -54,7 +54,7 @@ def set_up_process(launcher: str | None, env_cfg: Mapping[str, Any] | None) -> m
     if num_threads is not None and opencv is not None:
         opencv.setNumThreads(num_threads)
     open_files = env.get("resource_limit")
-    raise_open_file_limit(_DEFAULT_OPEN_FILES if open_files is None else open_files)
+    _raise_open_file_limit(_DEFAULT_OPEN_FILES if open_files is None else open_files)
     chosen = "auto" if launcher is None else launcher
     info = mm_dist.init_dist(chosen, **(env.get("dist_cfg") or {}))
     if npu_cfg or info.device.type == "npu":
@@ -64,7 +64,7 @@ def set_up_process(launcher: str | None, env_cfg: Mapping[str, Any] | None) -> m
     return info
 
 
-def raise_open_file_limit(limit: int) -> None:
+def _raise_open_file_limit(limit: int) -> None:
     """Let this process open ``limit`` files, as far as the system allows: workers need many."""
     if sys.platform == "win32":
         return
@@ -97,10 +97,82 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def switch_deterministic(logger: logging.Logger) -> None:
+def _switch_deterministic(logger: logging.Logger) -> None:
     """Make torch choose deterministic algorithms, and fail where there is none."""
     if torch.backends.cudnn.benchmark:
         logger.warning("randomness.deterministic was asked for: cudnn_benchmark is switched off.")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
+
+
+class RunSeed:
+    """Chooses the seed, alike on all processes, and seeds the generators of this one.
+
+    Args:
+        randomness: ``seed`` (``None`` draws one), ``diff_rank_seed``, ``deterministic``.
+        rank: Index of this process.
+
+    Attributes:
+        configured: What was asked for, as arguments of :meth:`choose`.
+        value: The seed, once it is chosen.
+        deterministic: Whether deterministic algorithms were asked for.
+        is_by_rank: Whether the generators of each process begin otherwise.
+        loader_generator: Of all loaders, and of nothing else.
+    """
+
+    def __init__(self, randomness: Mapping[str, Any] | None, rank: int) -> None:
+        self.configured: dict[str, Any] = {"seed": None, **(randomness or {})}
+        self.value: int
+        self.deterministic = self.is_by_rank = False
+        self._rank = rank
+        # The sampler_seed hook sets it anew each epoch.
+        self.loader_generator = torch.Generator()
+
+    def choose(
+        self,
+        logger: logging.Logger,
+        seed: int | None,
+        diff_rank_seed: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        deterministic: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        """Seed every generator of this process, and switch to deterministic algorithms if asked.
+
+        Args:
+            logger: Told what is overridden.
+            seed: ``None`` draws one, alike on all processes.
+            diff_rank_seed: Let the generators of each process begin otherwise.
+            deterministic: Allow deterministic algorithms only.
+
+        Raises:
+            ConfigError: If ``seed`` is no seed.
+        """
+        check_randomness({"seed": seed}, "randomness")
+        fix_cublas_workspace({"deterministic": deterministic})
+        self.configured["seed"] = seed
+        self.value = mm_dist.sync_random_seed() if seed is None else seed
+        self.is_by_rank, self.deterministic = bool(diff_rank_seed), bool(deterministic)
+        self._seed_process()
+        if self.deterministic:
+            _switch_deterministic(logger)
+
+    def take_over(self, seed: int | None, logger: logging.Logger) -> None:
+        """Use the seed of a checkpoint, ``None`` if it has none, from here on."""
+        if seed is None or seed == self.value:
+            return
+        if self.configured["seed"] is not None:
+            logger.warning(
+                f"randomness.seed is {self.value}, the checkpoint's {seed}: the checkpoint's is "
+                "used, so that the order of the data goes on."
+            )
+        self.value = seed
+        self._seed_process()
+
+    def start_anew(self, num_steps: int) -> None:
+        """Seed every generator by the seed and ``num_steps``: a run goes on without theirs."""
+        rank = self._rank if self.is_by_rank else 0
+        seed_everything(batch_seed(self.value, rank, 0, num_steps) % 2**32)
+
+    def _seed_process(self) -> None:
+        seed_everything(self.value + (self._rank if self.is_by_rank else 0))
+        self.loader_generator.manual_seed(self.value)

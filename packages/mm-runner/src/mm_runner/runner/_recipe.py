@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.config import ConfigDict
 from mm_runner.errors import ConfigError
-from mm_runner.model import eval_step_of
+from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
 from mm_runner.optim import named_schedulers
 from mm_runner.reporting import writer_configs
 from mm_runner.validation import validate_run
@@ -23,17 +23,16 @@ from ._checks import (
     without_variables,
 )
 from ._logs import plain_config
-from ._memory_format import use_channels_last
+from ._model import use_channels_last, with_preprocessor
 from ._optimizers import check_wrapper_of_run
 from ._schedules import check_schedules
-from ._wrapping import warn_of_uncalled_step, with_preprocessor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import torch
 
-    from ._compiling import RunCompiler
+    from ._model import RunCompiler
     from ._runner import Runner
 
 __all__ = ["Recipe", "built_by"]
@@ -115,7 +114,9 @@ class Recipe:
             lambda bare: built_by(run, "wrap_model", wrapper_cfg, bare),
         )
         if self._phases["train"]:
-            warn_of_uncalled_step(wrapped, run.logger)
+            warning = uncalled_step(unwrap_model(wrapped), type(wrapped))
+            if warning is not None:
+                run.logger.warning(warning)
         return wrapped, handle
 
     def build_loop(self, run: Runner, phase: str) -> Any:

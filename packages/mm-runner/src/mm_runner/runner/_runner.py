@@ -20,21 +20,19 @@ from ._checks import (
     unknown_keys,
     without_variables,
 )
-from ._compiling import RunCompiler
-from ._environment import fix_cublas_workspace, set_up_process
+from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, plain_config
+from ._model import RunCompiler, build_model, wrap_model
 from ._optimizers import scale_rates
 from ._recipe import Recipe, built_by
 from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
 from ._schedules import build_schedules
-from ._seed import RunSeed
 from ._sharded import ShardedSaving
 from ._snapshot import write_snapshot
 from ._state import RunState
 from ._visualizer import RunVisualizer
-from ._wrapping import build_model, wrap_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

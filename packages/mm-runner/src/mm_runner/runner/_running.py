@@ -1,24 +1,28 @@
-"""What happens in a training and in an evaluation, in order."""
+"""A training and an evaluation, from the first hook to cleaning up."""
 
 from __future__ import annotations
 
+import re
 import traceback
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.errors import RunStopped
-from mm_runner.loops import EndOfTrainingError
-from mm_runner.model import train_step_of
+from mm_runner.data import pseudo_collate
+from mm_runner.errors import ConfigError, MMRunnerError, RunStopped
+from mm_runner.evaluator import Evaluator
+from mm_runner.hooks import CheckpointHook
+from mm_runner.hooks._metrics_asked import refuse_missing_metrics
+from mm_runner.loops import EndOfTrainingError, EpochBasedTrainLoop, IterBasedTrainLoop
+from mm_runner.model import train_step_of, unwrap_model
+from mm_runner.optim import named_schedulers
 
-from ._collate_hint import explaining_lists
-from ._library_warnings import logging_warnings_of
-from ._live_run import holding_work_dir
 from ._receipt import RunReceipt
 from ._resume import StartingPoint
 from ._snapshot import check_savable
 from ._summary import log_start
-from ._unvalidated import warn_of_missing_validation
+from ._work_dir import holding_work_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
     from ._runner import Runner
 
 __all__ = ["evaluate", "train"]
+
+# The errors of torch's layers, and of code that takes a batch for a tensor, about a list.
+_NOT_LIST = re.compile(r"must be .*[tT]ensor.*not list|got \(list|'list' object has no attribute")
 
 
 def train(run: Runner) -> nn.Module:
@@ -69,11 +76,10 @@ def _train(run: Runner, receipt: RunReceipt, delete_checkpoints: Callable[[], No
     check_savable(run)
     delete_checkpoints()
     run.owns_checkpoints = True
-    with logging_warnings_of("mm_amp", run.logger):
-        run.optim_wrapper.initialize_count_status(run.model, run.iter, run.max_iters)
+    run.optim_wrapper.initialize_count_status(run.model, run.iter, run.max_iters)
     run.compiler.begin_training(run)
     log_start(run)
-    warn_of_missing_validation(run)
+    _check_metrics(run)
     try:
         run.train_loop.run()
     except EndOfTrainingError:  # a run() of a subclass may let it through
@@ -149,3 +155,67 @@ def _call_all(run: Runner, acts: list[Callable[[], object]]) -> list[Exception]:
                 f"Cleaning up after the training failed; the rest was done.\n{''.join(lines)}"
             )
     return failures
+
+
+@contextmanager
+def explaining_lists(run: Runner) -> Iterator[None]:
+    """Name ``collate_fn`` in the error of a model that cannot take lists.
+
+    Samples are not stacked by default, as with MMEngine, whose models take lists; the layers of
+    other modules fail with an error that knows nothing of the loader.
+
+    Raises:
+        ConfigError: In place of such an error.
+    """
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        loops = {phase: vars(run).get(f"{phase}_loop") for phase in ("train", "val", "test")}
+        loaders = {phase: getattr(loop, "dataloader", None) for phase, loop in loops.items()}
+        phases = [
+            phase
+            for phase, loader in loaders.items()
+            if getattr(loader, "collate_fn", None) is pseudo_collate
+        ]
+        is_about_list = _NOT_LIST.search(str(error)) and not isinstance(error, MMRunnerError)
+        if not (phases and is_about_list):
+            raise
+        raise ConfigError(
+            f"{phases[0]}_dataloader.collate_fn: {type(unwrap_model(run.model)).__name__} "
+            f"failed with {type(error).__name__}: {str(error).strip().splitlines()[0]} The batch "
+            "was made by pseudo_collate, the default, which stacks nothing. Set "
+            "collate_fn='default_collate' for tensors with a row per sample; or let the model, or "
+            "its data_preprocessor, take lists."
+        ) from error
+
+
+def _check_metrics(run: Runner) -> None:
+    """Warn about settings that need a validation loop, and refuse metrics that none reports.
+
+    Raises:
+        ConfigError: If a metric is asked for that no validation reports.
+    """
+    schedulers = list(chain.from_iterable(named_schedulers(run.param_schedulers).values()))
+    evaluator = getattr(run.val_loop, "evaluator", None)
+    reported = evaluator.reported_names() if isinstance(evaluator, Evaluator) else None
+    if reported is not None:
+        refuse_missing_metrics(reported, run.hooks, schedulers)
+    # A loop of the user's own may validate by itself; and trials leave validations out.
+    is_ours = type(run.train_loop) in (EpochBasedTrainLoop, IterBasedTrainLoop)
+    if run.val_loop is not None or not is_ours or not run.interruption.saves:
+        return
+    waiting = [
+        f"{getattr(one, 'where', 'param_scheduler')} follows a metric, and will change nothing"
+        for one in schedulers
+        if getattr(one, "need_val_args", False)
+    ]
+    waiting += [
+        f"{type(hook).__name__}.save_best was given, and will save nothing"
+        for hook in run.hooks
+        if isinstance(hook, CheckpointHook) and hook._best.wants_any  # noqa: SLF001
+    ]
+    for text in waiting:
+        run.logger.warning(
+            f"{text}: the run has no validation to take a metric from. Give val_dataloader, "
+            "val_cfg and val_evaluator, or leave it out."
+        )

@@ -1,16 +1,32 @@
-"""The directories of a run."""
+"""The work directory of a run: created, locked for one training, kept from being overwritten."""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import tempfile
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from mm_runner._main_process import run_on_main
+from mm_runner.checkpoint import checkpoints_in, remove_checkpoint
 from mm_runner.errors import ConfigError, WorkDirError
+from mm_runner.hooks import CheckpointHook
 
-__all__ = ["WorkDir", "open_work_dir"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ._runner import Runner
+
+__all__ = ["WorkDir", "holding_work_dir", "open_work_dir"]
+
+# Host and process id, as the lock's holder writes them.
+_HOLDER = re.compile(r"([\w.-]{1,255}) (\d{1,10})\n")
+# How many files a refusal names.
+_MAX_NAMED = 5
 
 
 class WorkDir(NamedTuple):
@@ -22,9 +38,9 @@ class WorkDir(NamedTuple):
 
 
 def open_work_dir(work_dir: str | Path) -> WorkDir:
-    """Create ``work_dir`` and in it a directory of this run's own, and check that it is writable.
+    """Create ``work_dir`` and in it a log directory of this run, and check that it is writable.
 
-    Only the main process touches the disk; what it found is what every process gets.
+    Only the main process touches the disk; every process gets its result.
 
     Raises:
         ConfigError: If ``work_dir`` is no path.
@@ -32,20 +48,20 @@ def open_work_dir(work_dir: str | Path) -> WorkDir:
     """
     if not isinstance(work_dir, (str, Path)):
         raise ConfigError(f"work_dir: the path of a directory is needed, got {work_dir!r}.")
-    return run_on_main(lambda: _open(Path(work_dir)))
+
+    def create() -> WorkDir:
+        try:
+            return _create(Path(work_dir).absolute())
+        except OSError as error:
+            raise WorkDirError(
+                f"work_dir={str(work_dir)!r} was asked for; it cannot be written: {error}. "
+                "Give a directory that you may write to."
+            ) from error
+
+    return run_on_main(create)
 
 
-def _open(work_dir: Path) -> WorkDir:
-    try:
-        return WorkDir(*_create(work_dir.absolute()))
-    except OSError as error:
-        raise WorkDirError(
-            f"work_dir={str(work_dir)!r} was asked for; it cannot be written: {error}. "
-            "Give a directory that you may write to."
-        ) from error
-
-
-def _create(path: Path) -> tuple[Path, Path, str]:
+def _create(path: Path) -> WorkDir:
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
         pass  # permission bits do not tell: ask the file system
@@ -57,5 +73,106 @@ def _create(path: Path) -> tuple[Path, Path, str]:
             (path / timestamp).mkdir()
         except FileExistsError:
             continue
-        return path, path / timestamp, timestamp
+        return WorkDir(path, path / timestamp, timestamp)
     raise FileExistsError(f"{path / started} and 999 more like it exist")
+
+
+@contextmanager
+def holding_work_dir(
+    runner: Runner, *, is_fresh: bool, overwrite: bool, load_from: str | None
+) -> Iterator[Callable[[], None]]:
+    """Keep other trainings out of ``work_dir`` while the block trains; every process must enter it.
+
+    The main process holds a POSIX record lock, which works on NFS too, which forked workers do not
+    inherit, and which the system releases when the process dies.
+
+    Args:
+        runner: The run.
+        is_fresh: Whether it trains from the start.
+        overwrite: Whether the checkpoints that a fresh run finds may be deleted.
+        load_from: A checkpoint that is not deleted.
+
+    Yields:
+        Deletes these checkpoints; every process calls it once the run is able to train.
+
+    Raises:
+        WorkDirError: On all processes, if another training is under way in ``work_dir``, or if a
+            fresh one finds checkpoints there that it may not delete.
+    """
+    held: list[IO[str]] = []  # on the main process
+    spared = os.path.realpath(load_from) if load_from is not None else None
+
+    def claim() -> None:
+        with suppress(ImportError):  # fcntl, on Windows
+            _lock(runner, held)
+        found = _checkpoints(runner) if is_fresh and not overwrite else []
+        if found:
+            names = ", ".join(path.name for path in found[:_MAX_NAMED])
+            more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+            raise WorkDirError(
+                f"work_dir={str(runner.work_dir)!r} holds the checkpoints of an earlier run "
+                f"({names}{more}), and this one starts afresh. Go on from them with "
+                "resume=True (--resume), choose another work_dir (--work-dir), or delete them "
+                "with overwrite=True (--overwrite)."
+            )
+
+    def delete() -> None:
+        for path in _checkpoints(runner) if is_fresh and overwrite else []:
+            if os.path.realpath(path) == spared:
+                continue
+            try:
+                remove_checkpoint(path)
+            except OSError as error:
+                raise WorkDirError(
+                    f"overwrite=True was given, and {path} cannot be deleted: {error}. Choose "
+                    "another work_dir (--work-dir)."
+                ) from error
+
+    try:
+        run_on_main(claim)
+        yield lambda: run_on_main(delete)
+    finally:
+        for file in held:
+            with suppress(OSError), file:  # its share may be gone
+                file.truncate(0)
+
+
+def _lock(runner: Runner, held: list[IO[str]]) -> None:
+    """Lock a file of the work directory; warn where the file system has no locks."""
+    import fcntl  # noqa: PLC0415 - not on Windows
+
+    try:
+        runner.work_dir.mkdir(parents=True, exist_ok=True)
+        file = (runner.work_dir / ".lock").open("a+", encoding="utf-8", errors="replace")
+        held.append(file)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        file.write(f"{platform.node()} {os.getpid()}\n")
+        file.flush()
+    except (BlockingIOError, PermissionError) as error:
+        if not held:
+            _warn_unlocked(runner, error)
+            return
+        with held.pop() as taken:
+            taken.seek(0)
+            holder = _HOLDER.fullmatch(taken.read(300))
+        who = f"process {holder[2]} on host {holder[1]}" if holder else "another process"
+        raise WorkDirError(
+            f"work_dir={str(runner.work_dir)!r} is in use: {who} is training there. Wait until it "
+            "ends, or choose another work_dir (--work-dir)."
+        ) from None
+    except OSError as error:
+        _warn_unlocked(runner, error)
+
+
+def _warn_unlocked(runner: Runner, error: OSError) -> None:
+    runner.logger.warning(
+        f"{runner.work_dir} cannot be locked ({error}): a second run there would go unnoticed."
+    )
+
+
+def _checkpoints(runner: Runner) -> list[Path]:
+    """Return the checkpoints in the work directory, and where hooks save instead."""
+    hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+    directories = [runner.work_dir, *(hook.directory(runner) for hook in hooks)]
+    return [path for one in dict.fromkeys(directories) for path in checkpoints_in(one)]

@@ -25,8 +25,8 @@ from mm_runner.model import (
 from mm_runner.optim import ParamScheduler, build_optim_wrapper, named_wrappers, scale_lr
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import argument_names, check_run, own_keys
+from mm_runner.runner._model import build_model, is_wrapped, with_preprocessor, wrapper_type
 from mm_runner.runner._resume import refuse_url
-from mm_runner.runner._wrapping import build_model, is_wrapped, with_preprocessor, wrapper_type
 
 from ._plan_memory import bytes_by_dtype, describe_memory
 from ._plan_schedule import Length, build_schedules, length_of_run, rates_at_key_steps

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mm_runner.hooks import EMAHook
 from mm_runner.optim import named_wrappers
-from mm_runner.runner._wrapping import is_wrapped
+from mm_runner.runner._model import is_wrapped
 
 __all__ = ["bytes_by_dtype", "describe_memory"]
 

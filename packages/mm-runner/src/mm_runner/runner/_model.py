@@ -1,0 +1,251 @@
+"""The model of a run: built, moved, compiled and wrapped, in this order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mm_compile
+import mm_dist
+from mm_runner.config import ConfigDict
+from mm_runner.data import as_channels_last, map_tensors
+from mm_runner.errors import ConfigError
+from mm_runner.hooks import CompileReportHook
+from mm_runner.model import apply_module_settings, unwrap_model
+from mm_runner.optim import named_wrappers
+from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mm_dist import DistInfo
+
+    from ._runner import Runner
+
+__all__ = [
+    "RunCompiler",
+    "build_model",
+    "is_wrapped",
+    "use_channels_last",
+    "with_preprocessor",
+    "wrap_model",
+    "wrapper_type",
+]
+
+# Beside the work directories, so that all runs of a project share it.
+_CACHE_NAME = "compile_cache"
+# Methods that a wrapper has of its own: compiled there, and after wrapping.
+_STEPS = {"train_step", "val_step", "test_step"}
+
+
+def with_preprocessor(model: Any, data_preprocessor: Any) -> Any:
+    """Return the config of a model with that of a data preprocessor, unless it has its own."""
+    if data_preprocessor is None or not isinstance(model, Mapping):
+        return model
+    merged = {"data_preprocessor": data_preprocessor, **model}
+    return ConfigDict(merged) if isinstance(model, ConfigDict) else merged
+
+
+def build_model(model: Any) -> nn.Module:
+    """Build the model.
+
+    Args:
+        model: A module, or the config of one.
+
+    Raises:
+        ConfigError: If ``model`` is neither.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"model: an nn.Module or a dict with 'type' is needed, got {model!r}.")
+    built = build_from_cfg(model, MODELS, where="model")
+    if not isinstance(built, nn.Module):
+        raise ConfigError(f"model.type: an nn.Module is needed, {model['type']!r} gave {built!r}.")
+    return built
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    """Tell whether a model is in a wrapper: torch's, one of ours, or a registered one."""
+    return mm_dist.is_model_wrapper(model) or unwrap_model(model) is not model
+
+
+def wrap_model(
+    model: nn.Module, wrapper_cfg: Any, cfg: Mapping[str, Any], dist_info: DistInfo
+) -> nn.Module:
+    """Move the model to its device, and wrap it if the run is distributed.
+
+    Args:
+        model: On any device.
+        wrapper_cfg: A wrapper's config, or ``None``.
+        cfg: The full configuration: ``find_unused_parameters`` counts.
+        dist_info: The place of this process.
+
+    Raises:
+        ConfigError: If the model is wrapped already and ``model_wrapper_cfg`` asks for more.
+    """
+    if is_wrapped(model):
+        if wrapper_cfg is not None:
+            raise ConfigError(
+                f"model_wrapper_cfg: the model is wrapped already, in {type(model).__name__}; "
+                "give the bare model, or no model_wrapper_cfg."
+            )
+        return model
+    model = model.to(dist_info.device)
+    if dist_info.backend is None:  # no process group; one may exist without any launcher
+        return model
+    if wrapper_cfg is None:
+        wrapper_cfg = {}
+    if not isinstance(wrapper_cfg, Mapping):
+        raise ConfigError(f"model_wrapper_cfg: a dict is needed, got {wrapper_cfg!r}.")
+    wrapper = wrapper_type(wrapper_cfg)
+    defaults = _default_arguments(wrapper, cfg, dist_info)
+    return build_from_cfg(  # type: ignore[no-any-return]
+        {**wrapper_cfg, "type": wrapper},
+        MODEL_WRAPPERS,
+        {"module": model, **defaults},
+        where="model_wrapper_cfg",
+    )
+
+
+def wrapper_type(wrapper_cfg: Mapping[str, Any]) -> Any:
+    """Return what a distributed run puts a model into, as ``model_wrapper_cfg`` says."""
+    kind = wrapper_cfg.get("type", "MMDistributedDataParallel")
+    return MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+
+
+def _default_arguments(wrapper: Any, cfg: Mapping[str, Any], dist_info: DistInfo) -> dict[str, Any]:
+    """Return what a wrapper gets unless ``model_wrapper_cfg`` says otherwise."""
+    if not (inspect.isclass(wrapper) and issubclass(wrapper, DistributedDataParallel)):
+        return {}
+    defaults: dict[str, Any] = {}
+    if dist_info.device.type != "cpu":
+        defaults["device_ids"] = [dist_info.device.index]
+    if issubclass(wrapper, mm_dist.MMDistributedDataParallel):
+        defaults["broadcast_buffers"] = False
+        defaults["find_unused_parameters"] = bool(cfg.get("find_unused_parameters", False))
+    elif "find_unused_parameters" in cfg:
+        defaults["find_unused_parameters"] = bool(cfg["find_unused_parameters"])
+    return defaults
+
+
+def use_channels_last(model: nn.Module) -> None:
+    """Store 4-d parameters, buffers and preprocessed batches with channels last, in place.
+
+    Args:
+        model: Wrapped or not; its optimizer is not built yet.
+    """
+    inner: Any = unwrap_model(model)
+    with torch.no_grad():
+        for tensor in (*inner.parameters(), *inner.buffers()):
+            tensor.data = as_channels_last(tensor.data)  # 5-d ones know another format
+    preprocessor = getattr(inner, "data_preprocessor", None)
+    if isinstance(preprocessor, nn.Module):
+        preprocessor.register_forward_hook(
+            lambda _module, _args, batch: map_tensors(batch, as_channels_last)
+        )
+
+
+class RunCompiler:
+    """Compile the model and the optimizers as ``cfg.compile`` says.
+
+    Args:
+        cfg: ``cfg.compile``: as :func:`mm_compile.compile_model` takes it; ``cache`` may also be
+            True, for ``compile_cache`` beside the work directory.
+        work_dir: Absolute.
+    """
+
+    def __init__(self, cfg: Any, work_dir: Path) -> None:
+        if isinstance(cfg, Mapping) and cfg.get("cache") is True:
+            cfg = {**cfg, "cache": str(work_dir.parent / _CACHE_NAME)}
+        self._cfg = cfg
+        self._optimizers: list[Any] = []
+
+    def wrap(
+        self,
+        model: nn.Module,
+        cfg: Mapping[str, Any],
+        dist_info: DistInfo,
+        wrap_model: Callable[[nn.Module], nn.Module],
+    ) -> tuple[nn.Module, mm_compile.CompileHandle]:
+        """Compile and wrap the model; nothing is compiled before the first call.
+
+        Args:
+            model: Wrapped or not.
+            cfg: The full configuration.
+            dist_info: The place of this process.
+            wrap_model: Moves a model to its device, and wraps it if the run is distributed.
+
+        Returns:
+            The model, wrapped if the run is distributed, and the handle of what is compiled.
+
+        Raises:
+            ConfigError: If the model cannot be wrapped as ``cfg`` says.
+            MMCompileError: If it cannot be compiled so.
+        """
+        if cfg.get("sync_bn") is not None:
+            apply_module_settings(unwrap_model(model), {})  # drop those of an earlier run
+            if dist_info.backend is not None:
+                mm_dist.convert_sync_batchnorm(model, cfg["sync_bn"])
+        # Now that its modules are those that stay, and before anything is put around them.
+        apply_module_settings(unwrap_model(model), cfg)
+        if self._compiles_steps():
+            wrapped = wrap_model(model)
+            return wrapped, mm_compile.compile_model(wrapped, self._cfg)
+        if not is_wrapped(model):
+            model = model.to(dist_info.device)
+        # Compiled before it is sharded: parameters are then gathered and freed by hooks around the
+        # compiled code, and regions are recognised by their classes and the shapes of the whole.
+        handle = mm_compile.compile_model(unwrap_model(model), self._cfg)
+        try:
+            return wrap_model(model), handle
+        except Exception:
+            handle.undo()  # the model is the user's, who may give it to another run
+            raise
+
+    def begin_training(self, runner: Runner) -> None:
+        """Compile the optimizers if that is configured, and say how many steps are to come."""
+        handle = runner.compile_handle
+        compiles_optimizers = isinstance(self._cfg, Mapping) and self._cfg.get("optimizer")
+        for wrapper in named_wrappers(runner.optim_wrapper).values():
+            optimizer = wrapper.optimizer
+            # One that was given ready made is the same in a second training.
+            is_known = any(optimizer is known for known in self._optimizers)
+            if compiles_optimizers and not is_known:
+                handle.compile_optimizer(optimizer)
+                self._optimizers.append(optimizer)
+        handle.expect_steps(max(runner.max_iters - runner.iter, 0))
+        has_report = any(isinstance(hook, CompileReportHook) for hook in runner.hooks)
+        if handle.enabled and not has_report:
+            runner.register_hook(CompileReportHook())
+            self._log_short_batch(runner)
+
+    def _log_short_batch(self, runner: Runner) -> None:
+        loader = runner.train_dataloader
+        is_dynamic = isinstance(self._cfg, Mapping) and self._cfg.get("dynamic") is True
+        num_left = _size_of_short_batch(loader)
+        if num_left and not is_dynamic:
+            runner.logger.info(
+                f"compile: the last batch of an epoch has a size of {num_left}, the others of "
+                f"{loader.batch_size}: the model is compiled for it once more. "
+                "train_dataloader=dict(drop_last=True) avoids that."
+            )
+
+    def _compiles_steps(self) -> bool:
+        target = self._cfg.get("target") if isinstance(self._cfg, Mapping) else None
+        names = [target] if isinstance(target, str) else target or []
+        return not _STEPS.isdisjoint(name for name in names if isinstance(name, str))
+
+
+def _size_of_short_batch(loader: Any) -> int:
+    """Return how many samples the last batch of an epoch has if it is a short one, else 0."""
+    has_length = loader.batch_size and hasattr(loader.sampler, "__len__")
+    if not has_length or loader.drop_last or len(loader.sampler) < loader.batch_size:
+        return 0
+    return int(len(loader.sampler) % loader.batch_size)
