@@ -56,6 +56,8 @@ PEERS = (
     "mmengine==0.10.7",
     "transformers==5.23.0",
 )
+# Files of tests run beside one another.
+PARALLEL = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 SITE = ("sphinx==8.1.3", "myst-parser==4.0.1", "furo==2024.8.6")
 
 each_package = nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
@@ -108,17 +110,16 @@ def tests(session: nox.Session, package: str, torch: str) -> None:
         sources.append("torchdata==0.11.0")
     install_over_torch(session, torch, *sources, *test_requirements(package))
     session.chdir(package_dir(package))
-    parallel = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
-    session.run("pytest", *parallel, *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session
 @each_torch
 def together(session: nox.Session, torch: str) -> None:
     """Test all packages side by side, from their wheels."""
-    install_wheels(session, torch, "pytest>=8")
+    install_wheels(session, torch, "pytest>=8", "pytest-xdist>=3.5")
     session.chdir(ROOT / "integration_tests")
-    session.run("pytest", "together", *session.posargs)
+    session.run("pytest", "together", *PARALLEL, *session.posargs)
 
 
 @nox.session
