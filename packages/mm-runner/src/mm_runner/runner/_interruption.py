@@ -1,8 +1,10 @@
-"""Saving and leaving in the middle of a run, at a step that all processes agree on."""
+"""Saving and leaving between two steps that all processes agree on."""
 
 from __future__ import annotations
 
 import signal
+import threading
+import time
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +17,9 @@ from mm_runner.errors import CheckpointWriteError, RunStopped
 from mm_runner.hooks import CheckpointHook
 from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
 
-from ._agreement import Agreement, Clock, Verdict
+from ._agreement import Agreement, OwnStore, Verdict
 from ._sharded import as_sharded
 from ._signals import StopSignals
-from ._store import OwnStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +38,30 @@ _CAUSE = {
 }
 # Waiting for another process that does not answer: as long as schedulers leave a run.
 _PATIENCE_S = 60.0
+
+
+class _Clock:
+    """Call ``act``, in a thread, ``seconds`` after the last :meth:`reset`, again and again."""
+
+    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+        self._seconds, self._act = seconds, act
+        self._end = time.monotonic() + seconds
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mm_runner-clock", daemon=True)
+        self._thread.start()
+
+    def reset(self) -> None:
+        self._end = time.monotonic() + self._seconds
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(max(self._end - time.monotonic(), 0.01)):
+            if time.monotonic() >= self._end:
+                self.reset()
+                self._act()
 
 
 class Interruption:
@@ -65,8 +90,8 @@ class Interruption:
         self._wishes: set[int] = set()
         self._agreement: Agreement | None = None
         self._signals: StopSignals | None = None
-        self._clock: Clock | None = None
-        self._limits: list[Clock] = []
+        self._clock: _Clock | None = None
+        self._limits: list[_Clock] = []
         self._save: Callable[[Runner], object] | None = None
         self._place: Callable[[], int] = lambda: 0
 
@@ -94,12 +119,20 @@ class Interruption:
             mm_dist.broadcast_object_list(token)
             self._agreement = _open_agreement(runner, token[0], self._place, self._note)
         if self._can_agree:  # else a signal means what it meant before
-            self._signals = StopSignals(self._on_signal, runner.logger, saves=self.saves)
+            self._signals = StopSignals(
+                lambda number: self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED),
+                runner.logger,
+                saves=self.saves,
+            )
 
     def _stop(self, runner: Runner, error: BaseException | None) -> None:
         # What came too late, also from a thread that is still to end, must not cut what follows.
         self._is_listening = False
-        self._stop_threads()
+        for thread in (self._clock, self._agreement, *self._limits):
+            if thread is not None:
+                thread.stop()
+        self._clock = self._agreement = self._save = None
+        self._limits = []
         self.pending, self._wishes = False, set()
         for hook in runner.hooks:
             if isinstance(hook, CheckpointHook):
@@ -113,15 +146,6 @@ class Interruption:
         signals.restore()
         if error is None:
             signals.repeat()
-
-    def _stop_threads(self) -> None:
-        for clock in (self._clock, *self._limits):
-            if clock is not None:
-                clock.stop()
-        self._limits = []
-        if self._agreement is not None:
-            self._agreement.stop()
-        self._clock = self._agreement = self._save = None
 
     def preempt(self) -> None:
         """Ask all processes to save and leave, as SIGTERM does; any thread may call this.
@@ -144,7 +168,7 @@ class Interruption:
         """
         self._save = save
         if self._can_agree and mm_dist.is_main_process():
-            self._clock = Clock(seconds, lambda: self._ask(_SAVE))
+            self._clock = _Clock(seconds, lambda: self._ask(_SAVE))
         return self._can_agree
 
     def end_after(self, seconds: float, then: Literal["end", "requeue"]) -> bool:
@@ -160,7 +184,7 @@ class Interruption:
         """
         wish = _TIME_UP if then == "end" else _TIME_UP_REQUEUE
         if self._can_agree and mm_dist.is_main_process():
-            self._limits.append(Clock(seconds, lambda: self._ask(wish)))
+            self._limits.append(_Clock(seconds, lambda: self._ask(wish)))
         return self._can_agree
 
     def note_saved(self) -> None:
@@ -180,7 +204,11 @@ class Interruption:
         verdict = self._decided(runner)
         if verdict.place > self._place() or runner.holds_gradients:
             return
-        self._close(verdict.wish)
+        self.pending = False
+        for wish in range(verdict.wish + 1):
+            self._wishes.discard(wish)
+        if self._wishes:  # a signal came just now: it is kept for the next step
+            self.pending = True
         if verdict.wish == _SAVE and self._save is not None:
             self._save(runner)
         if self._agreement is not None:
@@ -188,7 +216,12 @@ class Interruption:
         if verdict.wish == _TIME_UP:
             self._end_training(runner)
         if verdict.wish in _STATUS:
-            self._leave(runner, verdict.wish)
+            status = _STATUS[verdict.wish]
+            runner.logger.warning(
+                f"The run was {_CAUSE[verdict.wish]} and leaves after epoch {runner.epoch}, step "
+                f"{runner.iter}, with status {status}; {self._saved(runner)}."
+            )
+            raise RunStopped(status)
 
     def mark(self, runner: Runner) -> None:
         """Pass one end of a validation; every process comes here.
@@ -221,9 +254,6 @@ class Interruption:
         )
         raise RunStopped(_STATUS[_PREEMPTED])
 
-    def _on_signal(self, number: int) -> None:
-        self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED)
-
     @property
     def _can_agree(self) -> bool:
         return self._agreement is not None or mm_dist.get_world_size() == 1
@@ -237,25 +267,8 @@ class Interruption:
             self._wishes.add(wish)
             self.pending = True
 
-    def _close(self, settled: int) -> None:
-        """Strike off what is settled; a signal that comes just now is kept for the next place."""
-        self.pending = False
-        for wish in range(settled + 1):
-            self._wishes.discard(wish)
-        if self._wishes:
-            self.pending = True
-
     def _note(self) -> None:
         self.pending = self._is_listening
-
-    def _leave(self, runner: Runner, wish: int) -> None:
-        saved = self._saved(runner)
-        status = _STATUS[wish]
-        runner.logger.warning(
-            f"The run was {_CAUSE[wish]} and leaves after epoch {runner.epoch}, step "
-            f"{runner.iter}, with status {status}; {saved}."
-        )
-        raise RunStopped(status)
 
     def _end_training(self, runner: Runner) -> None:
         saved = self._saved(runner)
