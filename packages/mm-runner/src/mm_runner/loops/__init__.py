@@ -1,11 +1,10 @@
-"""Loops: how the batches of a phase are gone through."""
+"""Loops of training, validation and test."""
 
-from ._ending import EndOfTrainingError
 from ._epoch_train import EpochBasedTrainLoop
 from ._evaluation import TestLoop, ValLoop
 from ._iter_train import IterBasedTrainLoop
 from ._rehearsal import needs_rehearsal
-from ._train_loop import AbstractTrainLoop
+from ._train_loop import AbstractTrainLoop, EndOfTrainingError
 
 __all__ = [
     "AbstractTrainLoop",

@@ -11,7 +11,6 @@ import mm_dist
 from mm_runner.data import DataPosition, is_endless, num_batches
 from mm_runner.errors import ConfigError
 
-from ._loss_names import naming_losses
 from ._train_loop import AbstractTrainLoop
 from ._validation_schedule import ValidationSchedule, check_positive
 
@@ -80,7 +79,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         runner.model.train()
         start = self._pass_start
         batches = self._open_pass(self._begin_batches(start))
-        with naming_losses(runner.message_hub):
+        with self._naming_losses():
             run_iter = self._step_function()
             for index, batch in enumerate(batches, start.batch):
                 run_iter(index, batch)

@@ -8,7 +8,6 @@ from typing_extensions import override
 
 from mm_runner.data import DataPosition
 
-from ._loss_names import naming_losses
 from ._train_loop import AbstractTrainLoop
 from ._validation_schedule import ValidationSchedule, check_positive
 
@@ -99,7 +98,7 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         until = self._last_count
         if self.runner.val_loop is not None:
             until = self._schedule.next_after(self.iter)
-        with naming_losses(self.runner.message_hub):
+        with self._naming_losses():
             run_iter = self._step_function()
             while self.iter < until and not self.stop_training:
                 run_iter(next(batches))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
+from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mm_dist
+from mm_amp import NonFiniteError
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.data import DataPosition, TrainBatches, feed_of_run
 from mm_runner.errors import ConfigError
 from mm_runner.model import train_step_of
 
-from ._ending import EndOfTrainingError
-from ._mmengine_names import MMEngineNames
-from ._rehearsal import rehearse
-from ._sanity import rehearse_validation
-from ._validation_schedule import check_count, check_positive
+from ._rehearsal import rehearse_step, rehearse_validation
+from ._validation_schedule import check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +24,31 @@ if TYPE_CHECKING:
 
     from ._validation_schedule import ValidationSchedule
 
-__all__ = ["AbstractTrainLoop"]
+__all__ = ["AbstractTrainLoop", "EndOfTrainingError"]
 
 
-class AbstractTrainLoop(MMEngineNames, ABC):
+class EndOfTrainingError(Exception):
+    """Ends the training loop that a step belongs to, in the middle of an epoch too.
+
+    The loop goes on to ``after_train``. What is under way, the epoch or a validation, is left out,
+    with the stages after it: a run that is resumed does it.
+    """
+
+
+class _OtherName:
+    """Another name of an attribute, by which subclasses of MMEngine's loops read and write it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loop: Any, owner: type | None = None) -> Any:
+        return self if loop is None else getattr(loop, self._name)
+
+    def __set__(self, loop: Any, value: Any) -> None:
+        setattr(loop, self._name, value)
+
+
+class AbstractTrainLoop(ABC):
     """Train step by step, with validations in between.
 
     A subclass may override ``run``, ``run_epoch`` and ``run_iter`` as in MMEngine. It calls the
@@ -51,6 +71,11 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         stop_training: Set by a hook to end training after the current epoch or step.
     """
 
+    _runner: Any = _OtherName("runner")
+    _epoch: Any = _OtherName("epoch")
+    _iter: Any = _OtherName("iter")
+    _max_epochs: Any = _OtherName("max_epochs")
+    _max_iters: Any = _OtherName("max_iters")
     _by_epoch: ClassVar[bool]  # Whether each epoch is a pass over the data; else training is one.
 
     def __init__(
@@ -63,7 +88,7 @@ class AbstractTrainLoop(MMEngineNames, ABC):
         max_iters: int,
         sanity_val_batches: int = 0,
     ) -> None:
-        check_count("sanity_val_batches", sanity_val_batches)
+        check_positive("sanity_val_batches", sanity_val_batches, least=0)
         self.runner = runner
         self.dataloader = dataloader
         self.max_epochs, self.max_iters = max_epochs, max_iters
@@ -268,7 +293,7 @@ class AbstractTrainLoop(MMEngineNames, ABC):
     def _rehearsed(self, batches: Iterator[Any], restore: Callable[[], None]) -> Iterator[Any]:
         for index, batch in enumerate(batches):
             if index == 0:
-                rehearse(self.runner, self._step, batch, restore)
+                rehearse_step(self.runner, self._step, batch, restore)
             yield batch
 
     def _use_loader(self, loader: Any) -> None:
@@ -357,6 +382,26 @@ class AbstractTrainLoop(MMEngineNames, ABC):
                 "run_iter()."
             )
 
+    @contextmanager
+    def _naming_losses(self) -> Iterator[None]:
+        """Name the losses that were not finite in a ``NonFiniteError``: the wrapper sees a sum.
+
+        The names are those of the step before, which was skipped as well unless one is enough.
+        """
+        try:
+            yield
+        except NonFiniteError as error:
+            newest = self.runner.message_hub.newest("train").items()
+            bad = ", ".join(f"{key} {value:g}" for key, value in newest if not isfinite(value))
+            if not bad:
+                raise
+            raise NonFiniteError(
+                f"{error} In the step before, these were not finite: {bad}."
+            ) from error
+
+    def _decide_current_val_interval(self) -> None:  # noqa: B027
+        """Do nothing, as MMEngine's subclasses call it: ``val_interval`` is always current."""
+
     # Validations. Training draws the same random numbers with and without one in between.
 
     def _is_at_validation(self) -> bool:
@@ -368,18 +413,9 @@ class AbstractTrainLoop(MMEngineNames, ABC):
 
     def _validate(self) -> None:
         runner = self.runner
-        with self._keeping_generators():
-            runner.interruption.mark(runner)
-            runner.val_loop.run()
+        self._rng_before_validation = rng = rng_state(runner.device)
+        runner.interruption.mark(runner)
+        runner.val_loop.run()
+        self._rng_before_validation = None
+        set_rng_state(rng, runner.device)
         self._validated_at = self._iters_done
-
-    @contextmanager
-    def _keeping_generators(self) -> Iterator[None]:
-        self._rng_before_validation = rng_state(self.runner.device)
-        yield
-        self._end_validation()
-
-    def _end_validation(self) -> None:
-        state, self._rng_before_validation = self._rng_before_validation, None
-        if state is not None:
-            set_rng_state(state, self.runner.device)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mm_runner.errors import ConfigError
 
-__all__ = ["ValidationSchedule", "check_count", "check_positive"]
+__all__ = ["ValidationSchedule", "check_positive"]
 
 
 class ValidationSchedule:
@@ -66,24 +66,15 @@ class ValidationSchedule:
         return self.last
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Check an argument of a training loop.
+def check_positive(name: str, value: Any, *, least: int = 1) -> None:
+    """Check that an argument of a training loop is an integer from ``least`` (1 or 0).
 
     Raises:
-        ConfigError: If it is no positive integer.
+        ConfigError: If it is not.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"train_cfg.{name}: a positive integer is needed, got {value!r}.")
-
-
-def check_count(name: str, value: Any) -> None:
-    """Check an argument of a training loop that may be 0.
-
-    Raises:
-        ConfigError: If it is no integer, or negative.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"train_cfg.{name}: an integer from 0 is needed, got {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        needed = "a positive integer" if least else "an integer from 0"
+        raise ConfigError(f"train_cfg.{name}: {needed} is needed, got {value!r}.")
 
 
 def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
