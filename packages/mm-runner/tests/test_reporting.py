@@ -130,9 +130,8 @@ def test_a_log_line_has_the_rate_first_then_times_then_the_rest():
     [
         ({"window_size": 0}, r"log_processor\.window_size: a positive integer.*got 0"),
         ({"num_digits": -1}, r"log_processor\.num_digits: .*got -1"),
-        ({"log_with_hierarchy": 1}, r"log_processor\.log_with_hierarchy: True or False.*got 1"),
     ],
-    ids=["window", "digits", "hierarchy"],
+    ids=["window", "digits"],
 )
 def test_log_processor_checks_its_arguments(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from toy import NO_VALIDATION, Scripted
+from toy import Scripted
 from typing_extensions import override
 
 from mm_runner import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.reporting import BackgroundScalars
-from mm_runner.reporting._background import _MOST_IMAGES
 from mm_runner.reporting._writers import named_scalars
 from mm_runner.tools import read_scalars
 
@@ -45,7 +43,6 @@ def test_scalars_go_to_every_writer_under_their_names(make_runner):
     runner.visualizer.add_scalar("val/margin", torch.tensor(0.25), step=3)
     runner.visualizer.add_scalars({"own": 1, "train/gap": 2.0, "group/own": 4.0}, step=5)
     runner.visualizer.add_scalars({"step": 7, "last": torch.tensor([8.0])})
-    runner.logs.flush()
     expected = [
         {"mode": "val", "epoch": 0, "step": 3, "margin": 0.25},
         {"mode": "other", "epoch": 0, "step": 5, "own": 1, "group/own": 4.0},
@@ -121,7 +118,6 @@ def test_images_go_to_the_writers_that_keep_them(make_runner):
     runner.visualizer.add_image("sample", image, step=2)
     image.zero_()
     runner.visualizer.add_image("grey", torch.ones(2, 2))
-    runner.logs.flush()
     assert gallery.calls == [
         ("image", "sample", (4, 5, 3), 60.0, 2),
         ("image", "grey", (2, 2), 4, 0),
@@ -136,19 +132,6 @@ def test_images_go_to_the_writers_that_keep_them(make_runner):
         make_runner().visualizer.add_image("x", torch.ones(2, 2))
 
 
-def test_images_that_a_writer_cannot_keep_up_with_are_dropped():
-    told, gallery = [], Gallery()
-    scalars = BackgroundScalars(gallery, "Gallery", told.append)
-    scalars._num_others = _MOST_IMAGES  # as if none were kept yet
-    scalars.give("add_image", "x", torch.ones(2, 2), 0)
-    scalars.give("no_such_method")
-    scalars._num_others = 0
-    scalars.give("add_image", "y", torch.ones(2, 2), 0)
-    scalars.close(10)
-    assert [call[1] for call in gallery.calls] == ["y"]
-    assert told == ["Gallery does not keep up with the run: records are dropped."]
-
-
 def test_keys_of_a_configuration_are_added(make_runner):
     gallery = Gallery()
     runner = make_runner(cfg={"log_writers": [gallery], "own": {"key": 1}})
@@ -160,7 +143,6 @@ def test_keys_of_a_configuration_are_added(make_runner):
     runner.dump_config()
     assert yaml.safe_load(path.read_text())["own"] == {"key": 2}
     runner.visualizer.add_config({"note": "third", "kind": Gallery})
-    runner.logs.flush()
     config = yaml.safe_load(path.read_text())
     assert (config["note"], config["own"], config["launcher"]) == ("third", {"key": 2}, "auto")
     assert gallery.calls == [("config", {"note": "third", "kind": f"{__name__}:Gallery"})]
@@ -178,7 +160,6 @@ def test_tensorboard_shows_what_a_script_gave(make_runner):
     runner.visualizer.add_image("colour", torch.rand(4, 5, 3), step=2)
     runner.visualizer.add_image("grey", torch.rand(4, 5), step=2)
     runner.visualizer.add_config({"note": "third"})
-    runner.logs.flush()
     events = EventAccumulator(str(runner.log_dir)).Reload()
     assert events.Tags()["scalars"] == ["own/margin"]
     assert [event.step for event in events.Scalars("own/margin")] == [3]
@@ -208,7 +189,6 @@ def test_wandb_keeps_what_a_script_gave(run_script, tmp_path, monkeypatch):
         "    runner.visualizer.add_scalar('own/margin', 0.25, step=3)\n"
         "    runner.visualizer.add_image('colour', torch.ones(4, 5, 3), step=2)\n"
         "    runner.visualizer.add_config({'note': 'third'})\n"
-        "    runner.logs.flush()\n"
         "    assert 'could not' not in (runner.log_dir / f'{runner.timestamp}.log').read_text()\n"
     )
     result = run_script(source, tmp_path / "run")
@@ -276,20 +256,3 @@ def test_metrics_of_validations_before_are_in_a_checkpoint(make_runner):
     resumed.train()
     assert seen == [0.25]
     assert resumed.message_hub.get_scalar("val/accuracy").current() == 0.5
-
-
-def test_a_window_comes_to_the_host_at_once(make_runner, monkeypatch):
-    from mm_runner.reporting import _scalar_window  # noqa: PLC0415 - watched here only
-
-    asked, read = [], _scalar_window.as_numbers
-    monkeypatch.setattr(
-        _scalar_window, "as_numbers", lambda values: asked.append(len(values)) or read(values)
-    )
-    runner = make_runner(**NO_VALIDATION)
-    runner.train()
-    loss = runner.message_hub.get_scalar("train/loss")
-    assert asked == []
-    assert loss.mean() == pytest.approx(sum(loss._numbers(0)) / 10)
-    loss.current()
-    loss.max(3)
-    assert asked == [10, 10, 1, 3]

@@ -8,9 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-
-from ._progress import as_clock
 
 if TYPE_CHECKING:
     from logging import LogRecord
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.text import Text
 
-    from ._progress import TrainingClock
+__all__ = ["RunConsole", "TrainingClock", "as_clock"]
 
-__all__ = ["RunConsole"]
+_LONGEST_S = timedelta.max.total_seconds() - 1
 
 # A bar that moves ten times a second looks continuous; more often costs the training its time.
 _REFRESH_INTERVAL_S = 0.1
@@ -211,3 +210,45 @@ def _writable(line: str, file: Any) -> str:
     if not encoding or encoding.lower() in ("utf-8", "utf8"):
         return line
     return line.encode(encoding, "backslashreplace").decode(encoding)
+
+
+class TrainingClock:
+    """Estimates how long the remaining steps take, from those of this run.
+
+    Validations do not count.
+
+    Args:
+        done: Steps that were done before this run.
+    """
+
+    def __init__(self, done: int = 0) -> None:
+        self._first = done
+        self._left_out_s = 0.0
+        self._began_s = time.perf_counter()
+        self._paused_s: float | None = None
+
+    def pause(self) -> None:
+        """Stop counting: a validation begins."""
+        self._paused_s = time.perf_counter()
+
+    def go_on(self) -> None:
+        """Count again; does nothing unless it was paused."""
+        if self._paused_s is not None:
+            self._left_out_s += time.perf_counter() - self._paused_s
+            self._paused_s = None
+
+    def step_s(self, done: int) -> float:
+        """Return seconds per step up to now, when ``done`` steps of the run are done."""
+        now = time.perf_counter() if self._paused_s is None else self._paused_s
+        return (now - self._began_s - self._left_out_s) / max(done - self._first, 1)
+
+    def eta_s(self, done: int, total: int) -> float:
+        """Return the seconds that the rest of ``total`` steps takes."""
+        # A run resumed on other data or processes may have done more steps than it would do now.
+        return self.step_s(done) * max(total - done, 0)
+
+
+def as_clock(seconds: float) -> str:
+    """Return a duration as ``h:mm:ss``, with days before it where there are some."""
+    # Of a run that is to go on "for ever" it is more than Python's dates hold.
+    return str(timedelta(seconds=int(min(seconds, _LONGEST_S))))

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.registry import Registry, build_from_cfg, short_repr
 
+from ._console import as_clock
 from ._message_hub import MessageHub
-from ._progress import as_clock
-from ._statistics import parse_statistics
-from ._totals import EPOCH
+from ._statistics import EPOCH, parse_statistics
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["LogProcessor"]
+__all__ = ["LogProcessor", "build_log_processor"]
 
 _SECONDS = ("time", "data_time")
+_WHERE = "log_processor"
+# Names without a dot are not looked up in it: there is one of ours, and import paths.
+_IMPORT_PATHS = Registry("log processor")
 
 
 class LogProcessor:
-    """Says what is in a log line, and formats it.
+    """Defines the numbers of a log line, and formats it.
 
     Of every scalar that steps log, a line has the mean over the newest ``window_size`` steps. An
     entry of ``custom_cfg`` adds a number, or takes the place of the mean: a dict with
@@ -35,24 +37,21 @@ class LogProcessor:
       ``"global"``, the default: all of the run, also before it was resumed. A function of the
       user's own needs a number.
 
-    Steps pay nothing for it, and no values are kept for ``"epoch"`` and ``"global"``. Of several
-    processes a line has the mean of what each of them would say.
+    The values are read when a line is due. Of several processes a line has the mean.
 
     Args:
         window_size: Over how many of the newest steps losses and times are averaged.
         by_epoch: Whether lines count epochs.
         custom_cfg: A list of such entries.
         num_digits: Digits after the point.
-        log_with_hierarchy: Accepted so that MMEngine's configs load; it changes nothing. Of what
-            writers keep, the phase is always told: TensorBoard and W&B have ``train/loss`` and
-            ``val/accuracy``, and a record has ``mode``. Lines say it once, at their beginning.
-            Defaults to ``False``.
-        mean_pattern: A regular expression, searched for in names: of those that have it a mean is
-            said, of others the newest value. Defaults to all.
+        log_with_hierarchy: Accepted so that MMEngine's configs load; it changes nothing.
+            TensorBoard and W&B always show ``train/loss`` and ``val/accuracy``.
+        mean_pattern: A regular expression, searched for in names: scalars that match are logged
+            as means, others as their newest value. Defaults to all.
 
     Raises:
-        ConfigError: If an argument is out of its range or of another type, an entry does not fit,
-            two of them want the same name, or one wants that of a scalar which runs log themselves.
+        ConfigError: If an argument is out of its range, an entry does not fit, or two scalars of a
+            line would have one name.
         ComponentNotFoundError: If a ``method_name`` names nothing.
 
     Example:
@@ -79,11 +78,6 @@ class LogProcessor:
             if not isinstance(value, int) or value < least:
                 kind = "a positive integer" if least else "an integer >= 0"
                 raise ConfigError(f"log_processor.{name}: {kind} is needed, got {value!r}.")
-        if not isinstance(log_with_hierarchy, bool):
-            raise ConfigError(
-                "log_processor.log_with_hierarchy: True or False is needed, got "
-                f"{log_with_hierarchy!r}."
-            )
         self.window_size = window_size
         self.by_epoch = by_epoch
         self.num_digits = num_digits
@@ -101,11 +95,11 @@ class LogProcessor:
         self._mean_pattern = None if mean_pattern == ".*" else compiled
 
     def message_hub(self) -> MessageHub:
-        """Return what collects the scalars of one run."""
+        """Return a collector for the scalars of one run."""
         return MessageHub(self.window_size, self._statistics, self._mean_pattern)
 
     def check_counts_epochs(self) -> None:
-        """Raise if something is to be said of an epoch, for a run that counts steps.
+        """Raise if a statistic of an epoch is asked for, in a run that counts steps.
 
         Raises:
             ConfigError: Naming the entry.
@@ -150,3 +144,46 @@ class LogProcessor:
         ordered += [key for key in scalars if key not in rates and key not in _SECONDS]
         parts += [f"{key}: {scalars[key]:.{self.num_digits}f}" for key in ordered]
         return "  ".join(parts)
+
+
+def build_log_processor(value: Any) -> LogProcessor:
+    """Return ``value`` if it is a :class:`LogProcessor`, else one built from its arguments.
+
+    Args:
+        value: A log processor, the arguments of one, or ``None``. A ``type`` among the arguments is
+            ``"LogProcessor"`` (also MMEngine's, as ``"mmengine.LogProcessor"``), a class derived
+            from :class:`LogProcessor`, or the import path of one.
+
+    Raises:
+        ConfigError: If ``type`` is something else, or the arguments do not fit.
+        ComponentNotFoundError: If an import path leads to nothing.
+    """
+    if isinstance(value, LogProcessor):
+        return value
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{_WHERE}: a dict or a LogProcessor is needed, got {short_repr(value)}.")
+    cfg = dict(value or {})
+    cfg["type"] = _class_of(cfg.get("type") or LogProcessor)
+    built: LogProcessor = build_from_cfg(cfg, _IMPORT_PATHS, where=_WHERE)
+    return built
+
+
+def _class_of(kind: Any) -> Any:
+    """Return the class that ``type`` names; ours for MMEngine's, by a path or with a scope."""
+    path = f"{kind.__module__}.{kind.__qualname__}" if inspect.isclass(kind) else str(kind)
+    scope, _, name = path.replace(":", ".").rpartition(".")
+    if name == "LogProcessor" and ("." not in scope or scope.startswith("mmengine.")):
+        return LogProcessor
+    found = kind
+    if isinstance(kind, str) and scope:
+        try:
+            found = _IMPORT_PATHS.get(kind)
+        except LookupError as error:
+            raise type(error)(f"{_WHERE}.type: {error}") from error
+    if not (inspect.isclass(found) and issubclass(found, LogProcessor)):
+        raise ConfigError(
+            f"{_WHERE}.type: {short_repr(kind)} was given; there is LogProcessor, or give a class "
+            "derived from mm_runner.reporting.LogProcessor, or its import path "
+            f"'package.module:Name'.{did_you_mean(path, ['LogProcessor'])}"
+        )
+    return found

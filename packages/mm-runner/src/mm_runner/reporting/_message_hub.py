@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -11,20 +12,61 @@ from typing import Any
 
 from torch import Tensor
 
+from mm_dist import is_main_process
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import as_number
 
-from ._host_numbers import as_numbers
-from ._line_values import LineValues
-from ._scalar_window import ScalarWindow
-from ._statistics import Statistic
-from ._totals import EPOCH, Total, TotalledWindow
+from ._statistics import EPOCH, Statistic, Total, TotalledWindow, as_numbers
 
 __all__ = ["MessageHub"]
 
 _MOST_RESULTS = 100
 # Before the names of metrics in a state.
 _RESULT = "result:"
+# Lines until a statistic without values is warned of: some scalars come with the first optimizer
+# step.
+_PATIENCE = 3
+
+
+class ScalarWindow:
+    """What hooks ask of one scalar; each question waits for the device.
+
+    Args:
+        values: Numbers, or tensors of one element, the oldest first.
+
+    Example:
+        >>> window = ScalarWindow([4.0, 1.0, 2.0])
+        >>> window.current(), window.mean(2), window.max()
+        (2.0, 1.5, 4.0)
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._values = list(values)
+
+    def current(self) -> float:
+        """Return the newest value."""
+        return self._numbers(1)[0]
+
+    def mean(self, window_size: int | None = None) -> float:
+        """Return the mean of the newest ``window_size`` values, by default of all that are kept."""
+        return self._of_newest(window_size, lambda values: sum(values) / len(values))
+
+    def max(self, window_size: int | None = None) -> float:
+        """Return the greatest of these."""
+        return self._of_newest(window_size, max)
+
+    def min(self, window_size: int | None = None) -> float:
+        """Return the least of these."""
+        return self._of_newest(window_size, min)
+
+    def _of_newest(
+        self, window_size: int | None, reduce: Callable[[Sequence[float]], float]
+    ) -> float:
+        return reduce(self._numbers(window_size or 0))
+
+    def _numbers(self, count: int) -> list[float]:
+        """Return the newest ``count`` values, all for 0; they come to the host at once."""
+        return [float(number) for number in as_numbers(self._values[-count:])]
 
 
 class MessageHub:
@@ -57,9 +99,12 @@ class MessageHub:
         mean_pattern: re.Pattern[str] | None = None,
     ) -> None:
         self.not_finite: list[str] = []
-        self._line = LineValues(window_size, statistics, mean_pattern)
+        self._window_size = window_size
+        self._statistics = statistics
+        self._mean_pattern = mean_pattern
+        self._num_lines = 0
         self._epoch = -1  # none has begun
-        self._goes_on = False  # from a state, which may be of the middle of an epoch
+        self._is_resumed = False  # perhaps in the middle of an epoch
         # One deque for each scalar, for good: recorders hold on to it. It is empty before the first
         # value.
         self._scalars: dict[str, deque[Any]] = {}
@@ -175,80 +220,91 @@ class MessageHub:
             ConfigError: If a statistic has the name of another scalar, or is no number.
         """
         windows = self._of_phase(phase)
-        if phase == "train" and windows:
-            self._line.tell_unknown(list(windows))
-        newest = _settle(windows)
-        size = self._line.window_size
+        kept = _read(windows)
+        newest = {name: values[-self._window_size :] for name, values in kept.items()}
         self.not_finite = [
-            name for name, values in newest.items() if not any(map(math.isfinite, values[-size:]))
+            name for name, values in newest.items() if not any(map(math.isfinite, values))
         ]
-        totals = {
-            name: window.totals
-            for name, window in windows.items()
-            if isinstance(window, TotalledWindow)
+        line = {
+            name: sum(values) / len(values) if self._takes_mean(name) else float(values[-1])
+            for name, values in newest.items()
         }
-        return self._line.of(newest, totals)
+        for one in self._statistics:
+            if one.source not in newest:
+                continue
+            if one.name in newest and one.name != one.source:
+                raise ConfigError(
+                    f"{one.where}.log_name: {one.name!r} is the name of a scalar that is logged "
+                    "itself; give another name."
+                )
+            totals = getattr(windows[one.source], "totals", {})
+            line[one.name] = one.of(kept[one.source], totals)
+        if phase == "train" and newest:
+            self._warn_unknown(newest)
+        return line
 
     def begin_epoch(self, epoch: int) -> None:
-        """Let statistics of an epoch begin anew.
-
-        They go on after :meth:`load_state_dict`, if ``epoch`` is the one that was under way.
-        """
-        goes_on = self._goes_on and epoch == self._epoch
-        self._epoch, self._goes_on = epoch, False
-        if goes_on:
-            return
-        _settle(self._totalled("train/"))
-        self._forget_epoch("train/")
+        """Reset the statistics of an epoch, unless ``epoch`` is resumed in its middle."""
+        continues = self._is_resumed and epoch == self._epoch
+        self._epoch, self._is_resumed = epoch, False
+        if not continues:
+            self._end_epoch("train/")
 
     def newest(self, phase: str) -> dict[str, float]:
         """Return the newest value of every scalar of ``phase``, by name; this waits too."""
         return {name: float(window[-1]) for name, window in self._of_phase(phase).items()}
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the windows, as numbers: a run that goes on averages over the same steps."""
-        state = _settle(self._filled())
+        """Return the windows, as numbers: a resumed run averages over the same steps."""
+        state = _read(self._filled())
         state.update({f"{_RESULT}{name}": list(kept) for name, kept in self._results.items()})
         totalled = self._totalled()
         if totalled:
             state["#epoch"] = [self._epoch]
         for name, window in totalled.items():
-            state.update({f"{k}#{name}": total.as_list() for k, total in window.totals.items()})
+            for kind, total in window.totals.items():
+                state[f"{kind}#{name}"] = [total.num, total.sum, total.min, total.max]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
-        self._epoch, self._goes_on = -1, True
+        """Restore what :meth:`state_dict` returned."""
+        self._epoch, self._is_resumed = -1, True
         for window in self._scalars.values():
             window.clear()
-            if isinstance(window, TotalledWindow):
-                window.totals = {kind: Total() for kind in window.totals}
+        for totalled in self._totalled().values():
+            totalled.pending.clear()
+            totalled.totals = {kind: Total() for kind in totalled.totals}
         self._results.clear()
         for name, values in state_dict.items():
             if name.startswith(_RESULT):
                 kept = deque(map(float, values), maxlen=_MOST_RESULTS)
                 self._results[name.removeprefix(_RESULT)] = kept
                 continue
-            kind, is_of_statistics, scalar = name.partition("#")
-            if not is_of_statistics or "/" in kind:
-                self._window(name).extend(values)
+            kind, separator, scalar = name.partition("#")
+            if not separator or "/" in kind:
+                deque.extend(self._window(name), values)  # not pending
             elif not kind:
                 (self._epoch,) = map(int, values)
             else:
-                self._restore_total(scalar, kind, Total(*values))
+                window = self._window(scalar)
+                if isinstance(window, TotalledWindow) and kind in window.totals:
+                    window.totals[kind] = Total(*values)
 
     def clear(self, phase: str) -> None:
-        """Forget the scalars of ``phase``; statistics of the whole run go on."""
-        _settle(self._totalled(f"{phase}/"))
+        """Forget the scalars of ``phase``; statistics of the whole run are kept."""
+        self._end_epoch(f"{phase}/")
         for window in self._of_phase(phase).values():
             window.clear()
-        self._forget_epoch(f"{phase}/")
 
     def _window(self, name: str) -> deque[Any]:
-        window = self._scalars.get(name)
-        if window is None:
-            window = self._scalars[name] = self._line.new_window(name)
-        return window
+        if name not in self._scalars:
+            source = name.partition("/")[2]
+            about = [one for one in self._statistics if one.source == source]
+            sizes = [one.window for one in about if isinstance(one.window, int)]
+            kinds = sorted({str(one.window) for one in about if one.needs_total})
+            size = max([self._window_size, *sizes])
+            self._scalars[name] = TotalledWindow(size, kinds) if kinds else deque(maxlen=size)
+        return self._scalars[name]
 
     def _totalled(self, prefix: str = "") -> dict[str, TotalledWindow]:
         return {
@@ -257,15 +313,28 @@ class MessageHub:
             if isinstance(window, TotalledWindow) and name.startswith(prefix)
         }
 
-    def _forget_epoch(self, prefix: str) -> None:
-        for window in self._totalled(prefix).values():
+    def _end_epoch(self, prefix: str) -> None:
+        windows = self._totalled(prefix)
+        _read(windows)
+        for window in windows.values():
             if EPOCH in window.totals:
                 window.totals[EPOCH] = Total()
 
-    def _restore_total(self, name: str, kind: str, total: Total) -> None:
-        window = self._window(name)
-        if isinstance(window, TotalledWindow) and kind in window.totals:
-            window.totals[kind] = total
+    def _takes_mean(self, name: str) -> bool:
+        return self._mean_pattern is None or self._mean_pattern.search(name) is not None
+
+    def _warn_unknown(self, names: Iterable[str]) -> None:
+        """Warn once of statistics about scalars that training does not log."""
+        self._num_lines += 1
+        if self._num_lines != _PATIENCE or not is_main_process():
+            return
+        for one in self._statistics:
+            if one.source not in names:
+                warnings.warn(
+                    f"{one.where}.data_src: {one.source!r} has no values so far; there are "
+                    f"{', '.join(map(repr, names))}.{did_you_mean(one.source, names)}",
+                    stacklevel=3,
+                )
 
     def _followed(self) -> dict[str, list[float]]:
         return {
@@ -282,18 +351,12 @@ class MessageHub:
         return {k[len(prefix) :]: v for k, v in self._filled().items() if k.startswith(prefix)}
 
 
-def _settle(windows: Mapping[str, deque[Any]]) -> dict[str, list[float]]:
+def _read(windows: Mapping[str, deque[Any]]) -> dict[str, list[float]]:
     """Return the values of windows as numbers, and bring their totals up to date."""
     totalled = [one for one in windows.values() if isinstance(one, TotalledWindow)]
-    if not totalled:  # as a rule: half of the time that it takes else
-        numbers = iter(as_numbers([value for window in windows.values() for value in window]))
-        return {name: list(islice(numbers, len(window))) for name, window in windows.items()}
-    parts = {name: list(window) for name, window in windows.items()}
-    unread = [one.unread() for one in totalled]
-    listed = [*parts.values(), *unread]
-    # What is pending stands in the window as well, mostly, and is read once.
-    distinct = {id(value): value for values in listed for value in values}
-    known = dict(zip(distinct, as_numbers(list(distinct.values())), strict=True))
-    for window, values in zip(totalled, unread, strict=True):
-        window.settle([known[id(value)] for value in values])
-    return {name: [known[id(value)] for value in values] for name, values in parts.items()}
+    parts = [*windows.values(), *(one.pending for one in totalled)]
+    numbers = iter(as_numbers([value for part in parts for value in part]))
+    read = [list(islice(numbers, len(part))) for part in parts]
+    for window, values in zip(totalled, read[len(windows) :], strict=True):
+        window.settle(values)
+    return dict(zip(windows, read, strict=False))

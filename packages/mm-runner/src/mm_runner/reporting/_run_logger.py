@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -11,14 +12,14 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
-from ._recent_lines import RecentLines
-
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ._console import RunConsole
 
-__all__ = ["close_logger", "open_logger"]
+__all__ = ["close_logger", "open_logger", "recent_lines"]
+
+_NUM_RECENT = 50
 
 
 def open_logger(
@@ -47,7 +48,7 @@ def open_logger(
         ) from error
     logger.propagate = False
     form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%m/%d %H:%M:%S")
-    handlers: list[logging.Handler] = [_ConsoleHandler(console), RecentLines()]
+    handlers: list[logging.Handler] = [_ConsoleHandler(console), _RecentLines()]
     if log_file is not None:
         handlers.append(_FileHandler(log_file, console))
     for handler in handlers:
@@ -89,3 +90,29 @@ class _FileHandler(logging.FileHandler):
         if not self._has_warned:
             self._has_warned = True
             self._console.print(f"{self.baseFilename} could not be written: {sys.exc_info()[1]}.")
+
+
+class _RecentLines(logging.Handler):
+    """Ring buffer of recent log lines, on every process, for crash reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: deque[str] = deque(maxlen=_NUM_RECENT)
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.records.append(self.format(record))
+        except Exception:  # noqa: BLE001 - as any handler: a wrong format string ends no run
+            self.handleError(record)
+
+
+def recent_lines(logger: logging.Logger) -> list[str]:
+    """Return the last lines of the log of a run, at most fifty."""
+    records = [
+        text
+        for handler in logger.handlers
+        if isinstance(handler, _RecentLines)
+        for text in handler.records
+    ]
+    return "\n".join(records).splitlines()[-_NUM_RECENT:]

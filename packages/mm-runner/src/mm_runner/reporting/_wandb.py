@@ -22,11 +22,11 @@ __all__ = ["WandbWriter"]
 class WandbWriter:
     """Sends scalars to Weights & Biases, or keeps them for ``wandb sync``.
 
-    Without an API key on this machine, and without a word of yours (``mode`` in ``init_kwargs``,
-    ``WANDB_MODE``), the run is kept offline: nothing asks for a key in the middle of a job.
+    Without an API key on this machine, and without ``mode`` in ``init_kwargs`` or ``WANDB_MODE``,
+    the run is kept offline: nothing asks for a key in the middle of a job.
 
-    Each writer has a run of its own: one that begins ends that of the writer before. A run that the
-    program has begun by itself is written to, and is left for it to end.
+    Each writer has its own run, and ends the run of an earlier writer. A run that the program has
+    started itself is written to, and not ended.
 
     Args:
         log_dir: Existing directory of the run's log files, where wandb keeps its own.
@@ -100,9 +100,7 @@ class WandbWriter:
         if run is None or not self._is_own:
             return
         atexit.unregister(self.close)
-        # Newer versions are as quiet as their settings say.
-        is_asked = "quiet" in inspect.signature(run.finish).parameters
-        run.finish(**({"quiet": True} if is_asked else {}))
+        run.finish()
 
     def _started(self) -> Any:
         if self._run is None:  # not before: it may wait for a network

@@ -1,36 +1,54 @@
-"""Files that keep a run's scalars."""
+"""Writers of a run's scalars, and their configs."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+import yaml
 
-__all__ = ["JsonLinesWriter", "LogWriter", "axis_of", "is_number", "named_scalars"]
+from mm_runner.errors import ConfigError, did_you_mean
+
+__all__ = [
+    "GuardedWriter",
+    "JsonLinesWriter",
+    "LogWriter",
+    "TensorBoardWriter",
+    "axis_of",
+    "named_scalars",
+    "writer_configs",
+]
 
 _POSITION = ("mode", "epoch", "step", "axis")
+_MMENGINES_NAMES = {
+    "LocalVisBackend": "JsonLinesWriter",
+    "TensorboardVisBackend": "TensorBoardWriter",
+    "WandbVisBackend": "WandbWriter",
+}
+_KEYS = ("type", "name", "vis_backends", "save_dir")
+# Similarity from which a key is a slip: ytpe is, backend (0.74), an argument of others, is not.
+_SLIP = 0.75
 
 
 class LogWriter(Protocol):
-    """What keeps scalars; the Runner builds one from ``dict(type=..., **arguments)``.
+    """A writer of scalars; the Runner builds one from ``dict(type=..., **arguments)``.
 
     It is given ``log_dir``, the existing directory of the run's log files (a ``Path``), where
-    ``config.yaml`` is the resolved configuration, besides the arguments. All calls come from one
-    thread, which is not the training's; an exception is told once and ends nothing.
+    ``config.yaml`` is the resolved configuration, besides the arguments. Training waits for its
+    calls; an exception is logged once and ends nothing.
     ``close()``, if there is one, is called at the end, and for ``runner.visualizer``
     ``add_image(name, image, step)`` and ``add_config(config)``.
     """
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Keep a record: ``mode`` (``"train"``, ``"val"``, ``"test"``), ``epoch``, ``step``, ...
+        """Write a record: ``mode`` (``"train"``, ``"val"``, ``"test"``), ``epoch``, ``step``, ...
 
-        One that is to be drawn by epoch has ``axis="epoch"``; what belongs to no phase has the mode
-        ``"other"``.
+        One that is drawn by epoch has ``axis="epoch"``; one of no phase has the mode ``"other"``.
         """
 
 
@@ -72,14 +90,95 @@ class JsonLinesWriter:
             os.close(file)
 
 
+class GuardedWriter:
+    """Calls a writer, whose failures are logged once and end no training.
+
+    Args:
+        writer: With ``write(record)``, and perhaps other methods.
+        warn: Logs a message.
+    """
+
+    def __init__(self, writer: Any, warn: Callable[[str], None]) -> None:
+        self._writer, self._warn = writer, warn
+        self._has_warned = False
+
+    def can(self, method: str) -> bool:
+        """Return whether the writer has ``method``."""
+        return callable(getattr(self._writer, method, None))
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Call ``method``, if the writer has it."""
+        if not self.can(method):
+            return
+        try:
+            getattr(self._writer, method)(*arguments)
+        except Exception as error:  # noqa: BLE001 - a full disk, a network that is gone
+            if not self._has_warned:
+                self._warn(
+                    f"{type(self._writer).__name__} failed: {type(error).__name__}: {error}. "
+                    "Training continues, and so do attempts to write."
+                )
+            self._has_warned = True
+
+
+class TensorBoardWriter:
+    """Writes scalars as TensorBoard's events: ``train/loss`` by training step, ``val/accuracy``.
+
+    Those of validations are by epoch or by step, as ``LoggerHook.log_metric_by_epoch`` says.
+    ``tensorboard --logdir work_dir`` shows the runs of a work directory beside one another, each
+    with its configuration as a text.
+
+    Args:
+        log_dir: Existing directory of the run's log files, where the events go.
+        save_dir: Where they go instead; created if absent.
+
+    Raises:
+        ConfigError: If tensorboard, the extra ``tensorboard``, is not installed.
+    """
+
+    def __init__(self, log_dir: Path, save_dir: str | Path | None = None) -> None:
+        try:
+            with warnings.catch_warnings():  # of its own dependencies, about each other
+                warnings.simplefilter("ignore")
+                from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise ConfigError(
+                f"TensorBoardWriter needs tensorboard, which cannot be imported ({error}). "
+                "Install the extra: pip install 'mm-runner[tensorboard]'."
+            ) from error
+        self._events: Any = SummaryWriter(str(log_dir if save_dir is None else save_dir))
+        config = log_dir / "config.yaml"
+        if config.is_file():
+            self._add_config(config.read_text(encoding="utf-8"))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Add the numbers of ``record`` at its step, or at its epoch."""
+        for name, value in named_scalars(record).items():
+            self._events.add_scalar(name, value, record[axis_of(record)])
+        self._events.flush()  # what a killed run wrote last is on the disk
+
+    def add_image(self, name: str, image: Any, step: int) -> None:
+        """Add an image of shape ``(height, width)`` or ``(height, width, channels)``."""
+        self._events.add_image(name, image, step, dataformats="HWC"[: image.ndim])
+        self._events.flush()
+
+    def add_config(self, config: Mapping[str, Any]) -> None:
+        """Add keys of a configuration, as a text."""
+        self._add_config(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        self._events.flush()
+
+    def close(self) -> None:
+        """End the file."""
+        self._events.close()
+
+    def _add_config(self, text: str) -> None:
+        indented = text.replace("\n", "\n    ")
+        self._events.add_text("config", f"    {indented}", 0)
+
+
 def axis_of(record: Mapping[str, Any]) -> str:
     """Return the name of what ``record`` is drawn by: ``"step"``, or ``"epoch"`` if it says so."""
     return "epoch" if record.get("axis") == "epoch" else "step"
-
-
-def is_number(value: Any) -> bool:
-    """Tell whether ``value`` can be a point of a curve."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def named_scalars(record: Mapping[str, Any]) -> dict[str, float]:
@@ -94,5 +193,67 @@ def named_scalars(record: Mapping[str, Any]) -> dict[str, float]:
     return {
         f"{prefix}{name}": value
         for name, value in record.items()
-        if name not in _POSITION and is_number(value)
+        if name not in _POSITION and isinstance(value, (int, float)) and not isinstance(value, bool)
     }
+
+
+def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
+    """Return the writers besides ``scalars.jsonl``: a config or a writer, by its path.
+
+    Args:
+        visualizer: ``dict(vis_backends=[dict(type='TensorboardVisBackend'), ...])``, of which other
+            keys are ignored: nothing is drawn here; or ``None``. One that is near ``vis_backends``,
+            ``type``, ``name`` or ``save_dir`` is taken for a slip.
+        log_writers: A name, a config, a writer, or a list of these; or ``None``.
+
+    Raises:
+        ConfigError: If one of them is something else, or a key of ``visualizer`` is a slip.
+
+    Example:
+        >>> writer_configs(None, ["TensorBoardWriter"])
+        {'log_writers[0]': {'type': 'TensorBoardWriter'}}
+    """
+    visualizer = {} if visualizer is None else visualizer
+    if not isinstance(visualizer, Mapping):
+        raise ConfigError(
+            f"visualizer: a dict is needed, got {type(visualizer).__name__}. Give "
+            "dict(vis_backends=[dict(type='TensorboardVisBackend')]), or log_writers."
+        )
+    for key in visualizer:
+        hint = did_you_mean(str(key), _KEYS, cutoff=_SLIP)
+        if hint and key not in _KEYS:
+            raise ConfigError(
+                f"visualizer.{key}: unknown key; known are {', '.join(_KEYS)}, and a visualizer's "
+                f"own arguments, which are ignored.{hint}"
+            )
+    kind = visualizer.get("type")
+    if isinstance(kind, str) and not kind.endswith("Visualizer"):
+        raise ConfigError(
+            f"visualizer.type: {kind!r} was given; nothing is drawn here, and only names that end "
+            f"in 'Visualizer' are ignored. Leave it out.{did_you_mean(kind, ['Visualizer'])}"
+        )
+    found: dict[str, Any] = {}
+    backends = visualizer.get("vis_backends")
+    for where, given in (("visualizer.vis_backends", backends), ("log_writers", log_writers)):
+        entries = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        for index, entry in enumerate(entries):
+            cfg = _as_config(entry, f"{where}[{index}]")
+            is_there_anyway = cfg == {"type": "JsonLinesWriter"}
+            if not is_there_anyway and cfg not in found.values():
+                found[f"{where}[{index}]"] = cfg
+    return found
+
+
+def _as_config(entry: Any, where: str) -> Any:
+    if isinstance(entry, str):
+        entry = {"type": entry}
+    if isinstance(entry, Mapping):
+        kind = entry.get("type")
+        known = _MMENGINES_NAMES.get(kind, kind) if isinstance(kind, str) else kind
+        return {**entry, "type": known} if "type" in entry else dict(entry)
+    if callable(getattr(entry, "write", None)) and not isinstance(entry, type):
+        return entry
+    raise ConfigError(
+        f"{where}: the name of a writer, a dict with 'type', or an object with write(record) is "
+        f"needed, got {entry!r}."
+    )

@@ -19,7 +19,7 @@ from mm_runner.data._datasets import LONGEST_WRITTEN
 from mm_runner.errors import ConfigError
 from mm_runner.registry import LOG_WRITERS, build_from_cfg
 from mm_runner.reporting import (
-    BackgroundScalars,
+    GuardedWriter,
     JsonLinesWriter,
     RunConsole,
     close_logger,
@@ -30,8 +30,6 @@ from ._work_dir import open_work_dir
 
 __all__ = ["RunLogs", "plain_config"]
 
-# How long the end of a run waits for what writes beside it: a network may be gone.
-_PATIENCE_S = 30.0
 # What a writer may have besides write().
 _EXTRAS = ("add_config", "add_image")
 
@@ -71,16 +69,14 @@ class RunLogs:
             self.log_dir / f"{self.timestamp}.log" if is_main else None,
             level,
         )
-        # The file is closed with the run: a search over many runs must not run out of files.
-        self._scalars: JsonLinesWriter | None = None
-        self._has_warned = False
-        self._writers: list[BackgroundScalars] = []
+        self._writers: list[GuardedWriter] = []  # only the main process has any
+        # Closed with the run: a search over many runs must not run out of files.
         weakref.finalize(self, _close, self._writers, self.logger)
         # What writers can do besides keeping records, alike on all processes.
         self.abilities: frozenset[str] = frozenset()
         if is_main:
             self._write_config()
-            self._scalars = JsonLinesWriter(self.log_dir)
+            self._writers.append(GuardedWriter(JsonLinesWriter(self.log_dir), self.logger.warning))
         if writers:
             self.abilities = run_on_main(functools.partial(self._open_writers, writers))
 
@@ -90,13 +86,13 @@ class RunLogs:
         if config == self._config:
             return
         self._config, self.config_text = config, _as_yaml(config)
-        if self._scalars is not None:
+        if self._writers:
             self._write_config()
 
     def give(self, method: str, *arguments: Any) -> None:
         """Call ``method`` of the writers that have it; only the main process has any."""
         for writer in self._writers:
-            writer.give(method, *arguments)
+            writer.call(method, *arguments)
 
     def write_scalars(
         self,
@@ -117,20 +113,8 @@ class RunLogs:
             by_epoch: Let writers such as TensorBoard's draw it by epoch instead of by step.
         """
         record = {"mode": phase, "epoch": epoch, "step": step, **scalars}
-        try:
-            if self._scalars is not None:
-                self._scalars.write(record)
-        except OSError as error:  # the disk is full, or its server is gone: training goes on
-            if not self._has_warned:
-                self.logger.warning(f"scalars.jsonl could not be written: {error}")
-            self._has_warned = True
         for writer in self._writers:
-            writer.write({**record, "axis": "epoch"} if by_epoch else record)
-
-    def flush(self) -> None:
-        """Wait a little until what writes beside the run has written all of it."""
-        for writer in self._writers:
-            writer.flush(_PATIENCE_S)
+            writer.call("write", {**record, "axis": "epoch"} if by_epoch else record)
 
     def _write_config(self) -> None:
         (self.log_dir / "config.yaml").write_text(self.config_text, encoding="utf-8")
@@ -143,8 +127,7 @@ class RunLogs:
                 writer = build_from_cfg(given, LOG_WRITERS, defaults, where=where)
             if not callable(getattr(writer, "write", None)):
                 raise ConfigError(f"{where}: {type(writer).__name__} has no write(record).")
-            name = type(writer).__name__
-            self._writers.append(BackgroundScalars(writer, name, self.logger.warning))
+            self._writers.append(GuardedWriter(writer, self.logger.warning))
         return frozenset(name for name in _EXTRAS if any(one.can(name) for one in self._writers))
 
 
@@ -152,9 +135,9 @@ def _as_yaml(config: dict[str, Any]) -> str:
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 
-def _close(writers: list[BackgroundScalars], logger: logging.Logger) -> None:
+def _close(writers: list[GuardedWriter], logger: logging.Logger) -> None:
     for writer in writers:
-        writer.close(_PATIENCE_S)
+        writer.call("close")
     close_logger(logger)
 
 

@@ -102,7 +102,6 @@ def evaluate(run: Runner, phase: str) -> dict[str, float]:
     finally:
         run.console.stop_progress()
     run.call_hook("after_run")
-    run.logs.flush()
     return metrics
 
 
@@ -137,7 +136,6 @@ def _clean_up(run: Runner, receipt: RunReceipt) -> list[Exception]:
         *(one.close for one in closed if one is not None and hasattr(one, "close")),
         # Last: a traceback must not be drawn over by the bar.
         run.console.stop_progress,
-        run.logs.flush,
     ]
     return _call_all(run, acts)
 
