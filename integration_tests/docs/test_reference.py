@@ -9,8 +9,8 @@ from importlib.metadata import entry_points
 import pytest
 from pages import LANGUAGES, read_page
 
-from mm_runner import Runner, hooks, loops
-from mm_runner.optim.schedules._names import _FAMILIES
+from mm_runner import Runner
+from mm_runner.optim.schedules._param_scheduler import _FAMILIES
 from mm_runner.runner._checks import CFG_KEYS
 
 # What the Runner gives.
@@ -22,10 +22,9 @@ def test_signatures_are_those_of_the_components(language):
     found = re.findall(r"`(\w+)\(([^`]*)\)`", read_page(language, "runner.md"))
     shown = dict(reversed(found))  # the first counts
     components = {
-        name: kind
-        for module in (hooks, loops)
-        for name, kind in vars(module).items()
-        if name.endswith(("Hook", "Loop")) and name not in ("Hook", "AbstractTrainLoop")
+        one.name: one.load()
+        for group in ("mm.hooks", "mm.loops")
+        for one in entry_points(group=group)
     }
     for name, kind in {**components, **_FAMILIES}.items():
         assert name in shown, f"{name} is not on the page"
