@@ -22,7 +22,7 @@ from mm_runner.hooks import (
     Hook,
     LoggerHook,
 )
-from mm_runner.hooks._rank_means import mean_over_ranks
+from mm_runner.hooks._scalars import mean_over_ranks
 
 
 class Normed(Classifier):

@@ -11,12 +11,11 @@ from ._ema import EMAHook
 from ._empty_cache import EmptyCacheHook
 from ._garbage_collection import GarbageCollectionHook
 from ._hook import STAGES, Hook
-from ._hook_list import HookList, build_hooks
+from ._hook_list import HookList, build_hooks, priority_name, priority_of
 from ._iter_timer import IterTimerHook
 from ._logger import LoggerHook
 from ._param_scheduler import ParamSchedulerHook
 from ._prepare_tta import PrepareTTAHook
-from ._priority import priority_name, priority_of
 from ._runtime_info import RuntimeInfoHook
 from ._sampler_seed import DistSamplerSeedHook
 from ._sync_buffers import SyncBuffersHook

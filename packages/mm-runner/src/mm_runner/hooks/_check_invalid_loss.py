@@ -1,4 +1,4 @@
-"""Ends a run whose loss is no number any more."""
+"""Ends a run whose loss is not finite."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing_extensions import override
 
 import mm_dist
 from mm_amp import NonFiniteError
-from mm_runner.errors import ConfigError
 
+from ._arguments import check_integer
 from ._hook import Hook
 
 if TYPE_CHECKING:
@@ -22,24 +22,21 @@ __all__ = ["CheckInvalidLossHook"]
 
 
 class CheckInvalidLossHook(Hook):
-    """Looks at the losses every ``interval`` steps, and ends the run if one is not finite.
+    """Reads the losses every ``interval`` steps, and ends the run if one is not finite.
 
-    All ranks end together, whichever rank's loss it was. To leave single steps out instead, give
-    the optimizer wrapper ``max_skips``.
+    All ranks end together, whichever rank's loss it was. To skip single steps instead, give the
+    optimizer wrapper ``max_skips``.
 
     Args:
-        interval: Training steps between two looks, each of which waits for the device. Defaults to
-            50.
+        interval: Training steps between two checks, each of which waits for the device. Defaults
+            to 50.
 
     Raises:
         ConfigError: If ``interval`` is not a positive integer.
     """
 
     def __init__(self, interval: int = 50) -> None:
-        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
-            raise ConfigError(
-                f"CheckInvalidLossHook.interval: a positive number of steps, got {interval!r}."
-            )
+        check_integer("CheckInvalidLossHook.interval", interval, least=1)
         self.interval = interval
 
     @override
@@ -53,13 +50,12 @@ class CheckInvalidLossHook(Hook):
             for name, value in (outputs.items() if isinstance(outputs, dict) else ())
             if "loss" in name and isinstance(value, (Tensor, int, float))
         }
-        bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
-        num_bad = torch.tensor(float(bool(bad)))
+        bad = [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)]
+        num_bad = torch.tensor(float(len(bad)))
         mm_dist.all_reduce(num_bad)
         if num_bad:
-            here = ", ".join(f"{name} is {value}" for name, value in bad.items())
             raise NonFiniteError(
                 f"CheckInvalidLossHook: after step {runner.iter + 1} a loss is not finite: "
-                f"{here or 'on another rank'}. Lower the learning rate, clip gradients, or give "
-                "the optimizer wrapper max_skips."
+                f"{', '.join(bad) or 'on another rank'}. Lower the learning rate, clip gradients, "
+                "or give the optimizer wrapper max_skips."
             )

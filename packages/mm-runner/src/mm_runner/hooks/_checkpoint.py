@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from mm_runner._main_process import run_on_main
-from mm_runner.errors import CheckpointWriteError
+from mm_runner._untrusted import is_file_name
+from mm_runner.checkpoint import BackgroundWriter
+from mm_runner.errors import CheckpointWriteError, ConfigError
 
+from ._arguments import check_integer, name_list
 from ._best_checkpoints import BestCheckpoints, file_of
-from ._checkpoint_arguments import (
-    check_begin,
-    check_integers,
-    check_minutes,
-    check_template,
-    is_of_template,
-    name_list,
-    refuse_backends,
-)
-from ._checkpoint_directory import (
-    absolute,
-    clean_directory,
-    delete_checkpoints,
-    directory_of,
-)
-from ._checkpoint_saving import Save, Saving
+from ._checkpoint_files import absolute, clean, delete, is_of_template, publish
 from ._hook import Hook
-from ._kept_checkpoints import KeptCheckpoints
-from ._publishing import publish_checkpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mm_runner.run_view import RunView
 
@@ -42,15 +29,15 @@ __all__ = ["CheckpointHook"]
 class CheckpointHook(Hook):
     """Saves a checkpoint every so often, and the best one by a metric.
 
-    A file that cannot be written is reported, training goes on, and the next interval saves again;
-    what is owed at the end of training is tried once more, and is an error then. Older files are
-    deleted only when the new one is whole.
+    A file that cannot be written is reported, training continues, and the next interval saves
+    again; the last checkpoint is tried once more, and is an error then. Older files are deleted
+    only when the new one is whole.
 
     Several of them may save the same run, such as the last two epochs and every tenth for good: a
     file stays as long as one of them keeps it.
 
     While gradients are accumulated over several steps, a checkpoint that is due is saved after the
-    optimizer step that takes them in: they are not saved themselves.
+    optimizer step that uses them: they are not saved themselves.
 
     Args:
         interval: Epochs, or steps, between two checkpoints; ``-1``, and whatever is not positive,
@@ -114,24 +101,42 @@ class CheckpointHook(Hook):
         async_save: bool = False,
         minutes: float | None = None,
     ) -> None:
-        check_integers(interval=interval, max_keep_ckpts=max_keep_ckpts, save_begin=save_begin)
-        check_begin(save_begin)
-        refuse_backends(file_client_args=file_client_args, backend_args=backend_args)
-        check_minutes(minutes)
+        for name, value in (("interval", interval), ("max_keep_ckpts", max_keep_ckpts)):
+            check_integer(f"CheckpointHook.{name}", value)
+        check_integer("CheckpointHook.save_begin", save_begin, least=0)
+        for name, value in (("file_client_args", file_client_args), ("backend_args", backend_args)):
+            if value is not None:
+                raise ConfigError(
+                    f"CheckpointHook.{name}: {value!r} was given; checkpoints are written to a "
+                    "directory. Leave it out, and mount the storage as a directory for out_dir."
+                )
+        if minutes is not None and not minutes > 0:
+            raise ConfigError(
+                f"CheckpointHook.minutes: a positive number of minutes is needed, got {minutes!r}."
+            )
         self.filename_tmpl = filename_tmpl or ("epoch_{}.pth" if by_epoch else "iter_{}.pth")
-        check_template(self.filename_tmpl)
+        if "{}" not in self.filename_tmpl or not is_file_name(self.filename_tmpl):
+            raise ConfigError(
+                "CheckpointHook.filename_tmpl: '{}' must stand for the epoch or the step in the "
+                f"name of a file, got {filename_tmpl!r}. Give the directory as out_dir."
+            )
         self.interval = interval
         self.by_epoch = by_epoch
         self.save_optimizer = save_optimizer
         self.save_param_scheduler = save_param_scheduler
         self.out_dir = out_dir
+        self.max_keep_ckpts = max_keep_ckpts
         self.save_last = save_last
-        self.published_keys = name_list(published_keys, "published_keys")
+        self.published_keys = name_list("CheckpointHook.published_keys", published_keys)
         self.save_begin = save_begin
         self.minutes = minutes
-        self._kept = KeptCheckpoints(max_keep_ckpts)
+        # Names of the numbered files, the oldest first. One is added before it is written, so that
+        # the file itself knows of it, and leaves the list once it is deleted: whenever the run is
+        # killed, the one that resumes deletes what the killed one could not.
+        self._kept: list[str] = []
         self._best = BestCheckpoints(save_best, rule, greater_keys, less_keys)
-        self._saving = Saving(in_background=async_save)
+        self._writer = BackgroundWriter() if async_save else None
+        self._under_way: _Save | None = None
         # The number of steps in the newest file, and the file.
         self._newest: tuple[int, Path] | None = None
         self._owes_last = False
@@ -140,12 +145,30 @@ class CheckpointHook(Hook):
         # Tells the files of this run, resumed or not, from those of another in the same directory.
         self._run = ""
 
+    @property
+    def followed_metrics(self) -> dict[str, str]:
+        """Metrics that validations must report, and the argument that asks for them."""
+        return dict.fromkeys(self._best.metrics, "CheckpointHook.save_best")
+
+    @property
+    def best_records(self) -> dict[str, dict[str, Any]]:
+        """The best validation so far by each metric: ``score``, ``epoch``, ``iter``, ``file``."""
+        return {name: dict(record) for name, record in self._best.records.items()}
+
+    def directory(self, runner: RunView) -> Path:
+        """Return where the files are."""
+        work_dir = absolute(runner.work_dir)
+        if self.out_dir:  # from now on: a program may change its directory
+            self.out_dir = str(absolute(self.out_dir))
+        if not self.out_dir or Path(self.out_dir) == work_dir:
+            return Path(runner.work_dir)
+        return Path(self.out_dir) / work_dir.name
+
     @override
     def before_train(self, runner: RunView) -> None:
         self._run = self._run or runner.experiment_name
         self._newest = None  # of another training of this process, maybe
-        directory = self.directory(runner)
-        run_on_main(lambda: clean_directory(directory, runner.logger))
+        run_on_main(lambda: clean(self.directory(runner), runner.logger))
         if self.minutes is not None:
             saves = runner.interruption.save_every(60 * self.minutes, self.save_now)
             if not saves:
@@ -174,25 +197,25 @@ class CheckpointHook(Hook):
             is_last = self.save_last and self.is_last_train_iter(runner)
             if is_last or self.every_n_train_iters(runner, self.interval, self.save_begin):
                 self._postponed = runner.iter + 1
-        # Accumulated gradients are in no checkpoint: it waits for the step that takes them in.
+        # Accumulated gradients are in no checkpoint: it waits for the step that uses them.
         if self._postponed is not None and (is_last or not runner.holds_gradients):
             num_steps = runner.iter + 1
-            count, self._postponed = self._postponed, None
-            number = count if self.by_epoch else num_steps
+            number = self._postponed if self.by_epoch else num_steps
+            self._postponed = None
             self._save(runner, number, num_steps=num_steps, is_last=is_last)
 
     @override
     def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
-        if not self._best.wants_any or not metrics or not runner.is_training:
-            return
-        for name, score in self._best.improved(metrics).items():
-            record = {"score": score, "epoch": runner.epoch, "iter": runner.iter}
-            self._save_best(runner, name, {**record, "file": file_of(name)})
+        if self._best.wants_any and metrics and runner.is_training:
+            for name, score in self._best.improved(metrics).items():
+                self._save_best(runner, name, score)
 
     @override
     def after_train(self, runner: RunView) -> None:
-        self._saving.settle(runner, is_over=True)
-        if self._was_cut_short(runner):
+        self._settle(runner)
+        is_newest = self._newest is not None and self._newest[0] == runner.iter
+        is_cut_short = self.save_last and getattr(runner.train_loop, "stop_training", False)
+        if is_cut_short and not is_newest and not runner.interruption.saved:
             self._save_last(runner)
         if self._owes_last:
             self._save_last(runner)
@@ -202,19 +225,14 @@ class CheckpointHook(Hook):
                 f"{self.directory(runner)}, twice; the log says why. The older ones are whole."
             )
         if self.published_keys:
-            directory = self.directory(runner)
-            names = [*self._kept.names[-1:], *self._best.saved_files]
-            run_on_main(
-                lambda: publish_checkpoints(directory, names, self.published_keys, runner.logger)
-            )
+            best = [record["file"] for record in self._best.records.values()]
+            paths = [self.directory(runner) / name for name in [*self._kept[-1:], *best]]
+            run_on_main(lambda: publish(paths, self.published_keys, runner.logger))
 
     @override
     def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
-        checkpoint[self._key(runner)] = {
-            "run": self._run,
-            "kept": list(self._kept.names),
-            "best": {name: dict(record) for name, record in self._best.records.items()},
-        }
+        state = {"run": self._run, "kept": list(self._kept), "best": self.best_records}
+        checkpoint[self._key(runner)] = state
 
     @override
     def after_load_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
@@ -223,13 +241,13 @@ class CheckpointHook(Hook):
         state = checkpoint.get(self._key(runner), {})
         self._run = state.get("run", "")
         # No other file is deleted because a checkpoint names it.
-        self._kept.names = [name for name in state.get("kept", []) if self._is_numbered(name)]
+        templates = (self.filename_tmpl, "epoch_{}.pth", "iter_{}.pth")
+        self._kept = [
+            name
+            for name in state.get("kept", [])
+            if any(is_of_template(name, template) for template in templates)
+        ]
         self._best.take_over(state.get("best", {}))
-
-    @property
-    def best_records(self) -> dict[str, dict[str, Any]]:
-        """The best validation so far by each metric: ``score``, ``epoch``, ``iter``, ``file``."""
-        return {name: dict(record) for name, record in self._best.records.items()}
 
     def save_now(self, runner: RunView, *, and_wait: bool = False) -> Path | None:
         """Save between two steps, whatever the interval; every process must call this.
@@ -242,37 +260,25 @@ class CheckpointHook(Hook):
             The file, which may have been written before if no step was taken since; ``None`` if it
             could not be written.
         """
-        is_written = self._saving.settle(runner)
-        if is_written and self._newest and self._newest[0] == runner.iter:
-            return self._newest[1]
-        template = "iter_{}.pth" if self.by_epoch else None
-        now = runner.iter
-        self._save(runner, now, template, num_steps=now, is_last=False, and_wait=and_wait)
-        return self._newest[1] if self._newest and self._newest[0] == runner.iter else None
+        is_written, now = self._settle(runner), runner.iter
+        if not (is_written and self._newest and self._newest[0] == now):
+            template = "iter_{}.pth" if self.by_epoch else None
+            self._save(runner, now, template, num_steps=now, is_last=False, and_wait=and_wait)
+        return self._newest[1] if self._newest and self._newest[0] == now else None
 
-    def _was_cut_short(self, runner: RunView) -> bool:
-        """Tell whether a hook has ended training early, and what it has come to is unsaved."""
-        is_newest = self._newest is not None and self._newest[0] == runner.iter
-        is_cut_short = bool(getattr(runner.train_loop, "stop_training", False))
-        return self.save_last and is_cut_short and not (is_newest or runner.interruption.saved)
+    def settle_all(self, runner: RunView) -> None:
+        """Wait for the files under way, others' too: they, or what names them, may be the same."""
+        for hook in [one for one in [*runner.hooks, self] if isinstance(one, CheckpointHook)]:
+            hook._settle(runner)  # noqa: SLF001 - of this class
+
+    def finish_writing(self) -> None:
+        """Wait for the file under way, on this process alone; for a run that ends by an error."""
+        if self._writer is not None:
+            self._writer.abandon()
 
     def _save_last(self, runner: RunView) -> None:
         count = runner.epoch if self.by_epoch else runner.iter
         self._save(runner, count, num_steps=runner.iter, is_last=True, and_wait=True)
-
-    def _is_numbered(self, name: str) -> bool:
-        templates = {self.filename_tmpl, "epoch_{}.pth", "iter_{}.pth"}
-        return any(is_of_template(name, template) for template in templates)
-
-    def directory(self, runner: RunView) -> Path:
-        """Return where the files are."""
-        if self.out_dir:  # from now on: a program may change its directory
-            self.out_dir = str(absolute(self.out_dir))
-        return directory_of(self.out_dir, runner.work_dir)
-
-    def finish_writing(self) -> None:
-        """Wait for the file under way, on this process alone; for a run that ends by an error."""
-        self._saving.drain()
 
     def _save(
         self,
@@ -284,53 +290,94 @@ class CheckpointHook(Hook):
         is_last: bool,
         and_wait: bool = False,
     ) -> None:
-        # First: what became of the files before decides what is kept.
-        self.settle_all(runner)
-        directory, name = self.directory(runner), (template or self.filename_tmpl).format(number)
-        superfluous = self._kept.add(name)
-        kept_by_others = {one for hook in self._beside(runner) for one in hook._kept.names}  # noqa: SLF001
-        newest, self._newest = self._newest, (num_steps, directory / name)
+        self.settle_all(runner)  # what became of the files before decides what is kept
+        name = (template or self.filename_tmpl).format(number)
+        path = self.directory(runner) / name
+        self._kept = [*(one for one in self._kept if one != name), name]
+        limit = self.max_keep_ckpts
+        superfluous = self._kept[:-limit] if limit > 0 else []
+        kept_by_others = {one for hook in self._beside(runner) for one in hook._kept}  # noqa: SLF001
+        newest, self._newest = self._newest, (num_steps, path)
         self._owes_last = False
 
-        def take_back() -> None:
-            self._kept.remove([name])
+        def on_written() -> None:
+            self._kept = [one for one in self._kept if one not in superfluous]
+
+        def on_failed() -> None:
+            self._kept.remove(name)
             self._newest, self._owes_last = newest, is_last
 
-        def note() -> None:
-            deleted = [one for one in superfluous if one not in kept_by_others]
-            delete_checkpoints(directory, deleted, runner.logger)
-
-        save = Save(
-            directory / name,
-            num_steps,
+        save = _Save(
+            path,
             {
                 "save_optimizer": self.save_optimizer,
                 "save_param_scheduler": self.save_param_scheduler,
+                "then": lambda: delete(
+                    [path.with_name(one) for one in superfluous if one not in kept_by_others],
+                    runner.logger,
+                ),
             },
-            on_written=lambda: self._kept.remove(superfluous),
-            on_failed=take_back,
-            on_main=note,
-            kind="ending" if and_wait else "last" if is_last else "numbered",
+            on_written,
+            on_failed,
         )
-        self._saving.save(runner, save, and_wait=and_wait)
+        self._write(runner, save, and_wait=and_wait)
         runner.interruption.note_saved()
 
-    def _save_best(self, runner: RunView, metric: str, record: dict[str, Any]) -> None:
-        # First: what became of the file before decides what was best before.
-        self.settle_all(runner)
-        take_back = self._best.put(metric, record)
-        directory, file = self.directory(runner), record["file"]
-        options = {"save_optimizer": False, "save_param_scheduler": False, "whole": True}
-        text = f"Best {metric} so far: {record['score']:.4f}, saved as {file}."
-        save = Save(
-            directory / file,
-            runner.iter,
-            {**options, "mark_as_latest": False},
-            on_written=lambda: runner.logger.info(text),
-            on_failed=take_back,
-            kind="best",
+    def _save_best(self, runner: RunView, metric: str, score: float) -> None:
+        self.settle_all(runner)  # what became of the file before decides what was best before
+        before, file = dict(self._best.records), file_of(metric)
+        record = {"score": score, "epoch": runner.epoch, "iter": runner.iter, "file": file}
+        self._best.records[metric] = record
+
+        def on_failed() -> None:
+            self._best.records = before
+
+        save = _Save(
+            self.directory(runner) / file,
+            {
+                "save_optimizer": False,
+                "save_param_scheduler": False,
+                "whole": True,
+                "mark_as_latest": False,
+            },
+            lambda: runner.logger.info(f"Best {metric} so far: {score:.4f}, saved as {file}."),
+            on_failed,
         )
-        self._saving.save(runner, save)
+        self._write(runner, save)
+
+    def _write(self, runner: RunView, save: _Save, *, and_wait: bool = False) -> None:
+        try:
+            runner.save_checkpoint(
+                save.path.parent, save.path.name, writer=self._writer, **save.options
+            )
+        except CheckpointWriteError as error:
+            self._fail(runner, save, error)
+            return
+        if self._writer is None:
+            save.on_written()
+            return
+        self._under_way = save
+        if and_wait:
+            self._settle(runner)
+
+    def _settle(self, runner: RunView) -> bool:
+        """Wait for the file under way, if any; return whether it was written."""
+        save, self._under_way = self._under_way, None
+        if save is None or self._writer is None:
+            return True
+        try:
+            self._writer.join()  # its part of a sharded model
+            run_on_main(self._writer.wait)
+        except CheckpointWriteError as error:
+            self._fail(runner, save, error)
+            return False
+        save.on_written()
+        return True
+
+    def _fail(self, runner: RunView, save: _Save, error: CheckpointWriteError) -> None:
+        save.on_failed()
+        again = " It is tried once more when training ends." if self._owes_last else ""
+        runner.logger.error(f"{error} Training continues without it.{again}")
 
     def _key(self, runner: RunView) -> str:
         """Return the checkpoint's entry of this hook: of several, each has its own."""
@@ -343,7 +390,19 @@ class CheckpointHook(Hook):
         hooks = (one for one in runner.hooks if isinstance(one, CheckpointHook) and one is not self)
         return [one for one in hooks if one.directory(runner) == self.directory(runner)]
 
-    def settle_all(self, runner: RunView) -> None:
-        """Wait for the files under way, others' too: they, or what names them, may be the same."""
-        for hook in [one for one in [*runner.hooks, self] if isinstance(one, CheckpointHook)]:
-            hook._saving.settle(runner)  # noqa: SLF001 - of this class
+
+@dataclass(frozen=True)
+class _Save:
+    """One file to be written.
+
+    Args:
+        path: The file.
+        options: Of ``Runner.save_checkpoint``.
+        on_written: Called on all processes once the file is known to be whole.
+        on_failed: Called on all processes once writing is known to have failed.
+    """
+
+    path: Path
+    options: dict[str, Any]
+    on_written: Callable[[], None]
+    on_failed: Callable[[], None]

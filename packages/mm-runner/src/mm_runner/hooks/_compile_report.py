@@ -1,4 +1,4 @@
-"""Tells what compiling did."""
+"""Logs what compiling did."""
 
 from __future__ import annotations
 
@@ -24,36 +24,32 @@ class CompileReportHook(Hook):
     priority = "VERY_LOW"
 
     def __init__(self) -> None:
-        self._told: set[str] | None = None
+        self._reported: set[str] | None = None
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self._told = None
+        self._reported = None
 
     @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        if self._told is None and runner.compile_handle.is_warm:
-            self._tell(runner)
+        if self._reported is None and runner.compile_handle.is_warm:
+            self._report(runner)
 
     @override
     def after_train(self, runner: RunView) -> None:
-        if self._told is None:
-            self._tell(runner)
+        if self._reported is None:
+            self._report(runner)
             return
         for name, failure in _failures(runner.compile_handle).items():
-            if name not in self._told:
+            if name not in self._reported:
                 runner.logger.warning(f"compile: {name} ended up running eagerly: {failure}")
 
-    def _tell(self, runner: RunView) -> None:
+    def _report(self, runner: RunView) -> None:
         runner.logger.info(f"compile: {runner.compile_handle.report()}")
-        self._told = set(_failures(runner.compile_handle))
+        self._reported = set(_failures(runner.compile_handle))
 
 
 def _failures(handle: Any) -> dict[str, str]:
-    return {
-        region.name or "the model": region.failure
-        for region in handle.regions
-        if region.failure is not None
-    }
+    return {one.name or "the model": one.failure for one in handle.regions if one.failure}

@@ -1,4 +1,4 @@
-"""Ends training once a metric has stopped becoming better."""
+"""Ends training once a metric has stopped improving."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing_extensions import override
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import score_of
 
+from ._arguments import check_integer
 from ._hook import Hook
-from ._metric_rule import rule_of
+from ._metrics import rule_of
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -55,38 +56,40 @@ class EarlyStoppingHook(Hook):
             raise ConfigError(
                 f"EarlyStoppingHook.rule: 'greater' or 'less' is needed, got {rule!r}."
             )
-        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
-            raise ConfigError(
-                "EarlyStoppingHook.patience: a number of validations is needed, at least 0, got "
-                f"{patience!r}."
-            )
+        check_integer("EarlyStoppingHook.patience", patience, least=0)
         if not min_delta >= 0:
             raise ConfigError(
                 f"EarlyStoppingHook.min_delta: a number >= 0 is needed, got {min_delta!r}; it is a "
                 "distance, whatever the rule."
             )
         self.monitor = monitor
-        self.rule = rule or rule_of(monitor, where="EarlyStoppingHook.rule")
+        self.rule = rule or rule_of(monitor, "EarlyStoppingHook.rule")
         self.min_delta = min_delta
         self.strict = strict
         self.check_finite = check_finite
         self.patience = patience
         self.stopping_threshold = stopping_threshold
-        self._forget()
+        self.wait_count = 0
+        self.best_score = -math.inf if self.rule == "greater" else math.inf
+
+    @property
+    def followed_metrics(self) -> dict[str, str]:
+        """The metric that validations must report, and the argument that asks for it."""
+        return {self.monitor: "EarlyStoppingHook.monitor"}
 
     @override
     def before_run(self, runner: RunView) -> None:
-        self._forget()  # of a training before; what a resumed one goes on from comes after this
+        self.wait_count = 0  # of a training before; a resumed one loads its state after this
+        self.best_score = -math.inf if self.rule == "greater" else math.inf
 
     @override
     def before_train(self, runner: RunView) -> None:
-        # Of a checkpoint that was written after the validation that ended training, which a
-        # resumed run does not repeat.
+        # A checkpoint written after the validation that ended training ends a resumed run, too.
         if self._has_waited() or self._is_enough(self.best_score):
             runner.train_loop.stop_training = True
             runner.logger.info(
-                f"EarlyStoppingHook: by what the checkpoint knows of {self.monitor}, training has "
-                "ended; to train on, change patience or stopping_threshold."
+                f"EarlyStoppingHook: the checkpoint says that {self.monitor} ended "
+                "training; to train on, change patience or stopping_threshold."
             )
 
     @override
@@ -115,12 +118,8 @@ class EarlyStoppingHook(Hook):
         self.best_score = state_dict["best_score"]
         self.wait_count = state_dict["wait_count"]
 
-    def _forget(self) -> None:
-        self.wait_count = 0
-        self.best_score = -math.inf if self.rule == "greater" else math.inf
-
     def _reason_to_stop(self, score: float) -> str | None:
-        """Take in one more result."""
+        """Count a result, and return why to stop, ``None`` to train on."""
         best = f"the best was {self.best_score:g}"
         if self.check_finite and not math.isfinite(score):
             return f"{self.monitor} is {score}; {best}"

@@ -1,4 +1,4 @@
-"""Gives memory that the allocator keeps back to the device."""
+"""Returns cached memory to the device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ __all__ = ["EmptyCacheHook"]
 
 
 class EmptyCacheHook(Hook):
-    """Empties the device's cache of memory, in training, validation and test.
+    """Empties the device's memory cache, in training, validation and test.
 
-    That lets another program have the memory, and waits for the device; it makes no room for this
-    one. Does nothing on a device without a cache, such as the CPU.
+    That makes room for other programs, not for this one, and waits for the device.
 
     Args:
         before_epoch: Whether before each epoch. Defaults to ``False``.
@@ -33,18 +32,18 @@ class EmptyCacheHook(Hook):
         after_epoch: bool = True,  # noqa: FBT001, FBT002
         after_iter: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
-        self._does_before_epoch = before_epoch
-        self._does_after_epoch = after_epoch
-        self._does_after_iter = after_iter
+        self.before_epoch = before_epoch
+        self.after_epoch = after_epoch
+        self.after_iter = after_iter
 
     @override
     def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
-        if self._does_before_epoch:
+        if self.before_epoch:
             _empty(runner)
 
     @override
     def _after_epoch(self, runner: RunView, mode: str = "train") -> None:
-        if self._does_after_epoch:
+        if self.after_epoch:
             _empty(runner)
 
     @override
@@ -56,12 +55,12 @@ class EmptyCacheHook(Hook):
         outputs: Any = None,
         mode: str = "train",
     ) -> None:
-        if self._does_after_iter:
+        if self.after_iter:
             _empty(runner)
 
 
 def _empty(runner: RunView) -> None:
-    # torch.cuda, torch.npu, torch.xpu and so on.
+    # torch.cuda, torch.npu, torch.xpu and so on; the CPU has no cache.
     empty = getattr(getattr(torch, runner.device.type, None), "empty_cache", None)
     if empty is not None:
         empty()

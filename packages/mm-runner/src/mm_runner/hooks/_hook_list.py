@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from inspect import isfunction
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mm_dist
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import HOOKS, build_from_cfg
 
-from ._by_position import by_position
 from ._hook import STAGES, Hook
-from ._priority import priority_name, priority_of
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["HookList", "build_hooks"]
+__all__ = ["HookList", "build_hooks", "priority_name", "priority_of"]
 
+_LEVELS = {
+    "HIGHEST": 0,
+    "VERY_HIGH": 10,
+    "HIGH": 30,
+    "ABOVE_NORMAL": 40,
+    "NORMAL": 50,
+    "BELOW_NORMAL": 60,
+    "LOW": 70,
+    "VERY_LOW": 90,
+    "LOWEST": 100,
+}
 _DEFAULT_HOOKS: dict[str, tuple[str, int]] = {
     "runtime_info": ("RuntimeInfoHook", 10),
     "timer": ("IterTimerHook", 50),
@@ -161,7 +170,7 @@ class HookList:
         """
         names = _STEP_ARGUMENTS[stage]
         if call_hook is None:
-            return [by_position(method, names) for method in self._methods_at(stage)]
+            return [_by_position(method, names) for method in self._methods_at(stage)]
         return [lambda _, *values: call_hook(stage, **dict(zip(names, values, strict=True)))]
 
 
@@ -169,7 +178,7 @@ def _warn_near_stages(hook: Hook) -> None:
     """Warn of methods that are never called, and whose names are nearly a stage's."""
     for name in dir(type(hook)):
         is_own = not name.startswith("_") and not hasattr(Hook, name)
-        if is_own and isfunction(getattr(type(hook), name)) and mm_dist.is_main_process():
+        if is_own and inspect.isfunction(getattr(type(hook), name)) and mm_dist.is_main_process():
             hint = did_you_mean(name, STAGES, cutoff=_SLIP)
             if hint:
                 warnings.warn(
@@ -220,3 +229,61 @@ def build_hooks(
     for index, cfg in enumerate(custom_hooks or ()):
         hooks.add(cfg, where=f"custom_hooks[{index}]")
     return hooks
+
+
+def priority_name(priority: int | str) -> str:
+    """Return the name of a priority; of one between the names, the number as text.
+
+    Raises:
+        ConfigError: If it is no priority.
+
+    Example:
+        >>> priority_name(90), priority_name(45)
+        ('VERY_LOW', '45')
+    """
+    level = priority_of(priority)
+    return next((name for name, one in _LEVELS.items() if one == level), str(level))
+
+
+def priority_of(priority: int | str) -> int:
+    """Return a priority as a number from 0 (acts first) to 100.
+
+    Args:
+        priority: Such a number, or a name such as ``"NORMAL"`` (50), in any case.
+
+    Raises:
+        ConfigError: If it is neither.
+
+    Example:
+        >>> priority_of("very_low")
+        90
+    """
+    if isinstance(priority, str) and priority.upper() in _LEVELS:
+        return _LEVELS[priority.upper()]
+    if isinstance(priority, int) and 0 <= priority <= 100:
+        return priority
+    hint = did_you_mean(priority, _LEVELS) if isinstance(priority, str) else ""
+    raise ConfigError(
+        f"A hook's priority {priority!r} was given; it is a number from 0 to 100 or one of "
+        f"{', '.join(_LEVELS)}.{hint}"
+    )
+
+
+def _by_position(method: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """Return ``method`` in a form that takes the runner, and then ``names``, by position.
+
+    Args:
+        method: To be called as ``method(runner, **arguments)``: a user's hook may have its
+            arguments in another order, or take them all as ``**kwargs``.
+        names: Of the arguments after the runner.
+    """
+    try:
+        # What a decorator wraps is not what is called.
+        parameters = list(inspect.signature(method, follow_wrapped=False).parameters.values())[1:]
+    except (TypeError, ValueError):  # written in C, or wrapped beyond recognition
+        parameters = []
+    if [one.name for one in parameters] == list(names) and all(
+        one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in parameters
+    ):
+        return method
+    return lambda runner, *values: method(runner, **dict(zip(names, values, strict=True)))

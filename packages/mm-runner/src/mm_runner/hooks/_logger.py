@@ -17,8 +17,7 @@ from mm_runner.evaluator import as_number
 from mm_runner.reporting import TrainingClock
 
 from ._hook import Hook
-from ._learning_rates import learning_rates
-from ._rank_means import mean_over_ranks
+from ._scalars import learning_rates, mean_over_ranks
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView

@@ -13,7 +13,7 @@ from mm_runner.evaluator import as_number
 from mm_runner.optim import named_wrappers
 
 from ._hook import Hook
-from ._learning_rates import learning_rates
+from ._scalars import learning_rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable

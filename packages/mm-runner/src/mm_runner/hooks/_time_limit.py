@@ -1,4 +1,4 @@
-"""Ends a run in time."""
+"""Ends training after a time."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from mm_runner.data import pseudo_collate
 from mm_runner.errors import ConfigError, MMRunnerError, RunStopped
 from mm_runner.evaluator import Evaluator
 from mm_runner.hooks import CheckpointHook
-from mm_runner.hooks._metrics_asked import refuse_missing_metrics
+from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.loops import EndOfTrainingError, EpochBasedTrainLoop, IterBasedTrainLoop
 from mm_runner.model import train_step_of, unwrap_model
 from mm_runner.optim import named_schedulers

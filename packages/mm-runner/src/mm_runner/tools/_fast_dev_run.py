@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from mm_runner.evaluator import DumpResults
 from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
-from mm_runner.hooks._metrics_asked import refuse_missing_metrics
+from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import without_variables

@@ -15,7 +15,7 @@ import mm_dist
 from mm_runner.errors import ConfigError, MMRunnerError
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import build_hooks
-from mm_runner.hooks._metrics_asked import refuse_missing_metrics
+from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.model import (
     check_wrapped_step,
     plan_module_settings,
