@@ -264,7 +264,7 @@ def test_a_full_disk_is_reported_and_the_next_interval_saves(make_runner, in_bac
     assert {path.name for path in runner.work_dir.glob("*.pth")} == {"epoch_1.pth", "epoch_3.pth"}
     log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
     assert "epoch_2.pth failed: " in log
-    assert "Training goes on" in log
+    assert "Training continues." in log
     assert [path.name for path in runner.work_dir.glob(".*")] == [".lock"]
 
 

@@ -165,7 +165,7 @@ def test_the_state_is_what_was_seen():
     [
         ({"monitor": "fancy"}, r"EarlyStoppingHook\.rule: whether a greater or a less 'fancy'"),
         ({"monitor": "auc", "rule": "more"}, r"rule: 'greater' or 'less' is needed, got 'more'"),
-        ({"monitor": "auc", "patience": -1}, r"patience: a number of validations.*got -1"),
+        ({"monitor": "auc", "patience": -1}, r"patience: an integer >= 0 is needed, got -1"),
         ({"monitor": "auc", "min_delta": -1}, r"min_delta: a number >= 0 is needed, got -1"),
     ],
     ids=["rule", "wrong-rule", "patience", "delta"],

@@ -30,7 +30,6 @@ from mm_runner.model import (
 )
 
 SPIKES = {"type": "GradientSpikeHook", "warmup": 2, "interval": 3}
-HAS_STEP_HOOKS = torch.__version__ >= (2, 1)
 VALUES = [1.0, 5.0, 3.0, 11.0, 7.0, 2.0, 9.0]
 
 
@@ -311,7 +310,7 @@ def test_a_run_resumes_exactly_in_the_middle_of_an_epoch(make_runner, tmp_path):
             custom_hooks=[
                 {"type": "EMAHook", "ema_type": "MomentumAnnealingEMA", "strict_load": True},
                 {"type": "EarlyStoppingHook", "monitor": "accuracy", "patience": 9},
-                *([SPIKES] if HAS_STEP_HOOKS else []),
+                SPIKES,
                 *hooks,
             ],
             **options,
@@ -331,9 +330,8 @@ def test_a_run_resumes_exactly_in_the_middle_of_an_epoch(make_runner, tmp_path):
     assert files[1]["param_schedulers"] == files[0]["param_schedulers"]
     seen = [file["hooks"]["EarlyStoppingHook"] for file in files]
     assert seen[0] == seen[1]
-    if HAS_STEP_HOOKS:
-        means = [file["hooks"]["GradientSpikeHook"][""]["means"] for file in files]
-        assert means[0].equal(means[1])
+    means = [file["hooks"]["GradientSpikeHook"][""]["means"] for file in files]
+    assert means[0].equal(means[1])
 
 
 def test_a_checkpoint_from_within_a_validation_holds_the_same(make_runner, tmp_path):

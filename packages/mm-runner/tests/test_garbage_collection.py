@@ -186,7 +186,7 @@ def test_workers_collect_as_ever(make_runner, method):
 
 @pytest.mark.parametrize("interval", [0, -1, True, 1.5, "often"], ids=str)
 def test_an_interval_is_needed(interval):
-    with pytest.raises(ConfigError, match=r"GarbageCollectionHook\.interval: a positive number"):
+    with pytest.raises(ConfigError, match=r"GarbageCollectionHook\.interval: an integer >= 1"):
         GarbageCollectionHook(interval)
 
 

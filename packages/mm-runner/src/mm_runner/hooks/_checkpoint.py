@@ -376,8 +376,7 @@ class CheckpointHook(Hook):
 
     def _fail(self, runner: RunView, save: _Save, error: CheckpointWriteError) -> None:
         save.on_failed()
-        again = " It is tried once more when training ends." if self._owes_last else ""
-        runner.logger.error(f"{error} Training continues without it.{again}")
+        runner.logger.error(f"{error}{'' if self._owes_last else ' Training continues.'}")
 
     def _key(self, runner: RunView) -> str:
         """Return the checkpoint's entry of this hook: of several, each has its own."""

@@ -1,4 +1,10 @@
-"""Averages the weights while training, and evaluates with the average."""
+"""A running average of the weights, which validations, tests and checkpoints use.
+
+In a checkpoint it is laid out as in MMEngine's: ``state_dict`` holds the averages,
+``ema_state_dict`` the model's own weights under ``module.<name>`` and the number of updates under
+``steps`` (of several optimizer wrappers ``steps.<wrapper>``); and an average that is kept in
+another type than its parameter under ``average.<name>``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
 from mm_runner.registry import MODELS, build_from_cfg, check_cfg
 
-from ._ema_checkpoint import give_averages, take_averages
+from ._arguments import check_integer
 from ._hook import Hook
 
 if TYPE_CHECKING:
@@ -21,19 +27,20 @@ if TYPE_CHECKING:
 
 __all__ = ["EMAHook"]
 
+_KEY = "ema_state_dict"
+_OWN, _AVERAGE, _STEPS = "module.", "average.", "steps"
+
 
 class EMAHook(Hook):
     """Keeps a running average of the weights, validates and tests with it, and saves it.
 
-    A validation and a test within the run use the average, and the model has its own weights back
+    Validations and tests within the run use the average, and restore the model's own weights
     afterwards. A checkpoint's ``state_dict`` is the average too, which is what a deployment wants;
-    what training goes on from lies beside it, as ``ema_state_dict``, and a resumed run takes both
-    back.
+    a resumed run takes its own weights from ``ema_state_dict``.
 
     The average moves when the optimizer steps: not while micro-batches accumulate, and not where
     gradients overflowed. Of several optimizer wrappers, the parameters of each are averaged as
-    often as it steps. DDP's ranks have the same average, and those of a sharded model each its
-    part.
+    often as it steps. DDP's ranks have the same average, those of a sharded model each its part.
 
     Args:
         ema_type: ``"ExponentialMovingAverage"`` (the default), ``"StochasticWeightAverage"``,
@@ -61,9 +68,8 @@ class EMAHook(Hook):
         begin_epoch: int = 0,
         **kwargs: Any,
     ) -> None:
-        for name, value in (("begin_iter", begin_iter), ("begin_epoch", begin_epoch)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(f"EMAHook.{name}: an integer >= 0 is needed, got {value!r}.")
+        check_integer("EMAHook.begin_iter", begin_iter, least=0)
+        check_integer("EMAHook.begin_epoch", begin_epoch, least=0)
         if begin_iter and begin_epoch:
             raise ConfigError(
                 f"EMAHook: begin_iter={begin_iter} and begin_epoch={begin_epoch} were given; give "
@@ -84,7 +90,15 @@ class EMAHook(Hook):
                 "EMAHook: two of them were given; a model and its checkpoints hold one average. "
                 "Leave one out."
             )
-        self._check_begin(runner)
+        for name, begin, end in (
+            ("begin_epoch", self.begin_epoch, runner.max_epochs),
+            ("begin_iter", self.begin_iter, runner.max_iters),
+        ):
+            if begin > end:
+                raise ConfigError(
+                    f"EMAHook.{name}: {begin} was given, and the run ends at {end}; nothing would "
+                    "be averaged."
+                )
         self.averages = self._build(runner)
         self._counts = {}
         if self._loaded is not None:
@@ -136,17 +150,47 @@ class EMAHook(Hook):
 
     @override
     def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
-        give_averages(self.averages, unwrap_model(runner.model), checkpoint)
+        names = _names_in_checkpoint(unwrap_model(runner.model))
+        # Of a sharded model empty on other than the first process, or spread over all.
+        weights = checkpoint["state_dict"]
+        is_whole = not any(hasattr(one, "full_tensor") for one in weights.values())
+        saved: dict[str, Any] = {}
+        for wrapper, average in self.averages.items():
+            saved[f"{_STEPS}.{wrapper}" if wrapper else _STEPS] = average.steps
+            if not average.has_begun:
+                continue
+            tensors = average.full_tensors if is_whole else average.spread_tensors
+            own = tensors(own=True) if average.is_applied else dict(weights)
+            for first, mean in tensors().items():
+                for name in names.get(first, [first]):
+                    if name in weights:
+                        saved[f"{_OWN}{name}"] = own.get(first)
+                        if mean.dtype != weights[name].dtype:
+                            saved[f"{_AVERAGE}{name}"] = mean
+                        weights[name] = mean.to(weights[name].dtype)
+        # Without the optimizer's state nothing can be resumed, so own weights are left out.
+        if self.averages and "optimizer" in checkpoint:
+            checkpoint[_KEY] = saved
 
     @override
     def after_load_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         if not runner.is_resuming:
             return
-        self._loaded = take_averages(checkpoint)
-        if self._loaded is None:
+        saved = checkpoint.pop(_KEY, None)
+        if saved is None:
             runner.logger.warning(
                 "EMAHook: the checkpoint has no average; it begins anew, from the weights."
             )
+            return
+        weights, averages, steps = checkpoint["state_dict"], {}, {}
+        for key, value in saved.items():
+            name = key.removeprefix(_OWN)
+            if key.startswith(_OWN) and name in weights:
+                averages[name] = saved.get(f"{_AVERAGE}{name}", weights[name])
+                weights[name] = value
+            elif key == _STEPS or key.startswith(f"{_STEPS}."):
+                steps[key.removeprefix(_STEPS).removeprefix(".")] = value
+        self._loaded = {"averages": averages, "steps": steps}
 
     def _apply(self) -> None:
         for average in self.averages.values():
@@ -182,13 +226,10 @@ class EMAHook(Hook):
                     raise
                 runner.logger.warning(f"EMAHook: {error} The average begins anew.")
 
-    def _check_begin(self, runner: RunView) -> None:
-        for name, begin, end in (
-            ("begin_epoch", self.begin_epoch, runner.max_epochs),
-            ("begin_iter", self.begin_iter, runner.max_iters),
-        ):
-            if begin > end:
-                raise ConfigError(
-                    f"EMAHook.{name}: {begin} was given, and the run ends at {end}; nothing would "
-                    "be averaged."
-                )
+
+def _names_in_checkpoint(module: nn.Module) -> dict[str, list[str]]:
+    """Return all names of each tensor by its first; a shared parameter has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name.replace("_orig_mod.", ""))
+    return {one[0]: one for one in names.values()}

@@ -74,6 +74,10 @@ class GarbageCollectionHook(Hook):
         self._switch_on()
 
     @override
+    def after_run(self, runner: RunView) -> None:
+        self._switch_on()  # a train() of the user's own may not clean up
+
+    @override
     def clean_up(self, runner: RunView) -> None:
         self._switch_on()
 

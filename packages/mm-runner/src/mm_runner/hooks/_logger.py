@@ -16,6 +16,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.evaluator import as_number
 from mm_runner.reporting import TrainingClock
 
+from ._arguments import check_integer
 from ._hook import Hook
 from ._scalars import learning_rates, mean_over_ranks
 
@@ -65,14 +66,8 @@ class LoggerHook(Hook):
         log_metric_by_epoch: bool = True,  # noqa: FBT001, FBT002
         backend_args: dict[str, Any] | None = None,
     ) -> None:
-        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
-            raise ConfigError(
-                f"LoggerHook.interval: a positive number of steps is needed, got {interval!r}."
-            )
-        for name, value in (
-            ("file_client_args", file_client_args),
-            ("backend_args", backend_args),
-        ):
+        check_integer("LoggerHook.interval", interval, least=1)
+        for name, value in (("file_client_args", file_client_args), ("backend_args", backend_args)):
             if value is not None:
                 raise ConfigError(
                     f"LoggerHook.{name}: {value!r} was given; files are written through the file "
@@ -101,9 +96,7 @@ class LoggerHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
-        from mm_runner.loops import IterBasedTrainLoop  # noqa: PLC0415 - loops need hooks
-
-        self._by_epoch = not isinstance(runner.train_loop, IterBasedTrainLoop)
+        self._by_epoch = getattr(runner.train_loop, "by_epoch", True)
         self._clock = TrainingClock(runner.iter)
         runner.console.start_progress("training", runner.max_iters, runner.iter)
         self._has_bar = runner.console.has_bar
@@ -154,16 +147,15 @@ class LoggerHook(Hook):
         self._begin_evaluation(runner, "test", runner.test_dataloader, runner.test_loop)
 
     @override
-    def after_val_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    def _after_iter(
+        self,
+        runner: RunView,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Any = None,
+        mode: str = "train",
     ) -> None:
-        self._log_evaluation(runner, "val", batch_idx + 1)
-
-    @override
-    def after_test_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
-    ) -> None:
-        self._log_evaluation(runner, "test", batch_idx + 1)
+        self._log_evaluation(runner, mode, batch_idx + 1)
 
     @override
     def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:

@@ -46,10 +46,8 @@ class ParamSchedulerHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
-        from mm_runner.loops import IterBasedTrainLoop  # noqa: PLC0415 - loops need hooks
-
         self._num_skipped = {}
-        if not isinstance(runner.train_loop, IterBasedTrainLoop):
+        if getattr(runner.train_loop, "by_epoch", True):
             return
         for schedulers in named_schedulers(runner.param_schedulers).values():
             for scheduler in schedulers:

@@ -1,4 +1,4 @@
-"""Collects what training steps return."""
+"""Collects losses, metrics and the position of a run."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         ConfigError: If a number is out of range, or the loader has no batch or no end.
     """
 
-    _by_epoch = True
+    by_epoch = True
 
     def __init__(
         self,

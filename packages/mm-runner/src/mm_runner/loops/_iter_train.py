@@ -41,7 +41,7 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         ConfigError: If a number is out of range.
     """
 
-    _by_epoch = False
+    by_epoch = False
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.evaluator import DumpResults
-from mm_runner.hooks._metrics_asked import refuse_missing_metrics
+from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.optim import named_schedulers, named_wrappers
 
 from ._evaluation import RehearsalStopped, ValLoop

@@ -76,7 +76,7 @@ class AbstractTrainLoop(ABC):
     _iter: Any = _OtherName("iter")
     _max_epochs: Any = _OtherName("max_epochs")
     _max_iters: Any = _OtherName("max_iters")
-    _by_epoch: ClassVar[bool]  # Whether each epoch is a pass over the data; else training is one.
+    by_epoch: ClassVar[bool]  # Whether each epoch is a pass over the data; else training is one.
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class AbstractTrainLoop(ABC):
         """Count an epoch, or a step, before the hooks of ``stage`` act."""
         if stage == "before_train_epoch":
             self._begin_pass()
-        elif stage == "after_train_epoch" and self._by_epoch:
+        elif stage == "after_train_epoch" and self.by_epoch:
             self._epochs_done, self._batches_done = self.epoch + 1, 0
             if self._has_own_body:
                 self.batches.seek(DataPosition(self._epochs_done, samples=0))
@@ -236,7 +236,7 @@ class AbstractTrainLoop(ABC):
     def leave_stage(self, stage: str) -> None:
         """Stop between two epochs of a body that takes its steps itself, if that was asked for."""
         runner = self.runner
-        is_end = stage == "after_train_epoch" and self._by_epoch and self._has_own_body
+        is_end = stage == "after_train_epoch" and self.by_epoch and self._has_own_body
         if is_end and runner.interruption.pending:
             runner.interruption.settle(runner)
 
