@@ -215,7 +215,7 @@ def test_wrong_hooks_are_named_by_their_path(default, custom, error, message):
 
 @pytest.mark.parametrize("interval", [0, -1, 1.5, True], ids=str)
 def test_logger_hook_needs_a_positive_interval(interval):
-    with pytest.raises(ConfigError, match=r"LoggerHook\.interval: a positive number.*got"):
+    with pytest.raises(ConfigError, match=r"LoggerHook\.interval: an integer >= 1 is needed, got"):
         LoggerHook(interval)
 
 

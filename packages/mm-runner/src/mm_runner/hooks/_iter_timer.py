@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
     from mm_runner.run_view import RunView
 
-__all__ = ["DataWaits", "IterTimerHook", "train_feed_of"]
+__all__ = ["DataWaits", "IterTimerHook"]
 
 
 class IterTimerHook(Hook):
@@ -82,16 +82,10 @@ class DataWaits:
     @classmethod
     def of_run(cls, runner: RunView) -> DataWaits | None:
         """Return those of a run; ``None`` in a loop of the user's own that times no batches."""
-        feed = train_feed_of(runner)
+        feed = getattr(getattr(runner.train_loop, "batches", None), "feed", None)
         return None if feed is None else cls(feed)
 
     def take_s(self) -> float:
         """Return the seconds since the last call, or since this was made."""
         before, self._taken_s = self._taken_s, self._feed.loaded_s + self._feed.copied_s
         return self._taken_s - before
-
-
-def train_feed_of(runner: RunView) -> BatchFeed | None:
-    """Return what times the training batches; ``None`` in a loop of the user's own."""
-    feed: BatchFeed | None = getattr(getattr(runner.train_loop, "batches", None), "feed", None)
-    return feed
