@@ -37,10 +37,10 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import mm_dist
-from mm_dist._hang_report import start_hang_report
-from mm_dist._hang_report._observer import Observer
-from mm_dist._hang_report._timing import plan_timing
 from mm_dist._progress import advance_iteration
+from mm_dist.diagnose._hang_report import start_hang_report
+from mm_dist.diagnose._report import plan_timing
+from mm_dist.diagnose._sample import Observer
 
 _WARM_UP_STEPS = 20
 _STEP_S = 0.02

@@ -23,7 +23,7 @@ class NoCuda:
 
 torch.cuda = NoCuda()
 from mm_dist import available_device_type, init_dist, local_device
-from mm_dist._explanation import explain_environment
+from mm_dist._command._env import explain_environment
 
 assert local_device(3, "cpu") == torch.device("cpu")
 init_dist("none", device_type="cpu")

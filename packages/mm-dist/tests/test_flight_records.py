@@ -33,7 +33,7 @@ def test_a_dump_of_another_form_is_no_record(monkeypatch):
         ([lambda **_: pickle.dumps({"entries": [entry]}), refuses], ["nccl"]),
     ):
         monkeypatch.setattr(
-            "mm_dist._hang_report._flight_recorder.flight_recorders",
+            "mm_dist.diagnose._flight_recorder.flight_recorders",
             lambda dumps=dumps: iter(dumps),
         )
         assert list(read_flight_records()) == expected

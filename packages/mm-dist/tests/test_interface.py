@@ -3,14 +3,8 @@
 import pytest
 
 from mm_dist._launchers import LaunchEnvironment
-from mm_dist._process_group import _interface
-from mm_dist._process_group._address import own_address_towards
-from mm_dist._process_group._interface import (
-    choose_interface,
-    interface_addresses,
-    interface_variables,
-    is_loopback,
-)
+from mm_dist._rendezvous import _interface
+from mm_dist._rendezvous._interface import interface_variables, own_addresses
 
 INTERFACES = {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"}
 ROUTES = {"10.1.0.9": "10.1.0.5", "127.0.1.1": "127.0.0.1", "10.0.0.5": "10.0.0.5"}
@@ -24,7 +18,7 @@ def machine(monkeypatch):
         routes = {**ROUTES, "192.0.2.1": default}
         monkeypatch.setattr(_interface, "name_address", lambda: name_address)
         monkeypatch.setattr(_interface, "own_address_towards", routes.get)
-        monkeypatch.setattr(_interface, "interface_addresses", lambda: interfaces)
+        monkeypatch.setattr(_interface, "_interface_addresses", lambda: interfaces)
 
     return stand_in
 
@@ -67,10 +61,9 @@ def test_it_is_left_alone_where_gloo_finds_the_way(machine):
     assert interface_variables(place(), {"GLOO_SOCKET_IFNAME": "eth0"}) == {}
 
 
-def test_real_interfaces_are_told_apart():
-    found = interface_addresses()
-    outside = {text for text in found.values() if not is_loopback(text)}
-    if not outside:
-        pytest.skip("this machine has no network, or does not tell")
-    name = choose_interface(next(iter(outside)), found)
-    assert found[name] == own_address_towards(found[name])
+def test_likeliest_address_comes_first(machine, monkeypatch):
+    machine("10.0.0.5")
+    assert own_addresses("10.1.0.9") == ["10.1.0.5", "10.0.0.5"]
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    assert own_addresses("10.1.0.9") == ["10.0.0.5", "10.1.0.5"]
+    assert "127.0.0.1" in own_addresses("127.0.1.1"), "all ranks are on this machine"

@@ -6,7 +6,7 @@ import observed
 import pytest
 
 from mm_dist import LaunchError, MMDistError, SlurmLauncher
-from mm_dist._explanation import explain_environment
+from mm_dist._command._env import explain_environment
 from mm_dist._launchers import LaunchEnvironment, launcher_names, select_launcher
 from mm_dist._launchers import _selection as selection
 
@@ -69,7 +69,7 @@ def test_mpi_on_several_machines_needs_an_address_and_then_reads_on(name):
         ("SLURM_ARBITRARY", r"which node has rank 0: .*SLURM_HOSTFILE=/home/me/hostfile"),
         ("PRTERUN", r"found PMIX_RANK, but no variable .*prterun --personality ompi"),
         ("MPICH_PMI_PORT", r"found PMI_ID, but no variable .*without -pmi-port"),
-        ("ELASTIC_JOB", r"PET_NNODES=1:3 nodes .*torchrun script\.py, or: mm-dist run script\.py"),
+        ("ELASTIC_JOB", r"PET_NNODES=1:3 .*torchrun script\.py, or: mm-dist run script\.py"),
     ],
 )
 def test_auto_says_what_the_variables_lack(name, message):

@@ -1,6 +1,12 @@
+"""What each launcher reads from its variables."""
+
+import sys
+
+import observed
 import pytest
 
 from mm_dist import LaunchError, MPILauncher, NoLauncher, PyTorchLauncher, SlurmLauncher
+from mm_dist._launchers._slurm import expand_node_list, expand_tasks_per_node
 
 TORCHRUN = {
     "RANK": "3",
@@ -221,3 +227,71 @@ def test_mpi_and_pytorch_detect_their_own_variables_only():
 def test_launcher_says_what_is_wrong_with_the_environment(launcher, env, message):
     with pytest.raises(LaunchError, match=message):
         launcher().read(env)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[1-2],gpu[08-10,15],m", ["n1", "n2", "gpu08", "gpu09", "gpu10", "gpu15", "m"]),
+        ("rack[1-2]n[01-02]", ["rack1n01", "rack1n02", "rack2n01", "rack2n02"]),
+        ("a-[1,3].cluster", ["a-1.cluster", "a-3.cluster"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+    ],
+    ids=["one", "range", "list", "two-brackets", "suffix", "padding"],
+)
+def test_expand_node_list_matches_scontrol(text, nodes):
+    assert expand_node_list(text) == nodes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n[1-", "n[1-]", "n[]", "n[a-b]", "n[3-1]", "n[1]]", "n1,,n2", ",", "(null)", "n 1", "[1-2"],
+)
+def test_expand_node_list_refuses_what_it_cannot_read(text):
+    with pytest.raises(LaunchError, match="Slurm node list"):
+        expand_node_list(text)
+
+
+def test_expand_tasks_per_node_repeats_counts():
+    assert expand_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    assert expand_tasks_per_node("4") == [4]
+
+
+def test_expand_tasks_per_node_refuses_what_it_cannot_read():
+    with pytest.raises(LaunchError, match=r"tasks per node '2\(y3\)'"):
+        expand_tasks_per_node("2(y3)")
+
+
+PROXY = """
+import ctypes, os, subprocess, sys
+# The name that Linux shows for this process, as hydra_pmi_proxy does for its own.
+ctypes.CDLL(None).prctl(15, b"hydra_pmi_proxy", 0, 0, 0)
+rank = '''
+import os
+from mm_dist import MPILauncher
+print(os.environ["WHO"], MPILauncher().read(os.environ).master_port)
+'''
+# Rank 0 is the proxy's child; rank 1 has a shell in between, as a wrapper script has.
+python = [sys.executable, "-c", rank]
+shell = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *python]
+for rank, command in enumerate((python, shell)):
+    subprocess.run(command, env={**os.environ, "PMI_RANK": str(rank)}, check=True)
+print("proxy", os.getpid())
+"""
+MPICH_VARIABLES = {name: value for name, value in observed.MPICH.items() if name != "PMI_RANK"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's process tree")
+def test_ranks_of_one_hydra_proxy_compute_their_port_from_it(run_script):
+    result = run_script(PROXY, WHO="rank", **MPICH_VARIABLES)
+    assert result.returncode == 0, result.stderr
+    *ports, proxy = (int(line.split()[1]) for line in result.stdout.splitlines())
+    assert ports == [10000 + proxy % 9973] * 2
+
+
+@pytest.mark.parametrize("name", ["OPEN_MPI_5", "INTEL_MPI", "MVAPICH", "MPICH"])
+def test_a_given_port_wins(name):
+    env = {**getattr(observed, name), "MASTER_ADDR": "a", "MASTER_PORT": "1234"}
+    assert MPILauncher().read(env).master_port == 1234

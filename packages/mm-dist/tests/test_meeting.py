@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from mm_dist import DistInfo, LaunchEnvironment, LaunchError, init_dist
-from mm_dist._process_group import _address, _joining, _meeting, _store
-from mm_dist._process_group._meeting import meet
-from mm_dist._process_group._state import state
-from mm_dist._process_group._store import StoreAddress, open_store
-from mm_dist._switches import read_switch
+from mm_dist._process_group import _joining
+from mm_dist._rendezvous import _address, _meeting, _store
+from mm_dist._rendezvous._meeting import meet
+from mm_dist._rendezvous._store import StoreAddress, open_store
+from mm_dist._state import state
 
 PLACE = LaunchEnvironment("pytorch", 0, 0, 2, 2, 1, "127.0.0.1", 29500, {"rank": "RANK"})
 
@@ -42,7 +42,7 @@ def unused_port():
 
 
 def test_unresolvable_master_is_named(monkeypatch):
-    assert _address.RESOLUTION_BUDGET_S < 10
+    assert _address._RESOLUTION_BUDGET_S < 10
     monkeypatch.setattr(_address.resolve, "__defaults__", (1.0,))
     place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     for name, value in {**place, "MASTER_ADDR": "no-such-machine.invalid"}.items():
@@ -117,6 +117,7 @@ def test_rank_waits_for_rank_zero_that_starts_late():
     late.close()
 
 
+@pytest.mark.skipif(torch.__version__ < "2.1", reason="it asks nothing when it connects")
 def test_rank_does_not_wait_for_a_program_that_is_no_store(listener, monkeypatch):
     monkeypatch.setattr(_store, "_ANSWER_S", 0.5)
     with pytest.raises(LaunchError, match=r"another program .*does not answer as torch's store"):
@@ -195,19 +196,9 @@ def test_ranks_that_ask_for_different_groups_are_told():
     for thread in threads:
         thread.join(60)
     host = socket.gethostname()
-    what = f"backend is gloo on rank 0 (host {host}), and cpu:gloo on rank 2 (host {host})."
+    what = f"backend is gloo on rank 0, and cpu:gloo on rank 2 (host {host})."
     assert sorted(outcomes) == [0, 1, 2], "those that agree with rank 0 do not wait for the other"
     assert all(what in message for message in outcomes.values())
-
-
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [({}, True), ({"X": ""}, True), ({"X": "maybe"}, True), ({"X": "1"}, True)]
-    + [({"X": text}, False) for text in ("0", "false", "Off", " no ")],
-)
-def test_switches_are_read_in_many_words(env, expected):
-    assert read_switch(env, "X", default=True) is expected
-    assert read_switch({"X": "YES"}, "X", default=False)
 
 
 # From the block that is kept for documentation: no machine has it, and nobody answers there.
@@ -241,11 +232,11 @@ def test_rank_finds_the_others_after_a_first_attempt_that_failed(monkeypatch, fr
         failures = iter([RuntimeError("Connection reset by peer")])
         check_host = _meeting._check_host
 
-        def check_once(store, keys, environment):
+        def check_once(store, environment):
             failure = next(failures, None) if environment.rank == 1 else None
             if failure is not None:
                 raise failure
-            check_host(store, keys, environment)
+            check_host(store, environment)
 
         monkeypatch.setattr(_meeting, "_check_host", check_once)
     first = threading.Thread(target=meet, args=(server, replace(PLACE), 1, 60, {"backend": "gloo"}))

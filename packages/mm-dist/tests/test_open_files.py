@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such limit o
 
 PROVIDE = """
 import json, os, resource
-from mm_dist._process_group._open_files import provide_files
+from mm_dist._open_files import provide_files
 
 allowed, most, num_ranks = (int(os.environ[name]) for name in ("ALLOWED", "MOST", "RANKS"))
 # What a test may have depends on the machine; less can always be had.

@@ -13,16 +13,17 @@ from mm_dist import (
     DistInfo,
     MMDistributedDataParallel,
     TorchVersionError,
+    _group_timeouts,
     enter_steady_state,
     init_dist,
 )
-from mm_dist._process_group import _group_timeouts, _steady, current_info, steady_switch
-from mm_dist._process_group._group_timeouts import (
+from mm_dist._group_timeouts import (
     change_group_timeout,
     default_timeout,
     read_group_timeout,
 )
-from mm_dist._process_group._state import OwnGroup, state
+from mm_dist._process_group import _steady, current_info, steady_switch
+from mm_dist._state import OwnGroup, state
 
 CAN_CHANGE = hasattr(getattr(dist, "ProcessGroupGloo", None), "set_timeout")
 FIRST, STEADY, OTHER = timedelta(seconds=100), timedelta(seconds=2), timedelta(seconds=50)

@@ -32,7 +32,6 @@ from mm_dist._errors import (
     MMDistError,
     TorchVersionError,
 )
-from mm_dist._flight_records import read_flight_records
 from mm_dist._info import (
     barrier,
     get_backend,
@@ -72,6 +71,7 @@ from mm_dist._wrappers import (
     is_model_wrapper,
     revert_sync_batchnorm,
 )
+from mm_dist.diagnose._flight_recorder import read_flight_records
 
 __all__ = [
     "ArgumentTypeError",

@@ -144,6 +144,15 @@ def count_devices(row: DeviceRow) -> int:
     return int(module.device_count()) if hasattr(module, "device_count") else 1
 
 
+def synchronize_device(device: torch.device) -> None:
+    """Wait until a device has done what it was given; the CPU has."""
+    if device.type == "cpu":
+        return
+    synchronize = getattr(device_module(find_row(device.type)), "synchronize", None)
+    if synchronize is not None:
+        synchronize()
+
+
 @cache
 def plugin_rows() -> tuple[DeviceRow, ...]:
     """Return the device types that installed distributions add, read once per process.

@@ -12,7 +12,7 @@ from mm_dist._device_choice import current_device
 from mm_dist._errors import LaunchError
 from mm_dist._launchers import detect_launcher
 from mm_dist._process_group import current_info, is_distributed
-from mm_dist._process_group._state import state
+from mm_dist._state import state
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -18,8 +18,8 @@ from mm_dist._backends import communication_device
 from mm_dist._collectives._state import check_member, group_state
 from mm_dist._device_choice import current_device
 from mm_dist._errors import ArgumentTypeError, CollectiveError
+from mm_dist._group_timeouts import read_group_timeout
 from mm_dist._process_group import is_distributed
-from mm_dist._process_group._group_timeouts import read_group_timeout
 
 
 def all_gather_object(data: Any, group: Any = None) -> list[Any]:

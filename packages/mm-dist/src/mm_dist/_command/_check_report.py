@@ -1,39 +1,49 @@
-"""What rank 0 prints about all ranks, and the exit status that says which one to look at."""
+"""What ``mm-dist check`` finds, as text and JSON, and the exit status that names a rank."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from mm_dist._command._check_facts import Problem
-from mm_dist._command._check_speed import format_speed
 from mm_dist._command._output import format_table
-from mm_dist._process_group._interface import is_loopback
+from mm_dist._command._versions import UNREADABLE
 from mm_dist._rank_spans import format_ranks
 
-FIRST_RANK_STATUS, _LAST_NAMED_RANK = 10, 64
-_FAILURE_STATUS = 1
+_FIRST_RANK_STATUS, _LAST_NAMED_RANK = 10, 64
 _HASH_LENGTH = len("sha256:") + 12
+
+
+class Problem(NamedTuple):
+    """Something that is wrong with the job.
+
+    Attributes:
+        kind: ``absent``, ``difference``, ``connection`` or ``group``.
+        rank: The rank to look at, ``None`` where it is none in particular.
+        text: A sentence that names rank, machine, what was found and what was expected.
+    """
+
+    kind: str
+    rank: int | None
+    text: str
 
 
 @dataclass
 class Report:
-    """What was found out.
+    """What was found.
 
     Attributes:
         launcher: The launcher that was read.
         num_ranks: How many ranks there should be.
         facts: What each rank that came said about itself.
-        problems: What is wrong, in the order in which it was found out.
-        notes: What may go wrong.
-        speed: The rows of ``summarize_speed``; empty where nothing was measured.
+        problems: What is wrong, in the order in which it was found.
+        speed: For each size the time of the slowest rank and the bandwidths.
         backend: Backend that was measured.
     """
 
     launcher: str
     num_ranks: int
-    facts: dict[int, dict[str, Any]]
+    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     speed: list[dict[str, Any]] = field(default_factory=list)
     backend: str | None = None
 
@@ -42,17 +52,52 @@ class Report:
         """0 if all is well, 10 + the lowest rank to look at, 1 if it is none in particular."""
         ranks = [problem.rank for problem in self.problems if problem.rank is not None]
         if ranks:
-            return FIRST_RANK_STATUS + min(*ranks, _LAST_NAMED_RANK)
-        return _FAILURE_STATUS if self.problems else 0
+            return _FIRST_RANK_STATUS + min(*ranks, _LAST_NAMED_RANK)
+        return 1 if self.problems else 0
 
     @property
-    def verdict(self) -> dict[str, Any]:
-        """What all ranks are told: status, and which of them tells the launcher the reason."""
-        named = [(each.rank, each.text) for each in self.problems if each.rank is not None]
-        rank, reason = min(named) if named else (0, self.problems[0].text if self.problems else "")
-        # An absent rank tells nothing.
-        speaker = rank if rank in self.facts else 0
-        return {"status": self.status, "speaker": speaker, "reason": reason}
+    def speaker(self) -> int:
+        """The rank that ends with the status: the lowest to look at, or 0 if it is absent."""
+        ranks = [problem.rank for problem in self.problems if problem.rank is not None]
+        return min(ranks) if ranks and min(ranks) in self.facts else 0
+
+    @property
+    def reason(self) -> str:
+        """The first problem of the rank to look at."""
+        return next((each.text for each in self.problems if each.rank == self.speaker), "")
+
+    def describe_absent(self, ranks: Iterable[int], what: str) -> list[Problem]:
+        """Return one problem for each rank that was not there."""
+        text = f"of {self.num_ranks} {what}; look at its machine"
+        return [Problem("absent", rank, f"rank {rank} {text}") for rank in ranks]
+
+    def add_speed(self, backend: str, times: Mapping[int, Mapping[str, float]]) -> None:
+        """Add what all-reduces took.
+
+        The bus bandwidth is the algorithm's (size by time) times ``2 * (n - 1) / n``: of the
+        optimal algorithms, each rank sends and receives this many times the size, so that the
+        number can be compared with the speed of the links, whatever the number of ranks. (NVIDIA,
+        "Performance reported by NCCL tests",
+        https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)
+
+        Args:
+            backend: That was measured.
+            times: Of each rank, seconds by size in bytes as text.
+        """
+        self.backend = backend
+        for size in sorted(map(int, times[0])):
+            slowest = max(times, key=lambda rank: times[rank][str(size)])
+            seconds = times[slowest][str(size)]
+            algorithm = size / seconds / 1e9
+            self.speed.append(
+                {
+                    "bytes": size,
+                    "seconds": seconds,
+                    "algorithm_gb_per_s": algorithm,
+                    "bus_gb_per_s": algorithm * 2 * (len(times) - 1) / len(times),
+                    "slowest_rank": slowest,
+                }
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a mapping."""
@@ -61,14 +106,9 @@ class Report:
             "launcher": self.launcher,
             "world_size": self.num_ranks,
             "backend": self.backend,
-            "problems": [problem.as_json() for problem in self.problems],
-            "notes": self.notes,
+            "problems": [problem._asdict() for problem in self.problems],
             "ranks": {
-                str(rank): {
-                    "host": each["host"],
-                    "addresses": each["addresses"],
-                    **each["compared"],
-                }
+                str(rank): {"host": each["host"], **each["compared"]}
                 for rank, each in self.facts.items()
             },
             "all_reduce": self.speed,
@@ -81,31 +121,22 @@ class Report:
             _format_facts(self.facts),
         ]
         if self.speed:
-            parts.append(f"all-reduce with {self.backend}:\n{format_speed(self.speed)}")
-        parts += [f"note: {note}" for note in self.notes]
+            header = ["bytes", "median ms", "algorithm GB/s", "bus GB/s", "slowest rank"]
+            rows = [
+                [
+                    str(row["bytes"]),
+                    f"{row['seconds'] * 1e3:.3f}",
+                    f"{row['algorithm_gb_per_s']:.3f}",
+                    f"{row['bus_gb_per_s']:.3f}",
+                    str(row["slowest_rank"]),
+                ]
+                for row in self.speed
+            ]
+            parts.append(f"all-reduce with {self.backend}:\n{format_table(header, rows)}")
         parts += [f"problem: {problem.text}" for problem in self.problems]
         all_is_well = "all is well: every rank came, is equal to the others and reaches them"
         parts.append(f"exit status {self.status}" if self.problems else all_is_well)
         return "\n\n".join(parts)
-
-
-def find_notes(facts: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return what goes wrong with some backends only.
-
-    gloo binds to what the machine's name means there, unless it is told an interface.
-    """
-    if len({tuple(each["addresses"]) for each in facts.values()}) < 2:
-        return []
-    trapped = [r for r, each in facts.items() if is_loopback(each["name_address"])]
-    trapped = [rank for rank in trapped if not facts[rank]["interface"]]
-    if not trapped:
-        return []
-    note = (
-        f"on rank {format_ranks(trapped)} the machine's own name means its loopback address, "
-        "which gloo would give to the others, and no other way to them can be told; set "
-        "GLOO_SOCKET_IFNAME there to the interface to use"
-    )
-    return [note]
 
 
 def _format_facts(facts: Mapping[int, Mapping[str, Any]]) -> str:
@@ -114,14 +145,59 @@ def _format_facts(facts: Mapping[int, Mapping[str, Any]]) -> str:
     names = [n for n in names if any(each["compared"].get(n) for each in facts.values())]
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, each in facts.items():
-        address = each["addresses"][0] if each["addresses"] else ""
-        values = [_shorten(each["compared"].get(name, "")) for name in names]
+        values = [each["compared"].get(name, "") for name in names]
+        values = [v[:_HASH_LENGTH] if v.startswith("sha256:") else v for v in values]
+        address = next(iter(each.get("addresses", ())), "")
         groups.setdefault((each["host"], address, *values), []).append(rank)
-    rows: Sequence[Sequence[str]] = [
-        [format_ranks(ranks), *values] for values, ranks in groups.items()
-    ]
+    rows = [[format_ranks(ranks), *values] for values, ranks in groups.items()]
     return format_table(["ranks", "host", "address", *names], rows)
 
 
-def _shorten(value: str) -> str:
-    return value[:_HASH_LENGTH] if value.startswith("sha256:") else value
+def find_differences(facts: Mapping[int, Mapping[str, Any]]) -> list[Problem]:
+    """Return one problem for each rank and thing that is not as on most ranks.
+
+    Where none is the most frequent, that of the lowest rank is expected.
+
+    Example:
+        >>> a, b = ({"host": "n", "compared": {"torch": v}} for v in ("2.6", "2.13"))
+        >>> find_differences({0: a, 1: b})[0].rank
+        1
+    """
+    problems = []
+    for name in dict.fromkeys(name for each in facts.values() for name in each["compared"]):
+        values = {rank: each["compared"].get(name, "not installed") for rank, each in facts.items()}
+        readable = [v for _, v in sorted(values.items()) if not v.startswith(UNREADABLE)]
+        expected = Counter(readable).most_common(1)[0][0] if readable else ""
+        for rank, value in values.items():
+            if value != expected:
+                others = f", that of the others is {expected}" if expected else ""
+                host = facts[rank]["host"]
+                text = f"rank {rank} on {host} differs: its {name} is {value or 'none'}{others}"
+                problems.append(Problem("difference", rank, text))
+    return sorted(problems, key=lambda problem: problem.rank or 0)
+
+
+def find_unreachable(
+    missed: Mapping[int, Mapping[str, list[str]]], hosts: Mapping[int, str]
+) -> list[Problem]:
+    """Return one problem for each pair that could not connect.
+
+    The rank to look at is the one of the pair that takes part in more such pairs.
+
+    Args:
+        missed: Of each rank, what it tried for the ranks that it could not reach.
+        hosts: The machine of each rank.
+    """
+    pairs = [
+        (rank, int(other), tried) for rank, each in missed.items() for other, tried in each.items()
+    ]
+    counts = Counter(rank for pair in pairs for rank in pair[:2])
+    return [
+        Problem(
+            "connection",
+            max((rank, other), key=lambda each: (counts[each], each)),
+            f"rank {rank} on {hosts[rank]} cannot reach rank {other} on {hosts[other]}: "
+            f"{'; '.join(tried)}",
+        )
+        for rank, other, tried in pairs
+    ]

@@ -3,12 +3,50 @@
 import argparse
 import os
 import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
 
+from mm_dist._backends import choose_backend
 from mm_dist._command._output import check_json_target, format_table, write_json, write_line
 from mm_dist._command._versions import read_versions
-from mm_dist._explanation import explain_environment
+from mm_dist._device_choice import available_device_type, describe_visibility, local_device
+from mm_dist._devices import CPU, count_devices, find_row
+from mm_dist._launchers import LaunchEnvironment, describe_misuse, select_launcher
+from mm_dist._launchers._misuse import describe_shared_device
+from mm_dist._launchers._mpi import RANK_VARIABLES
+from mm_dist._launchers._selection import ask_launchers
 
-_FAILURE_STATUS = 1
+_NUMBERS = (
+    "rank",
+    "local_rank",
+    "world_size",
+    "local_world_size",
+    "num_nodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+)
+# What each launcher looks at.
+_VARIABLES = {
+    "pytorch": ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "PET_NNODES", "PET_NODE_RANK"),
+    "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
+    "mpi": RANK_VARIABLES,
+}
+
+
+class EnvironmentRow(NamedTuple):
+    """One line of the explanation.
+
+    Attributes:
+        field: What is explained, as ``rank``; ``warning`` and ``error`` may come several times.
+        value: What would be used, or the message of the error.
+        source: The variable that it comes from, or the reason.
+    """
+
+    field: str
+    value: str
+    source: str
 
 
 def print_environment(options: argparse.Namespace) -> int:
@@ -22,26 +60,123 @@ def print_environment(options: argparse.Namespace) -> int:
     """
     check_json_target(options.json)
     rows = explain_environment(os.environ, options.launcher)
-    remarks = {
-        kind: [row.value for row in rows if row.field == kind] for kind in ("warning", "error")
-    }
-    chosen = [row for row in rows if row.field not in remarks]
+    warnings, errors = ([r.value for r in rows if r.field == kind] for kind in ("warning", "error"))
+    chosen = [row for row in rows if row.field not in ("warning", "error")]
     versions = read_versions()
     if options.json:
         result = {
             "host": platform.node(),
             "chosen": {row.field: {"value": row.value, "source": row.source} for row in chosen},
-            "warnings": remarks["warning"],
-            "errors": remarks["error"],
+            "warnings": warnings,
+            "errors": errors,
             "versions": versions,
         }
         write_json(result, options.json)
     if options.json != "-":
         write_line(format_table(["what", "value", "from"], chosen))
-        for text in remarks["warning"]:
+        for text in warnings:
             write_line(f"\nwarning: {text}")
-        for text in remarks["error"]:
+        for text in errors:
             write_line(f"\ncannot be used: {text}")
         write_line()
         write_line(format_table(["installed", "version"], versions.items()))
-    return _FAILURE_STATUS if remarks["error"] else 0
+    return 1 if errors else 0
+
+
+def explain_environment(
+    env: Mapping[str, str], launcher: str = "auto", device_type: str | None = None
+) -> list[EnvironmentRow]:
+    """Say what ``init_dist`` would choose in an environment, and why; joins nothing.
+
+    An environment that cannot be used is explained as far as it goes: each error is a row called
+    ``error``, and nothing is raised.
+
+    Args:
+        env: The variables, usually ``os.environ``.
+        launcher: What would be asked for.
+        device_type: What would be asked for; by default the accelerator that is there.
+
+    Example:
+        >>> explain_environment({}, device_type="cpu")[0].value
+        'none'
+    """
+    rows: list[EnvironmentRow] = []
+    read = None
+    with _collecting_errors(rows):
+        read = _explain_launcher(rows, env, launcher)
+        rows += [_explain_number(env, read, field) for field in _NUMBERS]
+        _add_warning(rows, describe_misuse(launcher, read, env))
+    with _collecting_errors(rows):
+        _explain_device(rows, env, read, device_type)
+    return rows
+
+
+@contextmanager
+def _collecting_errors(rows: list[EnvironmentRow]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (a plugin may raise anything; it is to be shown)
+        rows.append(EnvironmentRow("error", f"{error}", type(error).__name__))
+
+
+def _explain_launcher(
+    rows: list[EnvironmentRow], env: Mapping[str, str], launcher: str
+) -> LaunchEnvironment:
+    if launcher != "auto":
+        rows.append(EnvironmentRow("launcher", launcher, "asked for"))
+        return select_launcher(launcher, env).read(env)
+    # First who answers what: it is the explanation even where the answers contradict each other.
+    answers = [(each.name, is_found) for each, is_found in ask_launchers(env)]
+    first = next(name for name, is_found in answers if is_found)
+    rows.append(EnvironmentRow("launcher", first, _name_variables(env, first)))
+    for name, is_found in answers:
+        if name not in (first, "none"):
+            value = f"would come after {first}" if is_found else "no"
+            rows.append(EnvironmentRow(f"launcher {name}", value, _name_variables(env, name)))
+    return select_launcher(launcher, env).read(env)
+
+
+def _name_variables(env: Mapping[str, str], launcher: str) -> str:
+    names = _VARIABLES.get(launcher, ())
+    found = [f"{name}={env[name]}" for name in names if env.get(name)]
+    if launcher == "none":
+        return "nothing else started this process"
+    return ", ".join(found) or (f"none of {', '.join(names)} is set" if names else "its plugin")
+
+
+def _explain_number(env: Mapping[str, str], read: LaunchEnvironment, field: str) -> EnvironmentRow:
+    value, source = getattr(read, field), read.sources.get(field)
+    if source is not None and source in env:
+        source = f"{source}={env[source]}"
+    is_single = read.master_addr is None
+    if value is None:
+        unknown = "one process" if is_single else "no variable says so"
+        return EnvironmentRow(field, "not needed" if is_single else "unknown", unknown)
+    default = "one process" if is_single else f"launcher {read.launcher!r} says so"
+    return EnvironmentRow(field, str(value), source or default)
+
+
+def _explain_device(
+    rows: list[EnvironmentRow],
+    env: Mapping[str, str],
+    read: LaunchEnvironment | None,
+    device_type: str | None,
+) -> None:
+    chosen = device_type or available_device_type()
+    row = find_row(chosen)
+    why = "no accelerator is available" if row is CPU else "available here"
+    rows.append(EnvironmentRow("device_type", chosen, "asked for" if device_type else why))
+    if row is not CPU:
+        count = f"{count_devices(row)} visible"
+        rows.append(EnvironmentRow("devices", count, describe_visibility(row, env)))
+    backend = choose_backend(None, chosen)
+    rows.append(EnvironmentRow("backend", backend, f"that of {chosen}"))
+    if read is not None:
+        device = local_device(read.local_rank, chosen, env=env)
+        rows.append(EnvironmentRow("device", str(device), f"local rank {read.local_rank}"))
+        _add_warning(rows, describe_shared_device(read, device, backend, env))
+
+
+def _add_warning(rows: list[EnvironmentRow], message: str | None) -> None:
+    if message is not None:
+        rows.append(EnvironmentRow("warning", message, ""))

@@ -1,14 +1,18 @@
-"""What is installed here."""
+"""What is installed here, and what of it has to be equal on all ranks."""
 
+import hashlib
 import platform
 from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from mm_dist._devices import accelerator_rows
+from mm_dist._devices import accelerator_rows, count_devices, device_module, find_row
 
 # What data, and the numbers that are made of them, depend on.
 _OTHERS = ("numpy", "torchvision")
+UNREADABLE = "cannot be read"
 
 
 def read_versions() -> dict[str, str]:
@@ -22,33 +26,42 @@ def read_versions() -> dict[str, str]:
         True
     """
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    runtime = _read_runtime()
-    if runtime:
-        found["runtime"] = runtime
-    wanted = {_normalize(name) for name in (*_OTHERS, *_extension_names())}
+    for name in ("cuda", "hip", "xpu"):
+        if getattr(torch.version, name, None):
+            found["runtime"] = f"{name} {getattr(torch.version, name)}"
+            break
+    extensions = [e for row in accelerator_rows() for e in (row.extension, row.backend_extension)]
+    wanted = {*_OTHERS, *(name.partition(".")[0] for name in extensions if name)}
     others: dict[str, str] = {}
     for distribution in distributions():
         name = str(distribution.metadata["Name"])
-        if name.startswith("mm-") or _normalize(name) in wanted:
+        # A distribution's name as the module in it is usually called.
+        if name.startswith("mm-") or name.lower().replace("-", "_") in wanted:
             # The first on the path is the one that is imported.
             others.setdefault(name, str(distribution.version))
     return found | dict(sorted(others.items()))
 
 
-def _extension_names() -> list[str]:
-    rows = list(accelerator_rows())
-    names = [name for row in rows for name in (row.extension, row.backend_extension) if name]
-    return [name.partition(".")[0] for name in names]
+def read_facts(device_type: str, config: str | None) -> dict[str, Any]:
+    """Return what has to be equal on all ranks, and the name of the machine.
 
-
-def _normalize(name: str) -> str:
-    """Return a distribution's name as the module in it is usually called."""
-    return name.lower().replace("-", "_")
-
-
-def _read_runtime() -> str:
-    for name in ("cuda", "hip", "xpu"):
-        version = getattr(torch.version, name, None)
-        if version:
-            return f"{name} {version}"
-    return ""
+    Args:
+        device_type: The type of device to count.
+        config: Path of a file whose hash is taken.
+    """
+    row = find_row(device_type)
+    describe = getattr(device_module(row), "get_device_name", None)
+    count = count_devices(row) if row.name != "cpu" else 0
+    compared = {
+        **read_versions(),
+        "device type": row.name,
+        "device count": str(count),
+        "device name": str(describe(0)) if describe is not None and count else "",
+    }
+    if config is not None:
+        try:
+            digest = hashlib.sha256(Path(config).read_bytes()).hexdigest()
+            compared["config"] = f"sha256:{digest}"
+        except OSError as error:
+            compared["config"] = f"{UNREADABLE}: {error.strerror}: {config}"
+    return {"host": platform.node(), "compared": compared}

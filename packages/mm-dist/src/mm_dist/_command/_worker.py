@@ -1,9 +1,8 @@
-"""Start one rank's program, and leave a record of how it failed.
+"""Start one rank's program, and record how it failed.
 
 ``mm-dist run`` starts every rank through this file, by its path: it imports nothing but the
-standard library, so that the program still is the first to import torch and can set variables
-before. An uncaught exception is printed as Python prints it, and recorded in the file that torch
-elastic reads, so that the launcher can name it also where the program never joined a group.
+standard library, so that the program still is the first to import torch. An uncaught exception is
+printed as Python prints it, and recorded in the file that torch elastic reads.
 """
 
 import contextlib
@@ -17,86 +16,40 @@ import time
 import traceback
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 
-ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
-_DELAY_S = 10
 _SET_DEATH_SIGNAL = 1
-# What runpy has to run itself; everything else is source code.
-_ARCHIVES = (".zip", ".pyz", ".pyc")
-# Whose frames are not the program's.
-_OWN_FILES = (
-    __file__,
-    runpy.__file__,
-    "<frozen runpy>",
-    "<frozen importlib._bootstrap>",
-    "<frozen importlib._bootstrap_external>",
-)
+_OWN_FILES = (__file__, runpy.__file__)
 
 
 def main() -> None:
-    """Run ``_worker.py LOG_DIR MODE TARGET ARGUMENTS...``; an empty LOG_DIR means the console."""
-    log_dir, mode, target, *arguments = sys.argv[1:]
-    _end_with_launcher()
-    if log_dir:
-        _share_log(log_dir)
+    """Run ``_worker.py MODE TARGET ARGUMENTS...``."""
+    mode, target, *arguments = sys.argv[1:]
+    if sys.platform.startswith("linux"):
+        # This rank ends with its launcher, also where nobody else would say so.
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     if mode == "program":
         os.execvp(target, [target, *arguments])  # noqa: S606 (what --no-python asks for)
     sys.argv = [target, *arguments]
     try:
         _run(mode, target)
     except SystemExit as error:
-        if error.code not in (None, 0):
-            status = error.code if isinstance(error.code, int) else 1
-            record_failure(f"SystemExit: {error.code}", status=status)
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if status:
+            _record(f"SystemExit: {error.code}", "", status)
         raise
     except Exception as error:  # noqa: BLE001 (shown and recorded, whatever it is)
         _fail(error)
 
 
-def _end_with_launcher() -> None:
-    """Let SIGTERM come to this rank when its launcher is killed, which nobody else would tell."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-
-
-def _share_log(log_dir: str) -> None:
-    """Let both streams of this rank go to one file, in order, under a name that is known before.
-
-    torch elastic has sent stdout to a file in the folder of this attempt already.
-    """
-    os.dup2(1, 2)
-    captured = Path(os.environ[ERROR_FILE_VARIABLE]).with_name("stdout.log")
-    name = Path(log_dir, f"rank{os.environ['RANK']}.log")
-    with contextlib.suppress(OSError):
-        # A second name of the same file where the file system can, else a link. The log itself
-        # is written all the same.
-        name.unlink(missing_ok=True)
-        try:
-            os.link(captured, name)
-        except OSError:
-            name.symlink_to(os.path.relpath(captured, log_dir))
-
-
 def _run(mode: str, target: str) -> None:
+    folder = Path.cwd() if mode == "module" else Path(target).resolve().parent
+    if not getattr(sys.flags, "safe_path", False):
+        # In the place of this file's own folder.
+        sys.path[0] = str(folder)
     if mode == "module":
-        _set_first_path(Path.cwd())
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return
-    _set_first_path(Path(target).resolve().parent)
-    if Path(target).is_dir() or target.endswith(_ARCHIVES):
-        runpy.run_path(target, run_name="__main__")
-        return
-    _run_source(target)
-
-
-def _set_first_path(folder: Path) -> None:
-    # Python has put this file's own folder there, unless it was told to be safe.
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = str(folder)
-
-
-def _run_source(target: str) -> None:
     # Not runpy.run_path: it takes the module away when the script ends, and what still runs then
     # (exit handlers, threads that pickle) would miss it.
     module = ModuleType("__main__")
@@ -109,51 +62,34 @@ def _run_source(target: str) -> None:
 
 def _fail(error: Exception) -> None:
     """Do what the interpreter does for an uncaught exception, without the frames of this file."""
-    own_trace = _leave_out_own_frames(error.__traceback__)
-    error.__traceback__ = own_trace
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, own_trace
-    sys.excepthook(type(error), error, own_trace)
-    text = "".join(traceback.format_exception(type(error), error, own_trace))
-    record_failure(_describe(error), text)
+    trace = error.__traceback__
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename in _OWN_FILES
+        or trace.tb_frame.f_code.co_filename.startswith("<frozen")
+    ):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    sys.excepthook(type(error), error, trace)
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    _record(message, "".join(traceback.format_exception(type(error), error, trace)), 1)
     sys.exit(1)
 
 
-def _describe(error: Exception) -> str:
-    if isinstance(error, SyntaxError):
-        # Python's own words begin with the place; these end with it.
-        return f"{type(error).__name__}: {error}"
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
-
-
-def _leave_out_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
-        trace = trace.tb_next
-    return trace
-
-
-def record_failure(
-    message: str, callstack: str = "", *, status: int = 1, is_first: bool = True
-) -> None:
+def _record(message: str, callstack: str, status: int) -> None:
     """Write the file that torch elastic reads about a rank that failed, unless there is one.
 
-    Args:
-        message: Type and message of the exception.
-        callstack: Its traceback.
-        status: The exit status that this process is about to end with.
-        is_first: Whether launchers may take it for the first failure: they go by the time.
+    What init_dist has recorded says more: it knows whether another rank ended first.
     """
-    path = os.environ.get(ERROR_FILE_VARIABLE)
-    # What init_dist has recorded says more: it knows whether another rank ended first.
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or Path(path).exists():
         return
-    # Times are whole seconds.
-    when = int(time.time()) + (0 if is_first else _DELAY_S)
-    extra = {"py_callstack": callstack, "timestamp": str(when)}
-    content = json.dumps({"message": {"message": message, "extraInfo": extra, "errorCode": status}})
+    extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+    content = {"message": {"message": message, "extraInfo": extra, "errorCode": status}}
     unfinished = Path(f"{path}.unfinished")
     with contextlib.suppress(OSError):
         # Whole or not at all: the launcher may end this process at any moment, and reads it then.
-        unfinished.write_text(content, encoding="utf-8")
+        unfinished.write_text(json.dumps(content), encoding="utf-8")
         unfinished.replace(path)
 
 

@@ -1,8 +1,12 @@
-"""Tell from variables that fewer processes work together than somebody meant."""
+"""Warn where variables show that processes train alone by mistake, share a device, or leave one."""
 
 import multiprocessing
 from collections.abc import Mapping
 
+import torch
+
+from mm_dist._device_choice import describe_visibility
+from mm_dist._devices import DeviceRow, count_devices, find_row
 from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._launchers._slurm import is_in_step
 
@@ -18,61 +22,92 @@ def describe_misuse(
         env: The variables that it was read from.
     """
     if launcher == "auto" and environment.launcher == "none":
-        found = _describe_missing_srun(env) or _describe_half_of_variables(env)
-        return found or _describe_spawned_child()
-    if environment.launcher == "slurm":
-        return _describe_idle_devices(environment, env)
+        reason = _find_others(env)
+        return reason and f"{reason} (launcher='none' silences this warning)."
+    num_devices, num_tasks = _read_count(env, "SLURM_GPUS_ON_NODE"), environment.local_world_size
+    if environment.launcher == "slurm" and num_tasks and num_devices > num_tasks:
+        return (
+            f"Slurm granted this node {num_devices} GPUs (SLURM_GPUS_ON_NODE) and {num_tasks} "
+            f"task{'s' * (num_tasks > 1)}, which use one each. To use all of them: srun "
+            f"--ntasks-per-node={num_devices} python script.py"
+        )
     return None
 
 
-def _describe_missing_srun(env: Mapping[str, str]) -> str | None:
+def _find_others(env: Mapping[str, str]) -> str | None:
+    """Return what speaks of other processes than this one, which would train alone."""
     num_tasks = _read_count(env, "SLURM_NTASKS")
-    if num_tasks < 2 or is_in_step(env):
-        return None
-    return (
-        f"The Slurm job {env.get('SLURM_JOB_ID')} was granted {num_tasks} tasks (SLURM_NTASKS), "
-        "but srun did not start this process, so it runs alone. Start the script with: srun "
-        "python script.py (launcher='none' silences this warning)."
-    )
-
-
-def _describe_half_of_variables(env: Mapping[str, str]) -> str | None:
-    """Tell that some of torch's variables are set, which speak of other processes."""
+    if num_tasks >= 2 and not is_in_step(env):
+        return (
+            f"The Slurm job {env.get('SLURM_JOB_ID')} was granted {num_tasks} tasks "
+            "(SLURM_NTASKS), but srun did not start this process, so it runs alone. Start the "
+            "script with: srun python script.py"
+        )
     least = {"WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 1}
     found = [name for name, number in least.items() if _read_count(env, name) >= number]
     missing = [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]
-    if not found or not missing:
+    if found and missing:
+        values = " and ".join(f"{name}={env[name]}" for name in found)
+        absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set"
+        return (
+            f"{absent}, but {values}, as if there were several processes; this one would train "
+            "alone. Start the script with: torchrun --nproc_per_node=N script.py, or: mm-dist run "
+            "--nproc-per-node=N script.py"
+        )
+    if multiprocessing.parent_process() is not None:
+        return (
+            f"This process ({multiprocessing.current_process().name}) was started by "
+            "multiprocessing, and nothing says which of several it is, so it trains alone. Pass "
+            "its place: init_dist(rank=..., world_size=..., init_method='tcp://127.0.0.1:PORT')"
+        )
+    return None
+
+
+def describe_shared_device(
+    environment: LaunchEnvironment, device: torch.device, backend: str, env: Mapping[str, str]
+) -> str | None:
+    """Return a warning if several local ranks were given one device, else ``None``.
+
+    NCCL and its like refuse that ("duplicate GPU") in the first collective. A process that sees
+    one device may well have it for itself, so only what variables prove is told, and only to
+    local rank 1, the first one whose device is taken.
+
+    Args:
+        environment: This process's place.
+        device: The device that it uses.
+        backend: The backend that it uses.
+        env: The variables of this process.
+    """
+    if device.type == "cpu" or environment.local_rank != 1:
         return None
-    values = " and ".join(f"{name}={env[name]}" for name in found)
-    absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set"
-    return (
-        f"{absent}, but {values}, as if there were several processes; this one would train alone. "
-        "Start the script with: torchrun --nproc_per_node=N script.py, or: mm-dist run "
-        "--nproc-per-node=N script.py (launcher='none' silences this warning)."
+    row = find_row(device.type)
+    is_refused = any(name in backend for name in row.process_group_backends if name != "gloo")
+    if not is_refused or count_devices(row) != 1:
+        return None
+    reason = _find_proof(environment, row, env)
+    return reason and (
+        f"The {environment.local_world_size or 'several'} processes of this machine share one "
+        f"{row.name} device: {reason} ({describe_visibility(row, env)}). Backend {backend!r} "
+        "needs a device for each; start one process here, or use backend='gloo'."
     )
 
 
-def _describe_spawned_child() -> str | None:
-    if multiprocessing.parent_process() is None:
+def _find_proof(
+    environment: LaunchEnvironment, row: DeviceRow, env: Mapping[str, str]
+) -> str | None:
+    granted = env.get("SLURM_GPUS_ON_NODE", "")
+    if environment.launcher == "slurm" and granted.isdecimal():
+        is_proof = int(granted) < (environment.local_world_size or 2)
+        return f"Slurm granted {granted} (SLURM_GPUS_ON_NODE)" if is_proof else None
+    variable = row.visible_devices_variable
+    if variable is None or any(env.get(name) for name in row.other_variables):
         return None
-    return (
-        f"This process ({multiprocessing.current_process().name}) was started by multiprocessing, "
-        "and nothing says which of several it is, so it trains alone. Pass its place: "
-        "init_dist(rank=..., world_size=..., init_method='tcp://127.0.0.1:PORT') "
-        "(launcher='none' silences this warning)."
-    )
-
-
-def _describe_idle_devices(environment: LaunchEnvironment, env: Mapping[str, str]) -> str | None:
-    num_devices = _read_count(env, "SLURM_GPUS_ON_NODE")
-    num_tasks = environment.local_world_size
-    if num_tasks is None or num_devices <= num_tasks:
-        return None
-    return (
-        f"Slurm granted this node {num_devices} GPUs (SLURM_GPUS_ON_NODE) and {num_tasks} "
-        f"task{'s' * (num_tasks > 1)}, which use one each. To use all of them: srun "
-        f"--ntasks-per-node={num_devices} python script.py"
-    )
+    if not env.get(variable):
+        return f"{variable} is not set, so each sees the same one"
+    if environment.launcher == "pytorch" and env[variable] == "0":
+        # torchrun passes its own variables on; a script that binds gives 0 to local rank 0 only.
+        return f"{variable} is 0 for all of them"
+    return None
 
 
 def _read_count(env: Mapping[str, str], name: str) -> int:

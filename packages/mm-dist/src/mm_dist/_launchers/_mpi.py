@@ -1,12 +1,12 @@
 """Processes started by ``mpirun`` or ``mpiexec``; MPI itself is not used."""
 
+import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from mm_dist._errors import LaunchError
-from mm_dist._launchers._environment import LaunchEnvironment
-from mm_dist._launchers._mpi_job import compute_mpi_port
-from mm_dist._launchers._reader import VariableReader
+from mm_dist._launchers._environment import LaunchEnvironment, VariableReader
 
 # Open MPI, MVAPICH, the hydra of MPICH and Intel MPI, hydra with -pmi-port, and plain PMIx; each
 # row is asked in this order. Cray's PALS and Flux name their ranks as hydra does.
@@ -28,6 +28,13 @@ _LOCAL_SIZE = (
 )
 _NUM_NODES = ("MV2_NUM_NODES_IN_JOB", "FLUX_JOB_NNODES")
 _NODE_RANK = ("MV2_NODE_ID", "PALS_NODEID")
+# What the ranks of a job share and other jobs do not have: Open MPI and PMIx, Intel MPI, MVAPICH
+# (the process id of mpirun_rsh), Cray's PALS, Flux.
+_JOB_NAMES = ("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID", "MPIRUN_ID", "PALS_APID", "FLUX_JOB_ID")
+_PROXY_PROGRAMS = ("hydra_pmi_proxy", "pmi_proxy")
+_DEFAULT_PORT = 29500
+# Below Linux's ephemeral ports, and apart from those that the Slurm launcher computes.
+_FIRST_PORT, _NUM_PORTS = 10000, 9973
 
 
 def is_started_by_mpirun(env: Mapping[str, str]) -> bool:
@@ -70,67 +77,80 @@ class MPILauncher:
         world_size = _read_world_size(env, reader)
         local_world_size = reader.find_integer("local_world_size", *_LOCAL_SIZE)
         num_nodes = reader.find_integer("num_nodes", *_NUM_NODES)
+        local_rank = reader.find_integer("local_rank", *_LOCAL_RANK)
+        master_addr = reader.find_text("master_addr", "MASTER_ADDR")
         is_one_node = world_size in (1, local_world_size) or num_nodes == 1
         if is_one_node:
+            local_rank = rank if local_rank is None else local_rank
+            master_addr = master_addr or "127.0.0.1"
             local_world_size, num_nodes = world_size, 1
-            reader.sources.setdefault("local_world_size", "all ranks are on one machine")
-            reader.sources.setdefault("num_nodes", "all ranks are on one machine")
+            for name in ("local_rank", "master_addr", "local_world_size", "num_nodes"):
+                reader.sources.setdefault(name, "all ranks are on one machine")
+        elif master_addr is None:
+            slurm = " In a job of Slurm, srun needs no address." if env.get("SLURM_JOB_ID") else ""
+            raise LaunchError(
+                "launcher='mpi' found ranks on several machines, and MPI does not say where rank 0 "
+                "is. Set MASTER_ADDR to its address on all ranks, as in: "
+                "mpirun -x MASTER_ADDR=HOST -np N python script.py"
+                f" (with MPICH or Intel MPI: mpiexec -genv MASTER_ADDR HOST ...).{slurm}"
+            )
+        if local_rank is None:
+            local_rank = reader.read_integer("local_rank", *_LOCAL_RANK)
+        master_port = reader.find_port("MASTER_PORT")
+        if master_port is None:
+            master_port, source = _compute_port(env, is_one_node=is_one_node)
+            reader.sources["master_port"] = source
         return LaunchEnvironment(
             launcher=self.name,
             rank=rank,
-            local_rank=_read_local_rank(reader, rank, is_one_node=is_one_node),
+            local_rank=local_rank,
             world_size=world_size,
             local_world_size=local_world_size,
             num_nodes=num_nodes,
-            master_addr=_read_master_addr(env, reader, is_one_node=is_one_node),
-            master_port=_read_master_port(env, reader, is_one_node=is_one_node),
+            master_addr=master_addr,
+            master_port=master_port,
             sources=reader.sources,
             node_rank=reader.find_integer("node_rank", *_NODE_RANK),
         )
 
 
 def _read_world_size(env: Mapping[str, str], reader: VariableReader) -> int:
-    if not any(env.get(name) for name in _SIZE) and reader.sources["rank"] in (
-        "PMIX_RANK",
-        "PMI_ID",
-    ):
+    source = reader.sources["rank"]
+    if source in ("PMIX_RANK", "PMI_ID") and not any(env.get(name) for name in _SIZE):
         raise LaunchError(
-            f"launcher='mpi' found {reader.sources['rank']}, but no variable says how many ranks "
-            f"there are: {', '.join(_SIZE)} are not set. Start the script with mpirun of Open MPI, "
-            "with prterun --personality ompi, or with mpiexec without -pmi-port."
+            f"launcher='mpi' found {source}, but no variable says how many ranks there are: "
+            f"{', '.join(_SIZE)} are not set. Start the script with mpirun of Open MPI, with "
+            "prterun --personality ompi, or with mpiexec without -pmi-port."
         )
     return reader.read_integer("world_size", *_SIZE)
 
 
-def _read_local_rank(reader: VariableReader, rank: int, *, is_one_node: bool) -> int:
-    if not is_one_node:
-        return reader.read_integer("local_rank", *_LOCAL_RANK)
-    local_rank = reader.find_integer("local_rank", *_LOCAL_RANK)
-    if local_rank is None:
-        reader.note("local_rank", "the rank: all ranks are on one machine")
-    return rank if local_rank is None else local_rank
+def _compute_port(env: Mapping[str, str], *, is_one_node: bool) -> tuple[int, str]:
+    """Return a port that other jobs on this machine do not get, and where it came from."""
+    for name in _JOB_NAMES:
+        if env.get(name):
+            job = env[name]
+            # Process ids and the like: jobs that are alive at once are near each other, and differ.
+            number = int(job) if job.isdecimal() else zlib.crc32(job.encode("utf-8", "replace"))
+            return _FIRST_PORT + number % _NUM_PORTS, f"computed from {name}"
+    proxy = _find_proxy() if is_one_node and env.get("MPI_LOCALRANKID") else None
+    if proxy is not None:
+        return _FIRST_PORT + proxy % _NUM_PORTS, "computed from the process id of MPICH's proxy"
+    return _DEFAULT_PORT, "default: no variable tells this job from others, so set MASTER_PORT"
 
 
-def _read_master_addr(env: Mapping[str, str], reader: VariableReader, *, is_one_node: bool) -> str:
-    given = reader.find_text("master_addr", "MASTER_ADDR")
-    if given:
-        return given
-    if is_one_node:
-        reader.note("master_addr", "all ranks are on one machine")
-        return "127.0.0.1"
-    slurm = " In a job of Slurm, srun needs no address." if env.get("SLURM_JOB_ID") else ""
-    raise LaunchError(
-        "launcher='mpi' found ranks on several machines, and MPI does not say where rank 0 "
-        "is. Set MASTER_ADDR to its address on all ranks, as in: "
-        "mpirun -x MASTER_ADDR=HOST -np N python script.py"
-        f" (with MPICH or Intel MPI: mpiexec -genv MASTER_ADDR HOST ...).{slurm}"
-    )
-
-
-def _read_master_port(env: Mapping[str, str], reader: VariableReader, *, is_one_node: bool) -> int:
-    given = reader.find_port("MASTER_PORT")
-    if given is not None:
-        return given
-    port, source = compute_mpi_port(env, is_one_node=is_one_node)
-    reader.note("master_port", source)
-    return port
+def _find_proxy() -> int | None:
+    """Return the process from which all local ranks of an MPICH job descend, if it can be seen."""
+    pid = "self"
+    try:
+        while pid not in ("0", "1"):
+            # 'pid (program) state parent ...', where the program may hold blanks and brackets.
+            before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            number, _, program = before.partition(" (")
+            if program in _PROXY_PROGRAMS:
+                return int(number)
+            pid = after.split()[1]
+    except OSError:
+        # No Linux, or the tree is hidden, which it then is to all ranks.
+        return None
+    return None

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
+from typing import ClassVar
 
 from mm_dist._backends import is_backend
 from mm_dist._errors import ArgumentTypeError, ConfigError, MMDistError
 from mm_dist._launchers._enclosing import check_agreement
-from mm_dist._launchers._environment import Launcher
+from mm_dist._launchers._environment import LaunchEnvironment, Launcher
 from mm_dist._plugins import find_plugins
 from mm_dist._suggestion import suggest_name
 from mm_dist._warning import warn_caller
@@ -14,6 +15,25 @@ from mm_dist._warning import warn_caller
 GROUP = "mm.launchers"
 # The order in which 'auto' asks; launchers of other distributions come next, 'none' last.
 OWN_ORDER = ("pytorch", "slurm", "mpi")
+
+
+class NoLauncher:
+    """A single process, whatever the environment says.
+
+    Example:
+        >>> NoLauncher().read({}).world_size
+        1
+    """
+
+    name: ClassVar[str] = "none"
+
+    def detect(self, env: Mapping[str, str]) -> bool:  # noqa: ARG002 (the Protocol's argument)
+        """Return ``True``: a single process is always possible, so it is asked last."""
+        return True
+
+    def read(self, env: Mapping[str, str]) -> LaunchEnvironment:  # noqa: ARG002 (as above)
+        """Return rank 0 of 1."""
+        return LaunchEnvironment("none", 0, 0, 1, 1, 1, None, None, {})
 
 
 def launcher_names() -> list[str]:
@@ -36,11 +56,12 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
     check_launcher(name)
     entry = find_plugins(GROUP)[name]
     try:
-        return _load_launcher(entry)
+        launcher: Launcher = entry.load()()
     except Exception as error:
         raise ConfigError(
             f"launcher={name!r} cannot be used: {_describe_failure(entry, error)}"
         ) from error
+    return launcher
 
 
 def check_launcher(name: str) -> None:
@@ -70,50 +91,35 @@ def check_launcher(name: str) -> None:
 
 def detect_launcher(env: Mapping[str, str]) -> Launcher:
     """Return the first launcher that recognises ``env``."""
-    return next(launcher for launcher in list_launchers() if recognises(launcher, env))
+    return next(launcher for launcher, is_found in ask_launchers(env) if is_found)
 
 
-def recognises(launcher: Launcher, env: Mapping[str, str]) -> bool:
-    """Return whether ``launcher`` says that it started this process; one that fails did not.
+def ask_launchers(env: Mapping[str, str]) -> Iterator[tuple[Launcher, bool]]:
+    """Yield the launchers in the order in which ``'auto'`` asks them, with their answers.
+
+    A plugin that cannot be loaded, or fails to look at the variables, is skipped with a warning: it
+    cannot have started this process.
 
     Raises:
-        MMDistError: What the launcher itself has to say about its variables.
+        MMDistError: What a launcher itself has to say about its variables.
     """
-    try:
-        return launcher.detect(env)
-    except MMDistError:
-        raise
-    except Exception as error:  # noqa: BLE001 (a plugin may raise anything)
-        warn_caller(
-            f"Launcher {launcher.name!r} is not asked: its plugin {type(launcher).__module__} "
-            f"failed to look at the variables ({type(error).__name__}: {error}). Repair or "
-            "uninstall its distribution."
-        )
-        return False
-
-
-def list_launchers() -> Iterator[Launcher]:
-    """Yield the launchers in the order in which ``'auto'`` asks them; ``none`` says yes, last."""
     found = find_plugins(GROUP)
     for name in (*launcher_names()[2:], "none"):
         if name not in found:
             continue
         try:
-            launcher = _load_launcher(found[name])
+            launcher: Launcher = found[name].load()()
+            is_found = launcher.detect(env)
+        except MMDistError:
+            raise
         except Exception as error:  # noqa: BLE001 (a plugin may raise anything)
-            # It cannot have started this process: nobody asked for it.
             warn_caller(f"Launcher {name!r} is not asked: {_describe_failure(found[name], error)}")
         else:
-            yield launcher
-
-
-def _load_launcher(entry: EntryPoint) -> Launcher:
-    launcher: Launcher = entry.load()()
-    return launcher
+            yield launcher, is_found
 
 
 def _describe_failure(entry: EntryPoint, error: Exception) -> str:
     return (
-        f"its plugin {entry.value} cannot be loaded here ({type(error).__name__}: {error}). "
+        f"its plugin {entry.value} cannot be used here ({type(error).__name__}: {error}). "
         "Repair or uninstall its distribution."
     )

@@ -1,13 +1,13 @@
 """Processes started by ``srun``."""
 
+import re
 from collections.abc import Mapping
+from itertools import product
 from typing import ClassVar
 
 from mm_dist._errors import LaunchError
-from mm_dist._launchers._environment import LaunchEnvironment
+from mm_dist._launchers._environment import LaunchEnvironment, VariableReader
 from mm_dist._launchers._mpi import is_started_by_mpirun
-from mm_dist._launchers._reader import VariableReader
-from mm_dist._launchers._slurm_nodes import expand_node_list, expand_tasks_per_node
 
 # Slurm numbers the batch script, the interactive shell and other helpers from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -21,6 +21,10 @@ _HOW_TO_START = (
 # near each other never meet.
 _FIRST_PORT, _NUM_PORTS = 20000, 9397
 _NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+# Names hold no blanks and no round brackets: '(null)' is what Slurm writes for none.
+_ITEM = re.compile(r"(?:[^,\[\]()\s]|\[[^\[\]]*\])+")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def is_slurm_task(env: Mapping[str, str]) -> bool:
@@ -118,7 +122,7 @@ def _read_master_addr(env: Mapping[str, str], reader: VariableReader, nodes: lis
         return given
     if len(nodes) == 1:
         # A node's name need not resolve on the node itself.
-        reader.note("master_addr", "the only node is this one")
+        reader.sources["master_addr"] = "the only node is this one"
         return "127.0.0.1"
     if env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
         # The node list is sorted, and task 0 runs where the user's own list begins.
@@ -127,7 +131,7 @@ def _read_master_addr(env: Mapping[str, str], reader: VariableReader, nodes: lis
             f"SLURM_HOSTFILE={env.get('SLURM_HOSTFILE')} (SLURM_DISTRIBUTION=arbitrary). Set "
             "MASTER_ADDR to the first host in that file, before srun."
         )
-    reader.note("master_addr", f"first of {reader.sources['num_nodes']}")
+    reader.sources["master_addr"] = f"first of {reader.sources['num_nodes']}"
     return nodes[0]
 
 
@@ -137,5 +141,60 @@ def _read_master_port(reader: VariableReader) -> int:
         return given
     job = reader.read_integer("job", "SLURM_JOB_ID", "SLURM_JOBID")
     step = reader.find_integer("step", "SLURM_STEP_ID") or 0
-    reader.note("master_port", "computed from SLURM_JOB_ID and SLURM_STEP_ID")
+    reader.sources["master_port"] = "computed from SLURM_JOB_ID and SLURM_STEP_ID"
     return _FIRST_PORT + (job * 64 + step) % _NUM_PORTS
+
+
+def expand_node_list(text: str) -> list[str]:
+    """Expand a node list as ``scontrol show hostnames`` does, zero padding kept.
+
+    Raises:
+        LaunchError: If the text is no node list.
+
+    Example:
+        >>> expand_node_list("n[1-2],gpu[08-09]")
+        ['n1', 'n2', 'gpu08', 'gpu09']
+    """
+    items = _ITEM.findall(text)
+    if not items or ",".join(items) != text:
+        raise LaunchError(f"Cannot read the Slurm node list {text!r}; expected one like n[1-3],m4.")
+    names = []
+    for item in items:
+        # 'rack[1-2]n[01-02]' splits into text and bracketed parts in turn; the product of all parts
+        # runs through them in Slurm's order.
+        parts = re.split(r"\[([^\]]*)\]", item)
+        choices = [_expand_ranges(p) if i % 2 else [p] for i, p in enumerate(parts)]
+        names += ["".join(choice) for choice in product(*choices)]
+    return names
+
+
+def _expand_ranges(text: str) -> list[str]:
+    numbers: list[str] = []
+    for piece in text.split(","):
+        match = _RANGE.fullmatch(piece)
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if int(first) > int(last):
+            raise LaunchError(f"Cannot read {piece!r} in a Slurm node list; expected 3 or 3-7.")
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def expand_tasks_per_node(text: str) -> list[int]:
+    """Expand Slurm's count of tasks on each node.
+
+    Raises:
+        LaunchError: If the text is no such list.
+
+    Example:
+        >>> expand_tasks_per_node("2(x3),1")
+        [2, 2, 2, 1]
+    """
+    counts: list[int] = []
+    for piece in text.split(","):
+        match = _TASKS.fullmatch(piece)
+        if match is None:
+            raise LaunchError(
+                f"Cannot read the Slurm tasks per node {text!r}; expected a list like 2(x3),1."
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts

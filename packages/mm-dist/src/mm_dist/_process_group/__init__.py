@@ -8,8 +8,8 @@ from mm_dist._process_group._local_group import (
     get_local_group,
     init_local_group,
 )
-from mm_dist._process_group._state import is_distributed
 from mm_dist._process_group._steady import enter_steady_state, steady_switch
+from mm_dist._state import is_distributed
 
 __all__ = [
     "check_dist_arguments",

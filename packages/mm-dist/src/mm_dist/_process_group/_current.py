@@ -9,9 +9,9 @@ from mm_dist._device_choice import local_device
 from mm_dist._devices import accelerator_rows, count_devices, find_accelerator_of
 from mm_dist._dist_info import DistInfo
 from mm_dist._errors import LaunchError
-from mm_dist._launchers import LaunchEnvironment, detect_launcher, observe_job
-from mm_dist._process_group._group_timeouts import read_group_timeout
-from mm_dist._process_group._state import find_own_group
+from mm_dist._group_timeouts import read_group_timeout
+from mm_dist._launchers import LaunchEnvironment, detect_launcher
+from mm_dist._state import find_own_group
 
 # The group exists: where its ranks met does not matter any more, nor whether a launcher can tell.
 _ANY_ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -52,7 +52,7 @@ def _read_agreeing_environment() -> LaunchEnvironment | None:
 
     Variables that cannot be read say nothing: the group works without them.
     """
-    env = {**observe_job(os.environ), **_ANY_ADDRESS}
+    env = {**os.environ, **_ANY_ADDRESS}
     try:
         environment = detect_launcher(os.environ).read(env)
     except LaunchError:

@@ -9,13 +9,13 @@ import time
 import torch.distributed as dist
 
 from mm_dist._backends import backend_names
-from mm_dist._devices import find_accelerator_of
-from mm_dist._process_group._failure import abort_groups, is_interactive, release_peers
-from mm_dist._process_group._failure_record import FailureBoard
-from mm_dist._process_group._state import OwnGroup, find_own_group, state
-from mm_dist._process_group._steady import steady_switch, synchronize_device
-from mm_dist._process_group._store import is_kept_by_launcher
-from mm_dist._rendezvous import restore_variables
+from mm_dist._devices import find_accelerator_of, synchronize_device
+from mm_dist._process_group._steady import steady_switch
+from mm_dist._rendezvous._place import restore_variables
+from mm_dist._rendezvous._store import is_kept_by_launcher
+from mm_dist._state import OwnGroup, find_own_group, state
+from mm_dist.diagnose._failure import abort_groups, is_interactive, release_peers
+from mm_dist.diagnose._failure_board import FailureBoard
 
 _THREAD_GRACE_S = 0.05
 # How long a rank waits at the end for the others: to part together, and to keep the store.
@@ -93,7 +93,7 @@ def _leave(own: OwnGroup) -> None:
     if is_shared:
         is_host = own.info.rank == 0 and not is_kept_by_launcher()
         # If the store went first, torch's threads on the other ranks would complain.
-        board.say_gone(_STORE_GRACE_S if is_host else 0)
+        board.confirm_left(_STORE_GRACE_S if is_host else 0)
 
 
 def _waits_for_all(backend: str) -> bool:

@@ -11,33 +11,32 @@ import torch
 
 from mm_dist._backends import check_backend, choose_backend
 from mm_dist._device_choice import local_device
-from mm_dist._device_sharing import describe_shared_device
 from mm_dist._devices import find_row
 from mm_dist._dist_info import DistInfo
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
+from mm_dist._group_timeouts import check_timeout_can_change
 from mm_dist._launchers import (
     LaunchEnvironment,
     check_launcher,
     describe_misuse,
-    libuv_variables,
-    observe_job,
+    describe_shared_device,
     select_launcher,
 )
+from mm_dist._open_files import provide_files
 from mm_dist._process_group._current import current_info
 from mm_dist._process_group._ending import destroy_dist
-from mm_dist._process_group._group_timeouts import check_timeout_can_change
-from mm_dist._process_group._interface import interface_variables
 from mm_dist._process_group._joining import join_group
-from mm_dist._process_group._open_files import provide_files
-from mm_dist._process_group._state import OwnGroup, is_distributed
 from mm_dist._process_group._steady import steady_switch
-from mm_dist._rendezvous import (
+from mm_dist._rendezvous._interface import interface_variables
+from mm_dist._rendezvous._place import (
     check_place,
     check_port,
+    libuv_variables,
     overlay_place,
     overlay_port,
     warn_of_unused_port,
 )
+from mm_dist._state import OwnGroup, is_distributed
 from mm_dist._switches import DEBUG_VARIABLE, HANG_REPORT_VARIABLE, read_switch
 from mm_dist._timeout import check_steady_timeout, read_timeout
 from mm_dist._warning import warn_caller
@@ -119,7 +118,7 @@ def init_dist(
         return existing
     # Somebody may have ended the former group without a word to us.
     destroy_dist()
-    env = overlay_place(observe_job(os.environ), rank, world_size, init_method, port)
+    env = overlay_place(os.environ, rank, world_size, init_method, port)
     chosen = select_launcher(launcher if rank is None else "pytorch", env)
     environment = chosen.read(overlay_port(env, chosen.name, port))
     is_single = environment.master_addr is None
@@ -277,14 +276,15 @@ def _variables_for_torch(
         # Without it torch 1.x keeps to no timeout; torchrun sets it, srun and mpirun do not.
         variables["NCCL_ASYNC_ERROR_HANDLING"] = env.get("NCCL_ASYNC_ERROR_HANDLING", "1")
     if is_watched:
-        from mm_dist._hang_report import recorder_variables  # noqa: PLC0415 (only where it is on)
+        from mm_dist.diagnose._flight_recorder import recorder_variables  # noqa: PLC0415
 
         variables.update(recorder_variables(backend, env))
     return variables
 
 
 def _start_hang_report(own: OwnGroup) -> None:
-    from mm_dist._hang_report import start_hang_report  # noqa: PLC0415 (only where it is on)
+    # Only where it is on.
+    from mm_dist.diagnose._hang_report import start_hang_report  # noqa: PLC0415
 
     if own.info.timeout is None:
         return

@@ -16,17 +16,17 @@ import torch.distributed as dist
 from mm_dist._device_choice import set_current_device
 from mm_dist._dist_info import DistInfo
 from mm_dist._errors import LaunchError
+from mm_dist._group_timeouts import default_timeout, read_group_timeout
 from mm_dist._launchers import LaunchEnvironment
 from mm_dist._process_group._ending import end_at_exit
-from mm_dist._process_group._error_file import write_error_file
-from mm_dist._process_group._failure import install_failure_hook
-from mm_dist._process_group._failure_record import FailureBoard
-from mm_dist._process_group._group_timeouts import default_timeout, read_group_timeout
-from mm_dist._process_group._meeting import meet
-from mm_dist._process_group._state import OwnGroup, state
 from mm_dist._process_group._steady import steady_switch
-from mm_dist._process_group._store import StoreAddress, is_kept_by_launcher, open_store
-from mm_dist._rendezvous import restore_variables, set_variables
+from mm_dist._rendezvous._meeting import meet
+from mm_dist._rendezvous._place import restore_variables, set_variables
+from mm_dist._rendezvous._store import StoreAddress, is_kept_by_launcher, open_store
+from mm_dist._state import OwnGroup, state
+from mm_dist.diagnose._error import write_error_file
+from mm_dist.diagnose._failure import install_failure_hook
+from mm_dist.diagnose._failure_board import FailureBoard
 
 # torch's type information does not list all of its names.
 _DIST: Any = dist

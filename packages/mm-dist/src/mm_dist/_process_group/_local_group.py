@@ -2,9 +2,9 @@
 
 import hashlib
 import socket
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -12,20 +12,10 @@ import torch.distributed as dist
 from mm_dist._backends import communication_device
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
 from mm_dist._process_group._current import current_info, current_node_rank
-from mm_dist._process_group._state import is_distributed, state
+from mm_dist._state import is_distributed, state
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _UNKNOWN = -1
-
-
-class _Place(NamedTuple):
-    """What one rank says about its machine; -1 for what it does not know."""
-
-    asked_node: int
-    asked_size: int
-    launcher_node: int
-    machine: int
-    local_rank: int
 
 
 def init_local_group(node_rank: int | None = None, num_gpus_per_node: int | None = None) -> None:
@@ -46,14 +36,31 @@ def init_local_group(node_rank: int | None = None, num_gpus_per_node: int | None
     Example:
         >>> init_local_group(node_rank=0, num_gpus_per_node=1)
     """
-    _check_number("node_rank", node_rank, least=0)
-    _check_number("num_gpus_per_node", num_gpus_per_node, least=1)
+    for name, value in (("node_rank", node_rank), ("num_gpus_per_node", num_gpus_per_node)):
+        if value is not None and not isinstance(value, SupportsIndex):
+            raise ArgumentTypeError(
+                f"init_local_group got {name}={value!r}; pass a whole number, or leave it out."
+            )
+        least = int(name == "num_gpus_per_node")
+        if value is not None and value < least:
+            raise ConfigError(
+                f"init_local_group got {name}={value!r}; pass at least {least}, or leave it out."
+            )
     if not is_distributed():
         return
-    places = _exchange(_find_place(node_rank, num_gpus_per_node))
-    nodes = _group_by_node(places)
-    _check_nodes(nodes, places)
-    state.local_group = (dist.group.WORLD, _create_groups(list(nodes.values())))
+    launcher_node = current_node_rank()
+    own = [
+        _UNKNOWN if node_rank is None else node_rank,
+        _UNKNOWN if launcher_node is None else launcher_node,
+        _identify_machine(),
+        _UNKNOWN if num_gpus_per_node is None else num_gpus_per_node,
+        current_info().local_rank,
+    ]
+    data = torch.tensor(own, dtype=torch.int64, device=communication_device())
+    gathered = [torch.empty_like(data) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, data)
+    nodes = _group_by_node([each.tolist() for each in gathered])
+    state.local_group = (dist.group.WORLD, _create_groups(nodes))
 
 
 def get_local_group() -> Any:
@@ -86,30 +93,6 @@ def get_default_group() -> Any:
     return dist.group.WORLD if is_distributed() else None
 
 
-def _check_number(name: str, value: object, *, least: int) -> None:
-    if value is None:
-        return
-    if not isinstance(value, SupportsIndex):
-        raise ArgumentTypeError(
-            f"init_local_group got {name}={value!r}; pass a whole number, or leave it out."
-        )
-    if value.__index__() < least:
-        raise ConfigError(
-            f"init_local_group got {name}={value!r}; pass at least {least}, or leave it out."
-        )
-
-
-def _find_place(node_rank: int | None, num_local_ranks: int | None) -> _Place:
-    launcher_node = current_node_rank()
-    return _Place(
-        _UNKNOWN if node_rank is None else node_rank,
-        _UNKNOWN if num_local_ranks is None else num_local_ranks,
-        _UNKNOWN if launcher_node is None else launcher_node,
-        _identify_machine(),
-        current_info().local_rank,
-    )
-
-
 def _identify_machine() -> int:
     # The name alone is not enough: machines made from one image may share it.
     boot_id = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
@@ -117,47 +100,35 @@ def _identify_machine() -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def _exchange(own: _Place) -> list[_Place]:
-    data = torch.tensor(own, dtype=torch.int64, device=communication_device())
-    gathered = [torch.empty_like(data) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, data)
-    return [_Place(*each.tolist()) for each in gathered]
+def _group_by_node(places: list[list[int]]) -> list[list[int]]:
+    """Return the ranks of each machine, by the best information that all ranks have.
 
-
-def _group_by_node(places: list[_Place]) -> dict[int, list[int]]:
-    """Map each machine to its ranks, by the best information that all ranks have."""
-    asked = [place.asked_node != _UNKNOWN for place in places]
+    All ranks check the same places alike, so that none waits for one that has raised.
+    """
+    asked = [place[0] != _UNKNOWN for place in places]
     if any(asked) and not all(asked):
-        silent = asked.index(False)
         raise ConfigError(
-            f"init_local_group was given node_rank on some ranks, but not on rank {silent}; give "
-            "it on all ranks, or on none."
+            "init_local_group was given node_rank on some ranks, but not on rank "
+            f"{asked.index(False)}; give it on all ranks, or on none."
         )
-    is_known = all(place.launcher_node != _UNKNOWN for place in places)
-    field = "asked_node" if all(asked) else "launcher_node" if is_known else "machine"
+    column = next(i for i in range(3) if all(place[i] != _UNKNOWN for place in places))
     nodes: dict[int, list[int]] = defaultdict(list)
     for rank, place in enumerate(places):
-        nodes[getattr(place, field)].append(rank)
-    return nodes
-
-
-def _check_nodes(nodes: dict[int, list[int]], places: list[_Place]) -> None:
-    """Check what was said against what was found; the same on all ranks, so none waits."""
+        nodes[place[column]].append(rank)
     for ranks in nodes.values():
-        for rank in ranks:
-            if places[rank].asked_size not in (_UNKNOWN, len(ranks)):
-                raise ConfigError(
-                    f"init_local_group got num_gpus_per_node={places[rank].asked_size} on rank "
-                    f"{rank}, but its machine has {len(ranks)} ranks: {ranks}. Leave the argument "
-                    "out, or correct node_rank."
-                )
-        number, count = Counter(places[rank].local_rank for rank in ranks).most_common(1)[0]
-        if count > 1:
+        sizes = {places[rank][3] for rank in ranks} - {_UNKNOWN, len(ranks)}
+        if sizes:
+            raise ConfigError(
+                f"init_local_group got num_gpus_per_node={sizes.pop()}, but the machine has "
+                f"{len(ranks)} ranks: {ranks}. Leave the argument out, or correct node_rank."
+            )
+        if len({places[rank][4] for rank in ranks}) < len(ranks):
             raise LaunchError(
-                f"Ranks {ranks} seem to share a machine, but {count} of them have local rank "
-                f"{number}: their machines cannot be told apart by name. Call "
+                f"Ranks {ranks} seem to share a machine, but some of them have the same local "
+                "rank: their machines cannot be told apart by name. Call "
                 "init_local_group(node_rank, num_gpus_per_node) on all ranks."
             )
+    return list(nodes.values())
 
 
 def _create_groups(nodes: list[list[int]]) -> Any:

@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from mm_dist._backends import backends_by_device_type, barrier_device_type
-from mm_dist._devices import device_module, find_row
-from mm_dist._process_group._group_timeouts import (
+from mm_dist._devices import synchronize_device
+from mm_dist._group_timeouts import (
     change_group_timeout,
     default_timeout,
     read_group_timeout,
 )
-from mm_dist._process_group._state import find_own_group
+from mm_dist._state import find_own_group
 from mm_dist._torch_private import list_groups
 
 _logger = logging.getLogger(__name__)
@@ -59,7 +58,9 @@ def enter_steady_state() -> None:
     if timeout is None or own is None:
         return
     # First all ranks arrive: the fast ones must not time out waiting for those that still compile.
-    wait_for_all(own.info.device)
+    is_device_needed = barrier_device_type(backends_by_device_type()) is not None
+    dist.barrier(device_ids=[own.info.device.index] if is_device_needed else None)
+    synchronize_device(own.info.device)
     former = own.info.timeout
     for group in _groups_to_change(former):
         change_group_timeout(group, timeout)
@@ -67,22 +68,6 @@ def enter_steady_state() -> None:
     if own.hang_report is not None:
         own.hang_report.set_timeout(timeout)
     _logger.debug("timeout %s from now on, it was %s", own.info.timeout, former)
-
-
-def wait_for_all(device: torch.device) -> None:
-    """Wait until all ranks are here and their devices have done what they were given."""
-    is_needed = barrier_device_type(backends_by_device_type()) is not None
-    dist.barrier(device_ids=[device.index] if is_needed else None)
-    synchronize_device(device)
-
-
-def synchronize_device(device: torch.device) -> None:
-    """Wait until a device has done what it was given; the CPU has."""
-    if device.type == "cpu":
-        return
-    synchronize = getattr(device_module(find_row(device.type)), "synchronize", None)
-    if synchronize is not None:
-        synchronize()
 
 
 def _groups_to_change(former: timedelta | None) -> Iterator[Any]:

@@ -1,0 +1,1 @@
+"""Where and how the processes of a job meet: torch's store at the address of rank 0."""

@@ -1,0 +1,165 @@
+"""Let the ranks of one job meet in the store, and name those that do not come."""
+
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mm_dist._errors import LaunchError
+from mm_dist._launchers import LaunchEnvironment
+from mm_dist._rendezvous._store import is_kept_by_launcher, stranger_error
+
+# What the ranks of a job share and other jobs do not have.
+_JOB_VARIABLES = {
+    "pytorch": ("TORCHELASTIC_RUN_ID",),
+    "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "mpi": ("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID"),
+}
+# Rank 0 signs its store at once; a store that stays unsigned for so long is not rank 0's.
+_SIGNATURE_S = 20.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+# How long rank 0, whose store ends with it, lets the others read what differs.
+_READ_GRACE_S = 3.0
+_MOST_NAMED = 20
+
+
+def meet(
+    store: Any,
+    environment: LaunchEnvironment,
+    number: int,
+    limit_s: float,
+    settings: Mapping[str, str],
+) -> None:
+    """Wait until all ranks are there, and check that they ask for the same.
+
+    Everything is asked by counting up by 0: that does not block, is quiet, and right in every
+    version of torch, unlike a wait that ran out.
+
+    Args:
+        store: The store of this job, or what was found in its place.
+        environment: This process's place.
+        number: How many groups this process has joined before; the same on all ranks.
+        limit_s: How long to wait for the others, in seconds.
+        settings: What this process asks for, by the name of the argument or variable.
+
+    Raises:
+        LaunchError: If some ranks do not come in time (rank 0 names them), if a newer process has
+            the same rank, or one that has met the others already, if the store belongs to another
+            job, or if ranks ask for different settings.
+    """
+    end = time.monotonic() + limit_s
+    rank, prefix = environment.rank, f"mm_dist/{number}"
+    is_unique = not is_kept_by_launcher()
+    if is_unique:
+        _check_host(store, environment)
+    # More than one where a process of this rank was here before, and has been restarted.
+    incarnation = store.add(f"{prefix}/rank/{rank}", 1)
+    is_first = incarnation == 1 or not is_unique
+    _post_settings(store, prefix, rank, settings, is_counted=is_first)
+    if is_first and store.add(f"{prefix}/count", 1) == environment.world_size:
+        store.add(f"{prefix}/complete", 1)
+
+    def check_newest() -> None:
+        if is_unique and store.add(f"{prefix}/rank/{rank}", 0) > incarnation:
+            raise _duplicate_error(environment)
+
+    if not _wait_for(store, f"{prefix}/complete", end, check_newest):
+        raise _absence_error(store, prefix, environment, limit_s)
+    if is_unique and store.add(f"{prefix}/claim/{rank}", 1) > 1:
+        raise _duplicate_error(environment)
+    _check_settings(store, prefix, environment, settings)
+
+
+def _check_host(store: Any, environment: LaunchEnvironment) -> None:
+    """Sign the store on rank 0; on others, check that it is signed for this job."""
+    names = _JOB_VARIABLES.get(environment.launcher, ())
+    facts = [environment.launcher, str(environment.world_size)]
+    facts += [os.environ.get(name, "") for name in names]
+    # One key for all meetings: rank 0 may come to the next one long after the others.
+    key = f"mm_dist/host/{_hash(facts)}"
+    if environment.rank == 0:
+        store.add(key, 1)
+    elif not _wait_for(store, key, time.monotonic() + _SIGNATURE_S):
+        host, port = str(environment.master_addr), int(environment.master_port or 0)
+        raise stranger_error(environment.rank, host, port, "it is the store of another job")
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _wait_for(store: Any, key: str, end: float, check: Callable[[], None] = lambda: None) -> bool:
+    pause_s = _FIRST_PAUSE_S
+    while store.add(key, 0) == 0:
+        check()
+        if time.monotonic() >= end:
+            return False
+        time.sleep(pause_s)
+        # Thousands of ranks may wait for one that is late.
+        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+    return True
+
+
+def _post_settings(
+    store: Any, prefix: str, rank: int, settings: Mapping[str, str], *, is_counted: bool
+) -> None:
+    """Count this rank among those that ask for the same, before it counts as present."""
+    store.add(f"{prefix}/equals/{_hash(dict(settings))}", int(is_counted))
+    if rank == 0:
+        store.set(f"{prefix}/settings", json.dumps(dict(settings)))
+
+
+def _check_settings(
+    store: Any, prefix: str, environment: LaunchEnvironment, settings: Mapping[str, str]
+) -> None:
+    """Raise on all ranks if some ask for something else than rank 0, which others wait for."""
+    rank, world_size = environment.rank, environment.world_size
+    if store.add(f"{prefix}/equals/{_hash(dict(settings))}", 0) >= world_size:
+        return
+    expected = json.loads(bytes(store.get(f"{prefix}/settings")))
+    for name in sorted({*settings, *expected}):
+        if settings.get(name) != expected.get(name):
+            text = (
+                f"The ranks ask for different groups: {name} is {expected.get(name)} on rank 0, "
+                f"and {settings.get(name)} on rank {rank} (host {socket.gethostname()}). Give all "
+                "ranks the same arguments and environment variables."
+            )
+            store.set(f"{prefix}/difference", text)
+            break
+    difference = bytes(store.get(f"{prefix}/difference")).decode()
+    store.add(f"{prefix}/num_told", 1)
+    end = time.monotonic() + _READ_GRACE_S
+    while rank == 0 and store.add(f"{prefix}/num_told", 0) < world_size and time.monotonic() < end:
+        time.sleep(_FIRST_PAUSE_S)
+    raise LaunchError(difference)
+
+
+def _duplicate_error(environment: LaunchEnvironment) -> LaunchError:
+    return LaunchError(
+        f"Rank {environment.rank} of {environment.world_size} is on {socket.gethostname()}, but "
+        f"another process has joined at {environment.master_addr}:{environment.master_port} as "
+        "the same rank. Either two jobs use one port (choose another one with MASTER_PORT or "
+        f"port=), or RANK is wrong on a machine (read from {environment.sources.get('rank')}), or "
+        "one of the two was restarted after the ranks had met: then restart all."
+    )
+
+
+def _absence_error(
+    store: Any, prefix: str, environment: LaunchEnvironment, limit_s: float
+) -> LaunchError:
+    size = environment.world_size
+    there = int(store.add(f"{prefix}/count", 0))
+    who = ""
+    if environment.rank == 0:
+        absent = [rank for rank in range(size) if store.add(f"{prefix}/rank/{rank}", 0) == 0]
+        more = ", ..." if len(absent) > _MOST_NAMED else ""
+        who = f"; missing: rank {', '.join(map(str, absent[:_MOST_NAMED]))}{more}"
+    return LaunchError(
+        f"Rank {environment.rank} of {size}: {there} of {size} ranks came to "
+        f"{environment.master_addr}:{environment.master_port} within {limit_s:g} s{who}. Check "
+        "that all were started with the same number of processes, and that none has failed; "
+        "raise timeout= if some start late."
+    )

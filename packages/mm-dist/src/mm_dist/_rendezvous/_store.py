@@ -1,0 +1,152 @@
+"""The store through which ranks find each other: torch's, opened by rank 0 or by the launcher."""
+
+import math
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from mm_dist._errors import LaunchError
+from mm_dist._launchers import LaunchEnvironment
+from mm_dist._rendezvous._address import (
+    is_listening,
+    is_own_address,
+    resolve,
+    wait_for_listener,
+)
+
+# torch's type information does not list these names, and a build may lack them.
+_DIST: Any = dist
+# Longer than any store takes to answer once its port accepts connections.
+_ANSWER_S = 20.0
+# For short questions, most of them on the way out. A machine that is gone must not hold them up for
+# long; but torch's store looks up the name of whoever connects and answers nobody meanwhile, and a
+# lost message to the name server takes 5 s.
+_REACH_S, _SHORT_ANSWER_S = 3.0, 8.0
+PORT_IS_TAKEN = ("eaddrinuse", "address already in use")
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where the store can be reached, for short connections beside that of the group."""
+
+    host: str
+    port: int
+
+    def connect(self, limit_s: float = _SHORT_ANSWER_S) -> Any | None:
+        """Return a connection of its own, ``None`` if nobody is there.
+
+        torch's own attempt would fill the console, so a plain one comes first.
+
+        Args:
+            limit_s: How long the store may take for an answer, once it is reached.
+        """
+        try:
+            addresses = resolve(self.host, self.port, _REACH_S)
+            if not is_listening(addresses, _REACH_S):
+                return None
+            return _open(self.host, self.port, limit_s, is_server=False)
+        except (LaunchError, RuntimeError, ValueError, OSError):
+            return None
+
+
+def is_kept_by_launcher() -> bool:
+    """Return whether torch's launcher keeps the store, so that rank 0 opens none."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
+def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
+    """Open the store on rank 0, or connect to it from the others.
+
+    Args:
+        environment: This process's place.
+        limit_s: How long the other ranks wait for rank 0, in seconds.
+
+    Raises:
+        LaunchError: If the address is not known or not rank 0's, the port is taken, or nobody
+            listens in time.
+    """
+    host, port = str(environment.master_addr), int(environment.master_port or 0)
+    if environment.rank == 0 and not is_kept_by_launcher():
+        addresses = resolve(host, port)
+        store = _serve(port, limit_s)
+        if not is_own_address(addresses) and not is_listening(addresses, min(limit_s, _REACH_S)):
+            numbers = ", ".join(text for text, _ in addresses)
+            also = "" if numbers == host else f" ({numbers})"
+            raise LaunchError(
+                f"Rank 0 runs on {socket.gethostname()}, but MASTER_ADDR={host!r}{also} does not "
+                "lead to this machine. Start rank 0 there, or set MASTER_ADDR to a name or address "
+                "of this machine on all ranks."
+            )
+        return store
+    start = time.monotonic()
+    wait_for_listener(host, port, limit_s, environment.rank)
+    if is_kept_by_launcher():
+        # torch knows under which names each of its versions keeps one attempt from the next.
+        left = timedelta(seconds=max(start + limit_s - time.monotonic(), 1.0))
+        place = (environment.rank, environment.world_size)
+        return next(_DIST.rendezvous("env://", *place, timeout=left))[0]
+    return _connect_in_time(host, port, environment.rank)
+
+
+def _serve(port: int, limit_s: float) -> Any:
+    try:
+        # By a name that always leads here: torch waits long for an address that does not.
+        return _open("localhost", port, limit_s, is_server=True)
+    except (RuntimeError, OSError) as error:
+        if not any(words in str(error).lower() for words in PORT_IS_TAKEN):
+            raise
+        raise LaunchError(
+            f"Rank 0 cannot listen on port {port} of {socket.gethostname()}: another program uses "
+            "it. Choose another one for all ranks with MASTER_PORT or port= (torchrun "
+            "--master_port=N), or have a free one chosen: torchrun --standalone."
+        ) from error
+
+
+def _connect_in_time(host: str, port: int, rank: int) -> Any:
+    """Connect to rank 0, in a thread: what listens there may be no store, and never answer."""
+    outcome: list[Any] = []
+
+    def connect() -> None:
+        try:
+            store = _open(host, port, _ANSWER_S, is_server=False)
+            store.num_keys()  # not every version notices by itself that nobody answers
+            outcome.append(store)
+        except (RuntimeError, ValueError, OSError) as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=connect, name="mm_dist-connect", daemon=True)
+    thread.start()
+    thread.join(_ANSWER_S)
+    if not outcome or isinstance(outcome[0], Exception):
+        raise stranger_error(rank, host, port, "it does not answer as torch's store does")
+    return outcome[0]
+
+
+def stranger_error(rank: int, host: str, port: int, reason: str) -> LaunchError:
+    """Return the error for a port where something else listens than rank 0 of this job."""
+    return LaunchError(
+        f"Rank {rank} found another program than its rank 0 at {host}:{port}: {reason}. Rank 0 "
+        "could not open that port, as its own message says; choose another one for all ranks with "
+        "MASTER_PORT or port=."
+    )
+
+
+def _open(host: str, port: int, limit_s: float, *, is_server: bool) -> Any:
+    arguments: dict[str, Any] = {
+        "is_master": is_server,
+        # Older torch drops fractions.
+        "timeout": timedelta(seconds=math.ceil(limit_s)),
+        # Otherwise rank 0 could tell nobody who it is before all have come.
+        "wait_for_workers": False,
+        "multi_tenant": is_server,
+    }
+    knows_libuv = "use_libuv" in (_DIST.TCPStore.__init__.__doc__ or "")
+    if knows_libuv and os.environ.get("USE_LIBUV") == "0":
+        arguments["use_libuv"] = False
+    return _DIST.TCPStore(host, port, **arguments)

@@ -1,0 +1,209 @@
+"""What a rank does when an uncaught exception ends it: say why, and let nobody wait for it."""
+
+import builtins
+import ctypes
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+from mm_dist._dist_info import DistInfo
+from mm_dist._rendezvous._store import is_kept_by_launcher
+from mm_dist._state import OwnGroup, find_own_group, state
+from mm_dist._torch_private import find_abort, list_groups
+from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout, write_error_file
+from mm_dist.diagnose._failure_board import NO_WORD, FailureBoard, FailureRecord
+
+_logger = logging.getLogger(__name__)
+_ABORT_LIMIT_S = 5.0
+# The launcher ends all ranks as soon as it sees one end: it shall see the first failure first.
+_CONSEQUENCE_PAUSE_S = 1.0
+# What a store gets that has not answered the hang report either: rank 0 is frozen, or cut off. A
+# rank ends within five seconds of its timeout, whatever it has to say.
+_SILENT_S = 0.5
+_SILENT_RANK_0 = (
+    "rank 0 does not answer: it is frozen, or has ended, or the link to its machine is cut"
+)
+
+
+def install_failure_hook(
+    info: DistInfo, board: FailureBoard, *, former: Any, is_host: bool
+) -> Callable[[], None]:
+    """Chain ``sys.excepthook``, so that an uncaught exception is reported and ends the waiting.
+
+    Args:
+        info: This process's place.
+        board: Where failures are recorded for all ranks.
+        former: The hook to go back to: torch chains one of its own while it joins a group.
+        is_host: Whether the store ends with this process.
+
+    Returns:
+        A function that gives the interpreter its former hook back.
+    """
+    previous, pid, is_over = sys.excepthook, os.getpid(), False
+    restore_exits = _note_exit_status() if not is_interactive() else lambda: None
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        own = find_own_group()
+        if is_over or os.getpid() != pid or own is None or is_interactive():
+            # A forked child is no rank; without the group there is nobody to tell; and at a prompt
+            # the program goes on. A hook that somebody has put around this one may call it late.
+            previous(kind, error, trace)
+            return
+        line, is_consequence = _record(info, board, error, own.hang_report)
+        previous(kind, error, trace)
+        with suppress(Exception):
+            sys.stdout.flush()
+            # One write, so that lines of several ranks do not mix.
+            sys.stderr.write(f"{line.rstrip()}\n")
+            sys.stderr.flush()
+        release_peers(own)
+        if is_host and is_consequence:
+            board.wait_for_readers()
+
+    sys.excepthook = report
+
+    def restore() -> None:
+        nonlocal is_over
+        is_over = True
+        restore_exits()
+        if sys.excepthook is report:
+            sys.excepthook = former
+
+    return restore
+
+
+def _note_exit_status() -> Callable[[], None]:
+    """Note the status that the program ends with: exit handlers have no other way to know.
+
+    Returns:
+        A function that undoes it.
+    """
+    state.exit_status = 0
+    places = [(sys, "exit"), (builtins, "exit"), (builtins, "quit")]
+    formers = [(*place, getattr(*place)) for place in places if hasattr(*place)]
+
+    def note(former: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(former)
+        def end(code: Any = None) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                state.exit_status = int(code) if isinstance(code, int) else int(code is not None)
+            return former(code)
+
+        return end
+
+    own = [(module, name, note(former)) for module, name, former in formers]
+    for module, name, end in own:
+        setattr(module, name, end)
+
+    def undo() -> None:
+        for (module, name, end), (*_, former) in zip(own, formers, strict=True):
+            if getattr(module, name, None) is end:
+                setattr(module, name, former)
+
+    return undo
+
+
+def is_interactive() -> bool:
+    """Return whether somebody goes on at a prompt after an exception."""
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect)
+
+
+def _record(
+    info: DistInfo, board: FailureBoard, error: BaseException, hang_report: Any
+) -> tuple[str, bool]:
+    """Record the failure for the other ranks and the launcher.
+
+    Returns:
+        The line that is to be printed last, and whether the error only follows from another rank's.
+    """
+    wait = _explain_wait(error, hang_report, info)
+    own = FailureRecord(info.rank, info.world_size, describe_error(error), wait)
+    is_lost = is_lost_peer(error)
+    is_silent = hang_report is not None and hang_report.is_store_silent
+    first, is_store_there = board.exchange(
+        own, is_consequence=is_lost, limit_s=_SILENT_S if is_silent else None
+    )
+    is_consequence = is_lost or (first is not None and is_timeout(error))
+    who = own.name_rank()
+    if not is_consequence:
+        line = own.describe() + ("" if first is None else f" (after {first.describe()})")
+    elif first is not None:
+        line = f"{who} stopped because {first.describe()}"
+    elif not is_store_there and own.rank != 0:
+        line = f"{who} stopped because rank 0 had ended, see its output; {own.error}"
+    else:
+        line = f"{who} stopped because it lost another rank: {NO_WORD}; {own.error}"
+    line = f"mm-dist: {line}" if wait in line else f"mm-dist: {line} - {wait}"
+    facts = {
+        "is_consequence": is_consequence,
+        "wait": wait,
+        "rank": own.rank,
+        "host": own.host,
+        "first_failure": None if first is None else asdict(first),
+    }
+    if isinstance(error, Exception):
+        # A report that fails must not hide what it reports.
+        with suppress(Exception):
+            write_error_file(error, facts, line)
+    if is_consequence:
+        time.sleep(_CONSEQUENCE_PAUSE_S)
+    return line, is_consequence
+
+
+def _explain_wait(error: BaseException, hang_report: Any, info: DistInfo) -> str:
+    """Return what the hang report knows about an error, if it is on."""
+    if hang_report is None:
+        return ""
+    # A report that fails must not hide what it reports.
+    with suppress(Exception):
+        wait = str(hang_report.explain(error))
+        is_from_rank_0 = info.rank != 0 and not is_kept_by_launcher()
+        if not wait and is_from_rank_0 and is_timeout(error) and hang_report.is_store_silent:
+            return _SILENT_RANK_0
+        return wait
+    return ""
+
+
+def release_peers(own: OwnGroup) -> None:
+    """Let nobody wait for a rank that has failed, and its exit for nobody.
+
+    It ends nothing: threads and exit handlers of the program take the time that they need. Of
+    gloo, connections break when the process ends.
+    """
+    state.failed = own.info
+    # A reference more than anybody gives back: to destroy a group is to wait for its collectives.
+    for group, _ in list_groups():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    abort_groups()
+    own.group = None
+
+
+def abort_groups() -> None:
+    """Break the connections of NCCL and its like, and let torch forget all groups.
+
+    Older torch can do so only with NCCL, and yet older not at all.
+    """
+    abort = find_abort()
+    if abort is None:
+        return
+
+    def call() -> None:
+        try:
+            abort()
+        except Exception as error:  # noqa: BLE001 (the process is ending because of another one)
+            _logger.debug("the groups could not be aborted: %r", error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    # A device that does not answer must not keep this process.
+    thread.join(_ABORT_LIMIT_S)

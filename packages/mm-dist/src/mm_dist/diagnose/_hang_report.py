@@ -1,0 +1,308 @@
+"""The thread that notices when this rank stands still, and says which rank it waits for."""
+
+import atexit
+import logging
+import math
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from mm_dist._dist_info import DistInfo
+from mm_dist._errors import LaunchError
+from mm_dist._progress import current_iteration
+from mm_dist._rendezvous._store import StoreAddress
+from mm_dist._torch_private import default_store
+from mm_dist.diagnose._board import FINAL, Board, note_departure
+from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout
+from mm_dist.diagnose._report import Report, Timing, find_standstills, plan_timing, write_report
+from mm_dist.diagnose._sample import Observer
+from mm_dist.diagnose._stack import Frame, read_traceback
+
+_logger = logging.getLogger(__name__)
+# torch's type information does not list all of its names.
+_DIST: Any = dist
+# Longest time that the end of a process may be held up by its thread.
+_JOIN_S, _FAILURE_S = 1.0, 3.0
+# In which a store answers that answers at all: a rank that has failed must not hang for long.
+_ANSWER_S = 1.5
+# In place of a report: no rank is behind another, so that nobody needs to ask again soon; or
+# something moves, and who is due asks again.
+_CALM, _MOVING = "calm", "moving"
+# Every rank creates its groups in the same order, so that it finds the keys of the present one.
+_next_group = count()
+
+
+class _Failure(NamedTuple):
+    """The error that ends this rank: where it was raised, its text, and whether others are late."""
+
+    stack: Sequence[Frame]
+    text: str
+    is_timeout: bool
+
+
+class HangReport:
+    """Looks at this rank now and then, until it is stopped.
+
+    As long as collectives begin, it reads a few counters and does nothing else. When none has
+    begun for a quarter of the timeout it connects to the store, and listens there for requests.
+    Shortly before the timeout, one of the waiting ranks asks all others and prints the report.
+
+    Args:
+        rank: This rank.
+        world_size: How many there are.
+        address: Where the ranks' store is.
+        prefix: What the keys of this group begin with.
+        timeout: How long a collective may take.
+        store: torch's own connection to it, by which this rank says that it leaves.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        address: StoreAddress,
+        prefix: str,
+        timeout: timedelta,
+        store: Any = None,
+    ) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._store = store
+        self._address, self._prefix = address, prefix
+        self._observer = Observer(threading.get_ident(), timeout.total_seconds())
+        self._board: Board | None = None
+        self._num_answers = self._num_reports = 0
+        self._report: Report | None = None
+        self._tried_at = self._unreachable_until = -math.inf
+        self._failure: _Failure | None = None
+        # Since this rank failed: that the store has answered, and that all has been said.
+        self._is_answered, self._is_explained = threading.Event(), threading.Event()
+        self._is_out_of_reach = False
+        self._wake_up = threading.Event()
+        self._is_stopping = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="mm_dist-hang-report", daemon=True)
+        self._thread.start()
+        # At the end of the interpreter no thread may be left that needs it.
+        atexit.register(self._end_thread)
+
+    @property
+    def is_store_silent(self) -> bool:
+        """Whether the store has not answered since this rank failed."""
+        is_answered = self._is_answered.is_set() and not self._is_out_of_reach
+        return self._failure is not None and not is_answered
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Expect another timeout in the group of all ranks, and read those of the others again."""
+        self._observer.set_timeout(timeout.total_seconds())
+
+    def explain(self, error: BaseException) -> str:
+        """Return who was waited for, in one sentence, if that is what ends this rank; else nothing.
+
+        Call it on the way out, before the group is destroyed. After a timeout the report is made
+        if it was not made in time. Any other error is published for the others' reports.
+        """
+        if is_lost_peer(error) or os.getpid() != self._pid:
+            return ""
+        failure = _Failure(
+            read_traceback(error.__traceback__), describe_error(error), is_timeout(error)
+        )
+        if self._report is None or not failure.is_timeout:
+            self._failure = failure
+            self._wake_up.set()
+            if self._is_answered.wait(_ANSWER_S):
+                self._is_explained.wait(2 * self._wait_timing.collect_s + _FAILURE_S)
+        return self._report.summary if failure.is_timeout and self._report else ""
+
+    def stop(self) -> None:
+        """End the thread, and note that this rank leaves."""
+        # A forked child has neither the thread nor a part in the group.
+        if os.getpid() != self._pid:
+            return
+        atexit.unregister(self._end_thread)
+        self._end_thread()
+        store, self._store = self._store, None
+        # The store may be gone already.
+        with suppress(RuntimeError):
+            if store is not None:
+                note_departure(store, self._prefix, self._rank, current_iteration())
+
+    def _end_thread(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._is_stopping = True
+        self._wake_up.set()
+        # One that waits for a store which does not answer would go on waiting.
+        is_stuck = self._failure is not None and not self._is_answered.is_set()
+        self._thread.join(0.0 if is_stuck else _JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._wake_up.wait(self._look_timing.interval_s)
+                self._wake_up.clear()
+                self._act_in_reach()
+        except Exception:
+            # Training goes on whatever happens here.
+            _logger.debug("no hang report from now on", exc_info=True)
+        finally:
+            self._is_answered.set()
+            self._is_explained.set()
+            self._disconnect()
+
+    def _act_in_reach(self) -> None:
+        """Act, unless the store cannot be reached now; without it there is no report."""
+        if time.monotonic() < self._unreachable_until and self._failure is None:
+            self._observer.look()
+            return
+        try:
+            self._act()
+        except (RuntimeError, OSError, LaunchError):
+            # It may be busy, or its name unknown for a moment; or it has ended with rank 0.
+            _logger.debug("the store cannot be reached", exc_info=True)
+            self._disconnect()
+            self._unreachable_until = time.monotonic() + self._look_timing.quiet_s
+            if self._failure is not None:
+                self._is_out_of_reach = True
+                self._is_answered.set()
+                self._is_explained.set()
+
+    def _act(self) -> None:
+        if self._is_stopping:
+            return
+        if self._failure is not None:
+            self._act_on(self._failure)
+            return
+        self._observer.look()
+        if self._observer.quiet_s < self._look_timing.quiet_s:
+            if self._board is not None:
+                self._board.check_store()
+                self._board.withdraw(self._rank)
+                self._report = None
+                self._disconnect()
+            return
+        self._observer.look_at_stack()
+        board = self._connect()
+        if self._answer(board) == _CALM:
+            self._tried_at = time.monotonic()
+        if self._is_due():
+            self._tried_at = time.monotonic()
+            self._make_report(board)
+
+    def _act_on(self, failure: _Failure) -> None:
+        """Publish the error, or find out what the others have to do with it."""
+        if self._is_explained.is_set():
+            self._answer(self._connect())
+            return
+        self._observer.freeze(failure.stack)
+        board = self._connect()
+        if not failure.is_timeout:
+            board.publish(self._rank, FINAL, self._observer.take_sample(error=failure.text))
+            self._is_answered.set()
+            self._is_explained.set()
+            return
+        self._answer(board)
+        self._is_answered.set()
+        if self._report is None:
+            self._make_report(board, is_certain=True)
+        if self._report is not None:
+            self._is_explained.set()
+
+    @property
+    def _look_timing(self) -> Timing:
+        """How often to look, and from when on to listen: for the shortest timeout of any group."""
+        return plan_timing(self._observer.shortest_timeout_s, self._world_size)
+
+    @property
+    def _wait_timing(self) -> Timing:
+        """How long the wait that this rank may be in is allowed to take."""
+        return plan_timing(self._observer.newest_timeout_s, self._world_size)
+
+    def _connect(self) -> Board:
+        """Connect, and show where this rank is, in case that it dies in silence."""
+        if self._board is None:
+            self._board = Board(self._address, self._prefix)
+            self._num_reports = self._board.count("reports")
+            self._num_answers = self._board.count("requests")
+            self._board.publish(self._rank, self._num_answers, self._observer.take_sample())
+        return self._board
+
+    def _disconnect(self) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+    def _answer(self, board: Board) -> str:
+        """Answer a request and fetch a report, or return the word that is in its place."""
+        board.check_store()
+        num_requests = board.count("requests")
+        if num_requests > self._num_answers:
+            board.publish(self._rank, num_requests, self._observer.take_sample())
+            self._num_answers = num_requests
+        num_reports = board.count("reports")
+        if num_reports == self._num_reports:
+            return ""
+        self._num_reports = num_reports
+        content = board.read_report(num_reports - 1)
+        if isinstance(content, str):
+            return content
+        self._report = content
+        return ""
+
+    def _is_due(self) -> bool:
+        timing = self._wait_timing
+        is_due = self._observer.quiet_s >= timing.due_s and self._observer.may_wait
+        if self._report is not None or not is_due:
+            return False
+        is_inside = self._observer.is_in_collective(timing.min_same_place_s)
+        pause_s = 2 * timing.interval_s if is_inside else timing.quiet_s
+        return time.monotonic() >= self._tried_at + pause_s
+
+    def _make_report(self, board: Board, *, is_certain: bool = False) -> None:
+        """Ask all ranks and print the report, unless another rank is at it."""
+        if board.count(f"claim/{self._num_reports}", 1) > 1:
+            return
+        timing, own = self._wait_timing, self._observer.take_sample()
+        survey = board.ask_ranks(self._rank, own, self._world_size, timing.collect_s)
+        self._report = write_report(survey, self._rank, timing, is_certain=is_certain)
+        calm = _MOVING if find_standstills(survey, 0.0) else _CALM
+        board.write_report(self._num_reports, self._report or calm)
+        self._num_reports += 1
+        if self._report is not None and sys.stderr is not None:
+            # In one piece: the ranks share the launcher's console.
+            sys.stderr.write(f"{self._report.text}\n")
+            sys.stderr.flush()
+
+
+def start_hang_report(info: DistInfo, timeout: timedelta) -> HangReport | None:
+    """Begin to watch this rank; every rank of the default group calls it, in the training thread.
+
+    Args:
+        info: This process among the others.
+        timeout: How long torch lets a collective take.
+
+    Returns:
+        The handle, or ``None`` for a single rank, and where the ranks met without torch's store.
+    """
+    # torch's own prefix of this store tells restarts apart.
+    prefixed: Any = default_store()
+    store = prefixed
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if info.world_size == 1 or not isinstance(store, _DIST.TCPStore):
+        return None
+    # Keys that no earlier group has used, although the store may be older.
+    key = f"mm_dist/hang_report/{next(_next_group)}"
+    if info.rank == 0:
+        prefixed.set(key, secrets.token_hex(4))
+    prefix = f"mm_dist/hang_report/{bytes(prefixed.get(key)).decode()}"
+    address = StoreAddress(store.host, store.port)
+    return HangReport(info.rank, info.world_size, address, prefix, timeout, store)

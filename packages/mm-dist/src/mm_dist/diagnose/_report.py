@@ -1,0 +1,402 @@
+"""Write the report: who did not come, where it is instead, and who waits."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from mm_dist._rank_spans import format_ranks
+from mm_dist.diagnose._sample import RANDOM_START, Sample, group_of
+
+_LONGEST_INTERVAL_S, _SHORTEST_INTERVAL_S = 1.0, 0.05
+# A report reads two keys per rank from the store, about 0.1 ms each over a network.
+_LONGEST_LEAD_S, _LEAD_PER_RANK_S = 5.0, 0.0005
+_NUM_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When to look, ask and report, in seconds without a new collective.
+
+    Attributes:
+        timeout_s: How long torch lets a collective take.
+        interval_s: From one look to the next.
+        quiet_s: When a rank begins to listen for requests.
+        due_s: When a waiting rank makes the report.
+        collect_s: How long the report waits for the answers of other ranks.
+    """
+
+    timeout_s: float
+    interval_s: float
+    quiet_s: float
+    due_s: float
+    collect_s: float
+
+    @property
+    def min_age_s(self) -> float:
+        """How long a rank must have waited to be reported; ranks look at different moments."""
+        return self.due_s - 2 * self.interval_s
+
+    @property
+    def min_same_place_s(self) -> float:
+        """For how long a waiting rank's stack has not changed then."""
+        return self.min_age_s - self.quiet_s
+
+
+@lru_cache(maxsize=16)
+def plan_timing(timeout_s: float, world_size: int) -> Timing:
+    """Return the times that fit a timeout: the report is out before torch raises.
+
+    Example:
+        >>> plan_timing(600.0, 8).due_s
+        594.996
+    """
+    interval_s = min(max(timeout_s / 20, _SHORTEST_INTERVAL_S), _LONGEST_INTERVAL_S)
+    lead_s = min(_LONGEST_LEAD_S + _LEAD_PER_RANK_S * world_size, timeout_s / 4)
+    return Timing(timeout_s, interval_s, timeout_s / 4, timeout_s - lead_s, 0.75 * lead_s)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What is known about one rank.
+
+    Attributes:
+        sample: What it published last; ``None`` if it never did.
+        is_answer: Whether that answers the present request.
+        has_left: Whether it ended its process group.
+        last_iteration: The iteration in which it did; ``None`` if it did not, or did not count.
+    """
+
+    sample: Sample | None = None
+    is_answer: bool = False
+    has_left: bool = False
+    last_iteration: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it answered, and goes on."""
+        return self.is_answer and self.sample is not None and not self.sample.error
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it will certainly enter no collective any more."""
+        return self.has_left or (self.sample is not None and bool(self.sample.error))
+
+
+class Survey(NamedTuple):
+    """All ranks side by side.
+
+    Attributes:
+        peers: The ranks by number, in order.
+        members: The ranks of the groups that are known.
+        default_group: The name of the group of all ranks.
+    """
+
+    peers: Mapping[int, Peer]
+    members: Mapping[str, Sequence[int]]
+    default_group: str
+
+    def sample(self, rank: int) -> Sample:
+        """Return the sample of a rank that has published one."""
+        sample = self.peers[rank].sample
+        assert sample is not None, "a rank that waits has said so"
+        return sample
+
+    def counts(self, key: str) -> dict[int, int]:
+        """Return how far each rank that has said so has come in a group."""
+        samples = {rank: peer.sample for rank, peer in self.peers.items()}
+        return {
+            rank: sample.standings[key].count
+            for rank, sample in samples.items()
+            if sample is not None and key in sample.standings
+        }
+
+    def groups(self) -> list[str]:
+        """Return the groups in which some rank has said how far it has come."""
+        samples = [peer.sample for peer in self.peers.values() if peer.sample is not None]
+        return sorted({key for sample in samples for key in sample.standings})
+
+    def ranks_of(self, key: str) -> Sequence[int]:
+        """Return the ranks of a group."""
+        if group_of(key) == self.default_group:
+            return list(self.peers)
+        return self.members.get(group_of(key)) or list(self.counts(key))
+
+    def name_group(self, key: str) -> str:
+        """Return `` among ranks 0, 2``, or nothing for the group of all ranks."""
+        is_default = group_of(key) == self.default_group
+        return "" if is_default else f" among {_name_ranks(self.ranks_of(key))}"
+
+
+class Standstill(NamedTuple):
+    """A group in which some ranks wait for others.
+
+    Attributes:
+        key: The group.
+        counts: How far each of its ranks has come; those that never spoke are missing.
+        waiting: The ranks that are in its newest collective.
+        behind: The others, and those of which nothing is known.
+    """
+
+    key: str
+    counts: Mapping[int, int]
+    waiting: Sequence[int]
+    behind: Sequence[int]
+
+
+class Report(NamedTuple):
+    """What was found.
+
+    Attributes:
+        summary: The sentence that matters most.
+        text: All of it, in lines.
+    """
+
+    summary: str
+    text: str
+
+
+def write_report(
+    survey: Survey, reporter: int, timing: Timing, *, is_certain: bool = False
+) -> Report | None:
+    """Return the report, or ``None`` if nothing stands still.
+
+    Args:
+        survey: All ranks.
+        reporter: The rank that asks.
+        timing: When a wait in the group that the reporter has used last is long.
+        is_certain: Whether torch has given up already: something surely stands still.
+    """
+    standstills = find_standstills(survey, 2 * timing.interval_s)
+    sample = survey.sample(reporter)
+    is_due = is_certain or any(_is_overdue(survey, each) for each in standstills)
+    if standstills and is_due:
+        body = list(_describe_standstills(survey, standstills))
+    elif is_certain or (sample.is_collective and sample.same_place_s >= timing.min_same_place_s):
+        # Where all ranks are equal, they may all be computing: only a sure wait is reported.
+        body = list(_describe_gathering(survey, reporter))
+    else:
+        return None
+    ages = [standing.age_s for standing in sample.standings.values()]
+    since = f"no collective has begun for {min(ages):.1f} s" if ages else "nothing moves"
+    headline = f"mm-dist hang report: {since} (one may take {timing.timeout_s:g} s)"
+    return Report(body[0].strip(), "\n".join([headline, *body]))
+
+
+def find_standstills(survey: Survey, min_age_s: float) -> list[Standstill]:
+    """Return the groups in which some ranks have begun a collective that others have not.
+
+    Args:
+        survey: All ranks.
+        min_age_s: How long one of the ranks in front must have been there: what is shorter is the
+            time between two ranks' answers.
+    """
+    found = filter(None, (_compare(survey, key) for key in survey.groups()))
+    return [each for each in found if any(age >= min_age_s for age, _ in _ages(survey, each))]
+
+
+def _compare(survey: Survey, key: str) -> Standstill | None:
+    counts = survey.counts(key)
+    front = max(counts.values())
+    there = {rank for rank, count in counts.items() if count == front}
+    if len(there) == len(counts):
+        return None
+    if not all(survey.sample(rank).standings[key].is_exact for rank in counts):
+        # torch may have counted sends: who is in the same call as those in front is there, too.
+        calls = {_find_call(survey.peers[rank]) for rank in there} - {None}
+        there |= {rank for rank in counts if _find_call(survey.peers[rank]) in calls}
+    waiting = [rank for rank in counts if rank in there and survey.peers[rank].is_running]
+    behind = [rank for rank in survey.ranks_of(key) if rank not in there]
+    return Standstill(key, counts, waiting, behind) if waiting and behind else None
+
+
+def _find_call(peer: Peer) -> tuple[str, str] | None:
+    sample = peer.sample
+    if not peer.is_running or sample is None or not sample.is_collective:
+        return None
+    return sample.operation, sample.place
+
+
+def _ages(survey: Survey, standstill: Standstill) -> Iterator[tuple[float, float]]:
+    """Yield for how long each rank has been waiting, and for how long it may."""
+    for rank in standstill.waiting:
+        sample = survey.sample(rank)
+        standing = sample.standings[standstill.key]
+        # An accelerator's host waits wherever it needs a result, or nowhere. There it is enough to
+        # have come further than others.
+        if sample.operation or standing.is_exact:
+            yield standing.age_s, standing.timeout_s
+
+
+def _is_overdue(survey: Survey, standstill: Standstill) -> bool:
+    return any(
+        age_s >= plan_timing(timeout_s, len(survey.peers)).min_age_s
+        for age_s, timeout_s in _ages(survey, standstill)
+    )
+
+
+def _describe_standstills(survey: Survey, standstills: Sequence[Standstill]) -> Iterator[str]:
+    behind = {rank for standstill in standstills for rank in standstill.behind}
+    waiting = {rank for standstill in standstills for rank in standstill.waiting}
+    # First those that others wait for, and that wait for nobody; where all wait in a circle, all.
+    roots = behind - waiting or behind
+    for is_root in (True, False):
+        for standstill in standstills:
+            ranks = [rank for rank in standstill.behind if (rank in roots) is is_root]
+            yield from _describe_behind(survey, standstill, ranks)
+    for standstill in standstills:
+        yield from _describe_waiting(survey, standstill)
+
+
+def _describe_behind(
+    survey: Survey, standstill: Standstill, ranks: Collection[int]
+) -> Iterator[str]:
+    key, counts, waiting, _ = standstill
+    front = max(counts.values())
+
+    def describe(rank: int) -> str:
+        peer = survey.peers[rank]
+        is_known = rank in counts or peer.is_gone
+        missing = min(counts.get(rank, front - 1) + 1, front)
+        call = _name_call(survey, waiting[0], key, missing)
+        entered = "never entered" if is_known else "may not have entered"
+        return f"{entered} {call}, {_describe_place(peer)}"
+
+    yield from _describe_alike(survey, ranks, describe)
+
+
+def _describe_waiting(survey: Survey, standstill: Standstill) -> Iterator[str]:
+    def describe(rank: int) -> str:
+        call = _name_call(survey, rank, standstill.key, standstill.counts[rank])
+        return f"waiting in {call}"
+
+    yield from _describe_alike(survey, standstill.waiting, describe)
+
+
+def _describe_gathering(survey: Survey, reporter: int) -> Iterator[str]:
+    """Describe ranks of which none is behind by its count.
+
+    They are in different collectives of one number, or one went on without entering, or all are in
+    the same collective and the communication itself fails.
+    """
+    key = _newest_group(survey.sample(reporter))
+    everyone = survey.ranks_of(key) if key is not None else list(survey.peers)
+    inside = [rank for rank in everyone if _is_inside(survey.peers[rank])]
+    absent = [rank for rank in everyone if rank not in inside]
+    expected = _name_newest(survey, reporter)
+
+    def describe_absent(rank: int) -> str:
+        peer = survey.peers[rank]
+        # Nothing is known about one that is silent, except that the others wait.
+        surely = "not" if peer.is_answer or peer.is_gone else "perhaps not"
+        return f"{_describe_place(peer)}; {surely} in {expected}"
+
+    yield from _describe_alike(survey, absent, describe_absent)
+    if not absent:
+        yield f"  {_explain_meeting(survey, inside, expected)}"
+    yield from _describe_alike(
+        survey, inside, lambda rank: f"waiting in {_name_newest(survey, rank)}"
+    )
+
+
+def _is_inside(peer: Peer) -> bool:
+    return peer.is_running and peer.sample is not None and bool(peer.sample.operation)
+
+
+def _explain_meeting(survey: Survey, ranks: Sequence[int], expected: str) -> str:
+    calls: dict[str, list[int]] = {}
+    for rank in ranks:
+        calls.setdefault(_name_newest(survey, rank), []).append(rank)
+    if len({call.partition(" (")[0] for call in calls}) > 1:
+        listed = [f"{_name_ranks(same)} in {call}" for call, same in calls.items()]
+        return (
+            "the ranks are in different collectives, which never meet: "
+            f"{'; '.join(listed[:_NUM_SHOWN])}"
+        )
+    return (
+        f"every rank has entered {expected}, and it does not end: look at the network between "
+        "them, and at the sizes of their tensors, which MM_DIST_DEBUG=1 compares"
+    )
+
+
+def _newest_group(sample: Sample) -> str | None:
+    standings = sample.standings
+    return min(standings, key=lambda key: standings[key].age_s, default=None)
+
+
+def _name_newest(survey: Survey, rank: int) -> str:
+    sample = survey.sample(rank)
+    key = _newest_group(sample)
+    if key is None:
+        return f"{sample.operation or 'a collective'} ({sample.place})"
+    return _name_call(survey, rank, key, sample.standings[key].count)
+
+
+def _name_call(survey: Survey, rank: int, key: str, number: int) -> str:
+    """Name a collective, as ``all_reduce #8 (train.py:7)``.
+
+    Args:
+        survey: All ranks.
+        rank: One that has begun it.
+        key: The collective's process group.
+        number: Its number there.
+    """
+    sample, group = survey.sample(rank), survey.name_group(key)
+    # Of a group whose beginning nobody has seen, older torch does not tell how far it has come.
+    tag = f" #{number}" if number < RANDOM_START else ""
+    if sample.is_collective and number == sample.standings[key].count:
+        return f"{sample.operation}{tag} ({sample.place}){group}"
+    of = f" of {sample.operation}" if sample.operation else ""
+    return f"collective{tag}{of} ({sample.place}){group}"
+
+
+def _describe_place(peer: Peer) -> str:
+    sample = peer.sample
+    if peer.has_left:
+        when = "" if peer.last_iteration is None else f" in iteration {peer.last_iteration}"
+        return f"left: ended the process group{when}"
+    if sample is None:
+        return (
+            "gave no answer: may have died, be stuck outside Python, be cut off, or go on in other "
+            "groups"
+        )
+    if sample.error:
+        return f"failed in {sample.place}: {sample.error}"
+    if not peer.is_answer:
+        age_s = max(0.0, time.time() - sample.wall_time)
+        return f"gave no answer, was in {sample.place} {age_s:.0f} s ago"
+    if sample.operation:
+        verb = "waiting in" if sample.is_collective else "now in"
+        return f"{verb} {sample.operation} ({sample.place})"
+    return f"now in {sample.place}"
+
+
+def _describe_alike(
+    survey: Survey, ranks: Iterable[int], describe: Callable[[int], str]
+) -> Iterator[str]:
+    """Yield the lines about some ranks: one sentence for all that it is true of.
+
+    Never more than a screen, however many ranks there are.
+    """
+    sentences: dict[str, list[int]] = {}
+    for rank in ranks:
+        sentences.setdefault(describe(rank), []).append(rank)
+    shown = list(sentences.items())
+    for sentence, alike in shown[:_NUM_SHOWN]:
+        yield f"  {_name_ranks(alike)} {sentence}"
+        samples = [survey.peers[rank].sample for rank in alike]
+        iterations = sorted({s.iteration for s in samples if s and s.iteration is not None})
+        if iterations:
+            first, last = iterations[0], iterations[-1]
+            span = f"iteration {first}" if first == last else f"iterations {first}-{last}"
+            yield f"    {span}"
+        yield from (f"    {line}" for line in (samples[0].stack if samples[0] else ()))
+    rest = [rank for _, alike in shown[_NUM_SHOWN:] for rank in alike]
+    if rest:
+        yield f"  and the same of {_name_ranks(rest)}, each in a place of its own"
+
+
+def _name_ranks(ranks: Iterable[int]) -> str:
+    text = format_ranks(ranks)
+    return f"rank {text}" if text.isdecimal() else f"ranks {text}"
