@@ -141,7 +141,7 @@ def _name_variables(env: Mapping[str, str], launcher: str) -> str:
     found = [f"{name}={env[name]}" for name in names if env.get(name)]
     if launcher == "none":
         return "nothing else started this process"
-    return ", ".join(found) or (f"none of {', '.join(names)} is set" if names else "its plugin")
+    return ", ".join(found) or ("none of its variables is set" if names else "its plugin says so")
 
 
 def _explain_number(env: Mapping[str, str], read: LaunchEnvironment, field: str) -> EnvironmentRow:

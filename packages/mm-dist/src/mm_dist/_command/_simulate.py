@@ -1,17 +1,32 @@
 """``mm-dist simulate``: time and memory of one rank of a job that is larger than this machine."""
 
 import argparse
+import importlib
+import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mm_dist._collectives import all_gather, all_gather_object, all_reduce, all_reduce_dict
 from mm_dist._command._output import check_json_target, format_table, write_json, write_line
-from mm_dist._command._simulate_steps import SimulatedRank, import_factory
-from mm_dist._errors import ConfigError
+from mm_dist._errors import ConfigError, TorchVersionError
+from mm_dist._info import barrier
+from mm_dist._launchers import select_launcher
+from mm_dist._process_group import current_info
+from mm_dist._rendezvous._place import restore_variables
+from mm_dist._wrappers import MMDistributedDataParallel, MMFullyShardedDataParallel
+from mm_dist._wrappers._comm_hooks import no_communication
 
 _LABEL = "simulated: fake process group, no other ranks, no rendezvous, no communication"
-_MIB = 2**20
+_FAKE_GROUP = "torch.testing._internal.distributed.fake_pg"
+_WIDTH, _MIB = 256, 2**20
 
 
 def simulate_rank(options: argparse.Namespace) -> int:
@@ -24,25 +39,29 @@ def simulate_rank(options: argparse.Namespace) -> int:
         ConfigError: If an option cannot be used.
         TorchVersionError: If torch has no fake process group, or cannot shard.
     """
-    local_world_size = _check_sizes(options)
+    world_size, rank = options.world_size, options.rank
+    if world_size < 1 or options.local_world_size < 1:
+        raise ConfigError(
+            f"--world-size={world_size} and --local-world-size={options.local_world_size} must "
+            "both be at least 1."
+        )
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"--rank={rank} is none of {world_size}; ranks count from 0.")
     check_json_target(options.json)
-    # As python -m does: a model beside the configuration can be named.
-    sys.path.insert(0, str(Path.cwd()))
-    factory = import_factory(options.model)
-    simulated = SimulatedRank(options.rank, options.world_size, local_world_size, factory)
-    with simulated.environment():
-        rows: list[dict[str, Any]] = [
-            {"step": "before", "seconds": 0.0, "resident_bytes": resident_bytes()}
-        ]
-        for name, act in simulated.steps(is_sharding=options.shard):
-            start = time.perf_counter()
-            act()
-            seconds = time.perf_counter() - start
-            rows.append({"step": name, "seconds": seconds, "resident_bytes": resident_bytes()})
-    result = {
+    local_world_size = min(options.local_world_size, world_size)
+    rows: list[dict[str, Any]] = [
+        {"step": "before", "seconds": 0.0, "resident_bytes": _resident_bytes()}
+    ]
+    start = time.perf_counter()
+    place = (rank, world_size, local_world_size)
+    for name in run_steps(*place, options.model, is_sharding=options.shard):
+        seconds = time.perf_counter() - start
+        rows.append({"step": name, "seconds": seconds, "resident_bytes": _resident_bytes()})
+        start = time.perf_counter()
+    result: dict[str, Any] = {
         "what": _LABEL,
-        "world_size": options.world_size,
-        "rank": options.rank,
+        "world_size": world_size,
+        "rank": rank,
         "local_world_size": local_world_size,
         "seconds": sum(row["seconds"] for row in rows),
         "resident_bytes": max(row["resident_bytes"] for row in rows),
@@ -51,47 +70,144 @@ def simulate_rank(options: argparse.Namespace) -> int:
     if options.json:
         write_json(result, options.json)
     if options.json != "-":
-        write_line(_format(result))
+        cells = [
+            [r["step"], f"{r['seconds'] * 1e3:.1f}", f"{r['resident_bytes'] / _MIB:.1f}"]
+            for r in rows
+        ]
+        write_line(f"rank {rank} of {world_size}, {local_world_size} per machine ({_LABEL})\n")
+        write_line(format_table(["step", "ms", "memory MiB"], cells))
+        memory = result["resident_bytes"] / _MIB
+        write_line(f"\nstart: {result['seconds']:.2f} s, {memory:.1f} MiB")
     return 0
 
 
-def _check_sizes(options: argparse.Namespace) -> int:
-    world_size, rank, local = options.world_size, options.rank, options.local_world_size
-    if world_size < 1 or local < 1:
+def run_steps(
+    rank: int, world_size: int, local_world_size: int, model_path: str | None, *, is_sharding: bool
+) -> Iterator[str]:
+    """Go through the start of a rank; yield the name of each step when it is done.
+
+    Raises:
+        ConfigError: If there is no such model.
+        TorchVersionError: If torch has no fake process group, or cannot shard.
+    """
+    make_model = _import_factory(model_path)
+    try:
+        fake = importlib.import_module(_FAKE_GROUP)
+    except ImportError as error:
+        raise TorchVersionError(
+            f"simulate needs torch's fake process group, which torch {torch.__version__} does not "
+            "have; upgrade torch to 2.4 or newer."
+        ) from error
+    torchrun, slurm = _describe_place(rank, world_size, local_world_size)
+    former = {name: os.environ.get(name) for name in torchrun}
+    os.environ.update(torchrun)
+    try:
+        select_launcher("pytorch", {}).read(torchrun)
+        yield "read torchrun's variables"
+        select_launcher("slurm", {}).read(slurm)
+        yield "read Slurm's variables"
+        dist.init_process_group("fake", store=fake.FakeStore(), rank=rank, world_size=world_size)
+        yield "join the fake group"
+        current_info()
+        yield "describe this rank"
+        _communicate(rank)
+        yield "collectives"
+        made = make_model()
+        model, inputs = made if isinstance(made, tuple) else (made, None)
+        yield "build the model"
+        wrapped: Any = MMDistributedDataParallel(model)
+        # The fake group's all-reduce returns no future for DDP to wait for.
+        wrapped.register_comm_hook(None, no_communication)
+        yield "wrap it (DDP)"
+        _step(wrapped, inputs)
+        yield "one step"
+        if is_sharding:
+            wrapped = MMFullyShardedDataParallel(model)
+            yield "shard it (fully_shard)"
+            _step(wrapped, inputs)
+            yield "one sharded step"
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        restore_variables(former)
+    yield "leave"
+
+
+def _communicate(rank: int) -> None:
+    """Call collectives; the results are what this rank put in."""
+    tensor = torch.ones(4)
+    barrier()
+    all_reduce(tensor)
+    all_reduce_dict({"loss": tensor, "accuracy": tensor})
+    all_gather(tensor)
+    all_gather_object(rank)
+
+
+def _step(wrapped: nn.Module, inputs: tuple[Any, ...] | None) -> None:
+    if inputs is not None:
+        wrapped(*inputs).sum().backward()
+
+
+def _describe_place(
+    rank: int, world_size: int, local_world_size: int
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what torchrun and what Slurm would say to the rank."""
+    node, local_rank = divmod(rank, local_world_size)
+    full, rest = divmod(world_size, local_world_size)
+    num_nodes = full + bool(rest)
+    torchrun = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(num_nodes),
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29500",
+    }
+    slurm = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(world_size),
+        "SLURM_LOCALID": str(local_rank),
+        "SLURM_NODEID": str(node),
+        "SLURM_STEP_NODELIST": f"node[0-{num_nodes - 1}]",
+        "SLURM_STEP_TASKS_PER_NODE": f"{local_world_size}(x{full})" + f",{rest}" * bool(rest),
+    }
+    return torchrun, slurm
+
+
+def _make_small_model() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    layers = [nn.Linear(_WIDTH, _WIDTH) for _ in range(4)]
+    return nn.Sequential(*layers), (torch.ones(2, _WIDTH),)
+
+
+def _import_factory(path: str | None) -> Callable[[], Any]:
+    """Return the function that ``module:name`` means; the small model's for ``None``."""
+    if path is None:
+        return _make_small_model
+    # As python -m does: a model beside the configuration can be named.
+    sys.path.insert(0, str(Path.cwd()))
+    module_name, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"--world-size={world_size} and --local-world-size={local} must both be at least 1."
-        )
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"--rank={rank} is none of {world_size}; ranks count from 0.")
-    return min(int(local), int(world_size))
+            f"--model={path} cannot be found: {error}; write MODULE:FACTORY, where MODULE can be "
+            "imported from here."
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"--model={path} is {found!r}; it must be callable without arguments.")
+    factory: Callable[[], Any] = found
+    return factory
 
 
-def resident_bytes() -> int:
+def _resident_bytes() -> int:
     """Return the memory of this process that is in use; 0 where the system does not tell."""
-    try:
+    with suppress(OSError, ImportError):
         import resource  # noqa: PLC0415 (not on Windows)
-    except ImportError:
-        return 0
-    try:
+
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        # macOS: the peak, in bytes.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return pages * resource.getpagesize()
-
-
-def _format(result: dict[str, Any]) -> str:
-    rows = [
-        [
-            row["step"],
-            f"{row['seconds'] * 1e3:.1f}",
-            f"{row['resident_bytes'] / _MIB:.1f}",
-        ]
-        for row in result["steps"]
-    ]
-    title = (
-        f"rank {result['rank']} of {result['world_size']}, {result['local_world_size']} per "
-        f"machine ({_LABEL})"
-    )
-    summary = f"start: {result['seconds']:.2f} s, {result['resident_bytes'] / _MIB:.1f} MiB"
-    return "\n\n".join([title, format_table(["step", "ms", "memory MiB"], rows), summary])
+        return pages * resource.getpagesize()
+    return 0

@@ -16,7 +16,6 @@ from mm_dist._dist_info import DistInfo
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
 from mm_dist._group_timeouts import check_timeout_can_change
 from mm_dist._launchers import (
-    LaunchEnvironment,
     check_launcher,
     describe_misuse,
     describe_shared_device,
@@ -106,15 +105,28 @@ def init_dist(
         >>> init_dist("none", device_type="cpu").world_size
         1
     """
-    check_launcher(launcher)
-    _check_init_backend(init_backend)
-    check_port(port)
-    check_place(launcher, rank, world_size, init_method)
-    limit, steady_limit = _read_timeouts(timeout, steady_timeout)
+    check_dist_arguments(
+        launcher,
+        backend,
+        timeout=timeout,
+        steady_timeout=steady_timeout,
+        port=port,
+        init_backend=init_backend,
+        device_type=device_type,
+        hang_report=hang_report,
+        rank=rank,
+        world_size=world_size,
+        init_method=init_method,
+    )
+    limit, steady_limit = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
     if is_distributed():
         # Whatever variables are left over: the group that exists wins.
         existing = current_info()
-        _warn(_describe_unused_timeout(limit, existing))
+        if limit not in (None, existing.timeout):
+            _warn(
+                f"timeout={limit} is not used: there is a process group already, and its timeout "
+                f"is {existing.timeout}. Give it to what creates the group."
+            )
         return existing
     # Somebody may have ended the former group without a word to us.
     destroy_dist()
@@ -139,7 +151,15 @@ def init_dist(
         device = torch.device("cpu")
     # One process per machine speaks: the answer is the same for the others.
     usable = choose_backend(backend, device.type, is_warning=speaks and not is_single)
-    info = _describe(environment, None if is_single else usable, device)
+    info = DistInfo(
+        rank=environment.rank,
+        world_size=environment.world_size,
+        local_rank=environment.local_rank,
+        local_world_size=environment.local_world_size,
+        launcher=environment.launcher,
+        backend=None if is_single else usable,
+        device=device,
+    )
     if is_single:
         return info
     _warn(describe_shared_device(environment, device, usable, env))
@@ -147,10 +167,19 @@ def init_dist(
     _warn(shortage if speaks else None)
     if steady_limit is not None:
         check_timeout_can_change(usable)
-    is_watched = _is_hang_report_wanted(hang_report, env)
+    is_watched = hang_report
+    if is_watched is None:
+        is_watched = read_switch(env, HANG_REPORT_VARIABLE, default=True)
     variables = _variables_for_torch(usable, env, is_watched=is_watched)
     variables.update(interface_variables(environment, env))
-    settings = _name_settings(usable, steady_limit, env, is_watched=is_watched)
+    is_checked = read_switch(env, DEBUG_VARIABLE, default=False)
+    # What would make ranks wait for each other for ever if some had chosen otherwise.
+    settings = {
+        "backend": usable,
+        "steady_timeout": str(steady_limit),
+        f"hang_report (or {HANG_REPORT_VARIABLE})": "on" if is_watched else "off",
+        DEBUG_VARIABLE: "on" if is_checked else "off",
+    }
     own = join_group(info, environment, limit, variables, settings)
     steady_switch.arm(steady_limit)
     if is_watched:
@@ -186,10 +215,14 @@ def check_dist_arguments(
         >>> check_dist_arguments("slurm", "gloo", timeout=90)
     """
     check_launcher(launcher)
-    _check_init_backend(init_backend)
+    if init_backend != "torch":
+        raise ConfigError(
+            f"init_backend={init_backend!r} is not supported; only 'torch' is. Let the other "
+            "library create its group first: init_dist then uses that."
+        )
     check_port(port)
     check_place(launcher, rank, world_size, init_method)
-    _read_timeouts(timeout, steady_timeout)
+    check_steady_timeout(read_timeout(steady_timeout, "steady_timeout"), read_timeout(timeout))
     check_backend(backend)
     if device_type is not None:
         find_row(device_type)
@@ -197,53 +230,10 @@ def check_dist_arguments(
         raise ArgumentTypeError(f"hang_report={hang_report!r}: True, False or None is needed.")
 
 
-def _read_timeouts(
-    timeout: float | timedelta | None, steady_timeout: float | timedelta | None
-) -> tuple[timedelta | None, timedelta | None]:
-    limit, steady_limit = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
-    check_steady_timeout(steady_limit, limit)
-    return limit, steady_limit
-
-
-def _check_init_backend(init_backend: str) -> None:
-    if init_backend != "torch":
-        raise ConfigError(
-            f"init_backend={init_backend!r} is not supported; only 'torch' is. Let the other "
-            "library create its group first: init_dist then uses that."
-        )
-
-
-def _describe_unused_timeout(timeout: timedelta | None, existing: DistInfo) -> str | None:
-    if timeout in (None, existing.timeout):
-        return None
-    return (
-        f"timeout={timeout} is not used: there is a process group already, and its timeout is "
-        f"{existing.timeout}. Give it to what creates the group."
-    )
-
-
-def _describe(
-    environment: LaunchEnvironment, backend: str | None, device: torch.device
-) -> DistInfo:
-    return DistInfo(
-        rank=environment.rank,
-        world_size=environment.world_size,
-        local_rank=environment.local_rank,
-        local_world_size=environment.local_world_size,
-        launcher=environment.launcher,
-        backend=backend,
-        device=device,
-    )
-
-
 def _warn(message: str | None) -> None:
     """Warn the caller of ``init_dist``, which calls this, if there is something to say."""
     if message is not None:
         warnings.warn(message, UserWarning, stacklevel=3)
-
-
-def _is_hang_report_wanted(asked: bool | None, env: Mapping[str, str]) -> bool:  # noqa: FBT001
-    return read_switch(env, HANG_REPORT_VARIABLE, default=True) if asked is None else asked
 
 
 def _refuse_import_by_child() -> None:
@@ -253,19 +243,6 @@ def _refuse_import_by_child() -> None:
             "init_dist was called while a child process imports the script; put the script's work "
             "under `if __name__ == '__main__':`."
         )
-
-
-def _name_settings(
-    backend: str, steady: timedelta | None, env: Mapping[str, str], *, is_watched: bool
-) -> dict[str, str]:
-    """Return what would make ranks wait for each other for ever if some had chosen otherwise."""
-    is_checked = read_switch(env, DEBUG_VARIABLE, default=False)
-    return {
-        "backend": backend,
-        "steady_timeout": str(steady),
-        f"hang_report (or {HANG_REPORT_VARIABLE})": "on" if is_watched else "off",
-        DEBUG_VARIABLE: "on" if is_checked else "off",
-    }
 
 
 def _variables_for_torch(
