@@ -42,8 +42,16 @@ def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = 
     check_backend(backend)
     if backend is None:
         return _own_backend(find_row(device_type))
-    chosen = _choose_usable(backend.lower(), device_type)
-    if chosen != backend.lower() and is_warning:
+    asked = backend.lower()
+    pairs = _read_pairs(asked) if ":" in asked else {device_type: asked}
+    is_usable = device_type in pairs and all(
+        pair_device in ("cpu", device_type) and _is_usable(name, pair_device)
+        for pair_device, name in pairs.items()
+    )
+    if is_usable:
+        return asked
+    chosen = _own_backend(find_row(device_type))
+    if is_warning:
         warnings.warn(
             f"backend={backend!r} was asked for, but it cannot run on device {device_type!r} "
             f"here; using {chosen!r}. Leave backend out to have it chosen.",
@@ -77,23 +85,6 @@ def is_backend(name: str) -> bool:
     except (ConfigError, TorchVersionError):
         return False
     return True
-
-
-def _choose_usable(backend: str, device_type: str) -> str:
-    if ":" not in backend:
-        return backend if _is_usable(backend, device_type) else _own_backend(find_row(device_type))
-    pairs = _read_pairs(backend)
-    usable = {
-        pair_device: name
-        for pair_device, name in pairs.items()
-        if pair_device in ("cpu", device_type) and _is_usable(name, pair_device)
-    }
-    if usable == pairs:
-        return backend
-    usable.setdefault(device_type, _own_backend(find_row(device_type)))
-    if len(usable) == 1:
-        return usable[device_type]
-    return ",".join(f"{pair_device}:{name}" for pair_device, name in usable.items())
 
 
 def _read_pairs(backend: str) -> dict[str, str]:

@@ -112,15 +112,15 @@ class Board:
         text = bytes(self._store.get(f"{self._prefix}/{rank}/sample")).decode()
         return Peer(Sample.decode(text), is_answer=note > request)
 
-    def write_report(self, number: int, content: Report | str) -> None:
-        """Keep a report, or a word in its place, and count it."""
-        self._store.set(f"{self._prefix}/report/{number}", json.dumps(content))
+    def write_report(self, number: int, report: Report | None) -> None:
+        """Keep a report, or that there is nothing to report, and count it."""
+        self._store.set(f"{self._prefix}/report/{number}", json.dumps(report))
         self.count("reports", 1)
 
-    def read_report(self, number: int) -> Report | str:
+    def read_report(self, number: int) -> Report | None:
         """Return what was kept under the number of a report that has been counted."""
         content = json.loads(bytes(self._store.get(f"{self._prefix}/report/{number}")))
-        return content if isinstance(content, str) else Report(*content)
+        return None if content is None else Report(*content)
 
 
 def note_departure(store: Any, prefix: str, rank: int, iteration: int | None) -> None:

@@ -23,7 +23,7 @@ from mm_dist._rendezvous._store import StoreAddress
 from mm_dist._torch_private import default_store
 from mm_dist.diagnose._board import FINAL, Board, note_departure
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout
-from mm_dist.diagnose._report import Report, Timing, find_standstills, plan_timing, write_report
+from mm_dist.diagnose._report import Report, Timing, plan_timing, write_report
 from mm_dist.diagnose._sample import Observer
 from mm_dist.diagnose._stack import Frame, read_traceback
 
@@ -34,9 +34,6 @@ _DIST: Any = dist
 _JOIN_S, _FAILURE_S = 1.0, 3.0
 # In which a store answers that answers at all: a rank that has failed must not hang for long.
 _ANSWER_S = 1.5
-# In place of a report: no rank is behind another, so that nobody needs to ask again soon; or
-# something moves, and who is due asks again.
-_CALM, _MOVING = "calm", "moving"
 # Every rank creates its groups in the same order, so that it finds the keys of the present one.
 _next_group = count()
 
@@ -191,10 +188,8 @@ class HangReport:
             return
         self._observer.look_at_stack()
         board = self._connect()
-        if self._answer(board) == _CALM:
-            self._tried_at = time.monotonic()
+        self._answer(board)
         if self._is_due():
-            self._tried_at = time.monotonic()
             self._make_report(board)
 
     def _act_on(self, failure: _Failure) -> None:
@@ -240,22 +235,18 @@ class HangReport:
             self._board.close()
             self._board = None
 
-    def _answer(self, board: Board) -> str:
-        """Answer a request and fetch a report, or return the word that is in its place."""
+    def _answer(self, board: Board) -> None:
+        """Answer a request, and fetch a report."""
         board.check_store()
         num_requests = board.count("requests")
         if num_requests > self._num_answers:
             board.publish(self._rank, num_requests, self._observer.take_sample())
             self._num_answers = num_requests
         num_reports = board.count("reports")
-        if num_reports == self._num_reports:
-            return ""
-        self._num_reports = num_reports
-        content = board.read_report(num_reports - 1)
-        if isinstance(content, str):
-            return content
-        self._report = content
-        return ""
+        if num_reports > self._num_reports:
+            self._num_reports = num_reports
+            self._tried_at = time.monotonic()
+            self._report = board.read_report(num_reports - 1) or self._report
 
     def _is_due(self) -> bool:
         timing = self._wait_timing
@@ -268,13 +259,13 @@ class HangReport:
 
     def _make_report(self, board: Board, *, is_certain: bool = False) -> None:
         """Ask all ranks and print the report, unless another rank is at it."""
+        self._tried_at = time.monotonic()
         if board.count(f"claim/{self._num_reports}", 1) > 1:
             return
         timing, own = self._wait_timing, self._observer.take_sample()
         survey = board.ask_ranks(self._rank, own, self._world_size, timing.collect_s)
         self._report = write_report(survey, self._rank, timing, is_certain=is_certain)
-        calm = _MOVING if find_standstills(survey, 0.0) else _CALM
-        board.write_report(self._num_reports, self._report or calm)
+        board.write_report(self._num_reports, self._report)
         self._num_reports += 1
         if self._report is not None and sys.stderr is not None:
             # In one piece: the ranks share the launcher's console.

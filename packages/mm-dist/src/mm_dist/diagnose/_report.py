@@ -168,7 +168,7 @@ def write_report(
         timing: When a wait in the group that the reporter has used last is long.
         is_certain: Whether torch has given up already: something surely stands still.
     """
-    standstills = find_standstills(survey, 2 * timing.interval_s)
+    standstills = _find_standstills(survey, 2 * timing.interval_s)
     sample = survey.sample(reporter)
     is_due = is_certain or any(_is_overdue(survey, each) for each in standstills)
     if standstills and is_due:
@@ -184,13 +184,10 @@ def write_report(
     return Report(body[0].strip(), "\n".join([headline, *body]))
 
 
-def find_standstills(survey: Survey, min_age_s: float) -> list[Standstill]:
+def _find_standstills(survey: Survey, min_age_s: float) -> list[Standstill]:
     """Return the groups in which some ranks have begun a collective that others have not.
 
-    Args:
-        survey: All ranks.
-        min_age_s: How long one of the ranks in front must have been there: what is shorter is the
-            time between two ranks' answers.
+    What is younger than ``min_age_s`` is the time between two ranks' answers.
     """
     found = filter(None, (_compare(survey, key) for key in survey.groups()))
     return [each for each in found if any(age >= min_age_s for age, _ in _ages(survey, each))]
