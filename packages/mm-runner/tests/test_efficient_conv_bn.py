@@ -152,21 +152,6 @@ def test_an_output_that_goes_elsewhere_is_an_error_once():
     torch.testing.assert_close(folded(inputs), model(inputs))
 
 
-@pytest.mark.parametrize("name", ["body.0", "body.1"])
-def test_one_of_a_pair_is_not_recomputed_alone(name):
-    model = Pair(nn.Conv1d, nn.BatchNorm1d)
-    with pytest.raises(ConfigError, match=rf"'body\.0' and its .* recomputes '{name}' alone"):
-        apply_module_settings(model, {KEY: "body", "activation_checkpointing": name})
-
-
-def test_a_part_of_two_pairs_is_refused():
-    conv = nn.Conv1d(4, 4, 1)
-    model = nn.Sequential(*[nn.Sequential(conv, nn.BatchNorm1d(4)) for _ in range(2)])
-    with pytest.raises(ConfigError, match=r"'0\.0' or its .* belongs to two pairs"):
-        apply_module_settings(model, {KEY: ["0", "1"]})
-    assert describe_module_settings(model) == {}
-
-
 def test_finding_pairs_changes_no_random_numbers_and_no_attributes():
     class Drawing(Wandering):
         calls = 0

@@ -10,7 +10,7 @@ import mm_dist
 from mm_runner.data import pseudo_collate
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 from mm_runner.registry import METRICS, build_from_cfg, short_repr
-from mm_runner.registry._paths import path_within
+from mm_runner.registry._build import path_within
 
 from ._metric import BaseMetric
 from ._predictions import Predictions

@@ -85,13 +85,6 @@ class AveragedWeights(ABC):
         """Whether the model holds the averages at present."""
         return self._own is not None
 
-    def planned_tensors(self) -> list[Tensor]:
-        """Return tensors like those kept once averaging has begun, on the meta device."""
-        return [
-            torch.empty(part.shape, dtype=_kept_dtype(part), device="meta")
-            for part in self._parts()
-        ]
-
     @torch.no_grad()
     def update(self, stepped: bool | Tensor = True) -> None:  # noqa: FBT001, FBT002
         """Move the averages towards the model's weights.

@@ -1,4 +1,4 @@
-"""Convolutions that compute the frozen batch normalization after them too.
+"""Fold frozen batch normalizations into the convolutions before them.
 
 In eval mode a batch normalization is linear. With its weight g, bias b, mean m and variance v,
 ``BN(conv(x))`` is the convolution of x with the kernel ``k * c`` and the bias ``(d - m) * c + b``,
@@ -25,7 +25,7 @@ from mm_runner.errors import ConfigError
 from ._sharded_tensors import sharded_type
 from ._wrapped_forward import WrappedForward, forward_wrapper, restore_forwards
 
-__all__ = ["Pair", "check_pairs", "find_pairs", "fold_pairs", "folded_names"]
+__all__ = ["Pair", "find_pairs", "fold_pairs", "folded_names"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -66,61 +66,27 @@ def find_pairs(module: nn.Module, name: str) -> list[Pair]:
             f"{_KEY}: torch.fx cannot trace {name!r} ({type(module).__name__}): {reason}. Name "
             f"parts of it whose forward does not depend on its inputs; it has {children}."
         ) from error
-    pairs = [
-        Pair(f"{name}.{names[0]}", *map(module.get_submodule, names))
-        for names in in_training
-        if names in in_eval
-    ]
-    if not pairs:
+    found = [names for names in in_training if names in in_eval]
+    if not found:
         raise ConfigError(
             f"{_KEY}: {name!r} ({type(module).__name__}) holds no convolution whose output goes to "
             "one batch normalization and nowhere else. Remove it from the list."
         )
-    return pairs
-
-
-def check_pairs(pairs: Iterable[Pair], checkpointed: Iterable[tuple[str, nn.Module]]) -> list[Pair]:
-    """Return each pair once.
-
-    Args:
-        pairs: Of all modules named.
-        checkpointed: Modules to be recomputed in the backward pass, by name.
-
-    Raises:
-        ConfigError: If a module belongs to two pairs, or one of a pair is recomputed alone.
-    """
-    checked = {(id(pair.convolution), id(pair.norm)): pair for pair in pairs}
-    num_pairs = Counter(number for numbers in checked for number in numbers)
-    for numbers, pair in checked.items():
-        if max(num_pairs[number] for number in numbers) > 1:
-            raise ConfigError(
-                f"{_KEY}: {pair.name!r} or its batch normalization belongs to two pairs. Name only "
-                "one of the modules that share it."
-            )
-    for name, module in checkpointed:
-        parts = set(map(id, module.modules()))
-        for numbers, pair in checked.items():
-            if len(parts.intersection(numbers)) == 1:
-                raise ConfigError(
-                    f"{_KEY}: {pair.name!r} and its batch normalization cannot be folded, because "
-                    f"activation_checkpointing recomputes {name!r} alone. Checkpoint the module "
-                    "that calls both, or remove one of the keys."
-                )
-    return list(checked.values())
+    return [Pair(f"{name}.{names[0]}", *map(module.get_submodule, names)) for names in found]
 
 
 def fold_pairs(pairs: Iterable[Pair]) -> None:
-    """Let each convolution compute its batch normalization too, while that is in eval mode.
+    """Fold each batch normalization into its convolution while it is in eval mode.
 
-    What the module computes then ends in a :class:`ConfigError` if the output of a folded
-    convolution does not go to its batch normalization.
+    A forward raises :class:`ConfigError` if the output of a folded convolution does not go to its
+    batch normalization.
     """
     for pair in pairs:
         _NormForward(pair.norm, _FoldingForward(pair.convolution, pair))
 
 
 def folded_names(model: nn.Module) -> list[str]:
-    """Return the names of the convolutions in ``model`` that compute a batch normalization too."""
+    """Return the names of the folded convolutions in ``model``."""
     return [
         name for name, module in model.named_modules() if forward_wrapper(module, _FoldingForward)
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ._checkpointing import checkpoint_module, checkpointed_names
-from ._conv_bn import Pair, check_pairs, find_pairs, fold_pairs, folded_names
+from ._conv_bn import Pair, find_pairs, fold_pairs, folded_names
 from ._named_modules import check_module_names, find_modules, shorten_names
 from ._wrapped_forward import restore_forwards
 
@@ -74,7 +74,7 @@ def _find(model: nn.Module, cfg: Mapping[str, Any]) -> tuple[dict[str, nn.Module
     names = check_module_names(cfg.get(_CONV_BN), _CONV_BN)
     traced = find_modules(model, names, _CONV_BN)
     pairs = [pair for name, module in traced.items() for pair in find_pairs(module, name)]
-    return checkpointed, check_pairs(pairs, checkpointed.items())
+    return checkpointed, list({id(pair.convolution): pair for pair in pairs}.values())
 
 
 def _describe(checkpointed: Iterable[str], folded: Iterable[str]) -> dict[str, str]:

@@ -4,8 +4,7 @@ A name is resolved among the components registered in this process, then torch's
 entry points of installed distributions (:mod:`mm_runner.registry` lists their groups).
 """
 
-from ._annotations import describe_annotation, fits
-from ._arguments import check_arguments, check_type, short_repr
+from ._arguments import check_arguments, check_type, describe_annotation, fits, short_repr
 from ._build import build_from_cfg, call_component, check_cfg
 from ._registry import Registry
 from ._torch_components import torch_model_wrappers, torch_optimizers, torch_param_schedulers

@@ -1,22 +1,38 @@
-"""Check arguments of a configuration against the signature of a component."""
+"""Check the arguments of a configuration against the signature of a component.
+
+Names are checked, and plain values against simple annotations: int, float, bool, str, Literal, or a
+union of these. Other annotations take anything.
+"""
 
 from __future__ import annotations
 
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, Literal, Union, get_args, get_origin
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-from ._annotations import annotation_of, describe_annotation, fits
-
-__all__ = ["check_arguments", "check_type", "short_repr"]
+__all__ = ["check_arguments", "check_type", "describe_annotation", "fits", "short_repr"]
 
 _LONGEST_REPR = 120
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # How alike a name must be to a known one to be offered in its place; and, where a component takes
 # any name, to be taken for a slip.
 _NEAR, _SLIP = 0.6, 0.8
+# What a configuration file can hold. Objects are taken as they are.
+_PLAIN = (bool, int, float, str, bytes, type(None), list, tuple, set, Mapping)
+_WORDS: dict[Any, str] = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    type(None): "None",
+}
+# torch's objects, which no file holds, and the plain type that stands for each in a union.
+_PLAIN_FORMS = {"Tensor": float, "dtype": str}
 
 
 def check_arguments(
@@ -72,7 +88,7 @@ def check_type(
     Raises:
         ConfigError: If it is of another type.
     """
-    annotation = annotation_of(component, parameter)
+    annotation = _annotation_of(component, parameter)
     if value is None and parameter.default is None:
         return  # implicitly optional, as was once usual
     is_number = isinstance(parameter.default, (bool, int, float))
@@ -87,3 +103,63 @@ def short_repr(value: object) -> str:
     """Return ``repr(value)``, shortened where it would fill the screen."""
     text = repr(value)
     return text if len(text) <= _LONGEST_REPR else f"{text[:_LONGEST_REPR]}..."
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Return whether ``value`` may be given; an annotation that is not simple takes anything."""
+    kinds = _simple_kinds(annotation)
+    return not kinds or not isinstance(value, _PLAIN) or any(_is_a(value, kind) for kind in kinds)
+
+
+def describe_annotation(annotation: Any) -> str:
+    """Describe a simple annotation, without the None that it may also take.
+
+    Example:
+        >>> describe_annotation(int | str | None)
+        'an integer or text'
+    """
+    words: list[str] = []
+    for kind in _simple_kinds(annotation):
+        if get_origin(kind) is Literal:
+            words += map(repr, get_args(kind))
+        else:
+            words.append(_WORDS[kind])
+    return " or ".join(word for word in words if word != "None" or len(words) == 1)
+
+
+def _simple_kinds(annotation: Any) -> list[Any]:
+    """Return the members of a union, or the annotation itself; nothing if one is not simple."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    members = get_args(annotation) if is_union else [annotation]
+    kinds = [type(None) if one is None else one for one in members]
+    kinds = [one for one in kinds if _PLAIN_FORMS.get(getattr(one, "__name__", "")) not in kinds]
+    are_simple = (
+        get_origin(one) is Literal or any(one is kind for kind in _WORDS) for one in kinds
+    )
+    return kinds if all(are_simple) else []
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return any(value == one and type(value) is type(one) for one in get_args(kind))
+    if kind is bool:
+        return isinstance(value, bool) or value in (0, 1)
+    if kind in (int, float):  # numbers of NumPy too
+        number = Integral if kind is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _annotation_of(component: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """Return the annotation of a parameter, ``Any`` if there is none."""
+    annotation = parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    function = component.__init__ if inspect.isclass(component) else component
+    names = {**vars(typing), **getattr(inspect.unwrap(function), "__globals__", {})}
+    try:
+        return eval(annotation, names)  # noqa: S307 - the component's own source
+    except Exception:  # noqa: BLE001 - a name that only type checkers know
+        return Any

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 
 from ._arguments import check_arguments
-from ._paths import path_within, under_construction
 
 if TYPE_CHECKING:
     from ._registry import Registry
 
-__all__ = ["build_from_cfg", "call_component", "check_cfg"]
+__all__ = ["build_from_cfg", "call_component", "check_cfg", "holds_configs", "path_within"]
 
 # Errors of constructors that do not check their arguments.
 _PYTHONS_OWN = (TypeError, ValueError, AttributeError, IndexError, KeyError)
+# Path and arguments of the component under construction.
+_under_construction: ContextVar[tuple[str, Any] | None] = ContextVar(
+    "mm_runner_under_construction", default=None
+)
 _OUR_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu", "mm_runner")
 
 
@@ -125,7 +130,7 @@ def _look_up(name: str, registry: Registry, where: str) -> Any:
 
 def _call(component: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
     try:
-        with under_construction(where, arguments):
+        with _constructing(where, arguments):
             return component(**arguments)
     except Exception as error:
         if type(error) in _PYTHONS_OWN:
@@ -156,3 +161,33 @@ def _describe(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is _call
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{kind}{error}{place}"
+
+
+@contextmanager
+def _constructing(where: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Let :func:`path_within` find configs among ``arguments`` within the block."""
+    token = _under_construction.set((where, arguments))
+    try:
+        yield
+    finally:
+        _under_construction.reset(token)
+
+
+def path_within(cfg: object) -> str | None:
+    """Return the path of ``cfg`` if it is among the arguments under construction."""
+    outer = _under_construction.get()
+    return None if outer is None else _search(cfg, outer[1], outer[0])
+
+
+def _search(wanted: object, holder: Any, where: str) -> str | None:
+    if isinstance(holder, Mapping):
+        parts = [(f"{where}.{key}", value) for key, value in holder.items()]
+    elif isinstance(holder, (list, tuple)):
+        parts = [(f"{where}[{index}]", value) for index, value in enumerate(holder)]
+    else:
+        return None
+    for path, value in parts:
+        found = path if value is wanted else _search(wanted, value, path)
+        if found is not None:
+            return found
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -19,8 +18,6 @@ def installed_names(group: str) -> list[str]:
 
 def load_entry_point(group: str, name: str) -> object | None:
     """Import the one component advertised as ``name`` in ``group``.
-
-    A distribution installed meanwhile is seen.
 
     Returns:
         The component, or ``None`` when nobody advertises that name.
@@ -43,26 +40,14 @@ def load_entry_point(group: str, name: str) -> object | None:
 
 
 def _group(group: str) -> EntryPoints:
-    return _read(group, _state_of_path())
+    return _read(group, tuple(sys.path))
 
 
 @lru_cache(maxsize=64)
-def _read(group: str, state: tuple[object, ...]) -> EntryPoints:
-    """Read every distribution, which takes long where many are installed."""
-    del state  # what is read depends on it
+def _read(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """Read every distribution on ``path``, which takes long where many are installed."""
+    del path  # sys.path, which entry_points() reads
     return entry_points(group=group)
-
-
-def _state_of_path() -> tuple[object, ...]:
-    """Return the modification times of the import path, which an installation changes."""
-    return tuple((folder, _changed_ns(folder)) for folder in sys.path)
-
-
-def _changed_ns(folder: str) -> int:
-    try:
-        return os.stat(folder or ".").st_mtime_ns  # noqa: PTH116 - called for each lookup
-    except OSError:
-        return 0
 
 
 def _provider(entry: EntryPoint) -> str:
