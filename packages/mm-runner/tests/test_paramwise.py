@@ -220,6 +220,9 @@ class Block(nn.Module):
         self.attention = nn.Linear(2, 2)
         self.layers = nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))
 
+    def forward(self, inputs):
+        return self.layers(self.attention(inputs))
+
 
 class Transformer(nn.Module):
     def __init__(self, depth=3):
@@ -266,6 +269,20 @@ def test_stages_are_divided_into_blocks():
     assert (by_layer["stem"], by_layer["norm1"], by_layer["head"]) == (1 / 32, 1 / 4, 1.0)
     by_stage = rates(Staged(), layer_decay_rate=0.5, layers=["layer1", "layer2"])
     assert [by_stage[name] for name in blocks] == [1 / 4, 1 / 4, 1 / 2, 1 / 2]
+
+
+def test_layers_are_those_of_the_backbone():
+    model = nn.ModuleDict(
+        {"backbone": Transformer(4), "heads": nn.ModuleList(Block() for _ in "123456")}
+    )
+    for kind in ("layer_wise", "layer_wise_vit"):
+        found = rates(model, layer_decay_rate=0.5, num_layers=4, decay_type=kind)
+        blocks = [found[f"backbone.blocks.{index}.attention"] for index in range(4)]
+        assert blocks == [1 / 16, 1 / 8, 1 / 4, 1 / 2]
+        assert (found["backbone.embed"], found["backbone.head"]) == (1 / 32, 1.0)
+        assert found["heads.0.attention"] == 1.0
+    model["backbone"] = nn.Linear(2, 2)
+    assert rates(model, layer_decay_rate=0.5)["heads.5.attention"] == 0.5
 
 
 def test_fewer_rates_than_blocks_are_shared_by_neighbours():

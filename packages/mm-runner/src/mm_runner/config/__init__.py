@@ -9,6 +9,6 @@ from ._config import Config
 from ._config_dict import ConfigDict
 from ._custom_imports import import_modules
 from ._options import DictAction, parse_options
-from ._read_base import read_base
+from ._python import read_base
 
 __all__ = ["Config", "ConfigDict", "DictAction", "import_modules", "parse_options", "read_base"]

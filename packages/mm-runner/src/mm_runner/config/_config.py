@@ -12,10 +12,9 @@ from mm_runner.errors import ConfigError
 
 from ._config_dict import ConfigDict
 from ._custom_imports import import_modules, importable_folder
-from ._inheritance import load
+from ._loading import SUFFIXES, load
 from ._location import describe_location, reads_name, written_in
 from ._merging import merge_options
-from ._reading import SUFFIXES
 from ._text import as_python, write_config
 
 __all__ = ["Config"]

@@ -17,16 +17,7 @@ _PATH = re.compile(r"(?:cfg\.)?([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*)(?=[:\s]|$)
 
 
 def describe_location(files: Sequence[Path], message: str) -> str:
-    """Return ``"file:line"`` of the key whose path ``message`` begins with.
-
-    Args:
-        files: Those that a configuration was read from, the one that was asked for first.
-        message: Begins as ``optim_wrapper.optimizer.lrr: ...``.
-
-    Returns:
-        The place where the key, or the nearest one above it, was set last; the first file alone
-        where no file has the first key; ``""`` without files or path.
-    """
+    """Return ``"file:line"`` of the key whose path ``message`` begins with."""
     match = _PATH.match(message)
     if match is None or not files:
         return ""

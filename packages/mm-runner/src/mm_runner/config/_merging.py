@@ -16,18 +16,7 @@ DELETE = "_delete_"
 def merge(
     base: Any, child: Mapping[str, Any], where: str = "", *, replaces: bool = False
 ) -> dict[str, Any]:
-    """Return ``child`` merged over ``base``, dicts key by key.
-
-    Args:
-        base: What is inherited. It is not changed.
-        child: Wins. A dict in it that has ``_delete_=True`` replaces what is inherited.
-        where: Path of both in the whole configuration, for messages.
-        replaces: Let a dict replace what is no dict.
-
-    Raises:
-        ConfigError: If a dict stands over something that is none, which in a file is a slip more
-            often than not.
-    """
+    """Return ``child`` merged over ``base``; ``replaces`` lets a dict replace what is no dict."""
     merged = copy_containers(dict(base))
     for key, value in child.items():
         path = f"{where}.{key}" if where else str(key)
@@ -73,18 +62,7 @@ def without_delete(value: Any) -> Any:
 
 
 def merge_options(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``cfg`` with single values changed.
-
-    Args:
-        cfg: It is not changed.
-        options: Values by path: ``{"optim_wrapper.optimizer.lr": 0.1, "custom_hooks.0.interval":
-            5}``. Dicts on the way that are not there are made; the items of a list are numbered,
-            also as the keys of a dict: ``{"custom_hooks": {"0": {"interval": 5}}}``;
-            ``a._delete_`` lets the dict ``a`` begin empty.
-
-    Raises:
-        ConfigError: If a path leads through something that has no keys, or past the end of a list.
-    """
+    """Return ``cfg`` with values changed by path: ``{"custom_hooks.0.interval": 5}``."""
     changed = copy_containers(dict(cfg))
     emptied = [path for path, value in options.items() if path.endswith(f".{DELETE}") and value]
     for path in emptied:  # first, wherever they stand among what is put in instead

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ._merging import DELETE
-from ._python import BASE, take_base
-from ._read_base import is_block, path_of
+from ._python import BASE, is_block, path_of, take_base
 from ._substitution import write_values
 
 __all__ = ["Place", "trace"]

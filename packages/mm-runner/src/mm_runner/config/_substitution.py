@@ -66,19 +66,7 @@ def write_values(text: str, file: Path) -> str:
 
 
 def substitute(value: Any, file: Path, base: Mapping[str, Any], where: str = "") -> Any:
-    """Return ``value`` with every ``{{ name }}`` and ``{{$NAME:default}}`` in its texts replaced.
-
-    Args:
-        value: Of a file that has been read.
-        file: ``fileDirname``, ``fileBasename``, ``fileBasenameNoExtension`` and ``fileExtname``
-            are of it.
-        base: What the file inherits: ``{{ _base_.a.b }}`` is the value there, of any type where
-            nothing else stands in the text.
-        where: Path of ``value`` in the configuration, for messages.
-
-    Raises:
-        ConfigError: If a name is none of these, or a variable is neither set nor has a default.
-    """
+    """Return ``value`` with names and variables in its texts replaced."""
     if isinstance(value, Mapping):
         return {
             key: substitute(item, file, base, f"{where}.{key}" if where else str(key))

@@ -14,11 +14,7 @@ __all__ = ["as_python", "to_primitives", "write_config"]
 
 
 def as_python(cfg: Mapping[str, Any]) -> str:
-    """Return ``cfg`` as assignments, one for each key.
-
-    Raises:
-        ConfigError: If a key is no name of Python.
-    """
+    """Return ``cfg`` as assignments, one for each key."""
     for key in cfg:
         if not str(key).isidentifier():
             raise ConfigError(f"{key}: this key is no name of Python; write YAML or JSON instead.")
@@ -29,11 +25,7 @@ def as_python(cfg: Mapping[str, Any]) -> str:
 
 
 def write_config(cfg: Mapping[str, Any], file: str | Path | None) -> str:
-    """Return ``cfg`` as text, in the form that the suffix of ``file`` says, and write it there.
-
-    Raises:
-        ConfigError: If the suffix is none of ``.py``, ``.yaml``, ``.yml``, ``.json``.
-    """
+    """Return ``cfg`` as text, in the form that the suffix of ``file`` says, and write it there."""
     suffix = ".py" if file is None else Path(file).suffix
     if suffix == ".py":
         text = as_python(cfg)
@@ -51,15 +43,7 @@ def write_config(cfg: Mapping[str, Any], file: str | Path | None) -> str:
 
 
 def to_primitives(value: Any, *, tuples: bool = False) -> Any:
-    """Convert ``value`` to types that every format can hold.
-
-    Classes and functions of a module become their import path, which a ``type`` may be; objects
-    appear as their type's name in angle brackets, which nothing can read again.
-
-    Args:
-        value: A configuration, or a part of one.
-        tuples: Keep them; YAML and JSON have lists only.
-    """
+    """Convert ``value`` to types that every format can hold."""
     if isinstance(value, Mapping):
         return {_key(key): to_primitives(item, tuples=tuples) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -161,17 +161,7 @@ def _check_offline(data_samples: Any, data: Any, chunk_size: Any) -> None:
 
 
 def build_evaluator(value: Any, *, where: str = "evaluator") -> Evaluator:
-    """Build an evaluator.
-
-    Args:
-        value: A metric, the config of one, or a list of these; or an evaluator, or the config of
-            one: ``dict(metrics=...)``, with a ``type`` if it is a subclass of :class:`Evaluator`.
-        where: Path of ``value`` in the configuration.
-
-    Raises:
-        ComponentNotFoundError: If a ``type`` names nothing.
-        ConfigError: If ``value`` is nothing of these, or arguments do not fit.
-    """
+    """Build an evaluator."""
     if isinstance(value, Evaluator):
         return value
     kind = evaluator_type(value)
@@ -181,31 +171,17 @@ def build_evaluator(value: Any, *, where: str = "evaluator") -> Evaluator:
 
 
 def evaluator_type(cfg: Any) -> type[Evaluator] | None:
-    """Return the class of the evaluator that ``cfg`` is the config of; ``None`` if it is of none.
-
-    Example:
-        >>> evaluator_type({"metrics": [{"type": "Accuracy"}]}).__name__
-        'Evaluator'
-        >>> evaluator_type({"type": "Accuracy"}) is None
-        True
-    """
+    """Return the evaluator class of a config; ``None`` if it is the config of a metric."""
     kind = _type_of(cfg) if isinstance(cfg, Mapping) else None
     return kind if isinstance(kind, type) and issubclass(kind, Evaluator) else None
 
 
 def refuse_evaluator(metric: Any, where: str) -> None:
-    """Check that ``metric`` is no evaluator, nor the config of one.
-
-    Raises:
-        ConfigError: If it is.
-    """
-    # Its process() takes what that of a metric takes, but in another order: taken for a metric it
-    # would report wrong numbers and no error. Those of other libraries are known by their method.
+    """Check that ``metric`` is no evaluator, nor the config of one."""
+    # Its process() takes the arguments of a metric's in another order: as a metric it would report
+    # wrong numbers and no error. Those of other libraries are known by their method.
     kind = _type_of(metric) if isinstance(metric, Mapping) else metric
-    is_metric = isinstance(kind, BaseMetric) or (
-        inspect.isclass(kind) and issubclass(kind, BaseMetric)
-    )
-    if hasattr(kind, "offline_evaluate") and not is_metric:
+    if hasattr(kind, "offline_evaluate"):
         raise ConfigError(
             f"{where}: a metric is needed, got the evaluator {short_repr(metric)}. Give its "
             "metrics in its place, or one mm_runner.evaluator.Evaluator as the whole."

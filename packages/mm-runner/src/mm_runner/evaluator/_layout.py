@@ -36,11 +36,7 @@ def layout_of(predictions: Any) -> Layout:
 
 
 def size_of(predictions: Any) -> int:
-    """Return the number of samples.
-
-    Raises:
-        ConfigError: As :func:`layout_of`.
-    """
+    """Return the number of samples."""
     sizes: list[int] = []
     _map(predictions, lambda part: sizes.append(_length(part)))
     if len(set(sizes)) != 1:
@@ -53,13 +49,7 @@ def size_of(predictions: Any) -> int:
 
 
 def split(predictions: Any, *, with_copies: bool = True) -> list[Any]:
-    """Return the predictions for each sample.
-
-    Args:
-        predictions: As a step returned them.
-        with_copies: Whether rows of tensors have memory of their own: a view would keep, and save
-            to a file, the rows of the whole batch.
-    """
+    """Return the predictions for each sample."""
 
     def entry(part: Any, index: int) -> Any:
         one = part[index]
@@ -72,10 +62,7 @@ def split(predictions: Any, *, with_copies: bool = True) -> list[Any]:
 
 
 def join(samples: Sequence[Any], layout: Layout) -> Any:
-    """Return the predictions of which ``samples`` are the entries, the inverse of :func:`split`.
-
-    Rows of different shapes become a list.
-    """
+    """Return the predictions of which ``samples`` are the entries, the inverse of :func:`split`."""
     if isinstance(layout, tuple):
         return tuple(join([one[i] for one in samples], part) for i, part in enumerate(layout))
     if isinstance(layout, Mapping):

@@ -65,11 +65,7 @@ class Predictions(Sequence[Any]):
 
 
 def save_predictions(predictions: Any, path: Path) -> None:
-    """Write a file that :func:`load_predictions` reads, atomically.
-
-    Raises:
-        PredictionsError: If it cannot be written.
-    """
+    """Write a file that :func:`load_predictions` reads, atomically."""
     try:
         save_checkpoint_file({"num_samples": size_of(predictions), "results": predictions}, path)
     except CheckpointError as error:

@@ -16,6 +16,7 @@ from ._module_settings import (
     check_module_settings,
     describe_module_settings,
     plan_module_settings,
+    repeated_blocks,
 )
 from ._steps import (
     EvalStep,
@@ -49,6 +50,7 @@ __all__ = [
     "eval_step_of",
     "is_model_wrapper",
     "plan_module_settings",
+    "repeated_blocks",
     "train_step_of",
     "uncalled_step",
     "unwrap_model",

@@ -25,15 +25,7 @@ _is_compiling: Callable[[], bool] = getattr(
 
 
 def checkpoint_module(module: nn.Module, name: str) -> None:
-    """Let ``module`` recompute its activations in the backward pass, in place.
-
-    Where gradients are recorded, only its inputs are kept. The recomputation uses the random
-    numbers, the autocast state and the buffers of the forward pass, and changes no buffer.
-
-    Args:
-        module: Its hooks are called once, around the forward.
-        name: Of the module in its model, for messages.
-    """
+    """Let ``module`` recompute its activations in the backward pass, in place."""
     _CheckpointedForward(module, name)
 
 

@@ -42,17 +42,7 @@ class Pair(NamedTuple):
 
 
 def find_pairs(module: nn.Module, name: str) -> list[Pair]:
-    """Find the pairs in ``module`` with ``torch.fx``.
-
-    A copy of the module is traced in training and in eval mode, without optional arguments.
-
-    Args:
-        module: Is not changed.
-        name: Its name in the model.
-
-    Raises:
-        ConfigError: If it cannot be traced, or holds no pair.
-    """
+    """Find the pairs in ``module`` with ``torch.fx``."""
     try:
         copied = copy.deepcopy(module)
         restore_forwards(copied)

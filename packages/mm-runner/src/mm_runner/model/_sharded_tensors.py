@@ -39,10 +39,7 @@ def distribute_as(like: Tensor, part: Tensor) -> Tensor:
 
 
 def shard_as(like: Tensor, full: Tensor) -> Tensor:
-    """Return this rank's part of a full tensor, if ``like`` is sharded, else ``full``.
-
-    The values of the first rank count; on others ``full`` may be on the meta device.
-    """
+    """Return this rank's part of a full tensor, if ``like`` is sharded, else ``full``."""
     if not hasattr(like, "full_tensor"):
         return full
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - has torch of 2.5 on

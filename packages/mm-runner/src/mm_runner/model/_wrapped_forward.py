@@ -10,13 +10,7 @@ __all__ = ["WrappedForward", "forward_wrapper", "restore_forwards"]
 
 
 class WrappedForward:
-    """Stands on a module in place of its forward; the module stays the same object and class.
-
-    A copy or pickle of the module holds a copy of this, bound to the copied module.
-
-    Args:
-        module: Gets this as its ``forward``.
-    """
+    """Stands on a module in place of its forward; the module stays the same object and class."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,18 +9,13 @@ from torch import nn
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
-from mm_runner.model import unwrap_model
+from mm_runner.model import repeated_blocks, unwrap_model
 
 from ._constructors import DefaultOptimWrapperConstructor, NamedParameter, walk_parameters
 
 __all__ = ["LearningRateDecayOptimWrapperConstructor"]
 
 _RATES = ("decay_rate", "layer_decay_rate")
-_NUMBERED = re.compile(r"(.*?)\d+$")
-# A stage is divided into its blocks if these hold that much of its parameters.
-_MAIN_PART = 0.5
-
-_Named = list[tuple[str, nn.Module]]
 
 
 class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
@@ -50,7 +44,8 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     Example:
         >>> cfg = dict(optimizer=dict(type="SGD", lr=1.0))
-        >>> constructor = LearningRateDecayOptimWrapperConstructor(cfg, dict(layer_decay_rate=0.5))
+        >>> rules = dict(layer_decay_rate=0.5, layers=["0", "1"])
+        >>> constructor = LearningRateDecayOptimWrapperConstructor(cfg, rules)
         >>> wrapper = constructor(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
         >>> [group["lr"] for group in wrapper.param_groups]
         [0.25, 0.5]
@@ -125,19 +120,21 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         return {}
 
     def _scales_of_blocks(self, model: nn.Module, names: list[str]) -> dict[str, float]:
-        backbone = getattr(unwrap_model(model), "backbone", None)
+        inner = unwrap_model(model)
         prefix, blocks = "", self._blocks
-        if blocks is None and isinstance(backbone, nn.Module) and _find_blocks(backbone):
-            prefix, blocks = "backbone.", _find_blocks(backbone)
-        blocks = blocks or _find_blocks(model)
+        backbone = getattr(inner, "backbone", None)
+        if blocks is None and isinstance(backbone, nn.Module):
+            prefix, blocks = "backbone.", list(repeated_blocks(unwrap_model(backbone)))
         if not blocks:
-            raise ConfigError(
-                f"{self._where}.paramwise_cfg: {type(unwrap_model(model)).__name__} has no "
-                "repeated blocks to divide into layers; name them in order with layers=[...], or "
-                "give the model get_layer_depth(name)."
-            )
+            prefix, blocks = "", list(repeated_blocks(inner))
         inside = [name for name in names if name.startswith(prefix)]
         depths = _depths_of([name.removeprefix(prefix) for name in inside], blocks)
+        if not any(depths):
+            raise ConfigError(
+                f"{self._where}.paramwise_cfg: {type(inner).__name__} has no repeated blocks to "
+                "divide into layers; name them in order with layers=[...], or give the model "
+                "get_layer_depth(name)."
+            )
         rates = self._num_layers or len(blocks)
         levels = [0, *(1 + index * rates // len(blocks) for index in range(len(blocks))), rates + 1]
         return {
@@ -162,46 +159,9 @@ def _depths_of(names: list[str], blocks: list[str]) -> list[int]:
     return depths
 
 
-def _find_blocks(model: nn.Module) -> list[str]:
-    """Return the names of the repeated blocks that hold most of a model's parameters, in order.
-
-    Blocks are siblings of one class: the members of a ``ModuleList``, or ``layer1``, ``layer2``
-    and so on. Stages that consist of blocks themselves are divided into these.
-    """
-    groups = [group for name, module in _modules_of(model) for group in _repeated(name, module)]
-    composed = [group for group in groups if _is_composed(group)] or groups
-    stages = max(composed, key=_size, default=[])
-    return [name for stage in stages for name, _ in _divide(*stage)]
-
-
-def _divide(name: str, stage: nn.Module) -> _Named:
-    groups = [group for own, module in _modules_of(stage, name) for group in _repeated(own, module)]
-    largest = max(filter(_is_composed, groups), key=_size, default=[])
-    return largest if _size(largest) > _MAIN_PART * _size([(name, stage)]) else [(name, stage)]
-
-
 def _modules_of(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield every module with its name, both without wrappers."""
     module = unwrap_model(module)
     yield name, module
     for own, child in module.named_children():
         yield from _modules_of(child, f"{name}.{own}" if name else own)
-
-
-def _repeated(name: str, module: nn.Module) -> list[_Named]:
-    """Return the groups of numbered children of one class."""
-    groups: dict[tuple[str, type], _Named] = {}
-    for own, child in module.named_children():
-        numbered = _NUMBERED.match(own)
-        if numbered and any(True for _ in child.parameters()):
-            group = groups.setdefault((numbered[1], type(unwrap_model(child))), [])
-            group.append((f"{name}.{own}" if name else own, child))
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _is_composed(group: _Named) -> bool:
-    return all(any(True for _ in unwrap_model(block).children()) for _, block in group)
-
-
-def _size(group: _Named) -> int:
-    return sum(parameter.numel() for _, block in group for parameter in block.parameters())

@@ -89,10 +89,7 @@ def check_cfg(
 
 
 def holds_configs(value: Any, registry: Registry) -> bool:
-    """Return whether ``value`` is a list of configs, as its first item tells.
-
-    Samples may be dicts, and have a ``type`` of their own: one that ``registry`` can find counts.
-    """
+    """Return whether ``value`` is a list of configs, as its first item tells."""
     is_list = isinstance(value, (list, tuple)) and len(value) > 0
     kind = value[0].get("type") if is_list and isinstance(value[0], Mapping) else None
     if not isinstance(kind, str):

@@ -17,14 +17,7 @@ def installed_names(group: str) -> list[str]:
 
 
 def load_entry_point(group: str, name: str) -> object | None:
-    """Import the one component advertised as ``name`` in ``group``.
-
-    Returns:
-        The component, or ``None`` when nobody advertises that name.
-
-    Raises:
-        ConfigError: If two distributions advertise it.
-    """
+    """Import the one component advertised as ``name`` in ``group``."""
     entries = {entry.value: entry for entry in _group(group) if entry.name == name}
     if not entries:
         return None

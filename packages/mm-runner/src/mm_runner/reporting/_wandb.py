@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
-
 from mm_runner.errors import ConfigError
 
 from ._writers import axis_of, named_scalars
@@ -112,6 +110,8 @@ class WandbWriter:
         if "mode" not in arguments and "WANDB_MODE" not in os.environ and not self._has_key():
             arguments["mode"] = "offline"
         if "config" not in arguments and self._config_file.is_file():
+            import yaml  # noqa: PLC0415 - importing the Runner stays cheap
+
             arguments["config"] = yaml.safe_load(self._config_file.read_text(encoding="utf-8"))
         # Of a Runner before this one, which may train on; wandb would go on with that run.
         before = None if WandbWriter._newest is None else WandbWriter._newest()

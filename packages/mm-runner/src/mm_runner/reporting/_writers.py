@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from mm_runner.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -164,6 +162,8 @@ class TensorBoardWriter:
 
     def add_config(self, config: Mapping[str, Any]) -> None:
         """Add keys of a configuration, as a text."""
+        import yaml  # noqa: PLC0415 - importing the Runner stays cheap
+
         self._add_config(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
         self._events.flush()
 

@@ -10,7 +10,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-import yaml
 
 import mm_dist
 from mm_runner._main_process import run_on_main
@@ -132,6 +131,8 @@ class RunLogs:
 
 
 def _as_yaml(config: dict[str, Any]) -> str:
+    import yaml  # noqa: PLC0415 - importing the Runner stays cheap
+
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 

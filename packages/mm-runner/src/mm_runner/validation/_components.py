@@ -54,16 +54,7 @@ def check_component(
 
 
 def check_section(value: Any, where: str, known: Mapping[str, Any]) -> None:
-    """Check the keys of a dict, and their values.
-
-    Args:
-        value: The dict; a value of ``None`` passes.
-        where: Path of it.
-        known: The annotation of each key, ``Any`` for those checked elsewhere.
-
-    Raises:
-        ConfigError: If it is no dict, or a key is unknown or of another type.
-    """
+    """Check the keys of a dict, and their values."""
     for key, item in need_mapping(value, where).items():
         if key not in known:
             raise ConfigError(
@@ -76,22 +67,14 @@ def check_section(value: Any, where: str, known: Mapping[str, Any]) -> None:
 
 
 def check_positive(cfg: Mapping[str, Any], name: str, where: str) -> None:
-    """Check that a key, where it is given, is a positive integer.
-
-    Raises:
-        ConfigError: If it is not.
-    """
+    """Check that a key, where it is given, is a positive integer."""
     value = cfg.get(name)
     if value is not None and not (type(value) is int and value > 0):
         raise ConfigError(f"{where}.{name}: a positive integer is needed, got {value!r}.")
 
 
 def need_mapping(value: Any, where: str, what: str = "a dict") -> Mapping[str, Any]:
-    """Return ``value`` if it is a mapping.
-
-    Raises:
-        ConfigError: If it is none.
-    """
+    """Return ``value`` if it is a mapping."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {what} is needed, got {short_repr(value)}.")
     return value

@@ -29,11 +29,7 @@ _RANDOMNESS = {"seed": int, "diff_rank_seed": bool, "deterministic": bool}
 
 
 def check_launcher(name: Any, where: str) -> None:
-    """Check that there is a launcher of that name; ``None`` stands for ``"auto"``.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Check that there is a launcher of that name; ``None`` stands for ``"auto"``."""
     try:
         mm_dist.check_dist_arguments("auto" if name is None else name)
     except mm_dist.MMDistError as error:

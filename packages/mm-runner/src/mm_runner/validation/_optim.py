@@ -43,17 +43,7 @@ _FINITE = (
 
 
 def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) -> None:
-    """Check the config of an optimizer wrapper, or of several.
-
-    Args:
-        cfg: A wrapper, its config, or that of several with ``constructor``.
-        where: Path of it.
-        device_type: Of the parameters. Defaults to the machine's.
-
-    Raises:
-        ConfigError: If it does not fit, or the optimizer or the wrapper itself refuses it.
-        ComponentNotFoundError: If a ``type`` names nothing.
-    """
+    """Check the config of an optimizer wrapper, or of several."""
     if cfg is None or hasattr(cfg, "update_params"):
         return
     need_mapping(cfg, where, "an optim wrapper or a dict")
@@ -83,17 +73,7 @@ def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) ->
 
 
 def check_schedules(cfg: Any, where: str, num_epochs: Any) -> None:
-    """Check the schedules: a config, a list of configs, or a dict of these by name of a wrapper.
-
-    Args:
-        cfg: See above.
-        where: Path of it.
-        num_epochs: Epochs of the run; anything but a positive integer if they are not counted.
-
-    Raises:
-        ConfigError: If one does not fit.
-        ComponentNotFoundError: If a ``type`` names nothing.
-    """
+    """Check the schedules: a config, a list of configs, or a dict of these by name of a wrapper."""
     counts_epochs = isinstance(num_epochs, int) and num_epochs > 0
     for one, place in _listed(cfg, where):
         if isinstance(one, ParamScheduler):

@@ -123,12 +123,7 @@ def _check_eval_loop(cfg: Any, where: str) -> None:
 
 
 def _check_dataloader(cfg: Any, where: str) -> None:
-    """Check the config of a dataloader; a ready one is taken as it is.
-
-    Raises:
-        ConfigError: If a key is unknown, missing or of another type.
-        ComponentNotFoundError: If a ``type`` names nothing.
-    """
+    """Check the config of a dataloader; a ready one is taken as it is."""
     if cfg is None or isinstance(cfg, DataLoader):
         return
     need_mapping(cfg, where, "a DataLoader or a dict")
@@ -193,12 +188,7 @@ def _check_function(function: Any, where: str) -> None:
 
 
 def _check_model_wrapper(cfg: Any, where: str) -> None:
-    """Check ``model_wrapper_cfg``, in a run of one process too.
-
-    Raises:
-        ConfigError: If it is no dict, or has an argument that the wrapper does not take.
-        ComponentNotFoundError: If its ``type`` names nothing.
-    """
+    """Check ``model_wrapper_cfg``, in a run of one process too."""
     need_mapping(cfg, where)
     component: Any = check_component(
         cfg, MODEL_WRAPPERS, where, default="MMDistributedDataParallel", given=("module",)

@@ -179,11 +179,7 @@ class ReduceOnPlateau(GroupDriver):
         }
 
     def follow(self, metrics: Mapping[str, Any], count: int) -> None:
-        """Take in the results of a validation after ``count`` epochs.
-
-        Raises:
-            ConfigError: If the metric is not among them, or no number.
-        """
+        """Take in the results of a validation after ``count`` epochs."""
         state = self._state
         metric = score_of(metrics, self.monitor, f"{self._where}.monitor")
         if self._is_better(metric):

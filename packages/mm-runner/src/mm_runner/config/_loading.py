@@ -1,18 +1,23 @@
-"""Load a configuration file and the files that it inherits."""
+"""Read a configuration file, YAML, JSON or Python, and the files that it inherits."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mm_runner._untrusted import check_nesting
 from mm_runner.errors import ConfigError, did_you_mean
 
 from ._location import describe_location
 from ._merging import merge, without_delete
-from ._reading import BASE, SUFFIXES, read_file
+from ._python import BASE, InheritFrom, at_line, read_python
+from ._substitution import substitute, write_values
 
-__all__ = ["Sources", "load"]
+__all__ = ["SUFFIXES", "Sources", "load"]
+
+SUFFIXES = (".py", ".yaml", ".yml", ".json")
 
 
 class Sources(NamedTuple):
@@ -25,17 +30,7 @@ class Sources(NamedTuple):
 
 
 def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sources:
-    """Read ``file`` and merge it over the files of its ``_base_``, relative to itself.
-
-    Args:
-        file: Absolute.
-        chain: The files that led here.
-        text: Instead of what is in the file, which need not exist.
-
-    Raises:
-        ConfigError: If a file cannot be read, inherits itself, or two files that it inherits both
-            set a key.
-    """
+    """Read ``file`` and merge it over the files of its ``_base_``, relative to itself."""
     _check_not_in(chain, file)
     text = _text_of(file, chain) if text is None else text
     files = [file]
@@ -52,7 +47,7 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
         return inherited, helpers
 
     try:
-        base, own, helpers = read_file(file, text, inherit)
+        base, own, helpers = _read_file(file, text, inherit)
         # It copies every container: keys share no list, and modules keep their values.
         return Sources(without_delete(_merged(file, base, own)), files, text, helpers)
     except RecursionError as error:
@@ -111,3 +106,62 @@ def _check_apart(file: Path, parent: Path, inherited: dict[str, Any], more: dict
             f"{file}: {BASE}: {parent.name} sets {', '.join(sorted(twice))}, which a file before "
             "it sets too; which of them counts is not clear. Let one inherit the other."
         )
+
+
+def _read_file(
+    file: Path, text: str, inherit: InheritFrom
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the inherited keys, the file's own, and its modules, functions and classes."""
+    text = write_values(text, file)
+    if file.suffix == ".py":
+        base, own, helpers = read_python(file, text, inherit)
+    else:
+        parse = _parse_json if file.suffix == ".json" else _parse_yaml
+        try:
+            own = parse(file, text)
+            check_nesting(own, len(text))
+        except RecursionError:
+            raise ConfigError(f"{file}: it is nested too deeply.") from None
+        except ConfigError:
+            raise
+        except ValueError as error:  # of an integer with thousands of digits, too
+            raise ConfigError(f"{file}: {error}") from error
+        if own is None:
+            own = {}
+        if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
+            raise ConfigError(f"{file}: keys with values are needed at the top, got {own!r:.80}.")
+        base, helpers = inherit(own.pop(BASE, None))[0], {}
+    try:
+        return substitute(base, file, base), substitute(own, file, base), helpers
+    except ConfigError as error:
+        raise ConfigError(f"{describe_location([file], str(error)) or file}: {error}") from error
+
+
+def _parse_json(file: Path, text: str) -> Any:
+    def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"{file}: the key {key!r} stands twice in one object.")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=as_dict)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{at_line(file, error.lineno)}: this is not JSON: {error.msg}"
+        ) from error
+
+
+def _parse_yaml(file: Path, text: str) -> Any:
+    import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
+
+    from ._yaml_loader import ConfigLoader  # noqa: PLC0415
+
+    try:
+        return yaml.load(text, ConfigLoader)  # noqa: S506 - derived from the safe one
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = None if mark is None else mark.line + 1
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{at_line(file, line)}: this is not YAML: {problem}") from error
