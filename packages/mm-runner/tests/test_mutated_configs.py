@@ -14,7 +14,7 @@ from strict_task import strict_config
 
 from mm_runner.cli import main
 
-_NUM = 300
+_NUM = 200
 # Where a list of one is as good as the one.
 _MAY_BE_LISTS = {
     *(f"{phase}_dataloader.dataset" for phase in ("train", "val", "test")),
@@ -223,9 +223,8 @@ def test_no_key_that_is_null_ends_in_a_traceback(folder, capsys):
     assert not seen
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_fault_ends_the_command_itself(folder, seed):
-    cfg, _, path = mutated(seed)
+def test_a_fault_ends_the_command_itself(folder):
+    cfg, _, path = mutated(1)
     (folder / "config.json").write_text(json.dumps(cfg))
     done = subprocess.run(
         [sys.executable, "-m", "mm_runner", "train", "config.json"],

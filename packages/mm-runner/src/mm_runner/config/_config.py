@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from pprint import pformat
 from typing import Any, TypeVar
 
 from typing_extensions import Self, override
 
 from mm_runner.errors import ConfigError
 
-from ._config_dict import ConfigDict
+from ._config_dict import ConfigDict, merge_options
 from ._custom_imports import import_modules, importable_folder
 from ._loading import SUFFIXES, load
 from ._location import describe_location, reads_name, written_in
-from ._merging import merge_options
-from ._text import as_python, write_config
 
 __all__ = ["Config"]
 
@@ -134,7 +134,7 @@ class Config(ConfigDict):
     @property
     def pretty_text(self) -> str:
         """The resolved configuration as Python, which :meth:`fromfile` reads again."""
-        return as_python(self)
+        return _as_python(self)
 
     def merge_from_dict(self, options: Mapping[str, Any]) -> None:
         """Change single values.
@@ -164,7 +164,7 @@ class Config(ConfigDict):
         Raises:
             ConfigError: If the suffix is another one.
         """
-        return write_config(self, file)
+        return _write_config(self, file)
 
     def located(self, error: AnyError) -> AnyError:
         """Return ``error`` with the file and line of the key that its message begins with."""
@@ -191,3 +191,58 @@ def _restore(kind: type[Config], content: dict[str, Any], attributes: dict[str, 
     cfg = kind(content)
     cfg.__dict__.update(attributes)
     return cfg
+
+
+def _as_python(cfg: Mapping[str, Any]) -> str:
+    """Return ``cfg`` as assignments, one for each key."""
+    for key in cfg:
+        if not str(key).isidentifier():
+            raise ConfigError(f"{key}: this key is no name of Python; write YAML or JSON instead.")
+    return "".join(
+        f"{key} = {pformat(_to_primitives(value, tuples=True), width=96, sort_dicts=False)}\n"
+        for key, value in cfg.items()
+    )
+
+
+def _write_config(cfg: Mapping[str, Any], file: str | Path | None) -> str:
+    """Return ``cfg`` as text, in the form that the suffix of ``file`` says, and write it there."""
+    suffix = ".py" if file is None else Path(file).suffix
+    if suffix == ".py":
+        text = _as_python(cfg)
+    elif suffix in {".yaml", ".yml"}:
+        import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
+
+        text = yaml.safe_dump(_to_primitives(cfg), sort_keys=False, allow_unicode=True)
+    elif suffix == ".json":
+        text = json.dumps(_to_primitives(cfg), indent=2, ensure_ascii=False) + "\n"
+    else:
+        raise ConfigError(f"{file}: a configuration is written as .py, .yaml, .yml or .json.")
+    if file is not None:
+        Path(file).write_text(text, encoding="utf-8")
+    return text
+
+
+def _to_primitives(value: Any, *, tuples: bool = False) -> Any:
+    """Convert ``value`` to types that every format can hold."""
+    if isinstance(value, Mapping):
+        return {_key(key): _to_primitives(item, tuples=tuples) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_to_primitives(item, tuples=tuples) for item in value]
+        return tuple(items) if tuples and isinstance(value, tuple) else items
+    for kind in (bool, int, float, str):  # YAML cannot hold a subclass
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None or isinstance(value, Path):
+        return value if value is None else str(value)
+    return _name(value)
+
+
+def _name(value: Any) -> str:
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
+    if callable(value) and module and "<" not in name:
+        return f"{module}:{name}"
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def _key(key: Any) -> Any:
+    return key if key is None or type(key) in (bool, int, float, str) else str(key)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import ConfigError, did_you_mean
 
+from ._config_dict import merge, without_delete
 from ._location import describe_location
-from ._merging import merge, without_delete
 from ._python import BASE, InheritFrom, at_line, read_python
 from ._substitution import substitute, write_values
 

@@ -10,7 +10,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from ._merging import DELETE
+from ._config_dict import DELETE
 from ._python import BASE, is_block, path_of, take_base
 from ._substitution import write_values
 

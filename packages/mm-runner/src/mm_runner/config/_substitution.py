@@ -12,7 +12,7 @@ from typing import Any
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-from ._merging import copy_containers
+from ._config_dict import copy_containers
 
 __all__ = ["substitute", "write_values"]
 
@@ -21,11 +21,14 @@ _NAME = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
 _VARIABLE = re.compile(
     r"\{\{\s*(?P<quote>['\"]?)\s*\$(?P<name>\w+)\s*(?::\s*(?P<default>[^{}\n]*?))?\s*(?P=quote)\s*\}\}"
 )
-# A whole value without quotes.
-_WHOLE = re.compile(
-    rf"(?m)(?P<before>[:=,(\[\-]\s*)(?P<value>{_VARIABLE.pattern}|{_NAME.pattern})"
-    r"(?=\s*(?:[,)\]}#]|$))"
-)
+# A whole value without quotes: in Python; in YAML and JSON.
+_WHOLE = {
+    is_python: re.compile(
+        rf"(?m)(?P<before>[{before}]\s*)(?P<value>{_VARIABLE.pattern}|{_NAME.pattern})"
+        rf"(?=\s*(?:[{after}]|$))"
+    )
+    for is_python, before, after in ((True, r":=,(\[", r",)\]}#"), (False, r":,\[\-", r",\]}#"))
+}
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -61,7 +64,7 @@ def write_values(text: str, file: Path) -> str:
         value = json.dumps(_text_of(match, place(match)), ensure_ascii=False)[1:-1]
         return value.replace("'", r"\'")  # for either kind of quotes
 
-    text = _WHOLE.sub(fill, text)
+    text = _WHOLE[is_python].sub(fill, text)
     return _VARIABLE.sub(fill_text, text) if is_python else text
 
 

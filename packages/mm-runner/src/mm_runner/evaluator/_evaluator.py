@@ -181,7 +181,7 @@ def refuse_evaluator(metric: Any, where: str) -> None:
     # Its process() takes the arguments of a metric's in another order: as a metric it would report
     # wrong numbers and no error. Those of other libraries are known by their method.
     kind = _type_of(metric) if isinstance(metric, Mapping) else metric
-    if hasattr(kind, "offline_evaluate"):
+    if hasattr(kind, "offline_evaluate") and not hasattr(kind, "compute_metrics"):
         raise ConfigError(
             f"{where}: a metric is needed, got the evaluator {short_repr(metric)}. Give its "
             "metrics in its place, or one mm_runner.evaluator.Evaluator as the whole."
