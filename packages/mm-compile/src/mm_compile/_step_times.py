@@ -3,7 +3,6 @@
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
-from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -62,6 +61,8 @@ class StageTimes:
     def step_s(self) -> float | None:
         """Seconds of an ordinary step; None before there was one."""
         # Some steps wait for data, save a checkpoint or are interrupted.
+        from statistics import median  # noqa: PLC0415 - imports decimal and fractions
+
         return median(self.steady) if self.steady else None
 
     @property
