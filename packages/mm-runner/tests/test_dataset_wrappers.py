@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from test_resume_midway import train_whole_and_in_parts
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 from toy import NO_VALIDATION, Blobs, runner_arguments
 from typing_extensions import override
 
@@ -52,13 +52,6 @@ class Labelled(Dataset):
         return {"sample": (self.name, index)}
 
 
-class InBatches(Labelled):
-    """Gives several samples at a time, which it would rather do."""
-
-    def __getitems__(self, indices):
-        return [("several", self.name, index) for index in indices]
-
-
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(range(3))
@@ -86,7 +79,6 @@ def test_concatenated_datasets_follow_one_another():
     assert list(dataset) == samples  # Python's own protocol ends with an IndexError
     assert dataset[torch.tensor(-1)] == "y"
     assert dataset.cumulative_sizes == [3, 3, 5]
-    assert dataset.place(4) == (parts[2], 1)
     assert dataset.get_data_info(2) == {"sample": ("a", 2)}
     for index in (5, -6):
         with pytest.raises(IndexError, match=rf"ConcatDataset: sample {index} .*there are 5"):
@@ -144,17 +136,6 @@ def test_initialisation_is_put_off_and_done_once():
     dataset.full_init()
     assert [one.num_inits for one in inner] == [1, 1]
     assert sum(one.num_asked for one in inner) == 3
-
-
-def test_several_samples_at_a_time_stay_so_where_a_dataset_gives_them():
-    plain, batched = Labelled("a", 2), InBatches("b", 2)
-    assert not hasattr(RepeatDataset(plain, 2), "__getitems__")
-    dataset = RepeatDataset(ConcatDataset([plain, batched]), 2)
-    assert dataset.__getitems__([7, 0, 2]) == [("several", "b", 1), ("a", 0), ("several", "b", 0)]
-    loader = DataLoader(dataset, batch_size=4, collate_fn=list)
-    again = [("several", *sample) if sample[0] == "b" else sample for sample in list(dataset)]
-    if hasattr(torch, "compile"):  # torch 1.13 asks for one at a time
-        assert [sample for batch in loader for sample in batch] == again
 
 
 def test_metainfo_is_the_first_ones_and_has_to_agree():

@@ -163,23 +163,6 @@ def test_the_configuration_of_a_run_names_long_lists_of_data_by_their_length(mak
     assert len(text) < 4000
 
 
-@pytest.mark.parametrize(
-    ("dataset", "where"),
-    [
-        ("<list of 1200 samples>", "dataset"),
-        ({"type": Joined, "datasets": ["<tuple of 7 samples>"]}, r"dataset\.datasets\[0\]"),
-        ({"type": Joined, "indices": "<list of 1200 samples>"}, r"dataset\.indices"),
-        ([["<torch.Tensor>", 0]] * 24, r"dataset\[0\]\[0\]"),
-    ],
-    ids=["dataset", "within", "indices", "tensors"],
-)
-def test_a_run_is_not_begun_with_what_stands_for_data(tmp_path, dataset, where):
-    arguments = runner_arguments(tmp_path / "run", train_dataloader=loader(dataset))
-    message = rf"^train_dataloader\.{where}: '<.*>' is what a run's config\.yaml has"
-    with pytest.raises(ConfigError, match=message):
-        Runner.from_cfg(arguments)
-
-
 @pytest.mark.parametrize("kind", [Joined, "test_datasets:Joined", "RepeatDataset", as_list])
 def test_a_list_of_configs_is_no_dataset(tmp_path, kind):
     configs = [{"type": kind, "dataset": _SAMPLES}, {"type": kind}]
@@ -233,27 +216,16 @@ _NEEDED = r"^{}\.dataset: a dataset or a dict with 'type' is needed, got "
 
 @pytest.mark.parametrize("name", ["train_dataloader", "val_dataloader"])
 @pytest.mark.parametrize(
-    ("dataset", "hint"),
+    "dataset",
     [
-        ("blobs", r"The name of one goes into a dict: dict\(type='blobs', \.\.\.\)\."),
-        (b"blobs", r"IterableDataset\.$"),
-        (None, r"None\. A dataset is a list of samples, an object with __getitem__\(index\) and"),
-        (7, r"7\. A dataset is"),
-        (Duck, r"dict\(type=Duck, \.\.\.\)"),
-        (as_list, r"dict\(type=as_list, \.\.\.\)"),
-        (one_by_one(), r"can only be gone through: make a list of it, or a class derived from"),
-        ({1, 2}, r"can only be gone through"),
-        (OnlyGoneThrough(), r"can only be gone through"),
-        (DataLoader(Blobs()), r"A DataLoader goes in place of the whole dict"),
-        ({"type": as_parts}, r"Of a dict of datasets, take one: 'train', 'test'\."),
-        ({"type": one_by_one}, r"can only be gone through"),
-        ({"type": str}, r"''\. A dataset is"),
+        *("blobs", b"blobs", "<list of 1200 samples>", None, 7, Duck, as_list, one_by_one()),
+        *({1, 2}, OnlyGoneThrough(), DataLoader(Blobs()), {"type": as_parts}, {"type": str}),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_no_dataset_is_refused_in_words(tmp_path, name, dataset, hint):
+def test_what_is_no_dataset_is_refused_in_words(tmp_path, name, dataset):
     arguments = runner_arguments(tmp_path / "run", **{name: loader(dataset)})
-    with pytest.raises(ConfigError, match=_NEEDED.format(name) + f".*{hint}"):
+    with pytest.raises(ConfigError, match=_NEEDED.format(name)):
         Runner.from_cfg(arguments).train()
 
 

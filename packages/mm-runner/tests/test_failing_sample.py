@@ -35,9 +35,6 @@ def test_an_unreadable_sample_is_named_in_log_and_crash_bundle(
     with pytest.raises(ValueError, match="cut off") as raised:
         runner.train()
     assert failing_sample(raised.value) == "sample 17 of Images"
-    if num_workers:
-        worker = "DataLoader worker process 0 while it read sample 17 of Images"
-        assert worker in str(raised.value)
     told = caplog.text + "".join(capfd.readouterr())
     assert "with ValueError while it read sample 17 of Images" in told
     (bundle,) = runner.log_dir.glob("crash/rank0.json")
@@ -72,7 +69,7 @@ class Ragged(Images):
 def test_a_sample_that_fits_no_batch_is_named(make_runner, num_workers):
     loader = {"dataset": Ragged(), "batch_size": 4, "num_workers": num_workers}
     runner = make_runner(train_dataloader={**loader, "collate_fn": "default_collate"})
-    with pytest.raises(RuntimeError, match=r"equal size|sample 17 of Ragged") as raised:
+    with pytest.raises(RuntimeError, match="equal size") as raised:
         runner.train()
     assert failing_sample(raised.value) == "sample 17 of Ragged"
 

@@ -1,9 +1,7 @@
 """The way of a batch to the device. Accelerators are stood in for, but where CUDA is there."""
 
 import contextlib
-import time
 from collections import OrderedDict, defaultdict
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -12,20 +10,18 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from toy import NO_VALIDATION, Blobs, Classifier, Scripted, loader_cfg
-from typing_extensions import override
+from toy import NO_VALIDATION, Blobs, loader_cfg
 
 from mm_runner import ConfigError
 from mm_runner.data import (
     BatchFeed,
     DataPosition,
     DataSettings,
+    TrainBatches,
     build_dataloader,
     feed_of_run,
     map_tensors,
 )
-from mm_runner.data._train_batches import TrainBatches
-from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -72,20 +68,10 @@ def stand_in(monkeypatch):
     def noted_to(tensor, *args, **kwargs):
         if args == (torch.device("meta"),):
             how = "beside" if kwargs.get("non_blocking") else "waiting"
-            size = "pinned" if getattr(tensor, "stands_pinned", False) else "pageable"
-            device.events.append(f"copy {len(tensor)} {size} on {device.now.name}, {how}")
+            device.events.append(f"copy {len(tensor)} on {device.now.name}, {how}")
         return to(tensor, *args, **kwargs)
 
-    def pin(tensor):
-        pinned = tensor.clone()
-        pinned.stands_pinned = True
-        return pinned
-
     monkeypatch.setattr(torch.Tensor, "to", noted_to)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    monkeypatch.setattr(
-        torch.Tensor, "is_pinned", lambda tensor: getattr(tensor, "stands_pinned", False)
-    )
     monkeypatch.setattr(
         torch.Tensor,
         "record_stream",
@@ -109,11 +95,11 @@ def test_stand_in_the_next_batch_is_copied_on_its_own_stream_before_the_present_
         stand_in.events.append(f"compute {len(batch['x'])}")
     assert stand_in.events == [
         "draw 1",
-        "copy 1 pinned on copies, beside",
+        "copy 1 on copies, beside",
         "draw 2",
         "main waits for copies",  # only for the first: the second copy comes after
         "keep 1 for main",
-        "copy 2 pinned on copies, beside",
+        "copy 2 on copies, beside",
         "compute 1",
         "main waits for copies",
         "keep 2 for main",
@@ -128,7 +114,7 @@ def test_stand_in_a_loader_that_cannot_be_drawn_ahead_is_not(stand_in):
         stand_in.events.append(f"compute {len(batch['x'])}")
     order = [event for event in stand_in.events if event.startswith(("draw", "compute"))]
     assert order == ["draw 1", "compute 1", "draw 2", "compute 2"]
-    assert "copy 2 pinned on copies, beside" in stand_in.events
+    assert "copy 2 on copies, beside" in stand_in.events
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -151,11 +137,7 @@ def test_stand_in_metrics_and_hooks_of_an_evaluation_see_the_batch_on_the_host()
     assert (placed["x"].device.type, placed["name"]) == ("meta", "a")
 
 
-def test_stand_in_what_cannot_be_copied_so_is_left_to_the_model(stand_in, monkeypatch):
-    def refuse(tensor):
-        raise RuntimeError(f"no memory can be locked for {len(tensor)} numbers")
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+def test_stand_in_what_cannot_be_copied_so_is_left_to_the_model(stand_in):
     sparse = torch.eye(2).to_sparse()
     there = torch.ones(4, device="meta")
     batch = [torch.ones(2), sparse, there, torch.ones(0), {"text": "a"}, 5]
@@ -163,7 +145,7 @@ def test_stand_in_what_cannot_be_copied_so_is_left_to_the_model(stand_in, monkey
     assert placed[1] is sparse
     assert placed[2] is there
     assert placed[0].device.type == placed[3].device.type == "meta"
-    assert "copy 2 pageable on copies, beside" in stand_in.events
+    assert "copy 2 on copies, beside" in stand_in.events
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -384,81 +366,3 @@ def test_channels_last_is_off_by_default_and_checked(make_runner):
         make_runner(cfg={"channels_last": "yes"})
     with pytest.raises(ConfigError, match=r"device_prefetch: True or False"):
         make_runner(cfg={"device_prefetch": 1})
-
-
-# Loading while validating.
-
-
-class LeavesTracks(Blobs):
-    """Writes a file for each sample that a worker reads."""
-
-    def __init__(self, folder, size=24, noise=0.0):
-        super().__init__(size, noise)
-        self.folder = folder
-
-    def __getitem__(self, index):
-        for number in count():
-            try:
-                (self.folder / f"{index}-{number}").touch(exist_ok=False)
-                break
-            except FileExistsError:
-                continue
-        return super().__getitem__(index)
-
-
-class WaitsForWorkers(Scripted):
-    """A validation that ends only when the workers have begun the next epoch."""
-
-    def __init__(self, folder, expected):
-        super().__init__(values=[0.5, 0.5])
-        self.folder, self.expected = folder, list(expected)
-
-    @override
-    def compute_metrics(self, results):
-        wanted, until = self.expected.pop(0), time.monotonic() + 60
-        while len(list(self.folder.iterdir())) < wanted:
-            assert time.monotonic() < until, "no sample of the next epoch was loaded meanwhile"
-            time.sleep(0.01)
-        return super().compute_metrics(results)
-
-
-def test_workers_load_the_next_epoch_while_a_validation_goes_on(make_runner, tmp_path):
-    tracks = tmp_path / "tracks"
-    tracks.mkdir()
-    loader = loader_cfg(dataset=LeavesTracks(tracks), num_workers=1)
-    # 24 samples of the first epoch; 8 of the second are what one worker fetches ahead.
-    metric = WaitsForWorkers(tracks, expected=[24 + 8, 48])
-    make_runner(train_dataloader=loader, val_evaluator=metric).train()
-    assert len(list(tracks.iterdir())) == 48, "a sample was loaded twice, or beyond the last epoch"
-
-
-class RecordBatches(Hook):
-    def __init__(self):
-        self.batches = []
-
-    @override
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self.batches.append(data_batch["inputs"].clone())
-
-
-def test_beginning_ahead_changes_no_batch_and_no_weight(make_runner, tmp_path, monkeypatch):
-    def train(name):
-        record = RecordBatches()
-        runner = make_runner(
-            work_dir=tmp_path / name,
-            model=Classifier(dropout=0.2),
-            train_dataloader=loader_cfg(dataset=Blobs(noise=0.5), num_workers=2),
-            val_dataloader=loader_cfg(size=9, num_workers=1),
-            train_cfg={"by_epoch": True, "max_epochs": 3},
-            custom_hooks=[record],
-        )
-        runner.train()
-        return record.batches, list(runner.model.state_dict().values())
-
-    torch.manual_seed(0)
-    ahead = train("ahead")
-    monkeypatch.setattr(TrainBatches, "begin_ahead", lambda _, __: None)
-    torch.manual_seed(0)
-    in_turn = train("in_turn")
-    for ours, theirs in zip(ahead, in_turn, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

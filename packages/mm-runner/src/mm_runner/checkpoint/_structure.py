@@ -209,7 +209,10 @@ _POSITION = _entries(
         "samples": _optional(_COUNT),
         "num_batches": _optional(_COUNT),
     },
-    {"order": _COUNT, "state": _any},
+    {
+        "order": _COUNT,
+        "state": _optional(_entries({"generators": _mapping(_GENERATOR), "loader": _any})),
+    },
 )
 _PLACE = _entries(
     {"epoch": _COUNT, "iter": _COUNT},

@@ -1,20 +1,15 @@
 """From dataloader configs to batches."""
 
-from ._batch_sampler import SeekableBatchSampler
 from ._collate import pseudo_collate
 from ._dataloader import build_dataloader, num_batches
 from ._failing_sample import failing_sample
-from ._in_process import begin_batches
+from ._feed import BatchFeed, as_channels_last, feed_of_run
 from ._map_tensors import map_tensors
-from ._position import DataPosition, announce_epoch
-from ._prefetch import BatchFeed, as_channels_last, feed_of_run
 from ._sampler import DefaultSampler, InfiniteSampler, is_endless
-from ._settings import DataSettings
-from ._train_batches import TrainBatches
-from ._worker_seed import batch_seed
-from ._worker_signals import ignore_stop_signals
-from ._workers import stop_persistent_workers, stop_workers
-from .wrappers import ClassBalancedDataset, ConcatDataset, RepeatDataset
+from ._seekable import DataSettings, SeekableBatchSampler
+from ._train_batches import DataPosition, TrainBatches, announce_epoch
+from ._workers import batch_seed, ignore_stop_signals, stop_workers
+from ._wrappers import ClassBalancedDataset, ConcatDataset, RepeatDataset
 
 __all__ = [
     "BatchFeed",
@@ -30,7 +25,6 @@ __all__ = [
     "announce_epoch",
     "as_channels_last",
     "batch_seed",
-    "begin_batches",
     "build_dataloader",
     "failing_sample",
     "feed_of_run",
@@ -39,6 +33,5 @@ __all__ = [
     "map_tensors",
     "num_batches",
     "pseudo_collate",
-    "stop_persistent_workers",
     "stop_workers",
 ]

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from mm_runner.errors import ConfigError
 from mm_runner.registry import (
@@ -18,15 +27,22 @@ from mm_runner.registry import (
     call_component,
 )
 
-from ._batch_sampler import make_seekable
-from ._datasets import check_dataset
-from ._dealing import check_dealing, deal_out
-from ._first_samples import FirstSamples
-from ._prefetch import has_streams
-from ._settings import DataSettings
-from ._worker_seed import start_worker
+from ._datasets import FirstSamples, check_dataset
+from ._feed import has_streams
+from ._sampler import DefaultSampler
+from ._seekable import DataSettings, make_seekable
+from ._workers import start_worker
 
-__all__ = ["DataSettings", "build_dataloader", "num_batches"]
+__all__ = ["build_dataloader", "num_batches"]
+
+# Those of torch's samplers that give each process all samples.
+_SEES_ALL = {RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler}
+# Of a ready loader, what a loader in its place takes over; not every version of torch has all.
+_KEPT = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "persistent_workers", "prefetch_factor"),
+    *("in_order", "pin_memory_device"),
+)
 
 
 def build_dataloader(
@@ -55,7 +71,7 @@ def build_dataloader(
         ConfigError: If a key is missing, unknown or of the wrong type.
     """
     if isinstance(cfg, DataLoader):
-        return deal_out(cfg, settings, where)
+        return _dealt_out(cfg, settings, where)
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: a DataLoader or a dict is needed, got {cfg!r}.")
     options = dict(cfg)
@@ -175,7 +191,7 @@ def _add_sampling(
         )
     batch_sampler = options.pop("batch_sampler", None)
     if batch_sampler is None:
-        check_dealing(sampler, settings, f"{where}.sampler")
+        _check_dealing(sampler, settings, f"{where}.sampler")
         options["sampler"] = sampler
         return
     if isinstance(batch_sampler, Mapping):
@@ -185,7 +201,7 @@ def _add_sampling(
         batch_sampler = build_from_cfg(
             batch_sampler, DATA_SAMPLERS, defaults, where=f"{where}.batch_sampler"
         )
-    check_dealing(batch_sampler, settings, f"{where}.batch_sampler")
+    _check_dealing(batch_sampler, settings, f"{where}.batch_sampler")
     options["batch_sampler"] = batch_sampler
 
 
@@ -240,3 +256,54 @@ def _worker_init(options: dict[str, Any], settings: DataSettings, where: str) ->
         is_quiet=bool(options.pop("disable_subprocess_warning", False)),
         then=function,
     )
+
+
+def _dealt_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> DataLoader[Any]:
+    """Return ``loader``, or one like it that gives each process its share of the samples.
+
+    Without this every process would see all samples: training would repeat the same step on each,
+    and metrics would count samples as often as there are processes. An iterable dataset has to deal
+    by itself, as has a sampler with ``set_epoch``.
+    """
+    batches = loader.batch_sampler
+    # Not the loader's own: one that was given batches has a sampler that it never asks.
+    sampler = getattr(batches, "sampler", loader.sampler)
+    deals = any(hasattr(one, "set_epoch") for one in (loader.sampler, batches))
+    if settings.world_size == 1 or deals or isinstance(loader.dataset, IterableDataset):
+        return loader
+    draws_its_own_way = type(loader).__iter__ is not DataLoader.__iter__
+    is_plain = type(sampler) in {RandomSampler, SequentialSampler} and type(batches) is BatchSampler
+    if draws_its_own_way or not is_plain:
+        raise ConfigError(
+            f"{where}: a {type(loader).__name__} with {type(sampler).__name__} was given to a run "
+            f"of {settings.world_size} processes, which would all see the same samples. Give a "
+            "sampler with set_epoch(), such as torch's DistributedSampler, or a dict instead."
+        )
+    assert isinstance(batches, BatchSampler)
+    kept = {name: getattr(loader, name) for name in _KEPT if getattr(loader, name, "") != ""}
+    is_random = isinstance(sampler, RandomSampler)
+    dealing: DataLoader[Any] = DataLoader(
+        loader.dataset,
+        batch_size=batches.batch_size,
+        sampler=DefaultSampler(loader.dataset, shuffle=is_random, seed=settings.seed),  # type: ignore[arg-type]
+        drop_last=batches.drop_last,
+        generator=loader.generator or settings.generator,
+        **kept,
+    )
+    return make_seekable(dealing, settings)
+
+
+def _check_dealing(sampler: Any, settings: DataSettings, where: str) -> None:
+    """Raise if a sampler, or a batch sampler, would show every process the same samples.
+
+    One of the user's own may deal in its own way; torch's plain ones are known not to, unless each
+    process gave its own generator.
+    """
+    inner = getattr(sampler, "sampler", sampler)
+    is_alike = type(inner) in _SEES_ALL and getattr(inner, "generator", None) is None
+    if settings.world_size > 1 and is_alike:
+        raise ConfigError(
+            f"{where}: {type(inner).__name__} was given to a run of {settings.world_size} "
+            "processes, which would all see the same samples. Give dict(type='DefaultSampler') or "
+            "a sampler that deals them out, such as torch's DistributedSampler."
+        )

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from mm_runner.errors import ConfigError
 from mm_runner.registry import DATASETS, short_repr
 from mm_runner.registry._build import holds_configs
 
-__all__ = ["LONGEST_WRITTEN", "check_dataset", "refuse_configs", "refuse_left_out"]
+__all__ = ["FirstSamples", "check_dataset", "refuse_configs"]
 
-# Items of a dataloader's list that a run's config.yaml still holds.
-LONGEST_WRITTEN = 1000
-_LONG_LIST = re.compile(r"<\w+ of \d+ samples>")
-_OBJECT = re.compile(r"<(\w+)(\.[\w<>]+)+>")
 # The second is for many samples at a time; where torch finds it, it asks for nothing else.
 _WAYS_TO_SAMPLES = ("__getitem__", "__getitems__")
+
+
+class FirstSamples(Subset[Any]):
+    """The first samples of a dataset, whose other attributes it has too, such as ``metainfo``.
+
+    Args:
+        dataset: With a length.
+        size: Samples at most.
+    """
+
+    def __init__(self, dataset: Dataset[Any], size: int) -> None:
+        super().__init__(dataset, range(min(len(dataset), size)))  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        # Asked for by pickle before there is a dataset; and torch looks for ways to read a batch.
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
 
 
 def check_dataset(dataset: Any, where: str) -> None:
@@ -36,7 +47,6 @@ def check_dataset(dataset: Any, where: str) -> None:
     Raises:
         ConfigError: If it is none, or a list of configs.
     """
-    refuse_left_out(dataset, where)
     refuse_configs(dataset, where)
     is_other = isinstance(dataset, (str, bytes, type, Mapping))
     has_samples = any(hasattr(dataset, name) for name in _WAYS_TO_SAMPLES)
@@ -44,7 +54,7 @@ def check_dataset(dataset: Any, where: str) -> None:
         raise ConfigError(
             f"{where}: a dataset or a dict with 'type' is needed, got {short_repr(dataset)}. A "
             "dataset is a list of samples, an object with __getitem__(index) and __len__(), or an "
-            f"IterableDataset.{_hint(dataset)}"
+            "IterableDataset; a DataLoader goes in place of the whole dict."
         )
 
 
@@ -60,47 +70,3 @@ def refuse_configs(dataset: Any, where: str) -> None:
             f"{short_repr(dataset[0])}; give one of them, or all as "
             'dict(type="ConcatDataset", datasets=[...]).'
         )
-
-
-def refuse_left_out(value: Any, where: str) -> None:
-    """Refuse what stands for a list or an object in a run's ``config.yaml``, also in ``value``.
-
-    Raises:
-        ConfigError: Naming where it is.
-    """
-    if isinstance(value, str) and _is_left_out(value):
-        raise ConfigError(
-            f"{where}: {value!r} is what a run's config.yaml has in place of a long list, or of an "
-            "object. Give that itself, or the config of a dataset that reads the samples."
-        )
-    if isinstance(value, dict):
-        for key, item in value.items():
-            refuse_left_out(item, f"{where}.{key}")
-    elif isinstance(value, (list, tuple)) and len(value) <= LONGEST_WRITTEN:
-        for index, item in enumerate(value):
-            refuse_left_out(item, f"{where}[{index}]")
-
-
-def _is_left_out(text: str) -> bool:
-    found = _OBJECT.fullmatch(text)
-    # Text may look like that and be meant: the module tells.
-    return bool(_LONG_LIST.fullmatch(text)) or (found is not None and found[1] in sys.modules)
-
-
-def _hint(dataset: Any) -> str:
-    if isinstance(dataset, Mapping):
-        return (
-            f" Of a dict of datasets, take one: {', '.join(map(repr, dataset)) or 'it is empty'}."
-        )
-    if isinstance(dataset, DataLoader):
-        return " A DataLoader goes in place of the whole dict."
-    if inspect.isclass(dataset) or inspect.isroutine(dataset):
-        return f" What makes one goes into a dict: dict(type={dataset.__name__}, ...)."
-    if isinstance(dataset, str):
-        return f" The name of one goes into a dict: dict(type={dataset!r}, ...)."
-    if hasattr(dataset, "__iter__") and not isinstance(dataset, bytes):
-        return (
-            " This one can only be gone through: make a list of it, or a class derived from "
-            "torch.utils.data.IterableDataset whose __iter__ gives the samples."
-        )
-    return ""

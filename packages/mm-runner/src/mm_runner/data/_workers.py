@@ -1,26 +1,134 @@
-"""Ending the worker processes of data loaders in time."""
+"""Worker processes of data loaders: their seeds, their signals and their end."""
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["stop_persistent_workers", "stop_workers"]
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "batch_seed",
+    "ignore_stop_signals",
+    "seed_process",
+    "start_worker",
+    "stop_workers",
+]
+
+_POLL_S = 5.0
 
 
-def stop_workers(batches: Any) -> None:
-    """End the workers behind a ``DataLoader``'s iterator now; any other iterator is left alone.
+def batch_seed(seed: int, rank: int, epoch: int, batch: int) -> int:
+    """Return the seed of the random numbers in a batch, of 63 bits.
 
-    An iterator that is given up half-way, or has persistent workers, may end up with Python's
-    collector of cycles. That closes the queues to the workers first, so that they never hear of
-    the end, and torch waits five seconds for each of them.
+    Args:
+        seed: Of the run.
+        rank: Of the process whose batch it is.
+        epoch: Number of the pass over the data, counted from 0.
+        batch: Number of the batch in it, counted from 0.
     """
-    shut_down = getattr(batches, "_shutdown_workers", None)
-    if shut_down is not None:
-        shut_down()
+    digest = hashlib.blake2b(repr((seed, rank, epoch, batch)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
-def stop_persistent_workers(loader: Any) -> None:
-    """End the workers that a ``DataLoader`` keeps; its next pass starts others."""
-    stop_workers(getattr(loader, "_iterator", None))
+def seed_process(seed: int) -> None:
+    """Seed Python's, torch's and (if installed) NumPy's generator.
+
+    Not the devices': a worker has none, and asking for theirs costs more than all of this.
+    """
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        import numpy as np  # noqa: PLC0415 - optional
+    except ImportError:
+        return
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that augmentations use
+
+
+def start_worker(
+    worker_id: int,
+    seed: int,
+    rank: int,
+    *,
+    is_quiet: bool = False,
+    then: Callable[[int], object] | None = None,
+) -> None:
+    """Prepare a worker as it starts: no two of any two ranks draw the same numbers.
+
+    For what it draws before the first batch, and for iterable datasets, whose batches have no
+    indices. torch has seeded it already, but alike on every rank whose generator is seeded alike.
+
+    Args:
+        worker_id: Number of the worker in its process.
+        seed: Of the run.
+        rank: Of the process that the worker belongs to.
+        is_quiet: Let no worker but the first warn.
+        then: The user's own ``worker_init_fn``.
+    """
+    ignore_stop_signals()
+    if is_quiet and worker_id > 0:
+        warnings.simplefilter("ignore")
+    seed_process(batch_seed(torch.initial_seed() + seed, rank, -1, worker_id))
+    if then is not None:
+        then(worker_id)
+
+
+def ignore_stop_signals(_worker_id: int = 0) -> None:
+    """Leave SIGINT, SIGUSR1 and SIGTERM to the main process, which still needs batches to save.
+
+    A terminal sends Ctrl-C to every process in front; a launcher or a scheduler sends SIGTERM or
+    SIGUSR1 to all of a job. The loader itself ends a worker by SIGTERM: that one counts, on Linux,
+    where the sender is known. There the worker also ends when the main process has died, even
+    before this was called.
+
+    The workers of loaders that the Runner builds do this; it may be the ``worker_init_fn`` of
+    another loader.
+    """
+    for name in ("SIGINT", "SIGUSR1"):  # Windows has no SIGUSR1
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    main = multiprocessing.parent_process()
+    if sys.platform == "linux" and main is not None:
+        # Held back from torch's handler, which ends the worker whoever sent it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with, args=(main,), name="mm_runner-term", daemon=True).start()
+
+
+def _end_with(main: Any) -> None:
+    """End this worker when its loader sends SIGTERM, or the main process dies."""
+    # Otherwise the main process has died already, or a fork server made this process.
+    is_child = os.getppid() == main.pid
+    while (os.getppid() == main.pid) if is_child else main.is_alive():
+        received = signal.sigtimedwait({signal.SIGTERM}, _POLL_S)
+        if received is not None and received.si_pid == main.pid:
+            break
+    os._exit(0)
+
+
+def stop_workers(batches: Any, loader: Any = None) -> None:
+    """End the workers of a ``DataLoader``'s iterator now, and those that the loader keeps.
+
+    An iterator that ends up with Python's collector of cycles closes the queues to its workers
+    first, so that they never hear of the end, and torch waits five seconds for each of them. Where
+    torch lacks these names, that is what happens.
+
+    Args:
+        batches: The iterator; any other one is left alone.
+        loader: With persistent workers; its next pass starts others.
+    """
+    for one in (batches, getattr(loader, "_iterator", None)):
+        shut_down = getattr(one, "_shutdown_workers", None)  # torch has no public name for it
+        if shut_down is not None:
+            shut_down()
     if getattr(loader, "_iterator", None) is not None:
-        loader._iterator = None  # noqa: SLF001 - torch has no other way
+        loader._iterator = None  # noqa: SLF001

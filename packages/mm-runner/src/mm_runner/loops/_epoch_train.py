@@ -97,12 +97,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         self._run_step(idx, data_batch)
 
     def _begin_batches(self, start: DataPosition) -> Iterator[Any]:
-        # What has a state of its own has yet to find its end, to begin the next pass there.
-        has_state = start.state is not None and self.batches.is_stateful
-        is_at_end = start.is_complete and not has_state
-        if is_at_end:
-            self.batches.pass_over()
-        batches = iter(()) if is_at_end else self.batches.begin(self.epoch, start)
+        batches = self.batches.begin(self.epoch, start)
         return batches if self._limit is None else islice(batches, self._limit)
 
     def _check_drawn(self, start: DataPosition, num_drawn: int) -> None:
@@ -144,8 +139,6 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         while self.epoch < self._last_count and not self.stop_training:
             self.run_epoch()
             if self._is_due():
-                if self.epoch < self._last_count and not self.stop_training:
-                    self.batches.begin_ahead(self.epoch)
                 self._validate()
 
     @property
@@ -166,9 +159,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             self._warn_of_position()
             return DataPosition(self._epochs_done, samples=0)
         if self._epochs_done > self.epoch or self._batches_done == 0:
-            dataset = self.batches.stateful_dataset
-            state = None if dataset is None else dataset.state_dict()  # of the passes to come
-            return DataPosition(self._epochs_done, samples=0, state=state)
+            return self.batches.next_pass(self._epochs_done)
         return self.batches.position(self._batches_done)
 
     @override

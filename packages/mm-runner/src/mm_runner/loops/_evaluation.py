@@ -10,13 +10,7 @@ import torch
 
 import mm_amp
 import mm_dist
-from mm_runner.data import (
-    begin_batches,
-    feed_of_run,
-    num_batches,
-    stop_persistent_workers,
-    stop_workers,
-)
+from mm_runner.data import feed_of_run, num_batches, stop_workers
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of
 
@@ -98,7 +92,7 @@ class ValLoop:
         runner.call_hook(f"before_{phase}_epoch")
         runner.model.eval()
         self.evaluator.reset()
-        drawn, is_cut = begin_batches(self.dataloader), False
+        drawn, is_cut = iter(self.dataloader), False
         try:
             batches = feed_of_run(runner, self.dataloader).pairs(drawn)
             for index, (batch, placed) in enumerate(islice(batches, self.limit)):
@@ -159,7 +153,7 @@ class ValLoop:
     def close(self) -> None:
         """End the workers that a loader of the Runner's own keeps for the next evaluation."""
         if getattr(self.dataloader, "generator", None) is self.runner.loader_generator:
-            stop_persistent_workers(self.dataloader)
+            stop_workers(None, self.dataloader)
 
     def _num_samples(self) -> int:
         """Return how many samples are evaluated; what exceeds that fills up batches."""

@@ -14,7 +14,6 @@ import torch
 import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import plain
-from mm_runner.data._datasets import LONGEST_WRITTEN
 from mm_runner.errors import ConfigError
 from mm_runner.registry import LOG_WRITERS, build_from_cfg
 from mm_runner.reporting import (
@@ -31,6 +30,8 @@ __all__ = ["RunLogs", "plain_config"]
 
 # What a writer may have besides write().
 _EXTRAS = ("add_config", "add_image")
+# Items of a dataloader's list that config.yaml still holds.
+_LONGEST_WRITTEN = 1000
 
 
 class RunLogs:
@@ -174,6 +175,6 @@ def plain_config(value: Any, *, is_of_data: bool = False) -> Any:
 
 def _are_samples(values: list[Any] | tuple[Any, ...]) -> bool:
     """Return whether a list of a dataloader's is long, and of no names or configs."""
-    return len(values) > LONGEST_WRITTEN and not any(
+    return len(values) > _LONGEST_WRITTEN and not any(
         isinstance(one, str) or (isinstance(one, Mapping) and "type" in one) for one in values
     )

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import mm_compile
 import mm_dist
-from mm_runner.data._datasets import check_dataset, refuse_left_out
+from mm_runner.data._datasets import check_dataset
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric, refuse_evaluator
 from mm_runner.hooks import Hook
@@ -130,7 +130,6 @@ def _check_dataloader(cfg: Any, where: str) -> None:
     plain = {key: value for key, value in cfg.items() if key not in _CHECKED_APART}
     check_arguments(DataLoader, plain, where, is_partial=True)
     _check_required(cfg, where)
-    refuse_left_out(cfg, where)
     dataset = cfg["dataset"]
     if isinstance(dataset, Mapping):
         check_component(dataset, DATASETS, f"{where}.dataset")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ._failing_sample import attach_sample
 from ._map_tensors import map_tensors
+from ._seekable import SeekableBatchSampler
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -22,21 +24,24 @@ _END = object()
 class BatchFeed:
     """Draws batches, copies them to the device beside its work, and times both.
 
-    On an accelerator a batch is copied on a stream of its own, from pinned memory, which the
-    present step does not wait for. With ``looks_ahead`` the next batch is drawn and under way
-    before the present one is handed out. What draws them counts those handed out: a batch that was
-    only prefetched is not done. On the CPU batches are handed on as they are.
+    On an accelerator a batch is copied on a stream of its own, which the present step does not wait
+    for if the loader has pinned it. With ``looks_ahead`` the next batch is drawn and under way
+    before the present one is handed out; it counts as given only when it is handed out. On the CPU
+    batches are handed on as they are.
 
     Args:
         device: Where batches go. Without streams, as on the CPU, nothing is copied.
         looks_ahead: Draw one batch ahead. Not for a loader whose position is asked for after each
             batch, or which draws from this process's random numbers.
         channels_last: Lay out tensors of four dimensions and floating type so.
+        loader: Gives the batches; an error of a sample then names it.
 
     Attributes:
+        start: Epoch, batch and samples where the batches begin in the loader, as in
+            :meth:`SeekableBatchSampler.seek`.
         num_given: Batches handed out since :meth:`over` was last called.
         loaded_s: Seconds that this process waited for the loader so far.
-        copied_s: Seconds that it took to pin batches and to start their copies.
+        copied_s: Seconds that it took to start the copies.
 
     Example:
         >>> feed = BatchFeed(torch.device("cuda"), looks_ahead=True)  # doctest: +SKIP
@@ -50,20 +55,22 @@ class BatchFeed:
         *,
         looks_ahead: bool = False,
         channels_last: bool = False,
+        loader: Any = None,
     ) -> None:
-        self._copier: _Copier | None = None
-        if device is not None and has_streams(device):
-            self._copier = _Copier(device, channels_last=channels_last)
-        self._looks_ahead = looks_ahead and self._copier is not None
+        self._device = device if device is not None and has_streams(device) else None
+        self._module: Any = getattr(torch, self._device.type) if self._device else None
+        self._stream: Any = None
+        self._looks_ahead = looks_ahead and self._device is not None
         self._channels_last = channels_last
+        self._loader = loader
+        self._num_drawn = 0
+        self.start: tuple[int, int, int | None] = (0, 0, 0)
         self.loaded_s = self.copied_s = 0.0
         self.num_given = 0
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield each of ``batches``, on the device."""
-        self.num_given = 0
-        if self._copier is None and not self._channels_last:  # nothing to do but to look at a clock
-            return self._timed(batches)
+        self.num_given = self._num_drawn = 0
         return (placed for _, placed in self.pairs(batches))
 
     def pairs(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
@@ -71,55 +78,84 @@ class BatchFeed:
 
         An error of the loader is raised when its batch is due, not while it is prefetched.
         """
-        if not self._looks_ahead:
-            for batch in self._timed(batches):
-                yield batch, self._arrived(self._begin(batch))
-            return
         batch = self._draw(batches)
-        begun = self._begin(batch)
+        placed = self._begin(batch)
         while batch is not _END:
             if isinstance(batch, _Failure):
                 raise batch.error
-            following = self._draw(batches)
-            placed = self._arrived(
-                begun
-            )  # before the next copy is begun, which it need not wait for
-            begun = self._begin(following)
+            ready, following = placed, None
+            if self._looks_ahead:
+                following = self._draw(batches)
+            if self._device is not None:
+                self._wait_for_copies(ready)  # before the next begins, which it need not wait for
+            if self._looks_ahead:
+                placed = self._begin(following)
             self.num_given += 1
-            yield batch, placed
+            yield batch, ready
+            if not self._looks_ahead:
+                following = self._draw(batches)
+                placed = self._begin(following)
             batch = following
-
-    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        clock = time.perf_counter
-        begin = clock()
-        for batch in batches:
-            self.loaded_s += clock() - begin
-            self.num_given += 1
-            yield batch
-            begin = clock()
 
     def _draw(self, batches: Iterator[Any]) -> Any:
         begin = time.perf_counter()
         try:
-            return next(batches, _END)
+            return next(batches)
         except Exception as error:  # noqa: BLE001 - raised when its batch is due
-            return _Failure(error)
+            return self._explained(error)
         finally:
             self.loaded_s += time.perf_counter() - begin
+            self._num_drawn += 1
+
+    def _explained(self, error: Exception) -> Any:
+        """Return the end of the batches, or an error that knows the sample it comes from."""
+        sampler = getattr(self._loader, "batch_sampler", None)
+        if isinstance(sampler, SeekableBatchSampler):
+            epoch, batch, samples = self.start
+            is_due = self._num_drawn >= sampler.num_from(batch, samples)
+            if not (is_due and isinstance(error, StopIteration)):
+                if samples is not None:
+                    samples += self._num_drawn * (sampler.num_samples_per_batch or 0)
+                indices = sampler.indices_of(epoch, batch + self._num_drawn, samples)
+                if indices:
+                    return _Failure(attach_sample(error, self._loader.dataset, indices))
+        return _END if isinstance(error, StopIteration) else _Failure(error)
 
     def _begin(self, batch: Any) -> Any:
+        """Start the copy of ``batch``, and return what it will be."""
         if batch is _END or isinstance(batch, _Failure):
             return batch
+        if self._device is None:
+            return map_tensors(batch, as_channels_last) if self._channels_last else batch
         begin = time.perf_counter()
-        if self._copier is not None:
-            batch = self._copier.begin(batch)
-        elif self._channels_last:
-            batch = map_tensors(batch, as_channels_last)
+        if self._stream is None:  # not before there is something to copy
+            self._stream = self._module.Stream(self._device)
+        with self._module.stream(self._stream):
+            batch = map_tensors(batch, self._copy)
         self.copied_s += time.perf_counter() - begin
         return batch
 
-    def _arrived(self, begun: Any) -> Any:
-        return begun if self._copier is None else self._copier.end(begun)
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if not _is_plain(tensor) or tensor.device.type != "cpu":
+            return tensor  # the model's data preprocessor moves what is left
+        copied = tensor.to(self._device, non_blocking=True)
+        return as_channels_last(copied) if self._channels_last else copied
+
+    def _wait_for_copies(self, batch: Any) -> None:
+        """Let the present stream wait for all copies so far; ``batch`` may be used on it then."""
+        assert self._device is not None
+        device = self._device.type
+        current = self._module.current_stream(self._device)
+        current.wait_stream(self._stream)
+
+        def keep(tensor: Tensor) -> Tensor:
+            if _is_plain(tensor) and tensor.device.type == device:
+                # Its memory belongs to the copying stream, which must not reuse it while the
+                # present one still computes with it.
+                tensor.record_stream(current)
+            return tensor
+
+        map_tensors(batch, keep)
 
 
 def feed_of_run(runner: RunView, loader: Any) -> BatchFeed:
@@ -131,59 +167,13 @@ def feed_of_run(runner: RunView, loader: Any) -> BatchFeed:
         runner.device if runner.cfg.get("device_prefetch", True) else None,
         looks_ahead=can_look_ahead,
         channels_last=bool(runner.cfg.get("channels_last")),
+        loader=loader,
     )
 
 
 class _Failure:
     def __init__(self, error: Exception) -> None:
         self.error = error
-
-
-class _Copier:
-    """Copies batches on a stream of its own."""
-
-    def __init__(self, device: torch.device, *, channels_last: bool) -> None:
-        self._device = device
-        self._module: Any = getattr(torch, device.type)
-        self._stream: Any = None
-        self._channels_last = channels_last
-        self._can_pin = True
-
-    def begin(self, batch: Any) -> Any:
-        """Start the copy of ``batch``, and return what it will be."""
-        if self._stream is None:  # not before there is something to copy
-            self._stream = self._module.Stream(self._device)
-        with self._module.stream(self._stream):
-            return map_tensors(batch, self._copy)
-
-    def end(self, batch: Any) -> Any:
-        """Let the present stream wait for all copies so far; ``batch`` may be used on it then."""
-        current = self._module.current_stream(self._device)
-        current.wait_stream(self._stream)
-
-        def keep(tensor: Tensor) -> Tensor:
-            if _is_plain(tensor) and tensor.device.type == self._device.type:
-                # Its memory belongs to the copying stream, which must not reuse it while the
-                # present one still computes with it.
-                tensor.record_stream(current)
-            return tensor
-
-        return map_tensors(batch, keep)
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        if not _is_plain(tensor) or tensor.device.type != "cpu":
-            return tensor  # the model's data preprocessor moves what is left
-        copied = self._pinned(tensor).to(self._device, non_blocking=True)
-        return as_channels_last(copied) if self._channels_last else copied
-
-    def _pinned(self, tensor: Tensor) -> Tensor:
-        if not self._can_pin or tensor.numel() == 0:
-            return tensor
-        try:
-            return tensor if tensor.is_pinned() else tensor.pin_memory()
-        except RuntimeError:  # no memory to lock, or a device that knows none: slower, as right
-            self._can_pin = False
-            return tensor
 
 
 def has_streams(device: torch.device) -> bool:

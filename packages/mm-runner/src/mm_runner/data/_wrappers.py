@@ -1,0 +1,342 @@
+"""Datasets made of others: joined, repeated, balanced by category."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+from typing_extensions import override
+
+from mm_runner.errors import ConfigError
+from mm_runner.registry import DATASETS, build_from_cfg, short_repr
+
+from ._datasets import refuse_configs
+
+__all__ = ["ClassBalancedDataset", "ConcatDataset", "RepeatDataset"]
+
+
+class _Wrapper(Dataset[Any], ABC):
+    """Passes what is asked about a sample on to the dataset that has it.
+
+    Those within may be any with a length and indices; ``full_init``, ``metainfo``, ``get_cat_ids``
+    and ``get_data_info`` are used where they are there.
+    """
+
+    def __init__(self, *, lazy_init: bool) -> None:
+        self._size = 0
+        self._is_initialised = False
+        if not lazy_init:
+            self.full_init()
+
+    @abstractmethod
+    def _within(self) -> Sequence[Any]:
+        """Return the datasets that this one is made of."""
+
+    @abstractmethod
+    def _count(self) -> int:
+        """Return the length, of initialised datasets within."""
+
+    @abstractmethod
+    def _place(self, position: int) -> tuple[Any, int]:
+        """Return the dataset that has the sample at ``position``, and the index there."""
+
+    @property
+    def metainfo(self) -> Any:
+        """A copy of the ``metainfo`` of the (first) dataset within; ``None`` without one."""
+        return copy.deepcopy(getattr(self._within()[0], "metainfo", None))
+
+    def full_init(self) -> None:
+        """Let the datasets within read what they have put off; what asks for samples does so."""
+        if self._is_initialised:
+            return
+        for dataset in self._within():
+            if hasattr(dataset, "full_init"):
+                dataset.full_init()
+        self._size = self._count()
+        self._is_initialised = True
+
+    def __len__(self) -> int:
+        self.full_init()
+        return self._size
+
+    @override
+    def __getitem__(self, index: int) -> Any:
+        dataset, inner = self._find(index)
+        return dataset[inner]
+
+    def get_cat_ids(self, index: int) -> Any:
+        """Return the categories in a sample.
+
+        Raises:
+            ConfigError: If the dataset that has it lacks this method.
+        """
+        return self._ask("get_cat_ids", index)
+
+    def get_data_info(self, index: int) -> Any:
+        """Return the annotation of a sample, unprocessed.
+
+        Raises:
+            ConfigError: If the dataset that has it lacks this method.
+        """
+        return self._ask("get_data_info", index)
+
+    def _ask(self, method: str, index: int) -> Any:
+        dataset, inner = self._find(index)
+        self._check_has(dataset, method)
+        return getattr(dataset, method)(inner)
+
+    def _check_has(self, dataset: Any, method: str) -> None:
+        if not hasattr(dataset, method):
+            raise ConfigError(
+                f"{type(self).__name__} asks the dataset within for {method}(index); "
+                f"{type(dataset).__name__} has no such method. Define it there."
+            )
+
+    def _find(self, index: int) -> tuple[Any, int]:
+        size = len(self)
+        position = operator.index(index)
+        position += size if position < 0 else 0
+        if not 0 <= position < size:
+            raise IndexError(
+                f"{type(self).__name__}: sample {index} was asked for; there are {size}."
+            )
+        return self._place(position)
+
+
+class ConcatDataset(_Wrapper):
+    """Puts datasets one behind the other.
+
+    Args:
+        datasets: Datasets with a length and indices, or their configs.
+        lazy_init: Leave :meth:`full_init` to whoever first asks for the length or a sample.
+        ignore_keys: Key or keys of ``metainfo`` in which the datasets may differ. Metrics and
+            models get the first one's ``metainfo``, so everything else has to be the same.
+
+    Attributes:
+        datasets: The datasets within.
+
+    Raises:
+        ConfigError: If there is none, one is no such dataset, or their ``metainfo`` differ.
+
+    Example:
+        >>> dataset = ConcatDataset([["a", "b"], ["c"]])
+        >>> len(dataset), dataset[2], dataset[-3]
+        (3, 'c', 'a')
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        lazy_init: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        ignore_keys: str | Sequence[str] | None = None,
+    ) -> None:
+        is_list = isinstance(datasets, Sequence) and not isinstance(datasets, (str, bytes))
+        if not is_list or not datasets:
+            raise ConfigError(
+                "datasets: a list of datasets or their configs, at least one, is needed, got "
+                f"{short_repr(datasets)}."
+            )
+        keys = [ignore_keys] if isinstance(ignore_keys, str) else ignore_keys or []
+        if not isinstance(keys, (list, tuple)) or not all(isinstance(key, str) for key in keys):
+            raise ConfigError(
+                f"ignore_keys: a key or a list of keys is needed, got {ignore_keys!r}."
+            )
+        self.datasets = [_as_dataset(one, f"datasets[{i}]") for i, one in enumerate(datasets)]
+        self.ignore_keys = list(keys)
+        _check_metainfo(self.datasets, self.ignore_keys)
+        super().__init__(lazy_init=lazy_init)
+
+    @property
+    def cumulative_sizes(self) -> list[int]:
+        """For each dataset, how many samples it and those before it have."""
+        self.full_init()
+        return list(self._ends)
+
+    @override
+    def _within(self) -> Sequence[Any]:
+        return self.datasets
+
+    @override
+    def _count(self) -> int:
+        self._ends = list(accumulate(map(len, self.datasets)))
+        return self._ends[-1]
+
+    @override
+    def _place(self, position: int) -> tuple[Any, int]:
+        which = bisect_right(self._ends, position)
+        return self.datasets[which], position - (self._ends[which - 1] if which else 0)
+
+
+class RepeatDataset(_Wrapper):
+    """Goes through a dataset several times in one epoch.
+
+    What happens between epochs then happens less often: with a small dataset and many workers that
+    can be most of the time.
+
+    Args:
+        dataset: A dataset with a length and indices, or its config.
+        times: How often its samples come in an epoch.
+        lazy_init: Leave :meth:`full_init` to whoever first asks for the length or a sample.
+
+    Attributes:
+        dataset: The dataset within.
+
+    Raises:
+        ConfigError: If ``dataset`` is none, or ``times`` is no positive integer.
+
+    Example:
+        >>> dataset = RepeatDataset(["a", "b", "c"], times=2)
+        >>> len(dataset), dataset[4]
+        (6, 'b')
+    """
+
+    def __init__(self, dataset: Any, times: int, lazy_init: bool = False) -> None:  # noqa: FBT001, FBT002 - MMEngine's signature
+        if not isinstance(times, int) or isinstance(times, bool) or times < 1:
+            raise ConfigError(f"times: a positive integer is needed, got {times!r}.")
+        self.dataset = _as_dataset(dataset, "dataset")
+        self.times = times
+        super().__init__(lazy_init=lazy_init)
+
+    @override
+    def _within(self) -> Sequence[Any]:
+        return (self.dataset,)
+
+    @override
+    def _count(self) -> int:
+        return self.times * len(self.dataset)
+
+    @override
+    def _place(self, position: int) -> tuple[Any, int]:
+        return self.dataset, position % (self._size // self.times)
+
+
+class ClassBalancedDataset(_Wrapper):
+    """Repeats the samples that have a rare category in them.
+
+    A category ``c`` that is in the share ``f(c)`` of the samples has the repeat factor
+    ``r(c) = max(1, sqrt(t / f(c)))``, ``t`` being ``oversample_thr``; a sample comes
+    ``ceil(max r(c))`` times, over the categories in it, and once if it has none. This is repeat
+    factor sampling, from "LVIS: A Dataset for Large Vocabulary Instance Segmentation", Gupta,
+    Dollar and Girshick, CVPR 2019, https://arxiv.org/abs/1908.03195.
+
+    Every sample is asked once for its categories, in :meth:`full_init`.
+
+    Args:
+        dataset: A dataset with a length, indices and ``get_cat_ids(index)``, which lists the
+            categories in a sample; or its config.
+        oversample_thr: The share of samples below which a category is rare, above 0 and at most 1.
+        lazy_init: Leave :meth:`full_init` to whoever first asks for the length or a sample.
+
+    Attributes:
+        dataset: The dataset within.
+
+    Raises:
+        ConfigError: If ``dataset`` is none or has no ``get_cat_ids``, this returned something else,
+            or ``oversample_thr`` is no such share.
+
+    Example:
+        >>> class Labelled(list):
+        ...     def get_cat_ids(self, index):
+        ...         return [self[index]]
+        >>> list(ClassBalancedDataset(Labelled("aaab"), oversample_thr=1.0))
+        ['a', 'a', 'a', 'a', 'a', 'a', 'b', 'b']
+    """
+
+    def __init__(self, dataset: Any, oversample_thr: float, lazy_init: bool = False) -> None:  # noqa: FBT001, FBT002 - MMEngine's signature
+        is_number = isinstance(oversample_thr, (int, float)) and oversample_thr is not True
+        if not is_number or not 0 < oversample_thr <= 1:
+            raise ConfigError(
+                f"oversample_thr: a share of the samples, above 0 and at most 1, is needed, got "
+                f"{oversample_thr!r}. A category in fewer of them is repeated."
+            )
+        self.dataset = _as_dataset(dataset, "dataset")
+        self._check_has(self.dataset, "get_cat_ids")
+        self.oversample_thr = oversample_thr
+        super().__init__(lazy_init=lazy_init)
+
+    @override
+    def _within(self) -> Sequence[Any]:
+        return (self.dataset,)
+
+    @override
+    def _count(self) -> int:
+        categories = [self._categories(index) for index in range(len(self.dataset))]
+        num_with = Counter(one for found in categories for one in found)
+        threshold = self.oversample_thr * len(categories)
+        # Not a list: workers would copy it page by page, as they count references to its numbers.
+        self._indices = array("q")
+        for index, found in enumerate(categories):
+            factors = [math.sqrt(threshold / num_with[one]) for one in found]
+            self._indices.extend([index] * math.ceil(max([1.0, *factors])))
+        return len(self._indices)
+
+    @override
+    def _place(self, position: int) -> tuple[Any, int]:
+        return self.dataset, self._indices[position]
+
+    def _categories(self, index: int) -> frozenset[Hashable]:
+        found: Any = self.dataset.get_cat_ids(index)
+        # Tensors of equal numbers are different keys.
+        listed = found.tolist() if hasattr(found, "tolist") else found
+        try:
+            return frozenset(one.item() if hasattr(one, "item") else one for one in listed)
+        except TypeError as error:
+            raise ConfigError(
+                f"dataset: {type(self.dataset).__name__}.get_cat_ids({index}) returned "
+                f"{short_repr(found)}; a list of the categories in the sample is needed."
+            ) from error
+
+
+def _as_dataset(value: Any, where: str) -> Any:
+    """Return ``value``, built if it is a config, if it is a dataset with a length and indices."""
+    dataset = build_from_cfg(value, DATASETS) if isinstance(value, Mapping) else value
+    refuse_configs(dataset, where)
+    is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    # torch's IterableDataset inherits a __getitem__, which fails.
+    if not is_indexed or isinstance(dataset, (str, bytes, type, Mapping, IterableDataset)):
+        raise ConfigError(
+            f"{where}: a dataset with a length and indices, or a dict with its 'type', is needed, "
+            f"got {short_repr(dataset)}."
+        )
+    return dataset
+
+
+def _check_metainfo(datasets: Sequence[Any], ignore_keys: Sequence[str]) -> None:
+    """Raise if the ``metainfo`` of a dataset differs from the first one's."""
+    found = [getattr(dataset, "metainfo", None) for dataset in datasets]
+    first, *others = [one if isinstance(one, Mapping) else {} for one in found]
+    for index, metainfo in enumerate(others, 1):
+        for key in {**first, **metainfo}:
+            is_same = key in first and key in metainfo and _are_equal(first[key], metainfo[key])
+            if key not in ignore_keys and not is_same:
+                raise ConfigError(
+                    f"datasets[{index}]: the metainfo of {type(datasets[index]).__name__} has "
+                    f"{_entry(metainfo, key)}, that of datasets[0] {_entry(first, key)}. Metrics "
+                    f"get the first one's: let them be the same, or give ignore_keys=[{key!r}] if "
+                    "they may differ."
+                )
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_are_equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    if hasattr(one, "shape"):  # compared entry by entry, which gives no single answer
+        return one.shape == other.shape and bool((one == other).all())
+    return bool(one == other)
+
+
+def _entry(metainfo: Mapping[str, Any], key: str) -> str:
+    return f"{key}={short_repr(metainfo[key])}" if key in metainfo else f"no {key!r}"
