@@ -33,7 +33,7 @@ def attach_sample(error: Exception, dataset: Any, indices: Sequence[int]) -> Exc
         ``error``, or the error in place of a ``StopIteration``, which would end the epoch.
     """
     sample = _find(dataset, indices)
-    if isinstance(error, StopIteration):
+    if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
         error = RuntimeError(
             f"StopIteration was raised while it read {sample or 'a sample'}. A dataset with "
             "indices ends by its length: return a sample for each index below it, or raise "

@@ -13,7 +13,7 @@ from mm_runner.errors import ConfigError
 
 from ._feed import BatchFeed
 from ._sampler import DefaultSampler, InfiniteSampler, is_endless
-from ._seekable import SeekableBatchSampler
+from ._seekable import SeekableBatchSampler, iterate
 from ._workers import stop_workers
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class TrainBatches:
             batches = iter(())
             self._pass_over()
         else:
-            batches = iter(self.loader)
+            batches = iterate(self.loader)
             if self.is_seekable:
                 self._sampler.seek(epoch)  # whoever else draws from the loader sees all of the data
             elif start.batch:

@@ -10,7 +10,7 @@ import torch
 
 import mm_amp
 import mm_dist
-from mm_runner.data import feed_of_run, num_batches, stop_workers
+from mm_runner.data import feed_of_run, iterate, num_batches, stop_workers
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of
 
@@ -92,7 +92,7 @@ class ValLoop:
         runner.call_hook(f"before_{phase}_epoch")
         runner.model.eval()
         self.evaluator.reset()
-        drawn, is_cut = iter(self.dataloader), False
+        drawn, is_cut = iterate(self.dataloader), False
         try:
             batches = feed_of_run(runner, self.dataloader).pairs(drawn)
             for index, (batch, placed) in enumerate(islice(batches, self.limit)):
