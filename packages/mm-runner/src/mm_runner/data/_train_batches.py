@@ -249,14 +249,6 @@ class TrainBatches:
         """The iterable dataset that resumes by its own ``state_dict``; ``None`` without one."""
         return self._stateful if self._stateful is not self.loader else None
 
-    def indices_of_last(self) -> list[int] | None:
-        """Return the indices of the batch handed out last; ``None`` where they are unknown."""
-        if not (self.is_seekable and self.batch):
-            return None
-        last = self.position(self.batch - 1)
-        found: list[int] | None = self._sampler.indices_of(self.epoch, last.batch, last.samples)
-        return found
-
     def generator_states(self) -> dict[str, Any]:
         """Return the states of generators that the user gave the loader or its samplers.
 
