@@ -15,22 +15,25 @@ from typing_extensions import override
 
 from mm_runner import CheckpointError, Runner
 from mm_runner.checkpoint import BackgroundWriter, load_checkpoint_file
-from mm_runner.checkpoint import _host_buffers as host_buffers
-from mm_runner.checkpoint._host_buffers import HostBuffers
 from mm_runner.hooks import Hook
 from mm_runner.loops import EpochBasedTrainLoop
 
 
-def pointers(content):
-    return [value.data_ptr() for value in content["state"].values()]
+def copies_of(writer, *contents):
+    """What a writer has copied of each, one after the other."""
+    copied = []
+    for content in contents:
+        writer.submit(content, copied.append)
+        writer.wait()
+    return copied
 
 
 def test_a_copy_stays_as_it_was_and_its_memory_is_kept():
     weight = torch.arange(6.0).reshape(2, 3)
     image = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
     content = {"state": OrderedDict(a=weight, b=image, c=weight[0], d=weight.t()), "n": [1, "x"]}
-    buffers = HostBuffers()
-    first = buffers.copy(content)
+    writer = BackgroundWriter()
+    (first,) = copies_of(writer, content)
     weight.zero_()
     assert first["state"]["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert first["state"]["b"].is_contiguous(memory_format=torch.channels_last)
@@ -38,21 +41,19 @@ def test_a_copy_stays_as_it_was_and_its_memory_is_kept():
     assert first["state"]["d"].tolist() == [[0, 3], [1, 4], [2, 5]]
     assert first["n"] == [1, "x"]
     assert type(first["state"]) is OrderedDict
-    kept = pointers(first)
-    second = buffers.copy(content)
-    assert pointers(second) == kept
-    assert second["state"]["a"].tolist() == [[0, 0, 0], [0, 0, 0]]
-    grown = buffers.copy({"state": {"a": torch.ones(3, 3), "b": image}})
-    assert pointers(grown)[1] == kept[1]
+    second, grown = copies_of(writer, content, {"state": {"a": torch.ones(3, 3), "b": image}})
+    for name in ("a", "b"):
+        assert second["state"][name].data_ptr() == first["state"][name].data_ptr()
+    assert grown["state"]["b"].data_ptr() == first["state"]["b"].data_ptr()
     assert grown["state"]["a"].shape == (3, 3)
 
 
 def test_tied_weights_stay_one_tensor_and_equal_paths_stay_apart():
     tied = torch.ones(4)
-    copied = HostBuffers().copy({"a": tied, "b": tied.view(4), "x": {1: torch.ones(1)}})
+    content = {"a": tied, "b": tied.view(4), 1: torch.zeros(1), "1": torch.ones(1)}
+    (copied,) = copies_of(BackgroundWriter(), content)
     assert copied["a"] is copied["b"]
-    both = HostBuffers().copy({1: torch.zeros(1), "1": torch.ones(1)})
-    assert (both[1].item(), both["1"].item()) == (0, 1)
+    assert (copied[1].item(), copied["1"].item()) == (0, 1)
 
 
 def test_what_may_not_be_saved_is_said_before_anything_is_written():
@@ -60,36 +61,6 @@ def test_what_may_not_be_saved_is_said_before_anything_is_written():
     with pytest.raises(CheckpointError, match=r"checkpoint\.mine: builtins\.object"):
         writer.submit({"mine": object()}, print)
     assert not writer.is_busy
-
-
-def test_transfers_from_a_device_are_waited_for_by_whoever_writes(monkeypatch):
-    # A stand-in for an accelerator: its tensors are the CPU's, its stream tells what happened.
-    happened = []
-
-    class Stamp:
-        def record(self, stream):
-            happened.append(f"record {stream}")
-
-        def synchronize(self):
-            happened.append("synchronize")
-
-    class Device:
-        Event = Stamp
-
-        @staticmethod
-        def current_stream(device):
-            return f"stream of {device}"
-
-    monkeypatch.setattr(host_buffers, "_is_elsewhere", lambda _: True)
-    monkeypatch.setattr(host_buffers, "_device_module", lambda _: Device)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
-    buffers = HostBuffers()
-    copied = buffers.copy({"a": torch.ones(2), "b": torch.ones(3)})
-    assert happened == ["record stream of cpu"]
-    assert copied["a"].tolist() == [1, 1]
-    buffers.wait()
-    buffers.wait()
-    assert happened == ["record stream of cpu", "synchronize"]
 
 
 def test_one_file_is_written_at_a_time_and_a_failure_is_told_once():

@@ -34,11 +34,10 @@ def message_of(path):
     ("content", "reason"),
     [
         (b"", "it is empty."),
-        (b"<html>404</html>", "it is no checkpoint, and begins with '<html>404</html>'."),
-        (bytes(5000), "it is no checkpoint, and begins with zeros."),
-        (b"\xc8\xc9\xca", "it is no checkpoint, and begins with the bytes c8 c9 ca."),
+        (b"<html>", "it is no checkpoint, and begins with b'<html>'."),
+        (b"\xc8\xc9\xca", "it is no checkpoint, and begins with b'\\xc8\\xc9\\xca'."),
     ],
-    ids=["empty", "text", "zeros", "bytes"],
+    ids=["empty", "text", "bytes"],
 )
 def test_what_the_first_bytes_tell_is_said(tmp_path, content, reason):
     path = tmp_path / "epoch_1.pth"

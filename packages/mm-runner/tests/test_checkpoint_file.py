@@ -291,7 +291,7 @@ def test_a_pickled_object_is_refused_and_its_code_not_run(tmp_path):
     trace = tmp_path / "code_was_run"
     torch.save({"state_dict": {}, "extra": TouchOnLoad(trace)}, tmp_path / "a.pth")
     with pytest.raises(
-        CheckpointError, match=r"a\.pth holds objects besides tensors.*executed.*state_dict again"
+        CheckpointError, match=r"a\.pth holds something besides tensors.*executed.*state_dict again"
     ):
         load_checkpoint_file(tmp_path / "a.pth")
     assert not trace.exists()

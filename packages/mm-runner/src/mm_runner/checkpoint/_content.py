@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -64,7 +63,7 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
         One line for each entry that did not fit; empty if all did.
 
     Raises:
-        CheckpointError: If nothing fits, or ``strict`` and something does not.
+        CheckpointError: If nothing fits, or ``strict`` and something does not; what fits is loaded.
     """
     if not isinstance(state_dict, Mapping) or not all(isinstance(one, str) for one in state_dict):
         raise CheckpointError(
@@ -73,7 +72,6 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
         )
     own: Mapping[str, Any] = model.state_dict()
     given = _in_own_names(state_dict, own)
-    before = None if not strict or _is_alike(given, own) else _copied(own)
     try:
         problems, num_misfits = _load(model, given)
     except _OF_CONTENT as error:  # of a module's own set_extra_state, say
@@ -81,8 +79,6 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
         strict = True
     nothing_fits = num_misfits >= len(own)
     if problems and (strict or nothing_fits):
-        if before is not None:
-            model.load_state_dict(before, strict=False)
         verdict = (
             "Nothing in the checkpoint fits" if nothing_fits else "The checkpoint does not fit"
         )
@@ -136,20 +132,6 @@ def _in_own_names(state_dict: Mapping[str, Any], own: Mapping[str, Any]) -> dict
         return name if name in known else by_clean_name.get(clean_name(name), clean_name(name))
 
     return renamed(state_dict, rename)
-
-
-def _is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(
-        getattr(value, "shape", None) == getattr(other[name], "shape", None)
-        for name, value in one.items()
-    )
-
-
-def _copied(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    copies: dict[str, Any] = renamed(state_dict, str)
-    for name, value in copies.items():
-        copies[name] = value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-    return copies
 
 
 def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:

@@ -14,20 +14,16 @@ import torch
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import CheckpointError
 
-from ._allow_list import AllowListUnpickler
-from ._archive import is_archive
+from ._archive import check_archive, check_exists, damaged, is_archive, refused_global
 from ._atomic import write_atomically
 from ._content import SHARDED_VERSION
-from ._damage import damage_of
-from ._integrity import check_integrity
-from ._refusal import refusal_of, refused_global
-from ._restricted import load_restricted
 from ._shards import SHARDS, join_shards
+from ._unpickling import TensorUnpickler, load_restricted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["load_checkpoint_file", "save_checkpoint_file", "warn_if_unsafe"]
+__all__ = ["load_checkpoint_file", "save_checkpoint_file"]
 
 
 def save_checkpoint_file(checkpoint: Mapping[str, Any], path: Path) -> None:
@@ -83,62 +79,49 @@ def load_checkpoint_file(path: str | os.PathLike[str], *, outline: bool = False)
         CheckpointError: If the file, or its folder, is absent, damaged, or holds pickled objects.
     """
     path = Path(path)
-    if os.path.isfile(path):  # noqa: PTH113
-        warn_if_unsafe()
+    check_exists(path)
+    # torch 2.6 closed ways around its loader of safe files, and brought this function with it.
+    if not hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint"):
+        warnings.warn(
+            f"torch {torch.__version__} reads checkpoints with a loader whose safety has known "
+            "holes; load only files that you trust, or use torch >= 2.6.",
+            stacklevel=3,
+        )
     checkpoint = _read(path, outline=outline)
     if SHARDS in checkpoint:
         join_shards(checkpoint, path, outline=outline)
     return checkpoint
 
 
-def _read(path: Path, *, outline: bool = False) -> dict[str, Any]:
-    if not os.path.isfile(path):  # noqa: PTH113 - is_file() raises if the name is too long
-        raise CheckpointError(f"The checkpoint {path} was asked for; there is no such file.")
+def _read(path: Path, *, outline: bool) -> dict[str, Any]:
     with_checksums = is_archive(path)
     if with_checksums:
-        check_integrity(path, whole=not outline)
+        check_archive(path, whole=not outline)
     try:
         checkpoint = _load_safely(path, stays_in_file=with_checksums and outline)
         check_nesting(checkpoint, path.stat().st_size)
     except pickle.UnpicklingError as error:
-        if with_checksums or refused_global(error):
-            raise CheckpointError(refusal_of(path, error)) from error
-        damage = damage_of(path, error)
-        raise CheckpointError(f"{path} is damaged: {damage}.") from error
+        name = refused_global(error)
+        if not (with_checksums or name):
+            raise damaged(path, error) from error
+        raise CheckpointError(
+            f"{path} holds something besides tensors and primitives"
+            f"{f': it names {name}' if name else ''}. It is refused, and nothing in it was "
+            f"executed. If MMEngine wrote it, convert it with 'mm-runner convert {path} <new "
+            "file>'; else save its state_dict again with torch.save, from a program that trusts it."
+        ) from error
     except Exception as error:  # damaged bytes make torch's loader fail in any way
-        damage = damage_of(path, error)
-        raise CheckpointError(f"{path} is damaged: {damage}.") from error
+        raise damaged(path, error) from error
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path} holds a {type(checkpoint).__name__}, not a dict.")
-    _check_format(checkpoint, path)
-    return checkpoint
-
-
-def warn_if_unsafe() -> None:
-    """Warn where torch's own loader of safe files is known not to be safe."""
-    # torch 2.6 closed ways around it, and brought this function with it.
-    if hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint"):
-        return
-    warnings.warn(
-        f"torch {torch.__version__} reads checkpoints with a loader whose safety has known holes; "
-        "load only files that you trust, or use torch >= 2.6.",
-        stacklevel=4,
-    )
-
-
-def _check_format(checkpoint: Mapping[str, Any], path: Path) -> None:
-    version = _version_of(checkpoint)
-    if version > SHARDED_VERSION:
+    meta = checkpoint.get("meta")
+    version = meta.get("format_version") if isinstance(meta, dict) else None
+    if isinstance(version, int) and version > SHARDED_VERSION:
         raise CheckpointError(
             f"{path} has format {version}; this mm-runner reads formats up to {SHARDED_VERSION}. "
             "Upgrade mm-runner."
         )
-
-
-def _version_of(checkpoint: Mapping[str, Any]) -> int:
-    meta = checkpoint.get("meta")
-    version = meta.get("format_version", 0) if isinstance(meta, dict) else 0
-    return version if isinstance(version, int) else 0
+    return checkpoint
 
 
 def _load_safely(path: Path, *, stays_in_file: bool) -> Any:
@@ -155,4 +138,4 @@ def _load_safely(path: Path, *, stays_in_file: bool) -> Any:
         # torch 1.13 cannot read a float this way, so no learning rate either.
         if hasattr(torch, "compile") or "Unsupported operand" not in str(error):
             raise
-    return load_restricted(path, AllowListUnpickler)
+    return load_restricted(path, TensorUnpickler)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tarfile
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,20 +15,15 @@ import torch
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import CheckpointError
 
-from ._archive import is_archive
+from ._archive import check_archive, check_exists, damaged, is_archive
 from ._atomic import first_line
 from ._content import FORMAT_VERSION, clean_name, plain, renamed
-from ._damage import damage_of
 from ._file import save_checkpoint_file
-from ._foreign_pickle import ForeignNameError, ForeignUnpickler
-from ._integrity import check_integrity
-from ._restricted import load_restricted
-from ._stand_ins import Array, Inert
+from ._foreign import ForeignNameError, ForeignUnpickler, Inert
+from ._unpickling import load_restricted
 
 __all__ = ["Conversion", "convert_mmengine_checkpoint"]
 
-# The logs of the run so far; scalars.jsonl begins anew.
-_LEFT_OUT = {"message_hub": "MMEngine's logs"}
 _MAPPINGS = ("ConfigDict", ".Dict", "defaultdict", ".Counter")
 _DROP = object()
 # What MMEngine, MMPretrain and MMDetection note in a group, and no optimizer reads.
@@ -64,7 +58,7 @@ def convert_mmengine_checkpoint(
     """Read a checkpoint that MMEngine wrote, and write it as one of mm-runner.
 
     Weights, the optimizer's state, averaged weights and the plain part of ``meta`` are taken over;
-    numbers and arrays of NumPy become Python's numbers and tensors. Of MMEngine's own objects only
+    numbers of NumPy become Python's, its arrays are left out. Of MMEngine's own objects only
     the data is read. No code in the file is run and neither MMEngine nor NumPy is needed; a file
     that names anything else is refused.
 
@@ -85,27 +79,18 @@ def convert_mmengine_checkpoint(
     source, target = Path(source), Path(target)
     left_out: dict[str, str] = {}
     content = _read(source)
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{source} holds a {type(content).__name__}, not a dict.")
-    left_out.update({key: what for key, what in _LEFT_OUT.items() if key in content})
-    for key in left_out:
-        del content[key]
+    if content.pop("message_hub", None) is not None:  # scalars.jsonl begins anew
+        left_out["message_hub"] = "MMEngine's logs"
     checkpoint = _arrange(_convert(content, "checkpoint", left_out))
     save_checkpoint_file(plain(checkpoint), target)
     meta = checkpoint["meta"]
     return Conversion(target, meta.get("epoch"), meta.get("iter"), list(checkpoint), left_out)
 
 
-def _read(path: Path) -> Any:
-    if not os.path.isfile(path):  # noqa: PTH113 - is_file() raises if the name is too long
-        raise CheckpointError(f"The checkpoint {path} was asked for; there is no such file.")
+def _read(path: Path) -> dict[Any, Any]:
+    check_exists(path)
     if is_archive(path):
-        check_integrity(path)
-    elif tarfile.is_tarfile(path):
-        raise CheckpointError(
-            f"{path} has the form of torch 0.1, which is not read; save it again with a newer "
-            "torch, in a program that trusts it."
-        )
+        check_archive(path)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
@@ -117,8 +102,9 @@ def _read(path: Path) -> Any:
             "state_dict again with torch.save, in a program that trusts it."
         ) from error
     except Exception as error:  # damaged or contrived bytes make the reader fail in any way
-        damage = damage_of(path, error)
-        raise CheckpointError(f"{path} is damaged: {damage}.") from error
+        raise damaged(path, error) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a dict.")
     return content
 
 
@@ -211,10 +197,6 @@ def _convert(value: Any, path: str, left_out: dict[str, str]) -> Any:
     if isinstance(value, Inert) and value.origin.endswith(_MAPPINGS):
         base = value.arguments[0] if value.arguments else {}
         value = {**(base if isinstance(base, dict) else {}), **value.entries}
-    if isinstance(value, Array):
-        tensor = value.to_tensor()
-        if tensor is not None:
-            return tensor
     if isinstance(value, Mapping):
         pairs = [(key, _convert(v, f"{path}.{key}", left_out)) for key, v in value.items()]
         mapped = OrderedDict(

@@ -22,7 +22,7 @@ from mm_runner._untrusted import is_file_name
 from mm_runner.errors import CheckpointError
 
 from ._atomic import first_line
-from ._restricted import RestrictedUnpickler
+from ._unpickling import RestrictedUnpickler
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,17 @@ from ._archive import is_archive
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["RestrictedUnpickler", "load_restricted"]
+__all__ = ["RestrictedUnpickler", "TensorUnpickler", "load_restricted"]
 
 # Neither is in torch's nor in typeshed's type information.
 _SERIALIZATION: Any = torch.serialization
 _Unpickler: Any = pickle._Unpickler  # noqa: SLF001 - C's lets no opcode be overridden
+_OF_TENSORS = {
+    ("collections", "OrderedDict"),
+    ("torch", "Size"),
+    ("torch._utils", "_rebuild_parameter"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+}
 
 
 class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
@@ -67,12 +73,18 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
         return cls(file, **options).load()
 
 
-class _Stream(io.FileIO):
-    """A file without a descriptor, with which torch reads no archive of its version 0.1."""
+class TensorUnpickler(RestrictedUnpickler):
+    """Build tensors and primitives only.
+
+    For torch 1.13, whose own safe loader does not know the opcode of a float.
+    """
 
     @override
-    def fileno(self) -> int:
-        raise io.UnsupportedOperation
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _OF_TENSORS:
+            # In torch's words, which are reported as a refusal.
+            raise pickle.UnpicklingError(f"Unsupported class {module}.{name}")
+        return super().find_class(module, name)
 
 
 def load_restricted(path: Path, unpickler: type[RestrictedUnpickler]) -> Any:
@@ -91,6 +103,14 @@ def load_restricted(path: Path, unpickler: type[RestrictedUnpickler]) -> Any:
             return _SERIALIZATION._legacy_load(stream, "cpu", module, **options)  # noqa: SLF001
     with path.open("rb") as file, _SERIALIZATION._open_zipfile_reader(file) as archive:  # noqa: SLF001
         return _SERIALIZATION._load(archive, "cpu", module, **options)  # noqa: SLF001
+
+
+class _Stream(io.FileIO):
+    """A file without a descriptor, with which torch reads no archive of its version 0.1."""
+
+    @override
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation
 
 
 class _PickleModule:
