@@ -30,10 +30,6 @@ _PRIMITIVES = (bool, int, float, str)
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # Of a state_dict, where torch keeps the versions of modules.
 _METADATA = "_metadata"
-_SIZE_MISMATCH = re.compile(
-    r"size mismatch for (\S+): copying a param with shape torch\.Size\(\[([\d, ]*)\]\) from "
-    r"checkpoint, the shape in current model is torch\.Size\(\[([\d, ]*)\]\)\.?"
-)
 # What wrappers put before parameter names, in any order and number.
 _LEADING_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module)\.)+")
 
@@ -150,16 +146,8 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
     missing = [name for keys in found for name in keys.missing_keys]
     problems = [f"missing: {name}" for name in missing]
     problems += [f"unexpected: {name}" for keys in found for name in keys.unexpected_keys]
-    problems += [_SIZE_MISMATCH.sub(_mismatch, line) for line in misfits]
+    problems += misfits
     return problems, len(missing) + len(misfits)
-
-
-def _mismatch(match: re.Match[str]) -> str:
-    def shape(text: str) -> str:
-        sizes = [size.strip() for size in text.split(",") if size.strip()]
-        return str(tuple(map(int, sizes)))
-
-    return f"{match[1]}: the model has {shape(match[3])}, the file {shape(match[2])}"
 
 
 def plain(

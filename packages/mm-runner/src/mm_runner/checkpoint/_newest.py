@@ -29,7 +29,9 @@ __all__ = [
 LAST_CHECKPOINT = "last_checkpoint"
 _LONGEST_PATH = 1024
 
-_NUMBERED = re.compile(r"^(epoch|iter)_(\d+)\.pth$")
+# What stands before and behind the last number in the usual names.
+_USUAL = {("epoch_", ".pth"), ("iter_", ".pth")}
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
 
 def mark_latest(path: Path, work_dir: Path) -> None:
@@ -42,12 +44,12 @@ def mark_latest(path: Path, work_dir: Path) -> None:
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """List the files of checkpoints in ``directory`` by name, and what names the newest first."""
+    """List the checkpoints in ``directory`` by name, after the file ``last_checkpoint``."""
     marker = directory / LAST_CHECKPOINT
     files = sorted(
         path
         for path in _files_in([directory])
-        if _NUMBERED.match(path.name) or path.match("best_*.pth")
+        if _kind_and_number(path)[0] in _USUAL or path.match("best_*.pth")
     )
     return [marker, *files] if marker.is_file() else files
 
@@ -61,17 +63,17 @@ def find_latest_checkpoint(work_dir: Path) -> list[Path]:
     kinds lie, the time of writing tells.
     """
     candidates: list[Path] = []
-    patterns, directories = [_NUMBERED], [work_dir]
+    kinds, directories = set(_USUAL), [work_dir]
     name = _name_in(work_dir / LAST_CHECKPOINT)
     if name:
         # MMEngine writes an absolute path here; joining keeps that as it is.
         named = work_dir / name
         candidates.append(named)
-        patterns += _names_like(named.name)
+        kinds.add(_kind_and_number(named)[0])
         if os.path.realpath(named.parent) != os.path.realpath(work_dir):
             directories.append(named.parent)
-    found = {path: _kind_and_number(path, patterns) for path in _files_in(directories)}
-    numbered = [(path, *known) for path, known in found.items() if known is not None]
+    found = {path: _kind_and_number(path) for path in _files_in(directories)}
+    numbered = [(path, kind, number) for path, (kind, number) in found.items() if kind in kinds]
     is_mixed = len({kind for _, kind, _ in numbered}) > 1
     numbered.sort(key=lambda one: (one[0].stat().st_mtime_ns if is_mixed else 0, one[2]))
     candidates += [path for path, _, _ in reversed(numbered) if path not in candidates]
@@ -87,37 +89,26 @@ def _name_in(marker: Path) -> str | None:
     return "" if len(text) > _LONGEST_PATH else text.replace("\0", "").strip()  # of a power cut
 
 
-def _names_like(name: str) -> list[re.Pattern[str]]:
-    """Return what names match that differ from ``name`` in the last number only."""
-    parts = re.match(r"^(.*?)(\d+)(\D*)$", name)
-    if parts is None:
-        return []
-    return [re.compile(rf"^({re.escape(parts[1])})(\d+){re.escape(parts[3])}$")]
-
-
 def _files_in(directories: list[Path]) -> Iterator[Path]:
     for directory in directories:
         with suppress(OSError):  # it is gone
             yield from (path for path in directory.iterdir() if path.is_file())
 
 
-def _kind_and_number(path: Path, patterns: list[re.Pattern[str]]) -> tuple[str, int] | None:
-    """Return the two groups of the first pattern that matches, the second as a number."""
-    for pattern in patterns:
-        match = pattern.match(path.name)
-        if match:
-            return match[1].rstrip("_"), int(match[2])
-    return None
+def _kind_and_number(path: Path) -> tuple[tuple[str, str], int]:
+    """Return what stands before and behind the last number in a name, and the number."""
+    found = _NUMBERED.fullmatch(path.name)
+    return ((found[1], found[3]), int(found[2])) if found else ((path.name, ""), 0)
 
 
 def latest_readable(
-    work_dir: Path, tell: Callable[[str], None]
+    work_dir: Path, warn: Callable[[str], None]
 ) -> tuple[Path, dict[str, Any]] | None:
     """Return the newest checkpoint that can be read, with its content.
 
     Args:
         work_dir: Where the checkpoints lie.
-        tell: Called with one line for each file that was passed over.
+        warn: Called with one line for each file that was passed over.
 
     Returns:
         ``None`` if the directory has no checkpoint at all.
@@ -131,13 +122,13 @@ def latest_readable(
     names_none = _name_in(marker) == ""
     fault = "too long" if names_none and marker.stat().st_size > _LONGEST_PATH else "empty"
     if names_none:
-        tell(f"{marker} is {fault}: it names no checkpoint.")
+        warn(f"{marker} is {fault}: it names no checkpoint.")
     for path in candidates:
         try:
             content = load_checkpoint_file(path)
             check_resumable(content, path)
         except CheckpointError as error:
-            tell(f"Passing over a checkpoint: {error}")
+            warn(f"Passing over a checkpoint: {error}")
         else:
             return path, content
     if candidates:
