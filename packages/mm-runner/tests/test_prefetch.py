@@ -365,4 +365,4 @@ def test_channels_last_is_off_by_default_and_checked(make_runner):
     with pytest.raises(ConfigError, match=r"^channels_last: True or False is needed, got 'yes'"):
         make_runner(cfg={"channels_last": "yes"})
     with pytest.raises(ConfigError, match=r"device_prefetch: True or False"):
-        make_runner(cfg={"device_prefetch": 1})
+        make_runner(cfg={"device_prefetch": "yes"})
