@@ -26,7 +26,7 @@ _TOO_DEEP = f"it is nested deeper than {_MOST_LEVELS} levels"
 def check_nesting(
     value: Any, num_bytes: int, children: Callable[[Any], Iterable[Any] | None] | None = None
 ) -> None:
-    """Refuse what a small file can expand to: code that walks or copies a value takes no harm.
+    """Refuse a value of a file that is too deep, or unfolds to more values than the file has bytes.
 
     Args:
         value: Read from a file.
@@ -84,7 +84,7 @@ class _Measure:
 
 
 def is_file_name(value: Any) -> bool:
-    """Tell whether ``value`` names a file in a directory, and nothing outside of it."""
+    """Return whether ``value`` is a bare file name."""
     return (
         isinstance(value, str)
         and value not in ("", ".", "..")
@@ -95,7 +95,7 @@ def is_file_name(value: Any) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Tell whether ``value`` is a finite number, alone or in a tensor of one element."""
+    """Return whether ``value`` is a finite number, alone or in a tensor of one element."""
     if hasattr(value, "numel") and not isinstance(value, type):
         if value.numel() != 1 or value.is_complex():
             return False
@@ -106,7 +106,7 @@ def is_finite(value: Any) -> bool:
 
 
 def is_like(value: Any, own: Any) -> bool:
-    """Tell whether ``value`` can take the place of ``own``, of which only the kind counts."""
+    """Return whether ``value`` is of the kind of ``own``, so that it can replace it."""
     if own is None or isinstance(own, bool):  # torch's switches may be either
         return value is None or isinstance(value, bool)
     if isinstance(own, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, how they are written, and which one to resume from.
+"""Checkpoints: content, safe reading, atomic writing, and the newest one of a directory.
 
 A file holds tensors and Python primitives only, so that ``torch.load(weights_only=True)`` reads it
 without any package of ours.

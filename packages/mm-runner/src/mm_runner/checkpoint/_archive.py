@@ -42,7 +42,7 @@ def check_exists(path: Path) -> None:
 
 
 def is_archive(path: Path) -> bool:
-    """Tell whether ``path`` begins or ends as an archive; damage may have changed the other end.
+    """Return whether ``path`` begins or ends as an archive; damage may have changed the other end.
 
     Torch goes by the beginning, and reads some whose end Python's reader does not know.
     """
@@ -104,7 +104,7 @@ def _check_directory(path: Path, records: list[zipfile.ZipInfo], directory: int)
 
 
 def damaged(path: Path, error: BaseException) -> CheckpointError:
-    """Return the error for a file that cannot be read, as far as its size and first bytes tell.
+    """Return the error for an unreadable file, described by its size and first bytes.
 
     Args:
         path: The file.
@@ -148,7 +148,7 @@ def _begin_of(path: Path) -> bytes:
 
 
 def _has_end(path: Path) -> bool:
-    """Tell whether ``path`` ends as an archive; one that was cut off does not."""
+    """Return whether ``path`` ends as an archive; one that was cut off does not."""
     try:
         return zipfile.is_zipfile(path)
     except (zipfile.BadZipFile, OSError):  # the end of the file is damaged just so

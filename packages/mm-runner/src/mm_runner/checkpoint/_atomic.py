@@ -1,4 +1,4 @@
-"""Files that are at any moment either absent, the old ones or the new ones."""
+"""Atomic writing of files, locks on them, and removal of unfinished ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUFFIX = ".unfinished"
 
 
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    """Let ``write`` fill a file beside ``path``, make it survive a power cut, and rename it.
+    """Write a file beside ``path``, flush it to the disk, and rename it.
 
     Args:
         path: The file; its directory is created if it is not there.
@@ -49,10 +49,10 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
 
 
 def remove_unfinished(directory: Path) -> list[Path]:
-    """Remove what killed processes left half written in ``directory``, and return it.
+    """Remove files of ``directory`` that killed processes left unfinished, and return them.
 
-    What another process is writing just now is locked, and stays. Where files cannot be locked,
-    all stay.
+    A file that another process is writing is locked, and stays. Where files cannot be locked, all
+    stay.
     """
     removed = []
     for path in directory.glob(f".*{_SUFFIX}"):
@@ -69,7 +69,7 @@ def first_line(error: BaseException) -> str:
 
 
 def lock(file: Any) -> bool:
-    """Lock ``file`` until it is closed or the process ends; tell whether that was possible."""
+    """Lock ``file`` until it is closed or the process ends; return whether that worked."""
     try:
         import fcntl  # noqa: PLC0415 - not on Windows
 
@@ -80,7 +80,7 @@ def lock(file: Any) -> bool:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the renaming itself survive a power cut, where directories can be opened."""
+    """Flush a directory to the disk, so that a rename in it survives a power cut."""
     if os.name == "nt":
         return
     descriptor = os.open(directory, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What may stand in a checkpoint, and how model parameters are named in it."""
+"""Content of a checkpoint: allowed values, names of parameters, loading of weights."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SHARDED_VERSION = 2
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
 _PRIMITIVES = (bool, int, float, str)
 
-# What code raises that is given values of other kinds than it saves.
+# Errors of code that loads a value of the wrong kind.
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # Of a state_dict, where torch keeps the versions of modules.
 _METADATA = "_metadata"
-# What wrappers put before parameter names, in any order and number.
+# Prefixes of wrappers, in any order and number.
 _LEADING_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module)\.)+")
 
 
@@ -104,7 +104,7 @@ def renamed(state_dict: Mapping[str, Any], rename: Callable[[str], str]) -> Orde
 
 
 def _metadata_of(state_dict: Any) -> dict[str, Any]:
-    """Return what torch notes of the modules, by name; empty if nothing, or nothing usable."""
+    """Return torch's metadata of the modules by name, reduced to primitives."""
     metadata = getattr(state_dict, _METADATA, None)
     if not isinstance(metadata, Mapping):
         return {}
@@ -134,7 +134,7 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
     """Let torch load what fits; return a line for each misfit, and how many entries lack one."""
     found: list[Any] = []
     untyped: Any = model
-    # Torch tells of these only where no shape differs.
+    # Torch calls this only where no shape differs.
     handle = untyped.register_load_state_dict_post_hook(lambda _, keys: found.append(keys))
     try:
         model.load_state_dict(state, strict=False)
@@ -153,7 +153,7 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
 def plain(
     value: Any, path: str = "checkpoint", *, to_host: Callable[[Tensor, str], Tensor] | None = None
 ) -> Any:
-    """Return ``value`` with tensors detached and on the CPU, or say what may not be saved.
+    """Return ``value`` with tensors detached and on the CPU.
 
     Args:
         value: Tensors and primitives, in dicts, lists and tuples.

@@ -1,4 +1,4 @@
-"""Writing a checkpoint whole or not at all, and reading one without running code from it."""
+"""Atomic writing and safe reading of checkpoint files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An unpickler for MMEngine's checkpoints that runs nothing of what they name."""
+"""Unpickler for MMEngine's checkpoints that replaces their classes by inert stand-ins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STRUCT_CODES = {
 
 
 class Inert:
-    """An object of a class that is not looked up: it keeps what the class would have got."""
+    """Stand-in for an object of a foreign class: keeps its arguments, state and items."""
 
     origin = ""
     arguments: tuple[Any, ...]
@@ -139,11 +139,11 @@ _TORCH = {
 
 
 class ForeignNameError(pickle.UnpicklingError):
-    """A file names what is not taken from it; any other error of the kind means damage."""
+    """A file names a class or function outside the allow-list."""
 
 
 class ForeignUnpickler(RestrictedUnpickler):
-    """Let stand-ins keep the data of MMEngine's and NumPy's objects."""
+    """Build tensors, numbers, and stand-ins for the objects of MMEngine and NumPy."""
 
     with_state = (Inert, _NumberType)
 

@@ -1,4 +1,4 @@
-"""Checkpoints that MMEngine wrote, as checkpoints of mm-runner."""
+"""Conversion of MMEngine's checkpoints to ours."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _NOTES = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """What became of a checkpoint.
+    """Result of a conversion.
 
     Args:
         path: The file that was written.
         epoch: Epochs done; ``None`` if the checkpoint does not say.
         iter: Steps done; likewise.
         keys: The entries of the new file.
-        left_out: What is not in it, by its path, and what it was.
+        left_out: Kind of each object that was left out, by its path.
     """
 
     path: Path
@@ -67,7 +67,7 @@ def convert_mmengine_checkpoint(
         target: The file to write; it may be ``source``.
 
     Returns:
-        What was taken over, and what was left out.
+        The keys of the new file, and what was left out.
 
     Raises:
         CheckpointError: If ``source`` is absent, damaged, or names code to be run.

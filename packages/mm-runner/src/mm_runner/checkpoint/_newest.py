@@ -1,4 +1,4 @@
-"""Which checkpoint of a work directory to resume from."""
+"""Search for the newest checkpoint of a work directory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def find_latest_checkpoint(work_dir: Path) -> list[Path]:
     First the one that ``last_checkpoint`` names, then the numbered ones by falling number: those
     of the usual names, and those beside the named one, which may lie elsewhere, whose names differ
     from its in the number only. Numbers of epochs and of steps cannot be compared: where several
-    kinds lie, the time of writing tells.
+    kinds lie, they are ordered by the time of writing.
     """
     candidates: list[Path] = []
     kinds, directories = set(_USUAL), [work_dir]

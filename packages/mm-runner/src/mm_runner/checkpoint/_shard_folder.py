@@ -1,4 +1,4 @@
-"""The folders of sharded tensors, each beside its checkpoint."""
+"""Folders of sharded tensors: creating, locking and removing them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOCK = "writing"
 
 
 class ShardFolder:
-    """A new folder for the tensors of one checkpoint; others see that it is being filled.
+    """A new folder for the tensors of one checkpoint, locked until it is filled.
 
     Args:
         path: The checkpoint.
@@ -52,13 +52,13 @@ class ShardFolder:
         lock(self._file)
 
     def close(self) -> None:
-        """Say that it is filled."""
+        """Release the lock: the folder is filled."""
         with suppress(OSError):
             (self.path / _LOCK).unlink()
         self._file.close()
 
     def remove(self) -> None:
-        """Remove it, as far as that is possible: it is not whole."""
+        """Remove the unfinished folder; errors are ignored."""
         self._file.close()
         shutil.rmtree(self.path, ignore_errors=True)
 

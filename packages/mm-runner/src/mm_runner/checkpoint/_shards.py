@@ -1,4 +1,4 @@
-"""Tensors of sharded models, in a folder that ``torch.distributed.checkpoint`` writes.
+"""Sharded tensors in a folder written by ``torch.distributed.checkpoint``.
 
 Such a checkpoint is a file, as any other, and a folder beside it. The file holds everything but the
 sharded tensors, and names the folder; it is written last, so the checkpoint is whole whenever the

@@ -1,4 +1,4 @@
-"""What the entries of a checkpoint must be for a run to resume from it."""
+"""Structure checks of a checkpoint before a run resumes from it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _is_generator(value: Any) -> bool:
 
 
 def _is_bytes(value: Any) -> bool:
-    """Tell whether a value may be the state of a device's generator: only the device knows more."""
+    """Return whether a value may be the state of a device's generator."""
     return isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 1
 
 

@@ -1,4 +1,4 @@
-"""Writes checkpoints while training goes on."""
+"""Background writing of checkpoints."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class BackgroundWriter:
         >>> writer.wait()
 
     Attributes:
-        is_abandoned: Set while what trains ends by an error, and waits for the thread: other
-            processes may be gone.
+        is_abandoned: Set while a run that failed waits for the thread: other processes may have
+            exited.
     """
 
     def __init__(self) -> None:

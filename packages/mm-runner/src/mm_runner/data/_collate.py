@@ -1,4 +1,4 @@
-"""Collate functions besides torch's default one."""
+"""Collate function that keeps samples apart."""
 
 from __future__ import annotations
 

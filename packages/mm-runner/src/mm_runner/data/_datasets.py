@@ -1,4 +1,4 @@
-"""What a DataLoader of torch's can draw samples from."""
+"""Checks of datasets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WAYS_TO_SAMPLES = ("__getitem__", "__getitems__")
 
 
 class FirstSamples(Subset[Any]):
-    """The first samples of a dataset, whose other attributes it has too, such as ``metainfo``.
+    """The first samples of a dataset; other attributes, such as ``metainfo``, are passed through.
 
     Args:
         dataset: With a length.

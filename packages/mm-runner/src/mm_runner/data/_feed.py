@@ -1,4 +1,4 @@
-"""Batches on their way from the loader to the device."""
+"""Copies of batches to the device, beside its work."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class BatchFeed:
 def feed_of_run(runner: RunView, loader: Any) -> BatchFeed:
     """Return what feeds the batches of ``loader`` to a run, as its configuration says."""
     # Without workers the next batch would be loaded by this process, from its random numbers; and
-    # a loader that tells its position itself would tell that of the batch after.
+    # a loader with a state_dict would return the position of the batch after.
     can_look_ahead = getattr(loader, "num_workers", 0) > 0 and not hasattr(loader, "state_dict")
     return BatchFeed(
         runner.device if runner.cfg.get("device_prefetch", True) else None,
@@ -177,7 +177,7 @@ class _Failure:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Tell whether torch can copy beside the work of ``device``."""
+    """Return whether torch can copy beside the work of ``device``."""
     module = getattr(torch, device.type, None)
     needed = ("Stream", "stream", "current_stream")
     return device.type != "cpu" and all(hasattr(module, name) for name in needed)
@@ -191,5 +191,5 @@ def as_channels_last(tensor: Tensor) -> Tensor:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Tell whether ``tensor`` is one block of memory, not a sparse or a nested one."""
+    """Return whether ``tensor`` is one block of memory, not a sparse or a nested one."""
     return tensor.layout is torch.strided and not tensor.is_nested

@@ -1,4 +1,4 @@
-"""Which samples a rank sees, and in which order."""
+"""Samplers that split a dataset over the ranks, in an order given by seed and epoch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 4096
 
 
 class _RankSampler(Sampler[int]):
-    """What both samplers know: the data, the seed, and which rank this is."""
+    """Base of both samplers: dataset, seed, rank and start position."""
 
     def __init__(self, dataset: Sized, seed: int | None, *, shuffle: bool) -> None:
         name = type(self).__name__
@@ -44,8 +44,8 @@ class _RankSampler(Sampler[int]):
     def start_at(self, position: int) -> None:
         """Begin the next iteration, and only that, at ``position`` of the order over all ranks.
 
-        What is left is dealt out anew, so that it may have been another number of ranks that drew
-        what comes before.
+        The rest is dealt out to the present ranks; another number of ranks may have drawn the
+        samples before.
         """
         self._start = position
 
@@ -158,7 +158,7 @@ class InfiniteSampler(_RankSampler):
 
 
 def is_endless(loader: Any) -> bool:
-    """Tell whether an :class:`InfiniteSampler` gives ``loader``, or its batch sampler, indices."""
+    """Return whether ``loader`` draws from an :class:`InfiniteSampler`."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = (getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None))
     return any(isinstance(one, InfiniteSampler) for one in samplers)

@@ -1,4 +1,4 @@
-"""Batches of indices from any position, each with a seed for the worker that loads it."""
+"""Batch sampler that starts at any position and seeds workers by batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batches of training, from any position."""
+"""Training batches from any position."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TrainBatches:
         self._under_way: Iterator[Any] | None = None
 
     def seek(self, start: DataPosition) -> None:
-        """Let the next iteration of a seekable loader begin at ``start``, whoever iterates."""
+        """Let the next iteration of a seekable loader begin at ``start``."""
         self._origin, self.epoch = start, start.epoch
         self.feed.num_given = 0
         self.feed.start = (start.epoch, start.batch, start.samples)
@@ -119,7 +119,7 @@ class TrainBatches:
         else:
             batches = iterate(self.loader)
             if self.is_seekable:
-                self._sampler.seek(epoch)  # whoever else draws from the loader sees all of the data
+                self._sampler.seek(epoch)  # other iterations of the loader begin at the first batch
             elif start.batch:
                 self._log(f"{start.batch} batches are drawn and dropped: {self._why_drawn()}")
                 deque(islice(batches, start.batch), maxlen=0)
@@ -131,18 +131,18 @@ class TrainBatches:
         return iter(self.loader) if is_begun else self._next_pass()
 
     def _next_pass(self) -> Iterator[Any]:
-        """Go through the pass of a dataset whose state is that behind the pass before."""
+        """Iterate over the next pass of a dataset whose state is at the end of the previous one."""
         numbers, generators, is_empty = torch.get_rng_state(), self.generator_states(), True
         for batch in self.loader:
             is_empty = False
             yield batch
-        if is_empty:  # it is at its end until it is iterated over anew, as in the run before
+        if is_empty:  # it ended the previous pass, and starts the next when iterated over again
             torch.set_rng_state(numbers)
             self.set_generator_states(generators)
             yield from self.loader
 
     def _pass_over(self) -> None:
-        """Draw from generators of the user's own what a whole pass draws, and no sample."""
+        """Advance the user's generators by one pass without loading samples."""
         if self.generator_states():
             generator = getattr(self.loader, "generator", None)
             torch.empty((), dtype=torch.int64).random_(generator=generator)  # as its iterator does

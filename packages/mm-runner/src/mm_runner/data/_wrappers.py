@@ -25,7 +25,7 @@ __all__ = ["ClassBalancedDataset", "ConcatDataset", "RepeatDataset"]
 
 
 class _Wrapper(Dataset[Any], ABC):
-    """Passes what is asked about a sample on to the dataset that has it.
+    """Base of datasets made of others; finds the dataset that holds a sample.
 
     Those within may be any with a length and indices; ``full_init``, ``metainfo``, ``get_cat_ids``
     and ``get_data_info`` are used where they are there.
@@ -117,7 +117,7 @@ class ConcatDataset(_Wrapper):
 
     Args:
         datasets: Datasets with a length and indices, or their configs.
-        lazy_init: Leave :meth:`full_init` to whoever first asks for the length or a sample.
+        lazy_init: Call :meth:`full_init` at the first use of the length or a sample.
         ignore_keys: Key or keys of ``metainfo`` in which the datasets may differ. Metrics and
             models get the first one's ``metainfo``, so everything else has to be the same.
 
@@ -185,7 +185,7 @@ class RepeatDataset(_Wrapper):
     Args:
         dataset: A dataset with a length and indices, or its config.
         times: How often its samples come in an epoch.
-        lazy_init: Leave :meth:`full_init` to whoever first asks for the length or a sample.
+        lazy_init: Call :meth:`full_init` at the first use of the length or a sample.
 
     Attributes:
         dataset: The dataset within.
@@ -234,7 +234,7 @@ class ClassBalancedDataset(_Wrapper):
         dataset: A dataset with a length, indices and ``get_cat_ids(index)``, which lists the
             categories in a sample; or its config.
         oversample_thr: The share of samples below which a category is rare, above 0 and at most 1.
-        lazy_init: Leave :meth:`full_init` to whoever first asks for the length or a sample.
+        lazy_init: Call :meth:`full_init` at the first use of the length or a sample.
 
     Attributes:
         dataset: The dataset within.
