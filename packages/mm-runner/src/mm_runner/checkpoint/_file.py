@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mm_runner._torch_private import read_with
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import CheckpointError
 
@@ -18,7 +19,7 @@ from ._archive import check_archive, check_exists, damaged, is_archive, refused_
 from ._atomic import write_atomically
 from ._content import SHARDED_VERSION
 from ._shards import SHARDS, join_shards
-from ._unpickling import TensorUnpickler, load_restricted
+from ._unpickling import TensorUnpickler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,6 +101,8 @@ def _read(path: Path, *, outline: bool) -> dict[str, Any]:
     try:
         checkpoint = _load_safely(path, stays_in_file=with_checksums and outline)
         check_nesting(checkpoint, path.stat().st_size)
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         name = refused_global(error)
         if not (with_checksums or name):
@@ -138,4 +141,4 @@ def _load_safely(path: Path, *, stays_in_file: bool) -> Any:
         # torch 1.13 cannot read a float this way, so no learning rate either.
         if hasattr(torch, "compile") or "Unsupported operand" not in str(error):
             raise
-    return load_restricted(path, TensorUnpickler)
+    return read_with(TensorUnpickler, path, is_archive=is_archive(path))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mm_runner._torch_private import read_with
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import CheckpointError
 
@@ -20,7 +21,6 @@ from ._atomic import first_line
 from ._content import FORMAT_VERSION, clean_name, plain, renamed
 from ._file import save_checkpoint_file
 from ._foreign import ForeignNameError, ForeignUnpickler, Inert
-from ._unpickling import load_restricted
 
 __all__ = ["Conversion", "convert_mmengine_checkpoint"]
 
@@ -94,8 +94,10 @@ def _read(path: Path) -> dict[Any, Any]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
-            content = load_restricted(path, ForeignUnpickler)
+            content = read_with(ForeignUnpickler, path, is_archive=is_archive(path))
         check_nesting(content, path.stat().st_size, _values_in)
+    except CheckpointError:
+        raise
     except ForeignNameError as error:
         raise CheckpointError(
             f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import torch
 from typing_extensions import override
 
-from ._archive import is_archive
+__all__ = ["RestrictedUnpickler", "TensorUnpickler"]
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["RestrictedUnpickler", "TensorUnpickler", "load_restricted"]
-
-# Neither is in torch's nor in typeshed's type information.
-_SERIALIZATION: Any = torch.serialization
+# Not in typeshed's type information.
 _Unpickler: Any = pickle._Unpickler  # noqa: SLF001 - C's lets no opcode be overridden
 _OF_TENSORS = {
     ("collections", "OrderedDict"),
@@ -67,11 +59,6 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
     # The last three name a function or class without find_class.
     dispatch.update(dict.fromkeys(pickle.PERSID + pickle.EXT1 + pickle.EXT2 + pickle.EXT4, refuse))
 
-    @classmethod
-    def load_from(cls, file: Any, **options: Any) -> Any:
-        """Unpickle ``file``."""
-        return cls(file, **options).load()
-
 
 class TensorUnpickler(RestrictedUnpickler):
     """Build tensors and primitives only.
@@ -85,38 +72,3 @@ class TensorUnpickler(RestrictedUnpickler):
             # In torch's words, which are reported as a refusal.
             raise pickle.UnpicklingError(f"Unsupported class {module}.{name}")
         return super().find_class(module, name)
-
-
-def load_restricted(path: Path, unpickler: type[RestrictedUnpickler]) -> Any:
-    """Read a file of ``torch.save`` onto the CPU.
-
-    ``torch.load`` itself would run a file that it takes for a TorchScript program.
-
-    Args:
-        path: The file.
-        unpickler: The only one that is used.
-    """
-    module = _PickleModule(unpickler)
-    options = {"encoding": "utf-8"}
-    if not is_archive(path):
-        with io.BufferedReader(_Stream(path)) as stream:
-            return _SERIALIZATION._legacy_load(stream, "cpu", module, **options)  # noqa: SLF001
-    with path.open("rb") as file, _SERIALIZATION._open_zipfile_reader(file) as archive:  # noqa: SLF001
-        return _SERIALIZATION._load(archive, "cpu", module, **options)  # noqa: SLF001
-
-
-class _Stream(io.FileIO):
-    """A file without a descriptor, with which torch reads no archive of its version 0.1."""
-
-    @override
-    def fileno(self) -> int:
-        raise io.UnsupportedOperation
-
-
-class _PickleModule:
-    """The part of the module ``pickle`` that torch uses."""
-
-    __name__ = "pickle"
-
-    def __init__(self, unpickler: type[RestrictedUnpickler]) -> None:
-        self.Unpickler, self.load = unpickler, unpickler.load_from

@@ -8,7 +8,7 @@ from ._map_tensors import map_tensors
 from ._sampler import DefaultSampler, InfiniteSampler, is_endless
 from ._seekable import DataSettings, SeekableBatchSampler, iterate
 from ._train_batches import DataPosition, TrainBatches, announce_epoch
-from ._workers import batch_seed, ignore_stop_signals, stop_workers
+from ._workers import batch_seed, ignore_stop_signals
 from ._wrappers import ClassBalancedDataset, ConcatDataset, RepeatDataset
 
 __all__ = [
@@ -34,5 +34,4 @@ __all__ = [
     "map_tensors",
     "num_batches",
     "pseudo_collate",
-    "stop_workers",
 ]

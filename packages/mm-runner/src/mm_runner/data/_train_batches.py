@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from mm_runner._torch_private import stop_workers
 from mm_runner.errors import ConfigError
 
 from ._feed import BatchFeed
 from ._sampler import DefaultSampler, InfiniteSampler, is_endless
 from ._seekable import SeekableBatchSampler, iterate
-from ._workers import stop_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

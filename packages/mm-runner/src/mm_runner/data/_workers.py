@@ -1,4 +1,4 @@
-"""Worker processes of data loaders: their seeds, their signals and their end."""
+"""Worker processes of data loaders: their seeds and signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ __all__ = [
     "ignore_stop_signals",
     "seed_process",
     "start_worker",
-    "stop_workers",
 ]
 
 _POLL_S = 5.0
@@ -113,22 +112,3 @@ def _end_with(main: Any) -> None:
         if received is not None and received.si_pid == main.pid:
             break
     os._exit(0)
-
-
-def stop_workers(batches: Any, loader: Any = None) -> None:
-    """End the workers of a ``DataLoader``'s iterator now, and those that the loader keeps.
-
-    An iterator that ends up with Python's collector of cycles closes the queues to its workers
-    first, so that they never hear of the end, and torch waits five seconds for each of them. Where
-    torch lacks these names, that is what happens.
-
-    Args:
-        batches: The iterator; any other one is left alone.
-        loader: With persistent workers; its next pass starts others.
-    """
-    for one in (batches, getattr(loader, "_iterator", None)):
-        shut_down = getattr(one, "_shutdown_workers", None)  # torch has no public name for it
-        if shut_down is not None:
-            shut_down()
-    if getattr(loader, "_iterator", None) is not None:
-        loader._iterator = None  # noqa: SLF001

@@ -10,7 +10,8 @@ import torch
 
 import mm_amp
 import mm_dist
-from mm_runner.data import feed_of_run, iterate, num_batches, stop_workers
+from mm_runner._torch_private import stop_workers
+from mm_runner.data import feed_of_run, iterate, num_batches
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of
 

@@ -1,0 +1,87 @@
+"""Private names of torch that this package uses, each with what happens without it.
+
+==================================================  =============================================
+Name                                                Without it
+==================================================  =============================================
+``torch.serialization._legacy_load``,               ``mm-runner convert`` refuses the file in one
+``_open_zipfile_reader``, ``_load``                 line (torch 1.13: also a file with a float)
+``_MultiProcessingDataLoaderIter``'s                Workers end when Python collects the loader,
+``_shutdown_workers``, ``DataLoader._iterator``     or at the end of the process
+==================================================  =============================================
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import torch
+from typing_extensions import override
+
+from mm_runner.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["read_with", "stop_workers"]
+
+_READERS = ("_legacy_load", "_open_zipfile_reader", "_load")
+
+
+def read_with(unpickler: type[Any], path: Path, *, is_archive: bool) -> Any:
+    """Read a file of ``torch.save`` onto the CPU with ``unpickler`` alone.
+
+    ``torch.load`` itself would run a file that it takes for a TorchScript program.
+
+    Raises:
+        CheckpointError: If this version of torch lacks the functions.
+    """
+    found: list[Any] = [getattr(torch.serialization, name, None) for name in _READERS]
+    if None in found:
+        raise CheckpointError(
+            f"{path} cannot be read: torch {torch.__version__} lacks {', '.join(_READERS)}, by "
+            "which a file of another program is read. Convert it with another version of torch."
+        )
+    load_legacy, open_archive, load = found
+    module, options = _PickleModule(unpickler), {"encoding": "utf-8"}
+    if not is_archive:
+        with io.BufferedReader(_Stream(path)) as stream:
+            return load_legacy(stream, "cpu", module, **options)
+    with path.open("rb") as file, open_archive(file) as archive:
+        return load(archive, "cpu", module, **options)
+
+
+class _Stream(io.FileIO):
+    """A file without a descriptor, with which torch reads no archive of its version 0.1."""
+
+    @override
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation
+
+
+class _PickleModule:
+    """The part of the module ``pickle`` that torch uses."""
+
+    __name__ = "pickle"
+
+    def __init__(self, unpickler: type[Any]) -> None:
+        self.Unpickler = unpickler
+        self.load = lambda file, **options: unpickler(file, **options).load()
+
+
+def stop_workers(batches: Any, loader: Any = None) -> None:
+    """End the workers of a ``DataLoader``'s iterator now, and those that the loader keeps.
+
+    An iterator that ends up with Python's collector of cycles closes the queues to its workers
+    first, so that they never hear of the end, and torch waits five seconds for each of them.
+
+    Args:
+        batches: The iterator; any other one is left alone.
+        loader: With persistent workers; its next pass starts others.
+    """
+    for one in (batches, getattr(loader, "_iterator", None)):
+        shut_down = getattr(one, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+    if getattr(loader, "_iterator", None) is not None:
+        loader._iterator = None  # noqa: SLF001
