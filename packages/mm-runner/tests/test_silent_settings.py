@@ -66,7 +66,7 @@ BACKENDS = [{"type": "LocalVisBackend"}]
         ({"log_processor": {"type": Shouting, "windw_size": 3}}, r"^log_processor: Shouting refused its arguments: .*'windw_size'"),
         ({"log_processor": []}, r"^log_processor: a dict or a LogProcessor is needed, got \[\]"),
         ({"runner_type": "FlexibleRunner"}, r"^cfg\.runner_type: 'FlexibleRunner' was given; .*MMFullyShardedDataParallel"),
-        ({"runner_type": "Runer"}, r"^cfg\.runner_type: .*Did you mean 'Runner'"),
+        ({"runner_type": "Runer"}, r"^cfg\.runner_type: .*no Runner but mm_runner.Runner"),
         ({"strategy": {"type": "DeepSpeedStrategy"}}, r"^cfg\.strategy: .*DeepSpeedStrategy.*MMFullyShardedDataParallel.* Remove the key"),
         (custom_keys({"layers": {"weight_dcay": 0.0}}), r"custom_keys\.layers\.weight_dcay: unknown key; known are lr_mult, decay_mult, lr, .*'weight_decay'"),
         (custom_keys({"layers": {"value": {"lr_mult": 0.1}}}), r"custom_keys\.layers\.value: unknown key; known are"),

@@ -1,4 +1,4 @@
-"""What can be told to be wrong before anything is built."""
+"""Checks of a run's configuration, before anything is built."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ CFG_KEYS = (
     "sync_bn",
 )
 
-# What is an argument one level down, or another trainer's name of one, and where it belongs. At the
-# top it is a slip, or a variable of the configuration's own.
+# Arguments one level down, or other trainers' names of them, and where they belong.
 HOMES = {
     **dict.fromkeys(("max_epochs", "num_epochs", "epochs"), "train_cfg.max_epochs"),
     **dict.fromkeys(("max_iters", "max_steps"), "train_cfg.max_iters"),
@@ -271,16 +270,14 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _check_plain_runner(key: str, value: Any) -> None:
-    """Refuse what asks for MMEngine's other Runner."""
+    """Refuse MMEngine's FlexibleRunner."""
     name = str(getattr(value, "__name__", value)).rpartition(".")[2]
-    known = ["Runner"] if key == "runner_type" else []
-    if value and name not in known:
+    if value and not (key == "runner_type" and name == "Runner"):
         raise ConfigError(
             f"cfg.{key}: {short_repr(value)} was given; there is no Runner but mm_runner.Runner, "
             "and it has no strategies. To shard the model, give "
             "model_wrapper_cfg=dict(type='MMFullyShardedDataParallel'); for mixed precision, "
             "optim_wrapper=dict(type='AmpOptimWrapper', ...). Remove the key to go on without it."
-            f"{did_you_mean(name, known, cutoff=_SLIP)}"
         )
 
 

@@ -13,13 +13,7 @@ from mm_runner.reporting import build_log_processor
 
 from . import _building as building
 from ._attributes import LoopNumber, LoopPart, OfLoop, TrainingPart
-from ._checks import (
-    argument_names,
-    check_there,
-    checked_cfg,
-    unknown_keys,
-    without_variables,
-)
+from ._checks import argument_names, check_there, checked_cfg, unknown_keys, without_variables
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, plain_config
@@ -49,12 +43,10 @@ class Runner:
 
     The constructor builds and wraps the model; loops, optimizer and schedules are built when they
     are needed, by the ``build_*`` methods, which a subclass may override. Before ``train()`` any
-    part may be assigned. Attributes are those of :class:`mm_runner.run_view.RunView`, arguments
-    those of MMEngine's Runner; the configuration guide has all keys of each.
+    part may be assigned. Attributes are those of :class:`mm_runner.run_view.RunView`.
 
     Args:
-        model: A module with ``train_step``, ``val_step`` and ``test_step`` (see
-            :class:`mm_runner.model.BaseModel`), or its config.
+        model: A :class:`mm_runner.model.BaseModel` or another module with its steps, or a config.
         work_dir: Directory of the checkpoints; each run logs to a directory of its own inside it.
         train_dataloader: A ``DataLoader`` or its config; ``batch_size`` is that of one process.
         train_cfg: ``dict(by_epoch=True, max_epochs=...)``, or a loop's config with ``type``.
@@ -128,7 +120,7 @@ class Runner:
     ) -> None:
         arguments = {key: value for key, value in locals().items() if key not in ("self", "cfg")}
         self.recipe = recipe = Recipe(arguments, cfg, Runner)
-        self.cfg, self._launcher, self._randomness_cfg = recipe.cfg, launcher, randomness
+        self.cfg, self._launcher = recipe.cfg, launcher
         self.is_training = self.is_resuming = False
         vars(self)["param_schedulers"] = []
         self.loaded_progress: dict[str, int] = {}
@@ -140,13 +132,12 @@ class Runner:
         info = self.dist_info
         self.rank, self.world_size, self.device = info.rank, info.world_size, info.device
         self.launcher, self.distributed = info.launcher, info.backend is not None
-        self.starting_point, self._resume = StartingPoint(load_from, resume=resume), resume
+        self.starting_point = StartingPoint(load_from, resume=resume)
         self.overwrite, self.owns_checkpoints = overwrite, False
         logs = RunLogs(work_dir, experiment_name, log_level, recipe.resolved, recipe.writers)
         self.logs, self.logger, self.console = logs, logs.logger, logs.console
         self.work_dir, self.log_dir, self.timestamp = logs.work_dir, logs.log_dir, logs.timestamp
-        self.experiment_name = logs.experiment_name
-        self.visualizer = RunVisualizer(self, logs)
+        self.experiment_name, self.visualizer = logs.experiment_name, RunVisualizer(self, logs)
         self.randomness = RunSeed(randomness, self.rank)
         self.loader_generator = self.randomness.loader_generator
         self.set_randomness(**self.randomness.configured)
@@ -162,11 +153,7 @@ class Runner:
 
     @classmethod
     def from_cfg(cls, cfg: Mapping[str, Any]) -> Runner:
-        """Build a Runner from one full configuration, whose keys are the constructor's arguments.
-
-        Raises:
-            ConfigError: If ``model`` or ``work_dir`` is missing.
-        """
+        """Build a Runner from a full configuration; its keys are the arguments of the constructor."""
         names = argument_names(Runner)
         check_there(cfg, ("model", "work_dir"), unknown_keys(checked_cfg(cfg, names), names))
         return cls(**{key: cfg[key] for key in names if key in cfg}, cfg=cfg)
@@ -177,10 +164,8 @@ class Runner:
         Raises:
             ConfigError: If training is not configured, or the configuration does not fit.
             CheckpointError: If resuming was asked for and no checkpoint can be read.
-            WorkDirError: If another training is under way in ``work_dir``, or has left checkpoints
-                there that a fresh one may not delete.
-            RunStopped: After SIGTERM, SIGUSR1 or Ctrl-C, with a checkpoint saved and status 75 or
-                130. Where it is caught, train() continues from there.
+            WorkDirError: If ``work_dir`` is in use, or has checkpoints of an earlier run.
+            RunStopped: After SIGTERM, SIGUSR1 or Ctrl-C, saved; train() called again continues.
         """
         return train(self)
 
@@ -210,7 +195,7 @@ class Runner:
         """Load weights now, and let ``train()`` continue from them; options: ``resume_later``."""
         self.starting_point = resume_later(self, filename, *args, **options)
 
-    # Building. A run builds its own parts by these; a script gets further ones.
+    # Building parts of the run, or further ones for a script.
 
     def setup_env(self, env_cfg: Mapping[str, Any] | None) -> None:
         """Join the other processes, and set the switches of ``env_cfg``; sets ``dist_info``."""
@@ -228,12 +213,12 @@ class Runner:
         """Build the bare model."""
         return build_model(model)
 
+    build_dataloader = staticmethod(building.build_loader)
+    build_evaluator = staticmethod(building.build_evaluator)
+
     def wrap_model(self, model_wrapper_cfg: Any, model: nn.Module) -> nn.Module:
         """Move the model to its device, and wrap it if the run is distributed."""
         return wrap_model(model, model_wrapper_cfg, self.cfg, self.dist_info)
-
-    build_dataloader = staticmethod(building.build_loader)
-    build_evaluator = staticmethod(building.build_evaluator)
 
     def build_train_loop(self, loop: Any) -> Any:
         """Build the training loop from ``train_cfg``, with the run's training batches."""
@@ -259,8 +244,6 @@ class Runner:
         """Build schedules over ``optim_wrapper``."""
         return build_schedules(self, scheduler)
 
-    # Hooks.
-
     @property
     def hooks(self) -> list[Any]:
         """The hooks in the order they act."""
@@ -272,15 +255,15 @@ class Runner:
         if hasattr(loop, "enter_stage"):
             loop.enter_stage(stage)
         self.hooks_list.call(self, stage, arguments)
-        if hasattr(loop, "leave_stage"):
+        if hasattr(loop, "enter_stage"):
             loop.leave_stage(stage)
 
     def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
         """Add a hook or its config; it acts from the next call of a stage on."""
         self.hooks_list.add(hook, priority, where="register_hook")
-        renew = getattr(vars(self).get("train_loop"), "renew_hooks", None)
-        if renew is not None:  # a training under way holds what it calls in its steps
-            renew()
+        loop: Any = vars(self).get("train_loop")
+        if hasattr(loop, "renew_hooks"):  # a training under way holds what it calls in its steps
+            loop.renew_hooks()
 
     def register_custom_hooks(self, hooks: Sequence[Any]) -> None:
         """Add hooks or their configs, as in ``custom_hooks``."""
@@ -292,8 +275,6 @@ class Runner:
     def get_hooks_info(self) -> str:
         """Return which hooks act at each stage, in their order and with priorities."""
         return self.hooks_list.info()
-
-    # What a run reads and writes.
 
     @property
     def seed(self) -> int:

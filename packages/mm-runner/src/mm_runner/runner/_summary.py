@@ -30,19 +30,12 @@ _WIDTH = 13
 
 
 def log_start(runner: Runner) -> None:
-    """Log what is really used: devices, precision, compile, optimizers, batch, length and places.
-
-    One record of a few lines, on the main process. It costs the same for any dataset and length.
-
-    Args:
-        runner: A run that is built and about to train.
-    """
-    name = runner.model_name
-    runner.logger.info(aligned(f"Training {name}", _lines(runner)))
+    """Log devices, precision, compilation, optimizers, batch, length and places of a built run."""
+    runner.logger.info(aligned(f"Training {runner.model_name}", _lines(runner)))
 
 
 def aligned(title: str, lines: Iterator[tuple[str, str]]) -> str:
-    """Return a title and lines below it, each with what it is about in front.
+    """Return a title and, indented below it, lines that begin with a key.
 
     Example:
         >>> print(aligned("Training Net", iter([("seed", "0"), ("devices", "1 x cpu")])))
@@ -70,44 +63,15 @@ def describe_optimizer(optimizer: Any, *, is_compiled: bool = False) -> str:
     """
     kind = type(optimizer)
     module = kind.__module__.partition(".")[0]
-    traits = [] if module == "torch" else [_origin(optimizer, module)]
+    traits = []
+    if getattr(optimizer, "is_fused_optimizer", False):
+        traits.append("torch_npu's fused")
+    elif module != "torch":
+        traits.append("portable" if module == "mm_npu" else f"of {module}")
     group = optimizer.param_groups[0]
     traits += [name for name in ("fused", "foreach", "capturable") if group.get(name)]
     traits += ["compiled"] if is_compiled else []
     return f"{kind.__name__} ({', '.join(traits)})" if traits else kind.__name__
-
-
-def _origin(optimizer: Any, module: str) -> str:
-    if getattr(optimizer, "is_fused_optimizer", False):
-        return "torch_npu's fused"
-    return "portable" if module == "mm_npu" else f"of {module}"
-
-
-def _lines(runner: Runner) -> Iterator[tuple[str, str]]:
-    wrappers = named_wrappers(runner.optim_wrapper)
-    group = f", backend {runner.dist_info.backend}" if runner.distributed else ""
-    yield "devices", f"{runner.world_size} x {_device(runner)}, launcher {runner.launcher}{group}"
-    yield "versions", _versions()
-    yield "parameters", _parameters(runner)
-    for key, names in describe_module_settings(unwrap_model(runner.model)).items():
-        yield MODULE_SETTINGS[key], names
-    if is_model_wrapper(runner.model):
-        yield "wrapper", type(runner.model).__name__
-    for name, wrapper in wrappers.items():
-        yield "precision", _of(name) + _precision(runner, wrapper)
-    yield "compile", _compile(runner)
-    compiles_steps = runner.compile_handle.enabled and _asks_for_optimizer(runner)
-    for name, wrapper in wrappers.items():
-        described = describe_optimizer(wrapper.optimizer, is_compiled=compiles_steps)
-        yield "optimizer", f"{_of(name)}{described} in {type(wrapper).__name__}"
-    for name, wrapper in wrappers.items():
-        yield "batch", _of(name) + _batch(runner, wrapper)
-    yield "data", _data(runner.train_dataloader)
-    yield "length", _length(runner)
-    deterministic = ", deterministic algorithms" if runner.randomness.deterministic else ""
-    yield "seed", f"{runner.seed}{deterministic}"
-    yield "checkpoints", checkpoint_places(runner)
-    yield "logs", str(runner.log_dir)
 
 
 def checkpoint_places(runner: Runner) -> str:
@@ -117,8 +81,43 @@ def checkpoint_places(runner: Runner) -> str:
     return ", ".join(dict.fromkeys(map(str, places)))
 
 
-def _of(name: str) -> str:
-    return f"{name}: " if name else ""
+def _lines(runner: Runner) -> Iterator[tuple[str, str]]:
+    wrappers = named_wrappers(runner.optim_wrapper)
+    prefixes = {name: f"{name}: " if name else "" for name in wrappers}
+    group = f", backend {runner.dist_info.backend}" if runner.distributed else ""
+    yield "devices", f"{runner.world_size} x {_device(runner)}, launcher {runner.launcher}{group}"
+    yield "versions", _versions()
+    sizes = [(one.numel(), one.requires_grad) for one in unwrap_model(runner.model).parameters()]
+    total, trained = sum(size for size, _ in sizes), sum(size for size, is_on in sizes if is_on)
+    layout = ", channels_last" if runner.cfg.get("channels_last") else ""
+    yield (
+        "parameters",
+        f"{total:,}, of which {trained:,} are trained{layout}",
+    )
+    for key, names in describe_module_settings(unwrap_model(runner.model)).items():
+        yield MODULE_SETTINGS[key], names
+    if is_model_wrapper(runner.model):
+        yield "wrapper", type(runner.model).__name__
+    for name, wrapper in wrappers.items():
+        yield "precision", prefixes[name] + _precision(runner, wrapper)
+    yield "compile", _compile(runner)
+    asked = runner.cfg.get("compile")
+    compiles_steps = (
+        runner.compile_handle.enabled
+        and isinstance(asked, Mapping)
+        and bool(asked.get("optimizer"))
+    )
+    for name, wrapper in wrappers.items():
+        optimizer = describe_optimizer(wrapper.optimizer, is_compiled=compiles_steps)
+        yield "optimizer", f"{prefixes[name]}{optimizer} in {type(wrapper).__name__}"
+    for name, wrapper in wrappers.items():
+        yield "batch", prefixes[name] + _batch(runner, wrapper)
+    yield "data", _data(runner.train_dataloader)
+    yield "length", _length(runner)
+    deterministic = ", deterministic algorithms" if runner.deterministic else ""
+    yield "seed", f"{runner.seed}{deterministic}"
+    yield "checkpoints", checkpoint_places(runner)
+    yield "logs", str(runner.log_dir)
 
 
 def _device(runner: Runner) -> str:
@@ -138,14 +137,6 @@ def _versions() -> str:
     )
 
 
-def _parameters(runner: Runner) -> str:
-    model = unwrap_model(runner.model)
-    sizes = [(one.numel(), one.requires_grad) for one in model.parameters()]
-    total, trained = sum(size for size, _ in sizes), sum(size for size, is_on in sizes if is_on)
-    layout = ", channels_last" if runner.cfg.get("channels_last") else ""
-    return f"{total:,}, of which {trained:,} are trained{layout}"
-
-
 def _precision(runner: Runner, wrapper: Any) -> str:
     kept = {str(one.dtype).removeprefix("torch.") for one in runner.model.parameters()}
     weights = f"weights in {', '.join(sorted(kept)) or 'nothing'}"
@@ -163,11 +154,6 @@ def _compile(runner: Runner) -> str:
     report = handle.report()
     mode = f", mode {report.mode}" if report.mode else ""
     return f"{report.target} by {report.backend}{mode}, {len(report.regions)} region(s)"
-
-
-def _asks_for_optimizer(runner: Runner) -> bool:
-    asked = runner.cfg.get("compile")
-    return isinstance(asked, Mapping) and bool(asked.get("optimizer"))
 
 
 def _batch(runner: Runner, wrapper: Any) -> str:
