@@ -153,7 +153,7 @@ class Runner:
 
     @classmethod
     def from_cfg(cls, cfg: Mapping[str, Any]) -> Runner:
-        """Build a Runner from a full configuration; its keys are the arguments of the constructor."""
+        """Build a Runner from a full configuration, whose keys are the arguments."""
         names = argument_names(Runner)
         check_there(cfg, ("model", "work_dir"), unknown_keys(checked_cfg(cfg, names), names))
         return cls(**{key: cfg[key] for key in names if key in cfg}, cfg=cfg)

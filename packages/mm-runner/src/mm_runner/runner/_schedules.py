@@ -37,12 +37,13 @@ def build_schedules(runner: Runner, scheduler: Any) -> Any:
             "build_param_scheduler() was called before optim_wrapper is built, whose settings it "
             "schedules. In a script: runner.optim_wrapper = runner.build_optim_wrapper(cfg)."
         )
+    epoch_length = _epoch_length(runner)  # builds the training loop, which has the other lengths
     return build_param_schedulers(
         runner.optim_wrapper,
         scheduler,
         num_epochs=runner.max_epochs,
         num_iters=runner.max_iters,
-        epoch_length=_epoch_length(runner),
+        epoch_length=epoch_length,
     )
 
 
