@@ -1,9 +1,7 @@
 import logging
 
 import pytest
-import torch
-import torch.distributed as dist
-from timed import Blocks, SteppedClock, Timed, TimedBackend, auto, compiled, train
+from timed import SteppedClock, Timed, TimedBackend, auto, compiled, train
 from toy import needs_compile
 
 from mm_compile import ConfigError, compile_model
@@ -13,9 +11,7 @@ pytestmark = needs_compile
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = SteppedClock()
-    monkeypatch.setattr("mm_compile._warm_up.Clock", lambda _model: clock)
-    return clock
+    return SteppedClock(monkeypatch)
 
 
 def messages(caplog):
@@ -84,38 +80,12 @@ def test_a_model_as_a_whole_is_weighed_too(clock, steps, is_compiled):
     assert ("saves 500 ms" in str(handle.report())) is is_compiled
 
 
-def test_a_trial_that_compiles_in_every_step_ends(clock, caplog):
-    model = Timed(clock, 1.0)
-    backend = TimedBackend(clock, compiling=1, running=0.5)
-    cfg = {"disable": "auto", "backend": backend, "dynamic": False, "recompile_limit": 200}
-    handle = compile_model(model, {**cfg, "on_recompile": "eager"})
-    handle.expect_steps(100_000)
-    for number in range(20):
-        model(torch.randn(3 + number, 4)).sum().backward()
-    handle._warm_up._trial_began = -100  # as if 100 steps had passed
-    for number in range(20, 25):
-        model(torch.randn(3 + number, 4)).sum().backward()
-    assert compiled(handle) == [False]
-    (line,) = messages(caplog)
-    assert "after 100 steps it is still being compiled for other inputs" in line
-
-
-def test_auto_is_short_for_what_cannot_go_wrong(clock):
-    handle = compile_model(Blocks(clock), "auto")
-    assert len(handle.regions) == 5
-    assert handle.enabled
-    assert "not decided yet" in handle.regions[0].failure
-
-
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
         ({"disable": "always"}, "disable is 'always'; it takes True, False or 'auto'"),
         ({"disable": "auto", "target": ["forward", "val_step"]}, "weighs one method"),
         ({"disable": "auto", "optimizer": True}, "weighs the model alone"),
-        ({"disable": "auto", "measure": True}, "Drop measure"),
-        ({"measure": -1}, "measure is -1"),
-        ({"measure": 3, "target": "predict"}, "none of these runs in one"),
     ],
 )
 def test_a_wrong_combination_is_refused(model, cfg, message):
@@ -150,25 +120,3 @@ def test_regions_that_do_not_compile_gain_nothing(clock, caplog):
     assert report.steps is None
     assert "not compiled: what was tried runs eagerly: NotImplementedError" in report.decision
     assert report.decision in messages(caplog)[-1]
-
-
-def run_auto_on_ranks(rank, directory):
-    logging.basicConfig(filename=directory / f"{rank}.log", level=logging.WARNING)
-    clock = SteppedClock()
-    patch = pytest.MonkeyPatch()
-    patch.setattr("mm_compile._warm_up.Clock", lambda _model: clock)
-    model, _, handle = auto(clock, compiling=30, running=0.5)
-    handle.expect_steps(60)
-    for _ in range(60):
-        train(model, clock, 1)
-        dist.barrier()
-    assert handle.is_warm
-    assert "auto, after" in str(handle.report())
-    logging.shutdown()
-    patch.undo()
-
-
-def test_the_first_rank_alone_warns_of_what_auto_decided(run_ranks, tmp_path):
-    run_ranks(run_auto_on_ranks, 2, tmp_path)
-    told = [(tmp_path / f"{rank}.log").read_text().count("auto, after") for rank in range(2)]
-    assert told == [1, 0]

@@ -25,9 +25,9 @@ def test_a_config_that_asks_for_nothing_leaves_the_model_untouched(model, cfg):
         ({"target": 3}, "compile.target is 3; it takes a method's name or a list"),
         ({"target": [["loss"]]}, "does not exist. Did you mean 'loss'"),
         ({"regions": ["layers.*", 1]}, "takes 'auto' or a list of patterns"),
-        ({"options": {1: True}}, "its keys are names of options"),
-        ({"cache": ""}, "it takes the path of a directory"),
-        ({"cache": "~nobody-of-this-name/x"}, "compile.cache is '~nobody"),
+        ({"options": {1: True}}, "takes a dict of options by their names"),
+        ({"cache": ""}, "it takes a directory"),
+        ({"cache": "~nobody-of-this-name/x"}, "compile.cache.dir is '~nobody"),
         ({"fullgraph": "yes"}, "compile.fullgraph is 'yes'; it takes True or False"),
         ({"backend": 7}, "compile.backend is 7; it takes a backend's name or a callable"),
         ({"options": ["max_autotune"]}, "compile.options is"),
@@ -78,13 +78,6 @@ def test_a_number_of_steps_is_a_number(model, number):
     handle = compile_model(model, {"backend": "eager"})
     with pytest.raises(ConfigError, match="expect_steps got"):
         handle.expect_steps(number)
-
-
-@needs_compile
-def test_only_optimizers_have_a_step_to_compile(model):
-    handle = compile_model(model, {"backend": "eager"})
-    with pytest.raises(ConfigError, match="compile_optimizer got list"):
-        handle.compile_optimizer([])
 
 
 def plain(graph_module, _inputs):

@@ -5,11 +5,9 @@ import copy
 import pytest
 import torch
 from blocks import Stack
-from torch import nn
 from toy import needs_compile
 
 from mm_compile import compile_model
-from mm_compile._device_graphs import is_recorded, records_graphs
 
 pytestmark = [
     needs_compile,
@@ -128,34 +126,3 @@ def test_results_that_nobody_goes_backward_from_are_not_waited_for(recorder):
     model(batches[0])["loss"].backward()
     assert recorder.num_marks == 8
     assert not any(parameter._backward_hooks for parameter in model.parameters())
-
-
-def test_tensors_on_the_cpu_are_left_alone(recorder, monkeypatch):
-    monkeypatch.setattr("mm_compile._device_graphs.is_recorded", is_recorded)
-    _, model, _ = make_pair(recorder, None)
-    first, second = (model(batch)["loss"] for batch in torch.randn(2, 5, 4))
-    assert torch.equal(first, second)  # it was overwritten: nobody has copied it
-
-
-@pytest.mark.parametrize(
-    ("keywords", "expected"),
-    [
-        ({}, False),
-        ({"mode": "default"}, False),
-        ({"mode": "max-autotune-no-cudagraphs"}, False),
-        ({"mode": "reduce-overhead"}, True),
-        ({"options": {"triton.cudagraphs": True}}, True),
-        ({"options": {"triton.cudagraphs": False}}, False),
-        ({"backend": "cudagraphs"}, True),
-    ],
-)
-def test_configs_that_record_graphs_are_known(keywords, expected):
-    assert records_graphs(keywords) is expected
-
-
-def test_layers_without_gradients_have_no_hook(recorder):
-    model = nn.Linear(4, 4)
-    model.bias.requires_grad_(requires_grad=False)
-    compile_model(model, {"backend": recorder, "mode": "reduce-overhead"})
-    model(torch.randn(2, 4)).sum().backward()
-    assert model.bias._backward_hooks is None

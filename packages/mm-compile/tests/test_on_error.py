@@ -8,7 +8,6 @@ from torch import nn
 from toy import CountingBackend, Toy, needs_compile, told_of
 
 from mm_compile import CompileError, compile_model
-from mm_compile._failure import failure_of_dynamo
 from mm_compile._torch import torch_version
 
 pytestmark = needs_compile
@@ -113,25 +112,13 @@ def test_a_node_that_is_refused_is_named_by_its_own_line(on_error, caplog):
     assert f"no sinh target: sinh.default (at {__file__}:{line})" in message
 
 
-def test_a_long_reason_ends_with_a_whole_word():
-    reason = failure_of_dynamo(RuntimeError("word " * 200)).reason
-    assert reason.endswith(" word ...")
-    assert len(reason) < 320
-
-
-def test_a_reason_of_one_long_word_is_cut():
-    reason = failure_of_dynamo(RuntimeError("error: " + "x" * 400)).reason
-    assert "error: xxxx" in reason
-    assert len(reason) < 320
-
-
 def test_the_advice_for_a_step_names_no_regions():
     def never(_graph_module, _inputs):
         raise RuntimeError("never")
 
     model = Toy()
     compile_model(model, {"backend": never, "target": "train_step"})
-    with pytest.raises(CompileError, match="leave it out of target") as caught:
+    with pytest.raises(CompileError, match="leave train_step out of target") as caught:
         model.train_step(torch.randn(2, 4), torch.optim.SGD(model.parameters(), lr=0.1))
     assert "regions" not in str(caught.value)
 
@@ -229,28 +216,6 @@ def test_code_that_dynamo_does_not_support_falls_back(backend):
     assert model(torch.zeros(3)).tolist() == [1, 1, 1]
     assert "test_on_error.py:" in handle.regions[0].failure
     assert backend.calls == 0
-
-
-class Noting(nn.Module):
-    """Some torch versions fail, by an assertion of their own, to capture this change of a set."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 1)
-        self.seen = ([], {0})
-
-    def forward(self, inputs):
-        outputs = self.linear(inputs)
-        torch._dynamo.graph_break()
-        self.seen[1].add(1)
-        return outputs
-
-
-def test_an_assertion_of_dynamos_own_falls_back_too(backend):
-    model = Noting()
-    compile_model(model, {"backend": backend, "on_error": "eager"})
-    inputs = torch.randn(3, 4)
-    torch.testing.assert_close(model(inputs), model.linear(inputs))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "eager"])

@@ -1,7 +1,5 @@
 import copy
-import logging
 import pickle
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -142,28 +140,3 @@ def test_the_report_tells_of_the_step_and_of_its_own_graph_breaks(model, backend
     assert report.to_dict()["optimizers"][0]["label"] == "the step of AdamW"
     handle.undo()
     assert not handle.report().optimizers[0].is_compiled
-
-
-@needs_compiled_step
-@pytest.mark.parametrize("on_error", ["raise", "eager"])
-def test_the_report_tells_of_a_step_that_did_not_compile(on_error):
-    model = nn.Linear(4, 1)
-    cfg = {"backend": refuse, "optimizer": True, "on_error": on_error}
-    handle = compile_model(nn.Linear(1, 1), cfg)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle.compile_optimizer(optimizer)
-    with nullcontext() if on_error == "eager" else pytest.raises(CompileError):
-        train(model, optimizer, 1)
-    text = str(handle.report())
-    (line,) = [line for line in text.splitlines() if "not compiled: the step of SGD: " in line]
-    assert "no kernel for this" in line
-    assert "  compiled: the step of SGD" not in text
-
-
-def test_a_step_that_is_left_alone_is_told_how_to_be_compiled(model, backend, caplog):
-    caplog.set_level(logging.INFO, "mm_compile")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    compile_model(model, {"backend": backend}).compile_optimizer(optimizer)
-    compile_model(Toy(), cfg=False).compile_optimizer(optimizer)
-    (line,) = [each.getMessage() for each in caplog.records if "step of SGD" in each.getMessage()]
-    assert "left eager; optimizer=True" in line

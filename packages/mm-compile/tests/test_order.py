@@ -1,7 +1,6 @@
 """Compiled models among what else is put in or around a model, in one process."""
 
 import copy
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -9,9 +8,9 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from toy import needs_compile
-from wrapped import Accumulating, Dropping, Net, Watch, train
+from wrapped import Dropping, Net, Watch, train
 
-from mm_compile import CompileError, compile_model
+from mm_compile import compile_model
 from mm_compile._torch import shares_code, torch_version
 
 pytestmark = needs_compile
@@ -74,18 +73,6 @@ def test_activation_checkpointing_gives_the_same_training(make, regions):
     blocks = 1 if regions is None else 3
     assert backend.count("forward") >= 3 * blocks
     assert backend.count("backward") == 3 * blocks
-
-
-@pytest.mark.skipif(torch_version() >= (2, 6), reason="this torch checkpoints around regions")
-@pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")  # torch 2.4's own
-def test_checkpointing_around_a_region_is_refused_where_torch_would_fail_in_backward(backend):
-    with pytest.raises(CompileError, match=r"needs PyTorch >= 2\.6.*use_reentrant=True"):
-        expect_same_training(CheckpointedAround, {"backend": backend, "regions": "auto"})
-    cfg = {"regions": "auto", "on_error": "eager"}
-    _, handle = expect_same_training(CheckpointedAround, cfg)
-    assert not any(region.is_compiled for region in handle.regions)
-    _, handle = expect_same_training(ReentrantAround, {"regions": "auto"})
-    assert all(region.is_compiled for region in handle.regions)
 
 
 @checkpoints_regions
@@ -161,35 +148,6 @@ def test_an_average_of_the_weights_is_its_own_model(regions, backend):
         assert not torch.allclose(model.eval()(inputs), expected(inputs))
 
 
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # torch 2.0's loader
-@by_regions
-def test_checkpoints_pass_between_compiled_and_uncompiled_models(regions, backend, tmp_path):
-    model, plain = Net(), Net()
-    compile_model(model, {"backend": backend, "regions": regions})
-    train(model)
-    torch.save({"model": model.state_dict()}, tmp_path / "compiled.pt")
-    plain.load_state_dict(torch.load(tmp_path / "compiled.pt", weights_only=True)["model"])
-    inputs = torch.randn(5, 4)
-    torch.testing.assert_close(plain.eval()(inputs), model.eval()(inputs))
-    train(plain)
-    torch.save({"model": plain.state_dict()}, tmp_path / "plain.pt")
-    calls = backend.calls
-    model.load_state_dict(torch.load(tmp_path / "plain.pt", weights_only=True)["model"])
-    # Code that is compiled already computes with what was loaded.
-    torch.testing.assert_close(model.eval()(inputs), plain.eval()(inputs))
-    assert backend.calls > calls
-
-
-def test_hooks_on_a_compiled_model_and_in_it_are_called(backend):
-    model, seen = Net(), []
-    compile_model(model, {"backend": backend, "regions": "auto"})
-    model(torch.randn(5, 4))
-    model.blocks[1].register_forward_hook(lambda *_: seen.append("block"))
-    model.register_forward_hook(lambda *_: seen.append("model"))
-    model(torch.randn(5, 4))
-    assert seen == ["block", "model"]
-
-
 @pytest.mark.skipif(not shares_code(), reason="dynamo does not look at hooks that come later")
 @pytest.mark.parametrize("regions", [None, "auto"])
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -209,27 +167,3 @@ def test_hooks_inside_of_a_region_are_called_from_when_they_are_there(backend, r
     hook.remove()
     model(torch.randn(5, 4))
     assert seen == [1]
-
-
-@pytest.mark.skipif(not shares_code(), reason="this torch has no such setting")
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_setting_for_hooks_is_dynamos_own_again_after_a_call(fails):
-    seen = []
-
-    def backend(graph_module, _inputs):
-        seen.append(torch._dynamo.config.skip_nnmodule_hook_guards)
-        if fails:
-            raise NotImplementedError
-        return graph_module.forward
-
-    model = Net()
-    compile_model(model, {"backend": backend, "on_error": "raise"})
-    with pytest.raises(CompileError) if fails else nullcontext():
-        model(torch.randn(5, 4))
-    assert seen == [False]
-    assert torch._dynamo.config.skip_nnmodule_hook_guards is True
-
-
-@by_regions
-def test_accumulated_gradients_of_blocks_that_are_called_twice_are_the_same(regions):
-    expect_same_training(Accumulating, {"regions": regions}, rows=(5, 5, 5, 5))

@@ -1,5 +1,4 @@
 import logging
-import re
 
 import pytest
 import torch
@@ -8,7 +7,6 @@ from torch import nn
 from toy import needs_compile
 
 from mm_compile import ConfigError, RecompileLimitError, compile_model
-from mm_compile._inputs import describe_change, describe_inputs
 from mm_compile._torch import shares_code, takes_version_limit, torch_version
 
 pytestmark = needs_compile
@@ -24,6 +22,11 @@ def warnings_of(caplog):
     return [
         record.getMessage() for record in caplog.records if record.name.startswith("mm_compile")
     ]
+
+
+def reason(text):
+    """Return what a message says of a failed guard; older torch versions do not report it."""
+    return text if torch_version() >= (2, 9) else "this torch does not report it"
 
 
 def run(model, rows):
@@ -51,7 +54,7 @@ def test_beyond_the_limit_it_compiles_for_any_size_and_names_what_changed(backen
     assert warnings_of(caplog) == []
     run(model, [6, 7, 8, 9])
     (line,) = warnings_of(caplog)
-    assert "dimension 0 was 5, is 6" in line
+    assert reason("size mismatch at index 0. expected 5, actual 6") in line
     assert "compiled again 3 times, recompile_limit is 2" in line
     assert "now compiles for any size" in line
     assert backend.graphs == 5
@@ -66,7 +69,7 @@ def test_the_policy_eager_stops_compiling(backend, caplog, model):
     assert backend.graphs == backend.calls == 3
     (line,) = warnings_of(caplog)
     assert "the model (Toy) runs eagerly from now on" in line
-    assert "input 'inputs': dimension 0 was 4, is 5" in line
+    assert reason("tensor 'inputs' size mismatch at index 0. expected 4, actual 5") in line
     assert not handle.regions[0].is_compiled
 
 
@@ -75,10 +78,11 @@ def test_the_policy_raise_names_the_input(backend, model):
         model, {"backend": backend, "dynamic": False, "recompile_limit": 0, "on_recompile": "raise"}
     )
     run(model, [3])
-    with pytest.raises(
-        RecompileLimitError, match=r"'inputs': dimension 0 was 3, is 4.*pad the inputs"
-    ):
+    with pytest.raises(RecompileLimitError, match=r"failed guard: .*pad the inputs") as caught:
         run(model, [4])
+    assert reason("tensor 'inputs' size mismatch at index 0. expected 3, actual 4") in str(
+        caught.value
+    )
 
 
 def test_training_and_evaluation_have_budgets_of_their_own(backend, model):
@@ -101,10 +105,10 @@ class Nested(nn.Module):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shape": (3, 2)}, r"input \"batch\['images'\]\[0\]\": dimension 1 was 4, is 2"),
-        ({"dtype": torch.float64}, "dtype was torch.float32, is torch.float64"),
-        ({"requires_grad": True}, "requires_grad was False, is True"),
-        ({"scale": True}, "'scale': value was 2, is True"),
+        ({"shape": (3, 2)}, "tensor 'batch['images'][0]' size mismatch at index 1. expected 4"),
+        ({"dtype": torch.float64}, "dtype mismatch. expected Float, actual Double"),
+        ({"requires_grad": True}, "requires_grad mismatch"),
+        ({"scale": True}, "scale"),
     ],
 )
 def test_inputs_are_named_wherever_they_lie(backend, change, message):
@@ -116,15 +120,15 @@ def test_inputs_are_named_wherever_they_lie(backend, change, message):
         return model({"images": [torch.zeros(*shape, **traits)]}, scale=scale)
 
     call()
-    with pytest.raises(RecompileLimitError, match=message):
+    with pytest.raises(RecompileLimitError) as caught:
         call(**change)
+    assert reason(message) in str(caught.value)
 
 
+@pytest.mark.skipif(takes_version_limit(), reason="this torch takes a limit for each function")
 def test_a_limit_that_dynamo_would_cut_short_is_refused(model):
-    most, name = torch._dynamo.config.cache_size_limit, "cache_size_limit"
-    if takes_version_limit():
-        most, name = torch._dynamo.config.accumulated_cache_size_limit, "accumulated_recompile"
-    with pytest.raises(ConfigError, match=rf"Raise torch\._dynamo\.config\.{name}.* too"):
+    most = torch._dynamo.config.cache_size_limit
+    with pytest.raises(ConfigError, match=r"Raise torch\._dynamo\.config\.cache_size_limit too"):
         compile_model(model, {"backend": "eager", "recompile_limit": most - 3})
 
 
@@ -143,25 +147,6 @@ def test_a_limit_beyond_that_of_dynamo_is_one_of_its_own(backend, caplog):
     assert f"recompile_limit is {num_sizes - 1}" in line
 
 
-def test_a_view_is_told_from_what_is_none(model):
-    whole = torch.zeros(2, 4)
-    of_view, of_whole = (
-        describe_inputs(model.forward, (inputs,), {}) for inputs in (whole.view(2, 4), whole)
-    )
-    assert "is a view was True, is False" in str(describe_change([of_view], of_whole))
-
-
-def test_a_change_outside_of_the_inputs_is_said_to_be_one(backend):
-    model, factors = Stack(1), [1]
-    model.forward = lambda inputs: inputs * factors[0]
-    cfg = {"backend": backend, "recompile_limit": 0, "on_recompile": "raise"}
-    compile_model(model, cfg)
-    run(model, [3])
-    factors[0] = 5
-    with pytest.raises(RecompileLimitError, match="nothing in its inputs"):
-        run(model, [3])
-
-
 @pytest.mark.skipif(not shares_code(), reason="this torch shares no code")
 def test_blocks_that_share_code_spend_one_budget_and_stop_together(backend):
     cfg = {
@@ -178,31 +163,6 @@ def test_blocks_that_share_code_spend_one_budget_and_stop_together(backend):
     assert backend.graphs == 4
     assert not any(region.is_compiled for region in handle.regions)
     assert len({region.failure for region in handle.regions}) == 1
-
-
-def test_inference_mode_is_a_mode_of_its_own_and_no_recompilation(model, backend):
-    handle = compile_model(
-        model.eval(), {"backend": backend, "recompile_limit": 0, "on_recompile": "raise"}
-    )
-    inputs = torch.randn(3, 4)
-    with torch.no_grad():
-        expected = model(inputs)
-    with torch.inference_mode():
-        assert torch.equal(model(inputs), expected)
-        model(inputs)
-    assert handle.regions[0].recompiles == 0
-
-
-def test_what_was_compiled_again_is_told_after_compiling_for_any_size(backend):
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    handle = compile_model(model, {"backend": backend, "dynamic": False, "recompile_limit": 1})
-    run(model, [3, 4, 5, 6, 7])
-    (region,) = handle.regions
-    assert (region.graphs, region.recompiles) == (backend.graphs, 2) == (4, 2)
-    assert region.changes == tuple(
-        f"input 'input': dimension 0 was {number}, is {number + 1}" for number in (3, 4)
-    )
-    assert "compiled again: the model (Sequential): input 'input'" in str(handle.report())
 
 
 class Scaling(nn.Module):
@@ -225,16 +185,5 @@ def test_a_value_that_is_no_input_is_named(backend, caplog):
     compile_model(model, cfg)
     rescale(model, [3, 5])
     (line,) = warnings_of(caplog)
-    told = "compiled again 1 time, .*because nothing in its inputs changed, but a value that its "
-    # Older ones do not keep why they compiled.
-    named = r" \(self\.factor == 3 no longer holds\)" if torch_version() >= (2, 9) else ""
-    assert re.search(f"{told}code reads elsewhere{named}", line)
-
-
-def test_one_region_compiled_again_for_the_same_reason_is_one(backend, monkeypatch):
-    # As on a torch that does not keep why it compiled.
-    monkeypatch.delattr("torch._dynamo.utils.get_compilation_metrics", raising=False)
-    model = Scaling()
-    handle = compile_model(model, {"backend": backend, "dynamic": False, "recompile_limit": 4})
-    rescale(model, [3, 5, 7])
-    assert "compiled again: the model (Scaling), 2 times: nothing in its" in str(handle.report())
+    assert "compiled again 1 time, " in line
+    assert reason("self.factor == 3") in line

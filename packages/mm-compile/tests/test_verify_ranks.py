@@ -1,5 +1,7 @@
 """What several ranks verify, and decide about, together."""
 
+import logging
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +12,7 @@ from timed import train as train_timed
 from torch.nn.parallel import DistributedDataParallel
 from toy import CountingBackend, needs_compile
 
-from mm_compile import _warm_up, compile_model
+from mm_compile import compile_model
 from mm_compile._torch import torch_version
 
 pytestmark = needs_compile
@@ -40,8 +42,8 @@ def sharded():
 
 
 def deciding(rank, folder):
-    clock = SteppedClock()
-    _warm_up.Clock = lambda _model: clock
+    logging.basicConfig(filename=folder / f"log{rank}", level=logging.WARNING)
+    clock = SteppedClock(pytest.MonkeyPatch())
     # What rank 1 measures says that compiling does not pay; rank 0 decides.
     model, _, handle = auto(clock, compiling=30, running=0.5 if rank == 0 else 5.0)
     wrapped = DistributedDataParallel(model)
@@ -50,6 +52,7 @@ def deciding(rank, folder):
     for _ in range(112):
         train_timed(wrapped, clock, 1)
         seen.append(sum(compiled(handle)))
+    assert "auto, after" in str(handle.report())
     (folder / f"auto{rank}").write_text(" ".join(map(str, seen)) + f" {handle.is_warm}")
 
 

@@ -16,10 +16,9 @@ from ._errors import (
     RecompileLimitError,
     TorchVersionError,
 )
-from ._graph_breaks import GraphBreak
+from ._failure import GraphBreak
 from ._handle import CompileHandle
-from ._report import CompileReport, RegionStatus, StepTimes
-from ._verify import Verified
+from ._report import CompileReport, RegionStatus, StepTimes, Verified
 
 __all__ = [
     "AlreadyCompiledError",

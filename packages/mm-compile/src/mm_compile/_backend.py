@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from time import perf_counter
 from typing import Any
 
 from . import _torch_private as torch_private
 from ._cache._code_cache import CodeCache
 from ._failure import Failure, failure_of_backend, note_failure, passing_error
-from ._graph_breaks import break_reason_of
-from ._torch import describe_backend, torch_version
+from ._torch import describe_backend, rare_collections, torch_version
 
 Compiled = Callable[..., Any]
 # torch.compile's arguments for inductor, which few other backends take.
@@ -39,20 +39,6 @@ class GuardedBackend:
 
     With ``catches``, a graph that the backend refuses runs as it was captured, and ``failure`` says
     so: nothing of the call runs twice. Errors that may pass, such as a lack of memory, are raised.
-
-    Args:
-        keywords: The arguments of ``torch.compile``.
-        dynamic: Its ``dynamic``.
-        catches: Whether to run refused graphs eagerly.
-        counts_runs: Whether to count runs of graphs.
-        code_cache: Where compiled code is kept.
-        on_compile: Called before each graph is compiled.
-
-    Attributes:
-        num_graphs: Graphs handed to the backend, refused ones included.
-        num_runs: Compiled graphs run; counted only with ``counts_runs``.
-        failure: Set whenever a refused graph runs; whoever reads it resets it to None.
-        break_reasons: Dynamo's graph breaks; where it keeps a list, those of the whole process.
     """
 
     def __init__(
@@ -61,9 +47,7 @@ class GuardedBackend:
         *,
         dynamic: bool | None,
         catches: bool,
-        counts_runs: bool,
         code_cache: CodeCache | None = None,
-        on_compile: Callable[[], None] | None = None,
     ) -> None:
         self._compile = _backend_function(keywords, dynamic=dynamic)
         if code_cache is not None:
@@ -71,10 +55,8 @@ class GuardedBackend:
         # torch shows this name in messages.
         self.__name__ = describe_backend(keywords)
         self._catches = catches
-        self._counts_runs = counts_runs
-        self._on_compile = on_compile
         self.num_graphs = 0
-        self.num_runs = 0
+        self.seconds = 0.0
         self.failure: Failure | None = None
         reasons = torch_private.graph_break_reasons()
         self._collects_breaks = reasons is None
@@ -83,21 +65,24 @@ class GuardedBackend:
     def __call__(self, graph_module: Any, example_inputs: Any) -> Any:
         """Compile one graph, as dynamo asks for it."""
         self.num_graphs += 1
-        if self._on_compile is not None:
-            self._on_compile()
+        began = perf_counter()
         if self._collects_breaks:
-            self.break_reasons += break_reason_of(graph_module)
+            # What ended the graph is all that torch 2.0 reports.
+            reason = getattr(graph_module, "compile_subgraph_reason", None)
+            if reason is not None and reason.reason != "return_value":
+                self.break_reasons.append(reason)
         # A backward compiled when it runs would fail where no region can catch the error.
         early = torch_private.backward_compiled_early() if self._catches else nullcontext()
         try:
-            with early:
-                compiled = self._compile(graph_module, example_inputs)
+            with early, rare_collections():
+                return self._compile(graph_module, example_inputs)
         except Exception as error:
             if self._catches and passing_error(error) is None:
                 return self._refused(graph_module, failure_of_backend(error, graph_module))
             note_failure(error, graph_module)
             raise
-        return self._counted(compiled) if self._counts_runs else compiled
+        finally:
+            self.seconds += perf_counter() - began
 
     def __eq__(self, other: object) -> bool:
         # torch 2.0 warns whenever two backends take turns; no code of ours is shared by two.
@@ -114,15 +99,7 @@ class GuardedBackend:
         def run(*args: Any) -> Any:
             # Another region that shares the code may run this graph without compiling.
             self.failure = failure
-            self.num_runs += 1
             return graph_module.forward(*args)
-
-        return run
-
-    def _counted(self, compiled: Compiled) -> Compiled:
-        def run(*args: Any) -> Any:
-            self.num_runs += 1
-            return compiled(*args)
 
         return run
 

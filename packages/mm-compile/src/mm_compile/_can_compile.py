@@ -74,61 +74,52 @@ def can_compile(
 
 
 def _missing_for_inductor(device_type: str) -> str | None:
-    needs = f"backend 'inductor' on {device_type} needs"
-    if device_type in _TRITON_DEVICES:
-        missing = _missing_for_triton(device_type, needs)
-    elif device_type == "cpu":
+    missing = _missing_on_machine(device_type)
+    if missing is None:
+        return None
+    return f"backend 'inductor' on {device_type} {missing}, or use backend 'aot_eager'."
+
+
+def _missing_on_machine(device_type: str) -> str | None:
+    if device_type == "cpu":
         # Inductor looks there too: CXX, or else the platform's usual compiler.
         usual = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
         compiler = os.environ.get("CXX", usual)
-        missing = None
         if shutil.which(compiler) is None:
-            missing = (
-                f"{needs} a C++ compiler, and {compiler!r} is not on PATH: install one (Debian "
-                "and Ubuntu: apt-get install g++), set CXX, or use backend 'aot_eager'."
+            return (
+                f"needs a C++ compiler, and {compiler!r} is not on PATH: install one (Debian and "
+                "Ubuntu: apt-get install g++), set CXX"
             )
-    else:
-        return _missing_code_generator(device_type)
-    return missing or _missing_python_headers(needs)
-
-
-def _missing_for_triton(device_type: str, needs: str) -> str | None:
-    if find_spec("triton") is None:
+    elif device_type in _TRITON_DEVICES:
+        missing = _missing_for_triton(device_type)
+        if missing is not None:
+            return missing
+    elif not has_code_generator(device_type):
+        question = "Did you mean 'cuda'? " if device_type == "gpu" else ""
+        return f"has no code generator. {question}Name the backend that comes with the device"
+    folder = Path(sysconfig.get_path("include"))
+    if device_type in ("cpu", *_TRITON_DEVICES) and not (folder / "Python.h").exists():
         return (
-            f"{needs} Triton, which is not installed: install the triton that belongs to this "
-            "torch, or use backend 'aot_eager'."
+            f"needs Python's headers, and {folder} has no Python.h: install them (Debian and "
+            "Ubuntu: apt-get install python3-dev)"
         )
+    return None
+
+
+def _missing_for_triton(device_type: str) -> str | None:
+    if find_spec("triton") is None:
+        return "needs Triton, which is not installed: install the triton that belongs to this torch"
     if device_type == "cuda" and torch.version.hip is None and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
         if capability < _LEAST_CAPABILITY:
             return (
-                f"{needs} a GPU of CUDA capability >= 7.0; this is {torch.cuda.get_device_name()} "
-                f"of {capability[0]}.{capability[1]}: use backend 'aot_eager'."
+                "needs a GPU of CUDA capability >= 7.0; this is "
+                f"{torch.cuda.get_device_name()} of {capability[0]}.{capability[1]}: take another"
             )
     # Triton compiles the launchers of its kernels in C.
-    if any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
-        return None
-    return (
-        f"{needs} a C compiler for Triton, and there is no gcc or clang on PATH: install one "
-        "(Debian and Ubuntu: apt-get install gcc), set CC, or use backend 'aot_eager'."
-    )
-
-
-def _missing_code_generator(device_type: str) -> str | None:
-    if has_code_generator(device_type):
-        return None
-    question = "Did you mean 'cuda'? " if device_type == "gpu" else ""
-    return (
-        f"backend 'inductor' writes no code for {device_type}. {question}Name the backend that "
-        "comes with the device, or use 'aot_eager'."
-    )
-
-
-def _missing_python_headers(needs: str) -> str | None:
-    folder = Path(sysconfig.get_path("include"))
-    if (folder / "Python.h").exists():
-        return None
-    return (
-        f"{needs} Python's headers, and {folder} has no Python.h: install them (Debian and "
-        "Ubuntu: apt-get install python3-dev), or use backend 'aot_eager'."
-    )
+    if not any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
+        return (
+            "needs a C compiler for Triton, and there is no gcc or clang on PATH: install one "
+            "(Debian and Ubuntu: apt-get install gcc), set CC"
+        )
+    return None

@@ -6,26 +6,30 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from . import _torch_private as torch_private
 from ._backend import unsupported_keywords
 from ._cache._code_cache import open_cache
+from ._compiled_code import RegionKind, mode_of
 from ._config import TRAINED, CompileConfig, check_against_torch, parse_config, with_keywords
 from ._device_graphs import DeviceGraphs, records_graphs
-from ._errors import ConfigError, MMCompileError
-from ._gc import rare_collections
+from ._errors import AlreadyCompiledError, ConfigError, MMCompileError
 from ._handle import CompileHandle
-from ._install import install_regions, unwrapped
+from ._method import function_of, instance_method
 from ._model_call import ModelCall
 from ._region import Region
-from ._torch import describe_backend
+from ._select import NamedModule, find_regions, has_forward, signature_of
+from ._torch import describe_backend, rare_collections, shares_code
 from ._verify import Verifier
 from ._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 
 
-@rare_collections  # imports torch's compiler
+@rare_collections()  # imports torch's compiler
 def compile_model(
     model: nn.Module,
     cfg: bool | str | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
@@ -63,8 +67,6 @@ def compile_model(
               if that is expected to save more than it costs in the steps that are left
               (``handle.expect_steps``); undo it if it does not. All ranks do as rank 0.
               ``cfg="auto"`` also sets ``regions="auto"`` and ``on_error="eager"``.
-            * ``measure`` (0): True or how many training steps to run eagerly at first, so that the
-              report compares eager and compiled steps.
             * ``verify``: True or in how many training calls of each region to compare outputs and
               gradients with eager ones, or a dict of ``steps``, ``rtol`` and ``atol``. A region
               that deviates runs eagerly or raises ``NumericsError``, as ``on_error`` says.
@@ -103,11 +105,18 @@ def compile_model(
         verifier = Verifier(config)
         for region in regions:
             region.check = partial(verifier.check, region)
-    inner = unwrapped(model)
-    model_call, graphs = _watch_calls(inner, regions, config)
-    count = (lambda: 0) if verifier is None else (lambda: verifier.num_comparisons)
-    warm_up = WarmUp(inner, regions, config, model_call, count)
-    return CompileHandle(config, regions, warm_up, verifier, [model_call, *graphs])
+    inner = _unwrapped(model)
+    # Of several methods, one that runs in training.
+    root = next((each for each in regions if each.attribute in TRAINED), regions[0])
+    root.model_call = model_call = ModelCall(inner, is_installed=bool(root.name))
+    on_undo = [model_call.remove]
+    if records_graphs(config.keywords):
+        graphs = DeviceGraphs(inner.parameters())
+        model_call.on_begin.append(graphs.begin)
+        model_call.on_end.append(graphs.copy_outputs)
+        on_undo.append(graphs.remove)
+    warm_up = WarmUp(inner, regions, config, model_call)
+    return CompileHandle(config, regions, warm_up, verifier, on_undo)
 
 
 def _supported_keywords(config: CompileConfig) -> dict[str, Any]:
@@ -122,26 +131,108 @@ def _supported_keywords(config: CompileConfig) -> dict[str, Any]:
     return {name: value for name, value in config.keywords.items() if name not in names}
 
 
-def _watch_calls(
-    model: nn.Module, regions: Sequence[Region], config: CompileConfig
-) -> tuple[ModelCall, list[DeviceGraphs]]:
-    # Of several methods, one that runs in training.
-    root = next((each for each in regions if each.attribute in TRAINED), regions[0])
-    model_call = ModelCall(model, is_installed=bool(root.name))
-    root.model_call = model_call
-    if not records_graphs(config.keywords):
-        return model_call, []
-    graphs = DeviceGraphs(model.parameters())
-    model_call.on_begin.append(graphs.begin)
-    model_call.on_end.append(graphs.copy_outputs)
-    return model_call, [graphs]
-
-
 def _install(model: nn.Module, config: CompileConfig) -> list[Region]:
+    """Compile the parts of ``model`` that ``config`` names, in place."""
     try:
-        return install_regions(model, config)
+        regions = [
+            region
+            for attribute in config.target
+            for region in _make_regions(model, attribute, config)
+        ]
     except MMCompileError:
         raise
     except (AssertionError, RuntimeError, TypeError) as error:
         # torch.compile compiles nothing yet: it refuses one of its arguments.
         raise ConfigError(f"torch.compile refused {config.keywords}: {error}") from error
+    if shares_code():
+        torch_private.guard_hooks()
+    for index, region in enumerate(regions):
+        region.index = index
+        region.install()
+    return regions
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside a data-parallel wrapper."""
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    if isinstance(model, DataParallel):
+        raise ConfigError(
+            "compile was asked for a model in DataParallel, which copies the model for every call. "
+            "Use DistributedDataParallel, one process for each device."
+        )
+    return model
+
+
+def _make_regions(model: nn.Module, attribute: str, config: CompileConfig) -> list[Region]:
+    # Compiling inside a wrapper lets its val_step and predict run compiled code too; dynamo still
+    # ends graphs at the gradient buckets.
+    inner = _unwrapped(model) if attribute == "forward" else model
+    _refuse_compiled(inner)
+    modules = [("", inner)]
+    if config.regions is not None:
+        modules = find_regions(inner, config.regions)
+        if not modules:
+            _logger.info(
+                "compile: regions='auto' found too few equal blocks in %s; it is compiled whole.",
+                type(inner).__name__,
+            )
+            modules = [("", inner)]
+    for _, module in modules:
+        _refuse(module, attribute)
+    return _group(modules, attribute, config)
+
+
+def _refuse_compiled(module: nn.Module) -> None:
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"compile was asked for {kind}, which torch.jit has compiled. Give the module that it "
+            "was made of."
+        )
+    if torch_private.is_made_by_torch_compile(module):
+        raise AlreadyCompiledError(
+            f"compile was asked for {kind}, which torch.compile has made. Give the module that it "
+            "was made of, or drop one of the two."
+        )
+
+
+def _refuse(module: nn.Module, attribute: str) -> None:
+    _refuse_compiled(module)
+    asked = f"compile of {attribute!r} was asked for, but {type(module).__name__}"
+    is_forward = attribute == "forward"
+    if not callable(getattr(type(module), attribute, None)):
+        raise ConfigError(
+            f"{asked} has no method of that name. Use target='forward', or give the model the "
+            "method."
+        )
+    if is_forward and not has_forward(module):
+        raise ConfigError(
+            f"{asked} has no forward to compile. Give the model that holds it, or name by regions "
+            "what it holds, such as regions=['*']."
+        )
+    if is_forward and getattr(module, "_compiled_call_impl", None) is not None:
+        raise AlreadyCompiledError(
+            f"{asked} is compiled already, by its own compile(), which is torch's. Drop that call, "
+            "or leave this out."
+        )
+    present = vars(module).get(attribute)
+    if isinstance(present, Region) and present.is_active:
+        raise AlreadyCompiledError(
+            f"{asked} is compiled already. Call undo() on the handle of the first compile_model "
+            "before compiling again."
+        )
+
+
+def _group(modules: Sequence[NamedModule], attribute: str, config: CompileConfig) -> list[Region]:
+    kinds: dict[object, RegionKind] = {}
+    regions = []
+    for name, module in modules:
+        is_alone = not shares_code() or instance_method(module, attribute) is not None
+        key = id(module) if is_alone else signature_of(module)
+        if key not in kinds:
+            kinds[key] = RegionKind(function_of(module, attribute), config)
+            # Compiles nothing, but torch checks its arguments now.
+            kinds[key].code(mode_of(module))
+        regions.append(Region(module, attribute, name, kinds[key]))
+    return regions

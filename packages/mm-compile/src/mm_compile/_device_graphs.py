@@ -9,6 +9,7 @@ torch is told that an iteration begins only when no backward is pending.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -33,19 +34,16 @@ class DeviceGraphs:
 
     Costs a copy of the model's outputs and, in the first micro-batch of a step, of its gradients.
     Does nothing for tensors on the CPU.
-
-    Args:
-        parameters: The model's parameters.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._pending: ref[_PendingBackward] | None = None
+        self._pending: ref[_Pending] | None = None
         # torch 2.0 and 2.1 have no such function.
         self._mark: Callable[[], None] = getattr(
             getattr(torch, "compiler", None), "cudagraph_mark_step_begin", lambda: None
         )
         self._hooks = [
-            parameter.register_hook(_copying_for(parameter))  # type: ignore[no-untyped-call]
+            parameter.register_hook(partial(_copy_first, ref(parameter)))  # type: ignore[no-untyped-call]
             for parameter in parameters
             if parameter.requires_grad
         ]
@@ -58,20 +56,18 @@ class DeviceGraphs:
 
     def copy_outputs(self, outputs: Any) -> Any:
         """Return the outputs of a call, outside of the graphs' memory."""
-        pending = _PendingBackward()
+        pending = _Pending()
 
         def copy(_name: str, tensor: Tensor) -> Tensor:
             if not is_recorded(tensor):
                 return tensor
             copied = tensor.clone()
             if copied.requires_grad:
-                copied.register_hook(pending)  # type: ignore[no-untyped-call]
+                copied.register_hook(pending.begin)  # type: ignore[no-untyped-call]
             return copied
 
-        copied = map_tensors(copy, "outputs", outputs)
-        # Lives as long as the autograd graph: a backward that never comes is not waited for.
         self._pending = ref(pending)
-        return copied
+        return map_tensors(copy, "outputs", outputs)
 
     def remove(self) -> None:
         """Remove the hooks of the parameters."""
@@ -79,13 +75,15 @@ class DeviceGraphs:
             hook.remove()
 
 
-class _PendingBackward:
-    """A hook of the outputs of one call, called when backward reaches one of them."""
+class _Pending:
+    """Whether backward has reached an output of a call.
 
-    def __init__(self) -> None:
-        self.has_begun = False
+    Lives as long as the autograd graph: a backward that never comes is not waited for.
+    """
 
-    def __call__(self, _gradient: Tensor) -> None:
+    has_begun = False
+
+    def begin(self, _gradient: Tensor) -> None:
         self.has_begun = True
 
 
@@ -94,13 +92,8 @@ def is_recorded(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-def _copying_for(parameter: nn.Parameter) -> Callable[[Tensor], Tensor | None]:
-    holder = ref(parameter)
-
-    def copy(gradient: Tensor) -> Tensor | None:
-        owner = holder()
-        # Only the first gradient becomes ``.grad`` itself; later ones are added to it.
-        takes = owner is not None and owner.grad is None and is_recorded(gradient)
-        return gradient.clone() if takes else None
-
-    return copy
+def _copy_first(parameter: ref[nn.Parameter], gradient: Tensor) -> Tensor | None:
+    """Return a copy of the gradient that becomes ``.grad`` itself; later ones are added to it."""
+    owner = parameter()
+    is_first = owner is not None and owner.grad is None and is_recorded(gradient)
+    return gradient.clone() if is_first else None

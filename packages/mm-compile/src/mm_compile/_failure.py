@@ -1,4 +1,4 @@
-"""Reasons why code did not compile, with the line of the user's code."""
+"""Reasons why code did not compile, and graph breaks, with the line of the user's code."""
 
 import os
 import re
@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ._errors import CompileError
-
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared as text
 _OWN_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared as text
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -22,7 +20,7 @@ _ADVICE = re.compile(
     r"\n\s*(Set TORCH|You can suppress|Please convert|from user code:|args\[\d+\]:|Caused by:).*",
     re.DOTALL,
 )
-_LONGEST_REASON = 300
+_LONGEST_REASON, _LONGEST_BREAK = 300, 200
 _PASSING = (MemoryError, OSError, torch.cuda.OutOfMemoryError)
 # Attribute of a backend's error; dynamo wraps the error.
 _NOTE = "_mm_compile_failure"
@@ -88,27 +86,6 @@ def failure_of_dynamo(error: BaseException) -> Failure:
     return Failure(f"{type(error).__name__}: {_first_lines(text)}", _user_frame(trace))
 
 
-def not_compiled(label: str, attribute: str, error: BaseException) -> CompileError:
-    """Return the error for a region, ``attribute`` of a module, that does not compile."""
-    advice = (
-        "this region uncompiled, or leave it out by regions"
-        if attribute == "forward"
-        else f"{attribute} uncompiled, or leave it out of target"
-    )
-    return CompileError(
-        f"compile: {label} did not compile: {failure_of_dynamo(error)}. Set "
-        f'on_error="eager" to train on with {advice}.'
-    )
-
-
-def not_repeatable(label: str, error: BaseException) -> CompileError:
-    """Return the error for a region that does not compile, and has had effects already."""
-    return CompileError(
-        f"compile: {label} did not compile: {failure_of_dynamo(error)}. A part of it had run "
-        "already, so it cannot be run again eagerly; use target='forward'."
-    )
-
-
 def _first_lines(text: str) -> str:
     lines = [line.strip() for line in _ADVICE.sub("", text).splitlines() if line.strip()]
     text = " ".join(" ".join(lines[:3]).split())
@@ -141,3 +118,38 @@ def innermost_user_frame(frames: Iterable[tuple[str, str]]) -> str | None:
         if not file.startswith((_TORCH_FOLDER, _OWN_FOLDER))
     ]
     return own[-1] if own else None
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A place where one graph ended and Python ran before the next.
+
+    Attributes:
+        frame: ``file:line`` of the user's code, or of torch's if no user code ran; None where this
+            torch does not report it.
+        reason: What dynamo could not capture, in one line.
+    """
+
+    frame: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.frame or 'an unknown place'}: {self.reason}"
+
+
+def add_breaks(known: list[GraphBreak], reasons: Iterable[Any]) -> None:
+    """Add dynamo's reasons to ``known``, each place once."""
+    for reason in reasons:
+        frames = [(each.filename, str(each.lineno)) for each in getattr(reason, "user_stack", ())]
+        # An optimizer's step consists of torch's code only.
+        frame = innermost_user_frame(frames) or (":".join(frames[-1]) if frames else None)
+        # Newer versions add hints, and context for developers of dynamo.
+        text = str(reason.reason).strip("'\"").partition("Hint:")[0].partition("Developer debug")[0]
+        text = ". ".join(
+            part.strip().removeprefix("Explanation: ").rstrip(".")
+            for part in text.splitlines()
+            if part.strip()
+        )
+        found = GraphBreak(frame, shorten(text, _LONGEST_BREAK, placeholder="..."))
+        if found not in known:
+            known.append(found)

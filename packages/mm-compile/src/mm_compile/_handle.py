@@ -1,8 +1,8 @@
 """Handle of a compiled model: undo, and the report."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from torch.optim import Optimizer
 
@@ -10,7 +10,7 @@ from ._config import CompileConfig
 from ._errors import ConfigError, NotAModelError
 from ._optimizer import CompiledStep
 from ._region import Region
-from ._report import CompileReport, DynamoCounts, RegionStatus, StepTimes, status_of
+from ._report import CompileReport, RegionStatus, status_of
 from ._torch import describe_backend
 from ._verify import Verifier
 from ._warm_up import WarmUp
@@ -20,13 +20,6 @@ _IN_PLACE = (
     "compile_model compiles the model in place and returns this handle, which is no model: go on "
     "with the model itself, without `model = ` before compile_model(model, ...)."
 )
-
-
-class Removable(Protocol):
-    """Something installed on a model beside its regions."""
-
-    def remove(self) -> None:
-        """Remove it."""
 
 
 class CompileHandle:
@@ -42,15 +35,14 @@ class CompileHandle:
         regions: Sequence[Region],
         warm_up: WarmUp | None = None,
         verifier: Verifier | None = None,
-        watchers: Sequence[Removable] = (),
+        on_undo: Sequence[Callable[[], None]] = (),
     ) -> None:
         self._config = config
         self._regions = list(regions)
         self._steps: list[CompiledStep] = []
         self._enabled = bool(regions)
-        self._before = DynamoCounts.now() if regions else DynamoCounts()
         self._verifier = verifier
-        self._watchers = list(watchers)
+        self._on_undo = on_undo
         self._warm_up = warm_up
         if warm_up is not None:
             warm_up.on_done = self._log_report
@@ -83,8 +75,8 @@ class CompileHandle:
     def expect_steps(self, num_steps: int) -> None:
         """Set the number of training calls of the model to come.
 
-        ``"auto"`` weighs them; otherwise it expects as many as there have been. The report says
-        whether compiling pays in them. Does nothing where nothing is compiled.
+        ``"auto"`` weighs them; otherwise it expects as many as there have been. Does nothing where
+        nothing is compiled.
 
         Args:
             num_steps: Calls of the model in training, each micro-batch of an accumulating run
@@ -134,10 +126,9 @@ class CompileHandle:
         """Restore the eager model; a second call does nothing."""
         if self._warm_up is not None:
             self._warm_up.stop()
-        for part in (*self._watchers, *self._regions, *self._steps):
-            part.remove()
-        if self._config.code_cache is not None:
-            self._config.code_cache.close()
+        removes = [part.remove for part in self._regions] + [step.remove for step in self._steps]
+        for undo in (*removes, *self._on_undo):
+            undo()
         self._enabled = False
 
     def report(self) -> CompileReport:
@@ -145,34 +136,27 @@ class CompileHandle:
 
         Does not wait for a device: what is not known yet is left out.
         """
-        counts = DynamoCounts.now().since(self._before) if self._config.enabled else DynamoCounts()
+        regions = self.regions
+        optimizers = tuple(step.status() for step in self._steps)
+        kinds = list({id(region.kind): region.kind for region in self._regions}.values())
+        codes = [code for kind in kinds for code in kind.codes.values()]
+        backends = [backend for kind in kinds for backend in kind.backends]
+        backends += [step.backend for step in self._steps]
+        compile_seconds = sum(backend.seconds for backend in backends)
         return CompileReport(
             target=", ".join(self._config.target),
             backend=describe_backend(self._config.keywords),
             mode=self._config.keywords.get("mode"),
-            graphs=counts.graphs,
-            graph_breaks=counts.graph_breaks,
-            recompiles=counts.recompiles,
-            compile_seconds=counts.compile_seconds,
-            regions=self.regions,
-            steps=self._step_times(counts.compile_seconds),
+            graphs=sum(backend.num_graphs for backend in backends),
+            graph_breaks=sum(len(code.breaks) for code in codes)
+            + sum(len(step.breaks) for step in self._steps),
+            recompiles=sum(kind.count_recompiles() for kind in kinds)
+            + sum(step.recompiles for step in optimizers),
+            compile_seconds=compile_seconds,
+            regions=regions,
+            steps=None if self._warm_up is None else self._warm_up.step_times(compile_seconds),
             decision=None if self._warm_up is None else self._warm_up.message,
-            optimizers=tuple(step.status() for step in self._steps),
-        )
-
-    def _step_times(self, compile_seconds: float) -> StepTimes | None:
-        times = None if self._warm_up is None else self._warm_up.times()
-        if self._warm_up is None or times is None or times[1].step_s is None:
-            return None
-        eager, compiled = times
-        # Steps that verify also compare: their duration is not that of compiling.
-        startup = compiled.startup_s if self._verifier is None else compile_seconds
-        return StepTimes(
-            compiled_s=times[1].step_s,
-            eager_s=eager.step_s,
-            startup_s=startup,
-            clock=self._warm_up.clock,
-            expected_steps=self._warm_up.num_expected,
+            optimizers=optimizers,
         )
 
     def _log_report(self) -> None:

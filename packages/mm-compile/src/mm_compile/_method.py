@@ -26,10 +26,6 @@ class MethodSlot:
     """The place of a method in a module's ``__dict__``.
 
     A copy of the module gets the class's own method there.
-
-    Args:
-        module: The module; it is not kept alive.
-        attribute: The method's name.
     """
 
     def __init__(self, module: nn.Module, attribute: str) -> None:

@@ -23,15 +23,6 @@ class ModelCall:
     compiled blocks has this in place of its ``forward``. The only region of a model that is
     compiled as a whole hands its calls here. A block called outside of the model's forward counts
     as a call.
-
-    Args:
-        model: The model.
-        is_installed: Whether to replace its ``forward``.
-
-    Attributes:
-        on_begin: Called, in order, when a call begins.
-        on_end: Given what a call returns; each returns what the caller gets instead.
-        is_running: Whether a call is running.
     """
 
     def __init__(self, model: nn.Module, *, is_installed: bool) -> None:

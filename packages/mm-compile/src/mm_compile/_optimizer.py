@@ -12,8 +12,7 @@ from . import _torch_private as torch_private
 from ._backend import GuardedBackend
 from ._config import CompileConfig
 from ._errors import AlreadyCompiledError, CompileError
-from ._failure import Failure, failure_of_dynamo, passing_error
-from ._graph_breaks import GraphBreak, add_breaks
+from ._failure import Failure, GraphBreak, add_breaks, failure_of_dynamo, passing_error
 from ._method import copy_function
 from ._report import RegionStatus
 
@@ -28,10 +27,6 @@ class CompiledStep:
 
     Dynamo compiles a number into the code, and would recompile whenever a scheduler changes the
     learning rate. So the compiled step gets a tensor in its place, and everybody else the number.
-
-    Attributes:
-        failure: Why it runs eagerly, or why its last call raised; None while it is compiled.
-        is_removed: Whether it was undone.
     """
 
     def __init__(self, optimizer: Optimizer, config: CompileConfig) -> None:
@@ -51,29 +46,27 @@ class CompiledStep:
         if hasattr(self._eager, "_wrapped_by_lr_sched"):
             # Otherwise an earlier scheduler warns that its wrapper was lost; it is called inside.
             self._wrapped_by_lr_sched = True
-        self._on_error = config.on_error
-        self._backend = GuardedBackend(
+        self.backend = GuardedBackend(
             config.keywords,
             dynamic=config.keywords.get("dynamic"),
             catches=config.on_error == "eager",
-            counts_runs=True,
             code_cache=config.code_cache,
         )
-        self._run = torch.compile(copy_function(_calling(self._eager)), backend=self._backend)
+        self._run = torch.compile(copy_function(_calling(self._eager)), backend=self.backend)
         self._errors = torch_private.dynamo_errors()
         self._rates: list[torch.Tensor] = []
         self.failure: Failure | None = None
         self._is_eager = False
+        self._on_error = config.on_error
         self._num_recompiles = 0
-        self._breaks: list[GraphBreak] = []
+        self.breaks: list[GraphBreak] = []
 
     def __call__(self, _optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         # A closure runs the whole model.
         if self.is_removed or self._is_eager or closure is not None:
             return self._eager(closure)
-        backend = self._backend
-        num_runs, num_graphs = backend.num_runs, backend.num_graphs
-        num_breaks = len(backend.break_reasons)
+        backend = self.backend
+        num_graphs, num_breaks = backend.num_graphs, len(backend.break_reasons)
         try:
             with _RatesAsTensors(self._optimizer, self._rates):
                 outputs = self._run()
@@ -83,22 +76,20 @@ class CompiledStep:
             if (passing := passing_error(error)) is not None:
                 raise passing from None
             self.failure = failure_of_dynamo(error)
-            has_partly_run = backend.num_runs != num_runs
-            if self._on_error == "raise" or has_partly_run:
-                advice = "" if has_partly_run else ', or on_error="eager" to run it uncompiled'
+            # A step of which a graph may have run cannot be run again eagerly.
+            if self._on_error == "raise" or backend.num_graphs:
                 raise CompileError(
-                    f"compile: {self._name} did not compile: {self.failure}. Set "
-                    f"optimizer=False{advice}."
+                    f"compile: {self._name} did not compile: {self.failure}. Set optimizer=False, "
+                    'or on_error="eager" to run what the backend refuses uncompiled.'
                 ) from error
+            outputs = self._eager()
         else:
-            self.failure = None
-            self._num_recompiles += 0 < num_graphs < backend.num_graphs
-            add_breaks(self._breaks, backend.break_reasons[num_breaks:])
-            if backend.failure is not None:
-                self._fall_back(backend.failure)
-            return outputs
-        outputs = self._eager()
-        self._fall_back(self.failure)
+            self.failure = backend.failure
+        self._num_recompiles += 0 < num_graphs < backend.num_graphs
+        add_breaks(self.breaks, backend.break_reasons[num_breaks:])
+        if self.failure is not None:
+            self._is_eager = True
+            _logger.warning("compile: %s runs eagerly from now on: %s", self._name, self.failure)
         return outputs
 
     def __get__(self, optimizer: Optimizer, _type: object = None) -> MethodType:
@@ -128,14 +119,10 @@ class CompiledStep:
             is_compiled=not self.is_removed and self.failure is None,
             failure=None if self.failure is None else str(self.failure),
             recompiles=self._num_recompiles,
-            graphs=self._backend.num_graphs,
+            graphs=self.backend.num_graphs,
             label=self._name,
-            graph_breaks=tuple(self._breaks),
+            graph_breaks=tuple(self.breaks),
         )
-
-    def _fall_back(self, failure: Failure) -> None:
-        self.failure, self._is_eager = failure, True
-        _logger.warning("compile: %s runs eagerly from now on: %s", self._name, failure)
 
 
 class _RatesAsTensors:

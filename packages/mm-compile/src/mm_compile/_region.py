@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -12,19 +11,14 @@ from torch import nn
 from . import _torch_private as torch_private
 from ._compiled_code import CompiledCode, Mode, RegionKind, mode_of
 from ._config import REPEATABLE
-from ._errors import TorchVersionError
+from ._errors import CompileError
 from ._failure import (
     Failure,
     failure_of_dynamo,
-    not_compiled,
-    not_repeatable,
     passing_error,
 )
-from ._gc import rare_collections
-from ._inputs import describe_inputs
 from ._method import MethodSlot
 from ._model_call import ModelCall, is_compiling
-from ._wrappers import BucketSplits, refuse_checkpointing
 
 # Compares a call of compiled code with eager code, and returns what deviates.
 Check = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Failure | None]
@@ -49,6 +43,7 @@ class Region:
         held_back: Why it is not compiled now, although nothing failed; else None.
         model_call: Callbacks of the whole model, if a call of the region may be a call of it.
         check: Compares the first calls with eager ones.
+        is_active: Whether it is installed.
     """
 
     def __init__(
@@ -56,7 +51,6 @@ class Region:
     ) -> None:
         self._slot = MethodSlot(module, attribute)
         self._module = self._slot.of
-        self._bucket_splits = BucketSplits(is_whole=not name)
         self.name = name
         self.attribute = attribute
         self.index = index
@@ -68,10 +62,10 @@ class Region:
         self.held_back: str | None = None
         self.model_call: ModelCall | None = None
         self.check: Check | None = None
-        self._errors = (*torch_private.dynamo_errors(), TorchVersionError)
+        self._errors = torch_private.dynamo_errors()
         # Mode and code of the last forward; None is eager code.
         self._last: tuple[Mode, CompiledCode | None] | None = None
-        self._is_installed = False
+        self.is_active = False
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -82,11 +76,6 @@ class Region:
     def module(self) -> nn.Module:
         """The module it is installed on."""
         return self._slot.module
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it is installed."""
-        return self._is_installed
 
     @property
     def fallback(self) -> str | None:
@@ -112,11 +101,11 @@ class Region:
     def install(self) -> None:
         """Replace the module's method."""
         self._slot.fill(self)
-        self._is_installed = True
+        self.is_active = True
 
     def remove(self) -> None:
         """Restore the module's method, unless somebody has replaced it since."""
-        self._is_installed = False
+        self.is_active = False
         self._slot.clear(self)
 
     def fall_back(self, failure: Failure) -> None:
@@ -142,7 +131,7 @@ class Region:
         if self.failure is None and self.kind.spent is not None:
             # Otherwise each of many blocks would compile once more before it falls back.
             self.fall_back(self.kind.spent)
-        is_eager = self.failure is not None or self.held_back is not None or not self._is_installed
+        is_eager = self.failure is not None or self.held_back is not None or not self.is_active
         code = None
         if not is_eager:
             code = self.kind.codes.get(mode)
@@ -156,7 +145,11 @@ class Region:
         self, code: CompiledCode, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CompiledCode | None:
         assert self.check is not None
-        failure = self.check(partial(self._run_compiled, code, mode), args, kwargs)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self._run_compiled(code, mode, args, kwargs)
+
+        failure = self.check(run, args, kwargs)
         if failure is not None:
             self.fall_back(failure)
         if self.failure is not None:  # it may also have failed to compile
@@ -169,14 +162,11 @@ class Region:
     ) -> Any:
         backend = code.backend
         before = (backend.num_graphs, len(backend.break_reasons))
-        num_runs = backend.num_runs
         is_first = self.name not in code.callers
-        first_bucket = self._bucket_splits.begin()
+        first_bucket = torch_private.begin_bucket_splits(is_whole=not self.name)
         try:
-            if is_first:
-                outputs = self._run_first(code, args, kwargs)
-            else:
-                outputs = code.run(self._module(), *args, **kwargs)
+            code.callers.add(self.name)
+            outputs = code.run(self._module(), *args, **kwargs)
         except Exception as error:
             if not torch_private.is_of_dynamo(error, self._errors):
                 raise
@@ -187,46 +177,39 @@ class Region:
             self.raised = None
             is_known = before == (backend.num_graphs, len(backend.break_reasons))
             if is_first or not is_known or backend.failure is not None:
-                inputs = describe_inputs(self.__wrapped__, args, kwargs)
-                failure = self.kind.after_call(mode, self.label, inputs, before, is_first=is_first)
+                failure = self.kind.after_call(mode, self.label, before, is_first=is_first)
                 if failure is not None:
                     self.fall_back(failure)
             return outputs
         finally:
-            self._bucket_splits.end(first_bucket)
-            code.end_hook_guards()
+            torch_private.end_bucket_splits(first_bucket)
         try:
-            return self._recover(failed, args, kwargs, has_partly_run=backend.num_runs != num_runs)
+            may_have_run = code.has_compiled or backend.num_graphs > before[0]
+            return self._recover(failed, args, kwargs, may_have_run=may_have_run)
         finally:
             del failed  # its traceback keeps the inputs alive
 
-    @rare_collections
-    def _run_first(self, code: CompiledCode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the code for the first time, which compiles it unless other regions have run it."""
-        code.callers.add(self.name)
-        refuse_checkpointing()
-        return code.run(self._module(), *args, **kwargs)
-
     def _recover(
-        self,
-        error: Exception,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        has_partly_run: bool,
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_have_run: bool
     ) -> Any:
         failure = failure_of_dynamo(error)
-        if self.kind.config.on_error == "raise":
+        advice = f"use target='forward', or leave {self.attribute} out of target"
+        if may_have_run and self.attribute not in REPEATABLE:
+            advice = f"A part of it may have run, so it cannot be run again eagerly; {advice}"
+        elif self.kind.config.on_error == "raise":
+            if self.attribute == "forward":
+                advice = "leave it out by regions"
             if torch_private.is_user_error(error) and self.attribute in REPEATABLE:
                 # Shapes that do not fit, usually: eager code raises in the user's own line.
                 self.__wrapped__(*args, **kwargs)
-            self.raised = failure
-            raise not_compiled(self.label, self.attribute, error) from error
-        if has_partly_run and self.attribute not in REPEATABLE:
-            self.raised = failure
-            raise not_repeatable(self.label, error) from error
-        # If this raises, the error is the user's.
-        outputs = self.__wrapped__(*args, **kwargs)
-        self._last = None
-        self.fall_back(failure)
-        return outputs
+            advice = f'Set on_error="eager" to train on with it uncompiled, or {advice}'
+        else:
+            # If this raises, the error is the user's.
+            outputs = self.__wrapped__(*args, **kwargs)
+            self._last = None
+            self.fall_back(failure)
+            return outputs
+        self.raised = failure
+        raise CompileError(
+            f"compile: {self.label} did not compile: {failure}. {advice}."
+        ) from error

@@ -8,11 +8,36 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
-from . import _torch_private as torch_private
-from ._graph_breaks import GraphBreak
+from ._failure import GraphBreak
 from ._region import Region
-from ._verify import Verified
 from ._words import counted, duration
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How a region's compiled code compared with its eager code.
+
+    Attributes:
+        num_calls: Training calls compared.
+        tensor: The tensor that deviated most, relative to what is allowed; None if none was
+            compared.
+        deviation: The largest difference of one of its elements.
+        allowed: The difference that ``rtol`` and ``atol`` allow.
+        note: Why calls were not compared; else None.
+    """
+
+    num_calls: int = 0
+    tensor: str | None = None
+    deviation: float = 0.0
+    allowed: float = 0.0
+    note: str | None = None
+
+    @property
+    def ratio(self) -> float:
+        """The deviation relative to what is allowed."""
+        return (
+            self.deviation / self.allowed if self.allowed else float("inf") * bool(self.deviation)
+        )
 
 
 @dataclass(frozen=True)
@@ -55,17 +80,15 @@ class StepTimes:
 
     Attributes:
         compiled_s: Seconds of a compiled step, the median of those timed.
-        eager_s: Seconds of an eager step; None without ``measure`` and ``"auto"``.
-        startup_s: Seconds that steps which compiled took beyond ordinary ones.
+        eager_s: Seconds of an eager step; None without ``"auto"``.
+        startup_s: Seconds spent compiling.
         clock: ``"host clock"`` or ``"device events"``.
-        expected_steps: Training steps of the whole run, if known.
     """
 
     compiled_s: float
     eager_s: float | None
     startup_s: float
     clock: str
-    expected_steps: int | None = None
 
     @property
     def saved_s(self) -> float | None:
@@ -80,41 +103,30 @@ class StepTimes:
         return ceil(self.startup_s / self.saved_s)
 
     def __str__(self) -> str:
-        compiled = f"step: {duration(self.compiled_s)} compiled"
-        startup = f"start-up {self.startup_s:.1f} s"
-        if self.saved_s is None:
-            return f"{compiled}, eager not timed (measure=True times it); {startup}"
-        eager = f"{duration(self.eager_s or 0)} eager, by {self.clock}"
-        return f"{compiled}, {eager}; {startup}; {self._verdict()}"
-
-    def _verdict(self) -> str:
-        steps = self.break_even_steps
-        if steps is None:
-            return "compiling does not make it faster"
-        saved = duration(self.saved_s or 0)
-        pays = f"saves {saved} of each step, pays after {counted(steps, 'step')}"
-        if self.expected_steps is None:
-            return pays
-        end = "pays" if steps <= self.expected_steps else "does not pay"
-        return f"{pays}; this run has {self.expected_steps}, so compiling {end}"
+        text = f"step: {duration(self.compiled_s)} compiled, by {self.clock}; "
+        text += f"start-up {self.startup_s:.1f} s"
+        if self.eager_s is not None:
+            text += f"; {duration(self.eager_s)} eager"
+        if (steps := self.break_even_steps) is not None:
+            text += f"; pays after {counted(steps, 'step')}"
+        return text
 
 
 @dataclass(frozen=True)
 class CompileReport:
     """What was compiled since ``compile_model``.
 
-    Dynamo counts for the whole process: two models that compile at the same time share the first
-    four numbers. Nothing is compiled before the first call of the model. ``str(report)`` is a text
-    of several lines for a log.
+    Nothing is compiled before the first call of the model. ``str(report)`` is a text of several
+    lines for a log.
 
     Attributes:
         target: The compiled methods, separated by commas.
         backend: The backend's name.
         mode: The mode, or None where the config has none.
         graphs: Graphs captured, including recompilations.
-        graph_breaks: Places where capturing stopped; counted again by every recompilation.
+        graph_breaks: Places where capturing stopped.
         recompiles: How often code was compiled again for other inputs.
-        compile_seconds: Time spent in the compiler, in seconds.
+        compile_seconds: Seconds spent in the backend.
         regions: The compiled parts, in the model's order.
         steps: Duration of training steps; None before they were timed.
         decision: What ``"auto"`` decided, and why; None before it did.
@@ -178,41 +190,10 @@ class CompileReport:
         breaks = [(each.label, str(place)) for each in everything for place in each.graph_breaks]
         for labels, place in _grouped(breaks):
             yield f"graph break in {labels} at {place}"
-        if self.graph_breaks and not breaks:
-            yield "graph breaks: this torch does not report where"
         changes = ((region.label, change) for region in regions for change in region.changes)
         for labels, change in _grouped(changes):
             yield f"compiled again: {labels}: {change}"
         yield from _lines_about_verified(regions)
-
-
-@dataclass(frozen=True)
-class DynamoCounts:
-    """Dynamo's counters of this process."""
-
-    graphs: int = 0
-    graph_breaks: int = 0
-    recompiles: int = 0
-    compile_seconds: float = 0.0
-
-    @classmethod
-    def now(cls) -> DynamoCounts:
-        """Read the counters; imports dynamo."""
-        return cls(
-            torch_private.count_graphs(),
-            torch_private.count_graph_breaks(),
-            torch_private.count_recompiles(),
-            torch_private.compile_seconds(),
-        )
-
-    def since(self, earlier: DynamoCounts) -> DynamoCounts:
-        """Subtract ``earlier``; at least zero, since ``torch._dynamo.reset`` clears some counts."""
-        return DynamoCounts(
-            max(0, self.graphs - earlier.graphs),
-            max(0, self.graph_breaks - earlier.graph_breaks),
-            max(0, self.recompiles - earlier.recompiles),
-            max(0.0, self.compile_seconds - earlier.compile_seconds),
-        )
 
 
 def status_of(region: Region, verified: Verified | None) -> RegionStatus:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ._errors import ConfigError
-from ._torch_private import is_made_by_torch_compile, own_tensors
+from ._torch_private import is_made_by_torch_compile
 from ._words import suggest
 
 NamedModule = tuple[str, nn.Module]
@@ -23,18 +23,7 @@ _LEAST_REPEATS = 2
 
 
 def find_regions(model: nn.Module, regions: str | Sequence[str]) -> list[NamedModule]:
-    """Find the modules to compile one by one; none is inside another.
-
-    Args:
-        model: The module to search.
-        regions: ``"auto"`` for repeated blocks, or patterns of dotted names.
-
-    Returns:
-        Names and modules, in the model's order; empty if ``"auto"`` finds too few equal blocks.
-
-    Raises:
-        ConfigError: If a pattern matches nothing that can be compiled.
-    """
+    """Find the modules to compile one by one; none is inside another."""
     if regions == "auto":
         blocks = list(_find_blocks(model))
         num_kinds = len({signature_of(block) for _, block in blocks})
@@ -54,13 +43,10 @@ def signature_of(module: nn.Module) -> Signature:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[object, ...]]:
-    for name, tensor in own_tensors(module):
-        if tensor is None:
-            yield (name, None)
-        elif is_lazy(tensor):
-            yield (name, tensor.dtype)
-        else:
-            yield (name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    for named in (module.named_parameters, module.named_buffers):
+        for name, tensor in named(recurse=False):
+            shape = None if is_lazy(tensor) else tuple(tensor.shape)
+            yield (name, shape, tensor.dtype, tensor.requires_grad)
 
 
 def _find_blocks(model: nn.Module) -> Iterator[NamedModule]:

@@ -5,6 +5,8 @@ torch are replaced while a graph is compiled through a cache, for the seconds th
 (measured on a transformer of 8 blocks on one CPU thread).
 """
 
+import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from hashlib import sha256
@@ -19,6 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 # Without it, a forward that activation checkpointing repeats counts as a step of its own.
 _graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # noqa: SLF001
+# Some torch versions write a function's argument as L['self'].
+_LOCAL = re.compile(r"L\['(?P<name>\w+)'\]")
+# Some of dynamo's guards are long lists.
+_MAX_GUARD = 120
 # Dynamo keeps 8 versions of a function by default.
 _DEFAULT_VERSION_LIMIT = 8
 
@@ -36,18 +42,6 @@ def _find(module: str, name: str, default: Any = None) -> Any:
 def is_in_backward() -> bool:
     """Whether autograd runs a backward pass in this thread."""
     return _graph_task_id() != -1
-
-
-def is_view(tensor: torch.Tensor) -> bool | None:
-    """Whether a tensor is a view. Without the name: None, views are not told apart."""
-    ask = getattr(tensor, "_is_view", None)
-    return None if ask is None else bool(ask())
-
-
-def own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Yield the module's own parameters and buffers, those that are None included."""
-    for table in ("_parameters", "_buffers"):
-        yield from getattr(module, table, {}).items()
 
 
 def is_made_by_torch_compile(module: nn.Module) -> bool:
@@ -87,14 +81,30 @@ def active_ddp() -> DistributedDataParallel | None:
     return wrapper
 
 
-def first_bucket_bytes() -> int | None:
-    """Return the size of DDP's first bucket, where dynamo ends graphs. Without the name: None."""
-    size: int | None = getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", None)
-    return size
+def begin_bucket_splits(*, is_whole: bool) -> int | None:
+    """Make dynamo end graphs where the gradient buckets of the running DDP wrapper end.
+
+    Otherwise all gradients of a whole model would be ready at once, at the end of backward, and
+    nothing would overlap with their exchange. Dynamo ends a whole model's first graph at the small
+    first bucket; with ``bucket_cap_mb`` below its size it would raise. Regions need no small first
+    graph. Without the names: dynamo's own splits.
+    """
+    wrapper = active_ddp()
+    first: int | None = getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", None)
+    if wrapper is None or first is None:
+        return None
+    size = int(wrapper.bucket_bytes_cap)
+    _set_first_bucket(min(first, size) if is_whole else size)
+    return first
 
 
-def set_first_bucket_bytes(size: int) -> None:
-    """Set what :func:`first_bucket_bytes` returns; dynamo has no other setting."""
+def end_bucket_splits(first: int | None) -> None:
+    """Restore dynamo's setting."""
+    if first is not None:
+        _set_first_bucket(first)
+
+
+def _set_first_bucket(size: int) -> None:
     dist._DEFAULT_FIRST_BUCKET_BYTES = size  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -109,11 +119,6 @@ def version_limit() -> int:
     return int(limit or _DEFAULT_VERSION_LIMIT)
 
 
-def total_version_limit() -> int:
-    """Return how many versions of all copies of a function dynamo keeps."""
-    return int(_find("torch._dynamo.config", "accumulated_recompile_limit", 0))
-
-
 def dynamo_errors() -> tuple[type[Exception], ...]:
     """Return what dynamo raises where it cannot compile. Without the names: none."""
     names = ["TorchDynamoException", "FailOnRecompileLimitHit"]
@@ -124,12 +129,7 @@ def dynamo_errors() -> tuple[type[Exception], ...]:
 
 
 def is_of_dynamo(error: Exception, errors: tuple[type[Exception], ...]) -> bool:
-    """Whether dynamo raised ``error`` while it captured code.
-
-    Args:
-        error: What a call of compiled code raised.
-        errors: What :func:`dynamo_errors` returns, and what else counts.
-    """
+    """Whether dynamo raised ``error`` while it captured code."""
     # Its own assertions come out unchanged, with the captured stack.
     return isinstance(error, errors) or hasattr(error, "real_stack")
 
@@ -157,65 +157,28 @@ def graph_break_reasons() -> list[Any] | None:
 
 
 def last_recompile_reason() -> str:
-    """Return the guard that failed before the last recompilation; empty where unknown."""
+    """Return the guard that failed before the last recompilation, as torch describes it.
+
+    Without the name: a sentence that says how to log it.
+    """
     list_metrics = _find("torch._dynamo.utils", "get_compilation_metrics", list)
-    return getattr((list_metrics() or [None])[-1], "recompile_reason", None) or ""
+    reason = getattr((list_metrics() or [None])[-1], "recompile_reason", None)
+    if not reason:
+        return "this torch does not report it; TORCH_LOGS=recompiles logs it"
+    # A guard stands between its number and the line of code that reads the value.
+    guard = str(reason).partition(": ")[2].partition("\n")[0].partition("  #")[0].strip()
+    return _LOCAL.sub(r"\g<name>", guard)[:_MAX_GUARD]
 
 
-def count_graphs() -> int:
-    """Return the number of graphs captured in this process; 0 without the name."""
-    return int(_counters("stats").get("unique_graphs", 0))
-
-
-def count_graph_breaks() -> int:
-    """Return the number of graph breaks in this process; 0 without the name."""
-    return sum(_counters("graph_break").values())
-
-
-def count_recompiles() -> int:
-    """Return the number of recompilations in this process; 0 without the name."""
-    # Maps compiled code to its origin: a second entry for one origin is a recompilation.
-    table = getattr(_find("torch._dynamo.utils", "orig_code_map"), "values", {})
-    origins = list(getattr(table, "values", dict)())
-    return len(origins) - len({id(origin) for origin in origins})
-
-
-def compile_seconds() -> float:
-    """Return the seconds spent in the compiler in this process; 0 without the name."""
-    utils = "torch._dynamo.utils"
-    # torch 2.0 calls the table compilation_metrics.
-    table = _find(utils, "compilation_time_metrics", _find(utils, "compilation_metrics", {}))
-    # Backward is compiled when it first runs, outside of any frame; older versions name a part.
-    backward = ("backward._backward_impl", "compile_fx.<locals>.bw_compiler")
-    late = next((name for name in backward if name in table), None)
-    names = [name for name in table if name.startswith("_compile") or name == late]
-    return float(sum(sum(table[name]) for name in names))
-
-
-def _counters(name: str) -> dict[str, int]:
-    found: dict[str, int] = _find("torch._dynamo.utils", "counters", {}).get(name, {})
-    return found
-
-
-def begin_hook_guards() -> bool:
+def guard_hooks() -> None:
     """Make dynamo check the hooks of modules before it runs compiled code.
 
-    Dynamo writes its checks right after the graphs were compiled. Without the setting, a hook that
-    is registered later on a module in a region is not called.
-
-    Returns:
-        Whether the setting was changed, and :func:`end_hook_guards` has to be called.
+    Otherwise a hook that is registered later on a module in a region is not called. Without the
+    name: it is not.
     """
     config = import_module("torch._dynamo.config")
-    if not getattr(config, "skip_nnmodule_hook_guards", False):
-        return False
-    config.skip_nnmodule_hook_guards = False  # type: ignore[attr-defined]
-    return True
-
-
-def end_hook_guards() -> None:
-    """Undo :func:`begin_hook_guards`."""
-    import_module("torch._dynamo.config").skip_nnmodule_hook_guards = True  # type: ignore[attr-defined]
+    if hasattr(config, "skip_nnmodule_hook_guards"):
+        config.skip_nnmodule_hook_guards = False  # type: ignore[attr-defined]
 
 
 # --------------------------------------------------------------------------------------- inductor
@@ -259,33 +222,17 @@ def backward_compiled_early() -> Any:
 
 
 def compile_parts(
-    wrapper: Any, around: Callable[[Any, Any, Callable[[], Any]], Any]
+    wrapper: Any, around: Callable[[Callable[[], Any]], Any]
 ) -> Callable[[Any, Any], Any]:
-    """Return inductor with ``around`` called around every graph, forward or backward.
-
-    Args:
-        wrapper: What :func:`inductor_backend` returns.
-        around: Called as ``around(graph_module, inputs, compile)``.
-    """
+    """Return inductor with ``around(compile)`` called for every graph, forward or backward."""
     compile_fx: Any = import_module("torch._inductor.compile_fx")
 
     def compile_part(graph_module: Any, inputs: Any, **keywords: Any) -> Any:
-        return around(
-            graph_module,
-            inputs,
-            lambda: compile_fx.compile_fx_inner(graph_module, inputs, **keywords),
-        )
+        return around(lambda: compile_fx.compile_fx_inner(graph_module, inputs, **keywords))
 
     return lambda graph_module, inputs: compile_fx.compile_fx(
         graph_module, inputs, inner_compile=compile_part, config_patches=wrapper.config
     )
-
-
-def inductor_with_eager_random() -> Any:
-    """Return a context in which inductor's code draws torch's random numbers."""
-    config: Any = import_module("torch._inductor.config")
-    has_name = hasattr(config, "fallback_random")
-    return config.patch(fallback_random=True) if has_name else nullcontext()
 
 
 @contextmanager
@@ -330,9 +277,6 @@ def remembering_probes(file: Path) -> Iterator[None]:
 
     Each probe builds a library, and starts an interpreter that loads it: 1.5 s of processor time of
     a warm start. Without the name: every process probes.
-
-    Args:
-        file: Keeps the instruction sets that work.
     """
     kind = _find("torch._inductor.cpu_vec_isa", "VecISA")
     probe: Any = getattr(kind, "check_build", None)
@@ -348,8 +292,9 @@ def remembering_probes(file: Path) -> Iterator[None]:
     with nullcontext() if probe is None else _replaced(kind, "check_build", probe_once):
         yield
     if len(working) > num_known:
-        file.unlink(missing_ok=True)  # it may be a link into the cache
-        file.write_text("\n".join(sorted(working)), encoding="utf-8")
+        draft = file.with_name(f".{os.getpid()}.probes.tmp")
+        draft.write_text("\n".join(sorted(working)), encoding="utf-8")
+        draft.replace(file)
 
 
 def _header_of_torch() -> Any:

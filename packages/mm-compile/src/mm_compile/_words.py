@@ -18,12 +18,7 @@ def duration(seconds: float) -> str:
 
 
 def suggest(name: object, known: Collection[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest names, then all of them.
-
-    Example:
-        >>> suggest("mod", ["mode", "backend"])
-        "Did you mean 'mode'? Known: backend, mode."
-    """
+    """Return the end of an error about an unknown name: the nearest names, then all of them."""
     near = get_close_matches(str(name), known, n=1)
     question = f"Did you mean {near[0]!r}? " if near else ""
     if len(known) <= _MOST_LISTED:

@@ -1,4 +1,4 @@
-"""Directory of a cache: parsing, permissions, ownership."""
+"""Cache directory: parsing, permissions, ownership."""
 
 import os
 from collections.abc import Mapping
@@ -11,17 +11,8 @@ from mm_compile._words import suggest
 _KEYS = ("dir", "trusted")
 
 
-def parse_cache(
-    value: str | os.PathLike[str] | bool | Mapping[str, Any],  # noqa: FBT001 - a config value
-) -> tuple[Path | None, bool]:
-    """Parse the config's ``cache``.
-
-    Returns:
-        The directory or None, and whether to run code that other users can write.
-
-    Raises:
-        ConfigError: If the value is True, an unknown key, or not a directory.
-    """
+def parse_cache(value: Any) -> tuple[Path | None, bool]:
+    """Parse the config's ``cache``; create nothing."""
     if value is False:
         return None, False
     if value is True:
@@ -33,66 +24,40 @@ def parse_cache(
     for key in given:
         if key not in _KEYS:
             raise ConfigError(f"compile.cache has no key {key!r}. {suggest(key, _KEYS)}")
-    directory, is_trusted = given.get("dir"), given.get("trusted", False)
-    if not isinstance(directory, (str, os.PathLike)):
-        raise ConfigError(f"compile.cache.dir is {directory!r}; it takes a directory.")
+    is_trusted = given.get("trusted", False)
     if not isinstance(is_trusted, bool):
         raise ConfigError(f"compile.cache.trusted is {is_trusted!r}; it takes True or False.")
-    return check_directory(directory, is_read_only_fine=True), is_trusted
+    return parse_directory(given.get("dir"), "compile.cache.dir"), is_trusted
 
 
-def check_directory(
-    value: str | os.PathLike[str], *, name: str = "compile.cache", is_read_only_fine: bool = False
-) -> Path:
-    """Return the absolute path of a cache directory; create nothing.
-
-    Args:
-        value: The path.
-        name: The argument's name, for error messages.
-        is_read_only_fine: Whether to accept a directory that exists and is read-only.
-
-    Raises:
-        ConfigError: If the path is a file, or the directory cannot be written or created.
-    """
+def parse_directory(value: Any, name: str) -> Path:
+    """Return the absolute path of a cache directory; create nothing."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
+        raise ConfigError(f"{name} is {value!r}; it takes a directory.")
     try:
         path = Path(value).expanduser().absolute()
     except RuntimeError as error:  # the home directory of an unknown user
         raise ConfigError(f"{name} is {str(value)!r}, but: {error}") from error
-    if not str(value) or "\0" in str(value):
-        raise ConfigError(f"{name} is {str(value)!r}; it takes the path of a directory.")
-    existing = path
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = next(each for each in (path, *path.parents) if each.exists())
     if not existing.is_dir():
         raise ConfigError(
             f"{name} is {str(value)!r}, but {existing} is a file; it takes a directory."
         )
-    if not (_is_allowed(existing, os.W_OK) or (is_read_only_fine and is_read_only(path))):
-        action = "written" if existing == path else "created"
+    if existing != path and not is_writable(existing):
         raise ConfigError(
-            f"{name} is {str(value)!r}, which cannot be {action}: {existing} is not "
-            "writable. Name another directory, or change its permissions."
+            f"{name} is {str(value)!r}, which cannot be created: {existing} is not writable. "
+            "Name another directory, or change its permissions."
         )
     return path
 
 
-def is_read_only(path: Path) -> bool:
-    """Whether the directory can be read but not written."""
-    return path.is_dir() and not _is_allowed(path, os.W_OK) and _is_allowed(path, os.R_OK)
-
-
-def _is_allowed(directory: Path, access: int) -> bool:
-    uses_effective = os.access in os.supports_effective_ids
-    return os.access(directory, access | os.X_OK, effective_ids=uses_effective)
+def is_writable(directory: Path) -> bool:
+    """Whether files can be created in a directory; also where it is missing."""
+    return not directory.exists() or os.access(directory, os.W_OK | os.X_OK)
 
 
 def refusal_of(directory: Path, folder: Path | None = None) -> str | None:
-    """Say in one line why code in a cache is not run, or return None.
-
-    Args:
-        directory: The cache's directory.
-        folder: A folder in it, checked with everything in it.
-    """
+    """Return why code in a cache is not run, in one line, or None."""
     paths = [directory]
     if folder is not None and folder.exists():
         paths.append(folder)
@@ -124,12 +89,7 @@ def _distrust_reason(state: os.stat_result) -> str | None:
 
 
 def make_folder(folder: Path, *, is_shared: bool = False) -> None:
-    """Create a folder in a cache, and the cache's directory: private, unless shared.
-
-    Args:
-        folder: The folder, directly in the cache's directory.
-        is_shared: Whether other users may write there too, as far as the umask allows.
-    """
+    """Create a folder in a cache, and the cache's directory: private, unless shared."""
     mode = 0o777 if is_shared else 0o700
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     folder.parent.mkdir(mode=mode, exist_ok=True)

@@ -1,27 +1,17 @@
-"""Facts about torch and the machine that compiled code depends on.
-
-Inductor keys each graph by its code, its inputs, its settings and torch's sources. The facts here
-are those that inductor's keys leave out.
-"""
+"""Cache key: facts about torch and the machine that inductor's own keys leave out."""
 
 import hashlib
 import json
-import os
 import platform
 import re
-import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
 # Increases when the layout of a cache changes.
-_FORMAT = 2
+_FORMAT = 3
 FOLDER_NAME = re.compile(r"torch-[A-Za-z0-9_.+-]{1,64}-[0-9a-f]{24}")
 # Flags that a C++ compiler may use with -march=native. Others (virtualization, mitigations) change
 # with the kernel, although the code stays valid.
@@ -31,8 +21,8 @@ _INSTRUCTION_SETS = re.compile(
 )
 
 
-def folder_name(device_types: Iterable[str]) -> str:
-    """Return the name of the folder for code of this torch, machine and kinds of devices."""
+def folder_name() -> str:
+    """Return the name of the folder for code of this torch, Python and processor."""
     facts = {
         "format": _FORMAT,
         "torch": [torch.__version__, torch.version.git_version],
@@ -41,8 +31,6 @@ def folder_name(device_types: Iterable[str]) -> str:
         "cpu": _instruction_sets(),
         # Generated loops contain the number of threads.
         "threads": torch.get_num_threads(),
-        "compiler": _compiler_version(os.environ.get("CXX", "g++")),
-        "devices": {kind: _device_facts(kind) for kind in sorted(device_types) if kind != "cpu"},
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     release = re.sub(r"[^A-Za-z0-9.+-]", "_", torch.__version__)
@@ -60,24 +48,3 @@ def _instruction_sets() -> str:
     is_arm = "Features" in text
     known = sorted(flag for flag in flags if is_arm or _INSTRUCTION_SETS.match(flag))
     return " ".join([capability, *known])
-
-
-@cache
-def _compiler_version(compiler: str) -> str:
-    try:
-        done = subprocess.run(  # noqa: S603 - the compiler that inductor is about to run
-            [compiler, "--version"], capture_output=True, text=True, check=False, timeout=60
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "none"
-    return (done.stdout or done.stderr).partition("\n")[0]
-
-
-def _device_facts(device_type: str) -> list[Any]:
-    module = getattr(torch, device_type, None)
-    asked = [getattr(module, f"get_device_{name}", None) for name in ("name", "capability")]
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = None
-    return [*(str(ask()) for ask in asked if ask), torch.version.cuda, torch.version.hip, triton]

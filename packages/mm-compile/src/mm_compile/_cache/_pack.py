@@ -4,24 +4,32 @@ import os
 import re
 import shutil
 import tempfile
-import uuid
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from mm_compile._errors import CacheFileError, ConfigError
 
-from ._directory import check_directory, make_folder, parse_cache, refusal_of
+from ._directory import make_folder, parse_cache, parse_directory, refusal_of
 from ._key import FOLDER_NAME
-from ._workspace import list_files, write_atomically
 
 _COMMENT = b"A compile cache of mm-compile; unpack it with mm_compile.unpack_cache.\n"
 # Such names cannot be absolute, leave the directory, or be hidden.
 _MEMBER = re.compile(r"(?!\.)[\w.,=+-]+(/(?!\.)[\w.,=+-]+)*", re.ASCII)
+# Locks, drafts, and intermediate results of a compiler.
+_IGNORED = re.compile(r"(.*/)?locks/.*|.*\.(lock|tmp|o|gch)")
 # Code compresses to a tenth.
 _MAX_RATIO = 100
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    OSError,
+)
 
 
 def pack_cache(
@@ -29,8 +37,8 @@ def pack_cache(
 ) -> int:
     """Pack the cache in ``directory`` into one file.
 
-    Packs the code of every torch and machine; jobs may go on using the cache. The file replaces an
-    older one when it is complete.
+    Packs the code of every torch and machine. The file replaces an older one when it is complete.
+    Pack when no job compiles, or a file may be incomplete; it is compiled again where it is used.
 
     Args:
         directory: The ``cache`` of :func:`mm_compile.compile_model`. A cache that other users can
@@ -56,10 +64,7 @@ def pack_cache(
     for folder in () if is_trusted else folders:
         if (refusal := refusal_of(place, folder)) is not None:
             raise CacheFileError(f"{place} is not packed: {refusal}.")
-    members = {
-        f"{folder.name}/{name}": path for folder in folders for name, path in list_files(folder)
-    }
-    members = {name: path for name, path in members.items() if _MEMBER.fullmatch(name)}
+    members = dict(_find_members(place, folders))
     if not members:
         raise CacheFileError(
             f"{place} holds no compiled code to pack. Name the directory given as cache "
@@ -81,7 +86,8 @@ def unpack_cache(file: str | os.PathLike[str], directory: str | os.PathLike[str]
         The number of files added; files that existed are kept and not counted.
 
     Raises:
-        CacheFileError: If it is no such file, or damaged. Nothing was unpacked then.
+        CacheFileError: If it is no such file, or damaged, and nothing was unpacked; or if the
+            directory cannot be written.
         ConfigError: If ``directory`` cannot be a cache.
 
     Example:
@@ -89,21 +95,31 @@ def unpack_cache(file: str | os.PathLike[str], directory: str | os.PathLike[str]
         12
     """
     file = Path(file)
-    directory = check_directory(directory, name="the directory for unpack_cache")
+    directory = parse_directory(directory, "the directory for unpack_cache")
+    num_added = 0
     with tempfile.TemporaryDirectory() as draft:
         names = _extract(file, Path(draft))
-        num_added = 0
-        for name in names:
-            path = directory / name
-            if not path.exists():
-                make_folder(directory / name.partition("/")[0])
-                write_atomically(path, (Path(draft) / name).read_bytes())
-                num_added += 1
+        try:
+            for name in names:
+                if not (directory / name).exists():
+                    make_folder(directory / name.partition("/")[0])
+                    _add(Path(draft, name), directory / name)
+                    num_added += 1
+        except OSError as error:
+            raise CacheFileError(f"{directory} cannot be written: {error.strerror}.") from error
     return num_added
 
 
+def _find_members(place: Path, folders: list[Path]) -> Iterator[tuple[str, Path]]:
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(place).as_posix()
+            if path.is_file() and _MEMBER.fullmatch(name) and not _IGNORED.fullmatch(name):
+                yield name, path
+
+
 def _write_zip(file: Path, members: Mapping[str, Path]) -> int:
-    draft = file.with_name(f".{uuid.uuid4().hex}.tmp")
+    draft = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     num_packed = 0
     try:
         with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -145,14 +161,7 @@ def _extract(file: Path, draft: Path) -> list[str]:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(each) as source, path.open("xb") as target:
                     shutil.copyfileobj(source, target)
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        NotImplementedError,
-        RuntimeError,
-        EOFError,
-        OSError,
-    ) as error:
+    except _DAMAGE as error:
         raise CacheFileError(f"{file} is no file of pack_cache, or damaged: {error}.") from error
     return [each.filename for each in members]
 
@@ -160,3 +169,12 @@ def _extract(file: Path, draft: Path) -> list[str]:
 def _is_member(name: str) -> bool:
     folder = name.partition("/")[0]
     return bool(_MEMBER.fullmatch(name) and FOLDER_NAME.fullmatch(folder))
+
+
+def _add(source: Path, target: Path) -> None:
+    """Copy a file that becomes visible when it is complete; not writable by others."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.copyfile(source, draft)
+    draft.chmod(0o644)
+    draft.replace(target)
