@@ -13,7 +13,6 @@ from mm_dist import (
     ConfigError,
     MMDistributedDataParallel,
     MMSeparateDistributedDataParallel,
-    TorchVersionError,
 )
 from mm_dist._wrappers import _ddp_arguments
 from mm_dist._wrappers._ddp_arguments import check_group, read_ddp_arguments
@@ -61,7 +60,7 @@ ARGUMENTS = [
 @pytest.mark.usefixtures("group_of_one")
 def test_argument_of_torch_is_passed_on(name, make, shows):
     if name not in KNOWN:
-        with pytest.raises(TorchVersionError, match=rf"{name}= is an argument of a newer torch"):
+        with pytest.raises(ArgumentTypeError, match=rf"no argument '{name}' with torch"):
             MMDistributedDataParallel(Net(), **{name: 1})
         return
     model, reference = MMDistributedDataParallel(Net(), **{name: make()}), Net()
@@ -89,9 +88,7 @@ def test_delayed_parameters_are_not_reduced_by_torch():
     delayed = [(name, parameter) for name, parameter in net.named_parameters() if name[0] == "0"]
     options = {"delay_all_reduce_named_params": delayed, "param_to_hook_all_reduce": delayed[0][1]}
     if "param_to_hook_all_reduce" not in KNOWN:
-        with pytest.raises(TorchVersionError, match=r"this is torch 1|this is torch 2\.0"):
-            MMDistributedDataParallel(net, **options)
-        return
+        pytest.skip("torch before 2.1")
     model = MMDistributedDataParallel(net, **options)
     for _ in range(2):
         model(INPUTS).sum().backward()
@@ -108,7 +105,8 @@ def test_mixed_precision_goes_without_a_hook():
 @pytest.mark.usefixtures("group_of_one")
 def test_unknown_argument_names_a_near_one():
     with pytest.raises(
-        ArgumentTypeError, match=r"no argument 'find_unused_params'.*mean 'find_unused_parameters'"
+        ArgumentTypeError,
+        match=r"'find_unused_params' with .*mean 'find_unused_parameters'",
     ):
         MMDistributedDataParallel(Net(), find_unused_params=True)
 

@@ -14,10 +14,9 @@ from mm_dist import (
     TorchVersionError,
     is_model_wrapper,
 )
-from mm_dist._wrappers import _sharding_mesh as sharding_mesh
-from mm_dist._wrappers import _sharding_precision as sharding_precision
-from mm_dist._wrappers._sharding_mesh import average_by_sum, choose_device_type, mesh_device
-from mm_dist._wrappers._sharding_precision import read_offload
+from mm_dist._wrappers import _sharding, _sharding_arguments
+from mm_dist._wrappers._sharding_arguments import read_offload
+from mm_dist._wrappers._sharding_mesh import choose_device_type, mesh_device
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
 
@@ -75,13 +74,13 @@ def test_gradients_are_averaged_by_sums_where_a_backend_may_not_know_averages(mo
     heads = [
         SimpleNamespace(set_force_sum_reduction_for_comms=lambda *, enable: calls.append(enable))
     ]
-    average_by_sum(heads * 2, init_mesh(1))
+    _sharding._average_by_sum(heads * 2, init_mesh(1))
     assert calls == [True, True]
-    average_by_sum([SimpleNamespace()], init_mesh(1))  # torch before 2.8
+    _sharding._average_by_sum([SimpleNamespace()], init_mesh(1))  # torch before 2.8
     backends = {"cuda": "nccl"}
-    monkeypatch.setattr(sharding_mesh, "backends_by_device_type", lambda _: backends)
+    monkeypatch.setattr(_sharding, "backends_by_device_type", lambda _: backends)
     nccl = SimpleNamespace(device_type="cuda", get_group=lambda dimension: dimension)
-    average_by_sum(heads, nccl)
+    _sharding._average_by_sum(heads, nccl)
     assert calls == [True, True]
 
 
@@ -89,9 +88,9 @@ def test_gradients_are_averaged_by_sums_where_a_backend_may_not_know_averages(mo
 @pytest.mark.usefixtures("group_of_one")
 def test_offloading_names_the_group_that_clipping_needs(monkeypatch):
     # A stand-in for the answer of an NCCL group.
-    monkeypatch.setattr(sharding_precision, "backends_by_device_type", lambda: {"cuda": "nccl"})
+    monkeypatch.setattr(_sharding_arguments, "backends_by_device_type", lambda: {"cuda": "nccl"})
     with pytest.warns(UserWarning, match="Create the group with backend='cpu:gloo,cuda:nccl'"):
         assert read_offload(given=True, device_type="cuda").pin_memory
     with pytest.warns(UserWarning, match="cannot be computed for clipping"):
         assert not read_offload({"pin_memory": False}, "cuda").pin_memory
-    assert type(read_offload({"offload_params": False}, "cuda")) is fsdp.OffloadPolicy
+    assert type(read_offload(given=False, device_type="cuda")) is fsdp.OffloadPolicy

@@ -1,10 +1,8 @@
 """What sharded parameters hold: initial values, tied ones, dtypes."""
 
-import warnings
-
 import pytest
 import torch
-from fsdp_models import TORCH, Block, Net, Optim, needs_fully_shard, whole
+from fsdp_models import Block, Net, Optim, needs_fully_shard, whole
 from torch import nn
 
 from mm_dist import ConfigError, MMFullyShardedDataParallel
@@ -31,16 +29,9 @@ def _expect_tied_training(rank, *, is_meta):
     torch.manual_seed(rank)
     with torch.device("meta" if is_meta else "cpu"):
         model = Tied()
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        wrapper = MMFullyShardedDataParallel(
-            model, auto_wrap_policy=[nn.Embedding, "Sequential", "head", "second.1"]
-        )
-    assert len(record) == (rank == 0), "one rank warns"
-    if rank == 0:
-        message = str(record[0].message)
-        assert "Sequential (first.0.weight and second.0.weight)" in message
-        assert "(embed.weight and head.weight)" in message
+    wrapper = MMFullyShardedDataParallel(
+        model, auto_wrap_policy=[nn.Embedding, "Sequential", "head", "second.1"]
+    )
     assert model.head.weight is model.embed.weight
     assert model.first[0].weight is model.second[0].weight
     assert type(model.second[1]).__name__ == "FSDPLayerNorm"
@@ -121,7 +112,6 @@ def _expect_precision(rank):
             mixed_precision={
                 "param_dtype": torch.bfloat16,
                 "reduce_dtype": reduce_dtype,
-                "cast_root_forward_inputs": True,
             },
         )
         wrapper(torch.tensor([[2.0 if rank else 512.0]])).sum().backward()
@@ -177,21 +167,6 @@ def test_values_are_right_on_all_ranks(run_ranks):
     run_ranks(_expect_values, 2)
 
 
-@pytest.mark.parametrize("is_joint", [True, False], ids=["one-group", "a-group-each"])
-@pytest.mark.usefixtures("group_of_one")
-def test_batch_normalisation_is_in_groups_of_its_own(is_joint, monkeypatch):
-    if is_joint and TORCH < (2, 13):
-        pytest.skip("older torch casts for the last module of a group only")
-    monkeypatch.setattr("mm_dist._wrappers._sharding.has_joint_casts", lambda: is_joint)
-    model = Convolutional()
-    wrapper = MMFullyShardedDataParallel(model, mixed_precision={"param_dtype": "bfloat16"})
-    wrapper(torch.randn(2, 3, 5, 5)).float().sum().backward()
-    assert model.seen["norm"] == (torch.float32,) * 3
-    assert model.seen["features"] == torch.bfloat16
-    states = {id(layer._get_fsdp_state()) for layer in (model.norm, model.second[1])}
-    assert len(states) == (1 if is_joint else 2)
-
-
 @pytest.mark.usefixtures("group_of_one")
 def test_modules_on_the_meta_device_are_initialised_by_a_function():
     def fill(module):
@@ -212,7 +187,7 @@ def test_modules_on_the_meta_device_are_initialised_by_a_function():
 @pytest.mark.parametrize(
     ("init", "message"),
     [
-        (None, r"Net is on the meta device and has no reset_parameters\(\); pass param_init_fn"),
+        (None, r"Net '' is on the meta device and has no reset_parameters\(\); pass param_init_fn"),
         (nn.Module.eval, r"param_init_fn did not initialise 'weight' of Linear 'blocks.0.up'"),
     ],
     ids=["no-method", "no-values"],

@@ -254,8 +254,5 @@ def test_statistics_and_gradients_are_those_of_the_big_batch(run_ranks):
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_wrapper_refuses_what_torch_converted_on_the_cpu():
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(2)))
-    with pytest.raises(ConfigError, match=r"0 is torch's SyncBatchNorm.*convert_sync_batchnorm"):
-        MMDistributedDataParallel(model)
-    MMDistributedDataParallel(convert_sync_batchnorm(model))(torch.ones(2, 2))
+def test_wrapper_takes_what_was_converted_on_the_cpu():
+    MMDistributedDataParallel(convert_sync_batchnorm(nn.BatchNorm1d(2)))(torch.ones(2, 2))

@@ -46,11 +46,10 @@ from mm_dist._info import (
 )
 from mm_dist._launchers import (
     LaunchEnvironment,
-    Launcher,
-    MPILauncher,
-    NoLauncher,
-    PyTorchLauncher,
-    SlurmLauncher,
+    MPILauncher,  # noqa: F401 (the entry points of mm.launchers name these four)
+    NoLauncher,  # noqa: F401
+    PyTorchLauncher,  # noqa: F401
+    SlurmLauncher,  # noqa: F401
 )
 from mm_dist._process_group import (
     check_dist_arguments,
@@ -81,15 +80,10 @@ __all__ = [
     "GradientSyncError",
     "LaunchEnvironment",
     "LaunchError",
-    "Launcher",
     "MMDistError",
     "MMDistributedDataParallel",
     "MMFullyShardedDataParallel",
     "MMSeparateDistributedDataParallel",
-    "MPILauncher",
-    "NoLauncher",
-    "PyTorchLauncher",
-    "SlurmLauncher",
     "TorchVersionError",
     "add_launcher_arguments",
     "all_gather",

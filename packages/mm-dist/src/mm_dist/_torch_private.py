@@ -1,15 +1,18 @@
-"""torch's private names, each with what happens where this torch lacks it.
+"""torch's private names, each with the fallback where this torch lacks it.
 
 Everything else in this package reads them through these functions.
 """
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+_Class = TypeVar("_Class", bound=type)
 
 # Read by name, so that a build without torch.distributed can be imported.
 _C10D: Any = getattr(dist, "distributed_c10d", None)
@@ -52,7 +55,7 @@ def default_store() -> Any | None:
 
 
 def find_abort() -> Callable[[], None] | None:
-    """Return what breaks the connections of all groups; without it they end with the process."""
+    """Return torch's function that aborts all groups; without it they end with the process."""
     abort: Callable[[], None] | None = _find(_C10D, "_abort_process_group")
     # Once all backends can, the group itself has the method.
     can_abort = hasattr(dist.ProcessGroup, "abort") or dist.get_backend() == "nccl"
@@ -99,7 +102,7 @@ def can_nccl_timeout_change() -> bool:
 
 
 def flight_recorders() -> Iterator[Callable[..., bytes]]:
-    """Yield what dumps torch's flight recorders: gloo's and, by its former name, NCCL's."""
+    """Yield the functions that dump torch's flight recorders: the common one, then NCCL's."""
     bindings = _find(torch._C, "_distributed_c10d")  # noqa: SLF001
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         dump = _find(bindings, name)
@@ -108,7 +111,7 @@ def flight_recorders() -> Iterator[Callable[..., bytes]]:
 
 
 def has_common_flight_recorder() -> bool:
-    """Return whether the recorder is that of all backends (torch 2.9 and newer)."""
+    """Return whether one recorder serves all backends (torch 2.9 and newer)."""
     return _find(_find(torch._C, "_distributed_c10d"), "_dump_fr_trace") is not None  # noqa: SLF001
 
 
@@ -134,7 +137,7 @@ def is_gradient_accumulated(parameter: Tensor) -> bool:
 
 
 def find_reducer_check(wrapper: nn.Module) -> Callable[[], None]:
-    """Return what raises if a wrapper's gradients were not all averaged (torch 2.1 and newer).
+    """Return torch's check that a wrapper's gradients were all averaged (torch 2.1 and newer).
 
     Without it an unfinished reduction shows in the next forward.
     """
@@ -158,6 +161,66 @@ def is_static_graph_learned(wrapper: Any) -> bool:
 
 
 def find_compiled(model: Any) -> Any:
-    """Return what ``torch.compile`` compiled; without the name the model itself."""
+    """Return the model inside a compiled one; without the name the model itself."""
     inner = _find(model, "_orig_mod")
     return model if inner is None else inner
+
+
+def register_before_loading(module: nn.Module, hook: Callable[..., None]) -> None:
+    """Call ``hook(module, state_dict, prefix, ...)`` before a module loads a state.
+
+    Public since torch 2.5. Without either name, names of parameters need the wrapper's ``module.``.
+    """
+    register = getattr(module, "register_load_state_dict_pre_hook", None)
+    if register is not None:
+        register(hook)
+        return
+    register = _find(module, "_register_load_state_dict_pre_hook")
+    if register is not None:
+        register(hook, with_module=True)
+
+
+def find_reset(module: nn.Module) -> Callable[[nn.Module], Any] | None:
+    """Return the method that initialises a module: a private one of attention layers.
+
+    Without it, ``param_init_fn`` has to initialise them on the meta device.
+    """
+    private = _find(type(module), "_reset_parameters")
+    reset: Callable[[nn.Module], Any] | None = getattr(type(module), "reset_parameters", private)
+    return reset
+
+
+# The base of all batch normalisations; without its name, found by a subclass.
+BATCH_NORM: Any = _find(nn.modules.batchnorm, "_BatchNorm") or nn.BatchNorm1d.__base__
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch normalisation of inputs with two or more dimensions; without the name, two or three."""
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
+        if input.dim() < 2:
+            raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
+
+
+def drop_comm_hooks(state: dict[str, Any]) -> None:
+    """Take the hooks, which hold the process group, out of a wrapper's pickled state."""
+    name = "_comm_hooks"
+    if name in state:
+        state[name] = []
+
+
+def drop_backward_hooks(parameter: Tensor) -> None:
+    """Forget that a parameter had hooks; without it the engine looks for some in each backward."""
+    if _find(parameter, "_backward_hooks") == {}:
+        parameter._backward_hooks = None  # noqa: SLF001
+
+
+def admit_sync_batch_norm(wrapper_class: _Class) -> _Class:
+    """Let a wrapper class take synchronised batch normalisation on the CPU, as ours works there.
+
+    Without torch's check nothing refuses it.
+    """
+    name = "_passing_sync_batchnorm_handle"
+    if _find(DistributedDataParallel, name) is not None:
+        setattr(wrapper_class, name, lambda *_: None)
+    return wrapper_class

@@ -1,4 +1,4 @@
-"""Find out where data is, and move it, as deep as it is nested."""
+"""Devices of nested data: find them, move to them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The operations of a reduction: what they mean for a dtype, and how a backend computes them."""
+"""Reduction operations: valid dtypes, and the dtype in which a backend reduces each."""
 
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,7 @@ _UINT64 = getattr(torch, "uint64", None)
 
 
 def check_operation(op: Any) -> None:
-    """Check that there is such an operation, whatever the dtype.
+    """Check that an operation exists, for any dtype.
 
     Raises:
         ConfigError: If there is none.
@@ -74,9 +74,8 @@ def form_on_wire(
 ) -> tuple[str, torch.dtype]:
     """Return the operation and the dtype in which a backend reduces a real dtype exactly.
 
-    What is wider than needed is narrowed by the caller afterwards: integers wrap around as if
-    they had been reduced in their own dtype, low-precision floats are rounded once, at the end.
-    Doubles are rounded to float32 on NPUs.
+    The caller converts the result back: integers wrap around as in their own dtype, floats of low
+    precision are rounded once. Doubles are rounded to float32 on NPUs.
 
     Args:
         operation: As from ``read_operation``; ``mean`` becomes ``sum``.

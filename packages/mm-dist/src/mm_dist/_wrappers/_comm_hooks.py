@@ -6,7 +6,6 @@ its name, and PowerSGD starts collectives from threads of gloo, in an order that
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,20 +20,6 @@ _WIRE_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = ("fp16", "bf16", "powerSGD")
 # Those whose callbacks run in threads of their own, and that may lack a dtype.
 _THREADED_BACKENDS = ("gloo", "mpi", "ucc")
-
-
-@dataclass(frozen=True)
-class _Compression:
-    group: Any
-    dtype: torch.dtype
-    is_sent_rounded: bool
-
-
-@dataclass(frozen=True)
-class _PowerSGD:
-    state: Any
-    hook: Callable[[Any, Any], "torch.futures.Future[Tensor]"]
-    is_threaded: bool
 
 
 def install_comm_hook(wrapper: Any, comm_hook: Any) -> Any:
@@ -59,12 +44,17 @@ def install_comm_hook(wrapper: Any, comm_hook: Any) -> Any:
         _refuse_options(getattr(kind, "__name__", repr(kind)), options, ("state",))
         wrapper.register_comm_hook(state, kind)
         return state
+    group = wrapper.process_group
+    is_threaded = any(name in str(dist.get_backend(group)) for name in _THREADED_BACKENDS)
     if kind == "powerSGD":
-        power_sgd = _build_power_sgd(wrapper, options)
-        wrapper.register_comm_hook(power_sgd, approximate_by_power_sgd)
-        return power_sgd.state
+        state, hook = _build_power_sgd(wrapper, options)
+        wrapper.register_comm_hook((state, hook, is_threaded), approximate_by_power_sgd)
+        return state
     _refuse_options(kind, options, ())
-    wrapper.register_comm_hook(_build_compression(wrapper, _WIRE_DTYPES[kind]), average_compressed)
+    dtype = _WIRE_DTYPES[kind]
+    # gloo before torch 2.4 cannot add bfloat16: float32 then carries what was rounded.
+    is_sent_rounded = not is_threaded or _can_reduce(dtype, wrapper.device, group)
+    wrapper.register_comm_hook((group, dtype, is_sent_rounded), average_compressed)
     return None
 
 
@@ -96,17 +86,6 @@ def _refuse_options(kind: str, options: dict[str, Any], known: tuple[str, ...]) 
             )
 
 
-def _build_compression(wrapper: Any, dtype: torch.dtype) -> _Compression:
-    group = wrapper.process_group
-    # gloo before torch 2.4 cannot add bfloat16: float32 then carries what was rounded.
-    is_sent_rounded = not _is_threaded(group) or _can_reduce(dtype, wrapper.device, group)
-    return _Compression(group, dtype, is_sent_rounded)
-
-
-def _is_threaded(group: Any) -> bool:
-    return any(name in str(dist.get_backend(group)) for name in _THREADED_BACKENDS)
-
-
 def _can_reduce(dtype: torch.dtype, device: torch.device, group: Any) -> bool:
     try:
         dist.all_reduce(torch.zeros(1, dtype=dtype, device=device), group=group)
@@ -116,18 +95,17 @@ def _can_reduce(dtype: torch.dtype, device: torch.device, group: Any) -> bool:
 
 
 def average_compressed(
-    state: _Compression, bucket: GradBucket
+    state: tuple[Any, torch.dtype, bool], bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients that is rounded to a shorter dtype to be sent."""
+    group, dtype, is_sent_rounded = state
     buffer = bucket.buffer()
-    buffer.div_(dist.get_world_size(state.group))
+    buffer.div_(dist.get_world_size(group))
     if buffer.is_sparse:
-        return _sum_over_ranks(buffer, state.group, lambda done: done.value()[0])
+        return _sum_over_ranks(buffer, group, lambda done: done.value()[0])
     # Divided before it is rounded: the sum of all ranks then is in the range of the dtype.
-    sent = buffer.to(state.dtype)
-    if not state.is_sent_rounded:
-        sent = sent.float()
-    return _sum_over_ranks(sent, state.group, lambda done: buffer.copy_(done.value()[0]))
+    sent = buffer.to(dtype) if is_sent_rounded else buffer.to(dtype).float()
+    return _sum_over_ranks(sent, group, lambda done: buffer.copy_(done.value()[0]))
 
 
 def _sum_over_ranks(
@@ -138,7 +116,8 @@ def _sum_over_ranks(
     return finished
 
 
-def _build_power_sgd(wrapper: Any, options: dict[str, Any]) -> _PowerSGD:
+def _build_power_sgd(wrapper: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Return torch's state and hook."""
     for name, module in wrapper.module.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise ConfigError(
@@ -158,15 +137,16 @@ def _build_power_sgd(wrapper: Any, options: dict[str, Any]) -> _PowerSGD:
         state = powerSGD_hook.PowerSGDState(wrapper.process_group, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"comm_hook='powerSGD' with {options}: {error}") from error
-    return _PowerSGD(state, powerSGD_hook.powerSGD_hook, _is_threaded(wrapper.process_group))
+    return state, powerSGD_hook.powerSGD_hook
 
 
 def approximate_by_power_sgd(
-    state: _PowerSGD, bucket: GradBucket
+    state: tuple[Any, Any, bool], bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients by torch's PowerSGD, in the same order on all ranks."""
-    future = state.hook(state.state, bucket)
-    if state.is_threaded:
+    power_sgd, hook, is_threaded = state
+    future: torch.futures.Future[torch.Tensor] = hook(power_sgd, bucket)
+    if is_threaded:
         # Its later collectives start from the backend's threads; another bucket's must not come
         # between them on one rank and not on another.
         future.wait()

@@ -1,7 +1,6 @@
 """Tell a model wrapper from a model."""
 
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -9,15 +8,12 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from mm_dist._torch_private import find_compiled
 
-# Where torch has kept the classes of sharded modules, by version, and where ours are.
 _WRAPPERS = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("torch.distributed.fsdp", "FSDPModule"),
-    ("torch.distributed._composable.fsdp", "FSDPModule"),
     ("mm_dist._wrappers.fsdp", "MMFullyShardedDataParallel"),
     ("mm_dist._wrappers.separate_ddp", "MMSeparateDistributedDataParallel"),
 )
-_COMPILED = (("torch._dynamo.eval_frame", "OptimizedModule"),)
 
 
 def is_model_wrapper(model: nn.Module) -> bool:
@@ -31,15 +27,7 @@ def is_model_wrapper(model: nn.Module) -> bool:
         >>> is_model_wrapper(nn.Linear(2, 2))
         False
     """
-    compiled = tuple(_loaded_classes(_COMPILED))
-    inner: Any = model
-    if isinstance(inner, compiled):
-        inner = find_compiled(inner)
-    wrappers = _loaded_classes(_WRAPPERS)
-    return isinstance(inner, (DistributedDataParallel, DataParallel, *wrappers))
-
-
-def _loaded_classes(places: Iterable[tuple[str, str]]) -> list[type[Any]]:
     # A class whose module was never imported has no instances: importing it would cost seconds.
-    modules = ((sys.modules.get(module), name) for module, name in places)
-    return [getattr(module, name) for module, name in modules if hasattr(module, name)]
+    loaded: list[Any] = [getattr(sys.modules.get(place), name, None) for place, name in _WRAPPERS]
+    wrappers = (DistributedDataParallel, DataParallel, *filter(None, loaded))
+    return isinstance(find_compiled(model), wrappers)

@@ -1,4 +1,4 @@
-"""Say in the user's words what torch's gradient reducer complains of."""
+"""Explain the errors of torch's gradient reducer by the names of parameters."""
 
 import re
 from collections.abc import Sequence
@@ -17,25 +17,51 @@ _ONE_INDEX = re.compile(r"[Pp]arameter (?:at|with) index (\d+)")
 _NUM_SHOWN = 20
 
 
-def explain(error: RuntimeError, wrapper: Any, names: Sequence[str]) -> GradientSyncError | None:
-    """Translate an error of torch's reducer, ``None`` if it is another error.
+class ExplainedErrors:
+    """Context that raises ``GradientSyncError`` in the place of an error of torch's reducer.
 
     Args:
-        error: What torch raised.
         wrapper: The data-parallel wrapper, for its settings.
         names: Names of the parameters that the reducer manages, in its order.
     """
-    if isinstance(error, MMDistError):
-        return None
-    text = str(error)
+
+    def __init__(self, wrapper: Any, names: Sequence[str]) -> None:
+        self._wrapper = wrapper
+        self._names = names
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, MMDistError):
+            explained = _explain(str(error), self._wrapper, self._names)
+            if explained is not None:
+                raise explained from error
+
+
+def _explain(text: str, wrapper: Any, names: Sequence[str]) -> GradientSyncError | None:
+    """Return the error in the user's words, ``None`` for an error that is not the reducer's."""
     if _UNFINISHED in text:
         missing = _select(names, _MISSING_INDICES.search(text))
         return GradientSyncError(_describe_missing(missing, wrapper), missing) if missing else None
     found = _select(names, _ONE_INDEX.search(text))
+    shown = join_names(found) or "a parameter"
     if _READY_TWICE in text:
-        return GradientSyncError(_describe_twice(found), found)
+        message = (
+            f"Rank {dist.get_rank()}: the gradient of {shown} was computed more than once in one "
+            "step. Activation checkpointing does this where a module is checkpointed more than "
+            "once: pass use_reentrant=False to torch.utils.checkpoint, or static_graph=True to "
+            "the wrapper if every step has the same graph. The other cause is calling the module, "
+            "or a part of it, around the wrapper before this backward."
+        )
+        return GradientSyncError(message, found)
     if _GRAPH_CHANGED in text:
-        return GradientSyncError(_describe_change(found), found)
+        message = (
+            f"Rank {dist.get_rank()}: {shown} got a gradient, and did not in the first step; "
+            "static_graph=True promises the same graph in each step. Use "
+            "find_unused_parameters=True instead."
+        )
+        return GradientSyncError(message, found)
     return None
 
 
@@ -84,24 +110,6 @@ def _describe_missing(missing: tuple[str, ...], wrapper: Any) -> str:
         "(requires_grad=False) if they never learn; find_unused_parameters=True if which are used "
         "depends on the batch or the rank; static_graph=True if the same ones stay unused in every "
         "step, on every rank."
-    )
-
-
-def _describe_twice(found: tuple[str, ...]) -> str:
-    return (
-        f"Rank {dist.get_rank()}: the gradient of {join_names(found) or 'a parameter'} was "
-        "computed more than once in one step. Activation checkpointing does this where a module "
-        "is checkpointed more than once: pass use_reentrant=False to torch.utils.checkpoint, or "
-        "static_graph=True to the wrapper if every step has the same graph. The other cause is "
-        "calling the module, or a part of it, around the wrapper before this backward."
-    )
-
-
-def _describe_change(found: tuple[str, ...]) -> str:
-    return (
-        f"Rank {dist.get_rank()}: {join_names(found) or 'a parameter'} got a gradient, and did "
-        "not in the first step; static_graph=True promises the same graph in each step. Use "
-        "find_unused_parameters=True instead."
     )
 
 

@@ -1,18 +1,17 @@
-"""The grid of ranks that parameters are sharded over."""
+"""The ranks that parameters are sharded over, as a ``DeviceMesh``."""
 
-from collections.abc import Iterable
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from mm_dist._backends import backends_by_device_type
 from mm_dist._collectives import all_gather_object
 from mm_dist._device_choice import current_device
 from mm_dist._errors import ConfigError
 from mm_dist._process_group import current_info
-from mm_dist._wrappers._sharding_strategy import FULL, HYBRID, Strategy
+from mm_dist._wrappers._sharding_arguments import Strategy, read_strategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -45,34 +44,32 @@ def mesh_device(mesh: "DeviceMesh") -> torch.device:
     return torch.device("cpu") if is_cpu else current_device(mesh.device_type)
 
 
-def average_by_sum(heads: Iterable[Any], mesh: "DeviceMesh") -> None:
-    """Let ``fully_shard`` add gradients up and divide, where the backend may not know averages.
+def is_first_rank(mesh: "DeviceMesh") -> bool:
+    """Return whether this process is the first of a mesh."""
+    return all(index == 0 for index in mesh.get_coordinate() or ())
 
-    Of the backends only NCCL is sure to know them: gloo gives sums instead in some versions of
-    torch, and others refuse. Before torch 2.8 the choice is left to the backend.
 
-    Args:
-        heads: The modules of ``fully_shard``.
-        mesh: Their ranks.
-    """
-    backends = backends_by_device_type(mesh.get_group(0))
-    if backends.get(mesh.device_type) == "nccl":
-        return
-    for head in heads:
-        if hasattr(head, "set_force_sum_reduction_for_comms"):
-            head.set_force_sum_reduction_for_comms(enable=True)
+def broadcast_over(mesh: "DeviceMesh", tensor: Tensor) -> None:
+    """Overwrite ``tensor`` by that of the mesh's first rank, in place."""
+    # Not every backend sends complex numbers, and none what is not contiguous.
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    sent = plain.contiguous()
+    for group in mesh.get_all_groups() if tensor.numel() else ():
+        dist.broadcast(sent, dist.get_global_rank(group, 0), group)
+    if sent is not plain:
+        plain.copy_(sent)
 
 
 def build_mesh(
-    strategy: Strategy | None, device_mesh: Any, process_group: Any, device_type: str
+    strategy_name: Any, device_mesh: Any, process_group: Any, device_type: str
 ) -> "tuple[DeviceMesh, Strategy]":
-    """Return the ranks as a grid, and the strategy where the grid decides it.
+    """Return the ranks as a mesh, and the strategy, which the mesh decides where none is named.
 
     Args:
-        strategy: What was asked for; ``None`` takes it from the shape of the grid.
+        strategy_name: ``sharding_strategy`` as the user gave it.
         device_mesh: A ``DeviceMesh``, the sizes of one, or ``None``.
-        process_group: The ranks, for a grid of one dimension; ``None`` for all.
-        device_type: Of a grid that is made here.
+        process_group: The ranks, for a mesh of one dimension; ``None`` for all.
+        device_type: Of a mesh that is made here.
 
     Returns:
         A mesh of one dimension (shards), or of two (copies, shards of each).
@@ -80,52 +77,48 @@ def build_mesh(
     Raises:
         ConfigError: If these do not fit each other, or the ranks.
     """
-    if device_mesh is not None and process_group is not None:
-        raise ConfigError("device_mesh and process_group both say which ranks; give one of them.")
-    if hasattr(device_mesh, "device_type"):
-        _check_mesh(device_mesh)
+    from torch.distributed.device_mesh import (  # noqa: PLC0415 (slow to import)
+        DeviceMesh,
+        init_device_mesh,
+    )
+
+    strategy = read_strategy(strategy_name)
+    if process_group is not None:
+        is_group = isinstance(process_group, dist.ProcessGroup)
+        if not is_group or device_mesh is not None or strategy.is_two_dimensional:
+            raise ConfigError(
+                f"process_group={process_group!r} must be one process group, for a strategy "
+                "without copies, and goes without device_mesh. For others pass "
+                "device_mesh=(copies, shards), or a DeviceMesh."
+            )
+        return DeviceMesh.from_group(process_group, device_type), strategy
+    if isinstance(device_mesh, DeviceMesh):
         mesh = device_mesh
-    elif process_group is not None:
-        mesh = _mesh_of_group(process_group, strategy, device_type)
     else:
-        mesh = _init_mesh(_choose_shape(strategy, device_mesh), device_type)
-    return mesh, _match_strategy(strategy, mesh.ndim)
-
-
-def _check_mesh(mesh: Any) -> None:
-    if mesh.ndim not in (1, 2) or (mesh.ndim == 2 and mesh.mesh_dim_names is None):
+        shape = _default_shape(strategy) if device_mesh is None else _read_shape(device_mesh)
+        names = _DIMENSIONS[-len(shape) :]
+        mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    if strategy_name is None:
+        strategy = read_strategy(None, default="hybrid" if mesh.ndim == 2 else "full")
+    if mesh.ndim != 1 + strategy.is_two_dimensional or (mesh.ndim == 2 and not mesh.mesh_dim_names):
         raise ConfigError(
-            f"device_mesh has {mesh.ndim} dimensions named {mesh.mesh_dim_names}; it needs one "
-            "(shards), or two with names (copies, shards), as init_device_mesh(device_type, "
-            "(2, 4), mesh_dim_names=('replicate', 'shard')) makes."
+            f"device_mesh has {mesh.ndim} dimensions named {mesh.mesh_dim_names}; strategy "
+            f"{strategy.name!r} needs "
+            + (
+                "two with names (copies, shards), as init_device_mesh(device_type, (2, 4), "
+                "mesh_dim_names=('replicate', 'shard')) makes."
+                if strategy.is_two_dimensional
+                else "one (shards)."
+            )
         )
+    return mesh, strategy
 
 
-def _mesh_of_group(group: Any, strategy: Strategy | None, device_type: str) -> "DeviceMesh":
-    if strategy is not None and (strategy.is_hybrid or strategy.is_replicated):
-        raise ConfigError(
-            f"process_group with sharding_strategy {strategy.name!r} does not say how the ranks "
-            "are divided; pass device_mesh=(copies, shards), or a DeviceMesh."
-        )
-    if not isinstance(group, dist.ProcessGroup):
-        raise ConfigError(
-            f"process_group={group!r} is no process group; for several groups pass "
-            "device_mesh=(copies, shards), or a DeviceMesh."
-        )
-    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 (slow to import)
-
-    return DeviceMesh.from_group(group, device_type)
-
-
-def _choose_shape(strategy: Strategy | None, sizes: Any) -> tuple[int, ...]:
+def _read_shape(sizes: Any) -> tuple[int, ...]:
     world_size = dist.get_world_size()
-    if sizes is None:
-        return _default_shape(strategy, world_size)
-    shape = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    product = 1
-    for size in shape:
-        product *= size if isinstance(size, int) else 0
-    if len(shape) not in (1, 2) or product != world_size or min(shape) < 1:
+    shape = tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,)
+    is_whole = all(isinstance(size, int) and size > 0 for size in shape)
+    if not is_whole or len(shape) > 2 or math.prod(shape) != world_size:
         raise ConfigError(
             f"device_mesh={sizes!r} does not fit {world_size} ranks; give (shards,) or "
             f"(copies, shards) whose product is {world_size}, or a DeviceMesh."
@@ -133,39 +126,19 @@ def _choose_shape(strategy: Strategy | None, sizes: Any) -> tuple[int, ...]:
     return shape
 
 
-def _default_shape(strategy: Strategy | None, world_size: int) -> tuple[int, ...]:
-    if strategy is not None and strategy.is_replicated:
+def _default_shape(strategy: Strategy) -> tuple[int, ...]:
+    world_size = dist.get_world_size()
+    if strategy.name == "no-shard":
         return world_size, 1
-    if strategy is None or not strategy.is_hybrid:
+    if not strategy.is_two_dimensional:
         return (world_size,)
     info = current_info()
     places = all_gather_object((info.local_rank, info.local_world_size))
-    sizes = {size for _, size in places}
-    size = sizes.pop()
-    expected = [(rank % size, size) for rank in range(world_size)] if size else None
-    if places != expected or world_size % size:
+    size = info.local_world_size or 1
+    if world_size % size or places != [(rank % size, size) for rank in range(world_size)]:
         raise ConfigError(
             f"sharding_strategy {strategy.name!r} shards within each machine, and needs machines "
             "with equally many ranks, numbered machine by machine; (local rank, ranks of the "
             f"machine) by rank: {places}. Start the ranks so, or pass device_mesh=(copies, shards)."
         )
     return world_size // size, size
-
-
-def _init_mesh(shape: tuple[int, ...], device_type: str) -> "DeviceMesh":
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 (slow to import)
-
-    return init_device_mesh(device_type, shape, mesh_dim_names=_DIMENSIONS[-len(shape) :])
-
-
-def _match_strategy(strategy: Strategy | None, num_dimensions: int) -> Strategy:
-    if strategy is None:
-        return FULL if num_dimensions == 1 else HYBRID
-    is_two_dimensional = strategy.is_hybrid or strategy.is_replicated
-    if is_two_dimensional != (num_dimensions == 2):
-        raise ConfigError(
-            f"sharding_strategy {strategy.name!r} needs a device_mesh of "
-            f"{2 if is_two_dimensional else 1} dimensions, got {num_dimensions}; leave one of the "
-            "two out."
-        )
-    return strategy

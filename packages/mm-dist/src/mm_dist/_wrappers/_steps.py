@@ -1,4 +1,4 @@
-"""The steps that a training loop calls, for every wrapper of ours."""
+"""Training and evaluation steps of the model wrappers."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -9,20 +9,17 @@ from torch import Tensor, nn
 from mm_dist._errors import ArgumentTypeError
 from mm_dist._process_group import enter_steady_state, steady_switch
 from mm_dist._progress import advance_iteration
+from mm_dist._torch_private import register_before_loading
 
 
 class OptimWrapperProtocol(Protocol):
-    """What a training step needs of an optimizer wrapper, mm-amp's or anybody's."""
+    """Methods of an optimizer wrapper that a training step calls."""
 
     def optim_context(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return the context of the forward pass."""
 
     def update_params(self, loss: Tensor) -> Any:
-        """Run backward and, when it is time, the optimizer."""
-
-
-# The evaluation steps of wrappers whose module can evaluate by itself. Functions, to be taken as
-# methods: each further base of a class makes looking up its attributes slower.
+        """Run backward and, at the end of an accumulation window, step the optimizer."""
 
 
 def val_step(self: Any, data: Any) -> Any:
@@ -69,16 +66,12 @@ def run_train_step(
             returns no mapping, list or tuple.
     """
     advance_iteration()
-    model: Any = wrapper._modules["module"]  # noqa: SLF001 (wrapper.module, at a fraction of its cost)
-    # A lookup costs as much as some of the calls: one each, and the check only where one fails.
-    preprocess = getattr(model, "data_preprocessor", None)
-    parse_losses = getattr(model, "parse_losses", None)
-    if not (callable(preprocess) and callable(parse_losses)):
-        check_methods(wrapper, "train_step", "data_preprocessor", "parse_losses")
+    check_methods(wrapper, "train_step", "data_preprocessor", "parse_losses")
+    model: Any = wrapper.module
     with optim_wrapper.optim_context(wrapper):
-        batch = preprocess(data, True)  # type: ignore[misc] # noqa: FBT003 (MMEngine's order)
+        batch = model.data_preprocessor(data, True)  # noqa: FBT003 (MMEngine's order)
         losses = call_with_batch(wrapper, batch, mode="loss")
-    loss, log_vars = parse_losses(losses)  # type: ignore[misc]
+    loss, log_vars = model.parse_losses(losses)
     optim_wrapper.update_params(loss)
     if check_reduction is not None:
         check_reduction()
@@ -106,7 +99,7 @@ def call_with_batch(wrapper: Any, batch: Any, mode: str) -> Any:
 
 
 def check_methods(wrapper: Any, step: str, *names: str) -> None:
-    """Check that the wrapped model has what a step calls.
+    """Check that the wrapped model has the methods that a step calls.
 
     Raises:
         ArgumentTypeError: If something is missing.
@@ -118,3 +111,16 @@ def check_methods(wrapper: Any, step: str, *names: str) -> None:
             f"{type(wrapper.module).__name__} lacks {', '.join(missing)}. Add it, or call the "
             "wrapper and the optimizer yourself."
         )
+
+
+def hide_wrapper_on_load(wrapper: nn.Module) -> None:
+    """Let ``wrapper`` load states by the names of parameters in its ``module``."""
+    register_before_loading(wrapper, _insert_module)
+
+
+def _insert_module(_: nn.Module, state: Any, prefix: str, *__: Any) -> None:
+    inner = f"{prefix}module."
+    if any(name.startswith(inner) for name in state):
+        return  # as the wrapper of another library has saved it
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[inner + name[len(prefix) :]] = state.pop(name)

@@ -1,34 +1,32 @@
 """Data parallelism: every rank holds the whole model, gradients are averaged."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mm_dist._errors import ConfigError
-from mm_dist._torch_private import find_reducer_check, is_static_graph_learned
-from mm_dist._wrappers import _steps
-from mm_dist._wrappers._anomaly import GradientWatch
-from mm_dist._wrappers._batch_norm import SyncBatchNorm
-from mm_dist._wrappers._bypass import ForwardGuard
-from mm_dist._wrappers._ddp_arguments import (
-    check_group,
-    check_guard,
-    check_module,
-    check_only_hook,
-    read_ddp_arguments,
+from mm_dist._errors import ArgumentTypeError, ConfigError
+from mm_dist._torch_private import (
+    admit_sync_batch_norm,
+    drop_comm_hooks,
+    find_reducer_check,
+    is_static_graph_learned,
 )
-from mm_dist._wrappers._reduction_errors import check_still_frozen, explain
+from mm_dist._wrappers import _steps
+from mm_dist._wrappers._ddp_arguments import check_group, check_module, read_ddp_arguments
+from mm_dist._wrappers._gradient_hooks import ForwardGuard, GradientWatch
+from mm_dist._wrappers._reduction_errors import ExplainedErrors, check_still_frozen
 from mm_dist._wrappers._steps import OptimWrapperProtocol, run_train_step
 
 _logger = logging.getLogger(__name__)
 # What belongs to this process: neither copied nor pickled, but made anew.
-_OWN_STATE = ("_guard", "_gradient_watch", "_check_reduction", "comm_hook_state")
+_OWN_STATE = ("_guard", "_gradient_watch", "_check_averaging", "_frozen", "comm_hook_state")
 
 
+@admit_sync_batch_norm
 class MMDistributedDataParallel(DistributedDataParallel):
     """torch's ``DistributedDataParallel`` with the steps that a training loop calls.
 
@@ -67,7 +65,6 @@ class MMDistributedDataParallel(DistributedDataParallel):
         ConfigError: If no parameter of the module is trainable, it or a part of it is wrapped
             already, or ``comm_hook`` cannot be used.
         LaunchError: If there is no process group.
-        TorchVersionError: If only a newer torch has an argument.
 
     Example:
         >>> wrapper = MMDistributedDataParallel(nn.Linear(2, 1), comm_hook="bf16")
@@ -87,10 +84,18 @@ class MMDistributedDataParallel(DistributedDataParallel):
         **ddp_kwargs: Any,
     ) -> None:
         check_module(module)
-        check_guard(check_forward)
+        if not isinstance(check_forward, bool) and check_forward != "always":
+            raise ArgumentTypeError(
+                f"check_forward={check_forward!r} is not known; give True (the first steps are "
+                'watched), "always", or False.'
+            )
         arguments = read_ddp_arguments(module, ddp_kwargs)
         check_group(module, arguments)
-        check_only_hook(comm_hook, arguments)
+        if comm_hook is not None and arguments.get("mixed_precision") is not None:
+            raise ConfigError(
+                "mixed_precision= communicates through a hook of its own; leave out comm_hook, and "
+                "set the reduce_dtype of mixed_precision instead."
+            )
         super().__init__(module, **arguments)
         self.detect_anomalous_params = detect_anomalous_params
         self.check_forward = check_forward
@@ -99,24 +104,18 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
     def _attach_to_reducer(self) -> None:
         """Set up what depends on torch's reducer, which is made anew in a copy."""
-        parameters = _parameters(self, trained=True)
-        self._reduced_names = tuple(self._name_prefix + name for name, _ in parameters)
-        self._gradient_watch = (
-            GradientWatch(self.module, self._name_prefix) if self.detect_anomalous_params else None
-        )
+        parameters = self._named_parameters(trained=True)
+        self._reduced_names = tuple(name for name, _ in parameters)
+        self._frozen = self._named_parameters(trained=False)
+        self._gradient_watch = GradientWatch(parameters) if self.detect_anomalous_params else None
         # torch has no reducer if it delays the communication of all parameters.
-        reducer = getattr(self, "reducer", None)
-        is_guarded = self.check_forward and reducer is not None
+        is_guarded = self.check_forward and getattr(self, "reducer", None) is not None
+        is_constant = self.check_forward == "always"
         self._guard = (
-            ForwardGuard(self, parameters, is_constant=self.check_forward == "always")
-            if is_guarded
-            else None
+            ForwardGuard(self, parameters, is_constant=is_constant) if is_guarded else None
         )
         self._is_prepared = False
-        self._check_reduction = find_reducer_check(self)
-        frozen = [(self._name_prefix + n, p) for n, p in _parameters(self, trained=False)]
-        if frozen:
-            self._check_reduction = _checking_frozen(self._check_reduction, frozen)
+        self._check_averaging = find_reducer_check(self)
         self.comm_hook_state = None
         if self.comm_hook is not None:
             # It needs torch.distributed at import.
@@ -124,10 +123,32 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
             self.comm_hook_state = install_comm_hook(self, self.comm_hook)
 
+    def _named_parameters(self, *, trained: bool) -> list[tuple[str, Tensor]]:
+        """Return the parameters that torch's reducer manages, in its order, or the frozen ones."""
+        found: dict[Tensor, str] = {}
+        for module_name, module in self.module.named_modules():
+            for own_name, parameter in module.named_parameters(recurse=False):
+                # torch compares with the name in this form, dot included for the outermost module.
+                name = f"{module_name}.{own_name}"
+                is_ignored = name in self.parameters_to_ignore
+                if parameter.requires_grad == trained and not is_ignored:
+                    found.setdefault(parameter, self._name_prefix + name.lstrip("."))
+        return [(name, parameter) for parameter, name in found.items()]
+
+    def check_reduction(self) -> None:
+        """Raise unless the gradients of this step were averaged over the ranks.
+
+        Raises:
+            GradientSyncError: Naming the parameters.
+        """
+        check_still_frozen(self._frozen)
+        with ExplainedErrors(self, self._reduced_names):
+            self._check_averaging()
+
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        if self.comm_hook is not None and "_comm_hooks" in state:
-            state["_comm_hooks"] = []  # torch's list of hooks holds the process group
+        if self.comm_hook is not None:
+            drop_comm_hooks(state)
         return {name: value for name, value in state.items() if name not in _OWN_STATE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -144,13 +165,8 @@ class MMDistributedDataParallel(DistributedDataParallel):
         # Without a guard, and once the graph is learned, nothing is left to prepare.
         if not self._is_prepared and torch.is_grad_enabled() and not self._prepare_backward():
             return self._forward_synchronized(inputs, kwargs)
-        try:
+        with ExplainedErrors(self, self._reduced_names):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            explained = explain(error, self, self._reduced_names)
-            if explained is None:
-                raise
-            raise explained from error
 
     def _prepare_backward(self) -> bool:
         """Announce a backward pass; return whether forward can run as it is asked to."""
@@ -179,18 +195,6 @@ class MMDistributedDataParallel(DistributedDataParallel):
         finally:
             self.require_backward_grad_sync = False
 
-    def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
-        """Admit our synchronised batch normalisation on the CPU, where torch refuses its own."""
-        for name, layer in module.named_modules():
-            is_of_torch = isinstance(layer, nn.SyncBatchNorm) and not isinstance(
-                layer, SyncBatchNorm
-            )
-            if is_of_torch and self.device_type == "cpu":
-                raise ConfigError(
-                    f"{name} is torch's SyncBatchNorm, which does not work on the CPU; convert "
-                    "the model by mm_dist.convert_sync_batchnorm, whose works there too."
-                )
-
     def train_step(self, data: Any, optim_wrapper: OptimWrapperProtocol) -> dict[str, Any]:
         """Run forward, backward and the optimizer on one batch.
 
@@ -211,40 +215,8 @@ class MMDistributedDataParallel(DistributedDataParallel):
         watch = self._gradient_watch
         if watch is not None:
             watch.start()
-        try:
-            log_vars = run_train_step(self, data, optim_wrapper, self._check_reduction)
-        except RuntimeError as error:
-            explained = explain(error, self, self._reduced_names)
-            if explained is None:
-                raise
-            raise explained from error
+        with ExplainedErrors(self, self._reduced_names):
+            log_vars = run_train_step(self, data, optim_wrapper, self.check_reduction)
         if watch is not None:
             watch.report()
         return log_vars
-
-
-def _parameters(wrapper: Any, *, trained: bool) -> list[tuple[str, Tensor]]:
-    """Return name and parameter of all that torch's reducer manages, in its order.
-
-    Args:
-        wrapper: Around the module.
-        trained: Otherwise those that it leaves out because they are frozen.
-    """
-    found: dict[Tensor, str] = {}
-    for module_name, module in wrapper.module.named_modules():
-        for own_name, parameter in module.named_parameters(recurse=False):
-            # torch compares with the name in this form, dot included for the outermost module.
-            is_ignored = f"{module_name}.{own_name}" in wrapper.parameters_to_ignore
-            if parameter.requires_grad == trained and not is_ignored:
-                found.setdefault(parameter, f"{module_name}.{own_name}".lstrip("."))
-    return [(name, parameter) for parameter, name in found.items()]
-
-
-def _checking_frozen(
-    check_reduction: Callable[[], None], frozen: Sequence[tuple[str, Tensor]]
-) -> Callable[[], None]:
-    def check() -> None:
-        check_still_frozen(frozen)
-        check_reduction()
-
-    return check

@@ -1,19 +1,18 @@
 """Sharded data parallelism: every rank holds a part of each parameter."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
-from mm_dist._wrappers._sharded_methods import ShardedStateMethods
-from mm_dist._wrappers._sharded_names import hide_from_names
-from mm_dist._wrappers._sharding_checks import check_optimizer
+from mm_dist._errors import ConfigError
 from mm_dist._wrappers._steps import (
     OptimWrapperProtocol,
     call_with_batch,
     check_methods,
+    hide_wrapper_on_load,
     run_train_step,
 )
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
+class MMFullyShardedDataParallel(nn.Module):
     """torch's ``fully_shard`` with the steps that a training loop calls, in MMEngine's words.
 
     The module is sharded in place: its parameters become ``DTensor`` objects that hold one part
@@ -47,16 +46,15 @@ class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
             which ``*`` also matches dots) or several of them;
             ``dict(min_num_params=1_000_000)``; ``dict(type="transformer",
             transformer_layer_cls=...)``; or a function of a module.
-        backward_prefetch: Without effect: the next group is always fetched ahead.
+        backward_prefetch: Unused: the next group is always fetched ahead.
         mixed_precision: ``dict(param_dtype=..., reduce_dtype=..., output_dtype=...,
             cast_forward_inputs=True, full_precision_modules=["_BatchNorm"])``; dtypes may be
-            names. ``reduce_dtype`` defaults to ``param_dtype``. ``output_dtype`` and
-            ``cast_root_forward_inputs`` are for the outermost call. A policy object of
-            ``fully_shard`` is used everywhere as it is.
+            names. ``reduce_dtype`` defaults to ``param_dtype``; ``output_dtype`` is that of the
+            outermost call. A policy object of ``fully_shard`` is used everywhere as it is.
         param_init_fn: Called with each module that itself holds something on the meta device, once
             that has memory; fills what the module holds itself. Defaults to the module's
             ``reset_parameters()``.
-        use_orig_params: Always the case.
+        use_orig_params: Unused: parameters are never flattened.
         device_mesh: A ``DeviceMesh`` of one dimension (shards) or two (copies, shards), or its
             sizes as ``(2, 4)``. Two dimensions mean ``"hybrid"`` where no strategy is given.
         reshard_after_forward: Overrides when parameters are freed, the outermost group's too; a
@@ -64,11 +62,7 @@ class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
         ignored_modules: Modules, or patterns on their names, whose parameters stay whole on each
             rank. Nothing averages their gradients.
         ignored_parameters: The same for parameters.
-        ignored_states: The same for either.
         sync_module_states: Begin with the values of the first rank, as data parallelism does.
-        device_id: Checked against the current device of the process.
-        forward_prefetch: Without effect.
-        limit_all_gathers: Always the case.
 
     Attributes:
         module: The sharded model.
@@ -102,46 +96,34 @@ class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
         reshard_after_forward: bool | int | None = None,
         ignored_modules: Iterable[nn.Module | str] | None = None,
         ignored_parameters: Iterable[nn.Parameter | str] | None = None,
-        ignored_states: Iterable[Any] | None = None,
         sync_module_states: bool = True,
-        device_id: int | torch.device | None = None,
-        forward_prefetch: bool = False,
-        limit_all_gathers: bool = True,
     ) -> None:
+        del backward_prefetch, use_orig_params
         super().__init__()
         # What shards takes long to import, and few processes need it.
         from mm_dist._wrappers._sharding import shard_module  # noqa: PLC0415
 
-        sharding = shard_module(
+        self.device_mesh, self.sharding_strategy, self._heads = shard_module(
             module,
             {
                 "process_group": process_group,
                 "sharding_strategy": sharding_strategy,
                 "cpu_offload": cpu_offload,
                 "auto_wrap_policy": auto_wrap_policy,
-                "backward_prefetch": backward_prefetch,
                 "mixed_precision": mixed_precision,
                 "param_init_fn": param_init_fn,
-                "use_orig_params": use_orig_params,
                 "device_mesh": device_mesh,
                 "reshard_after_forward": reshard_after_forward,
                 "ignored_modules": ignored_modules,
                 "ignored_parameters": ignored_parameters,
-                "ignored_states": ignored_states,
                 "sync_module_states": sync_module_states,
-                "device_id": device_id,
-                "forward_prefetch": forward_prefetch,
-                "limit_all_gathers": limit_all_gathers,
             },
         )
         self.module = module
-        self.device_mesh = sharding.mesh
-        self.sharding_strategy = sharding.strategy.name
-        self._heads = sharding.heads
         self._is_synchronizing = True
         # In a tuple: were it a module itself, it would become a part of this one.
         self._checked_optimizers: tuple[Any] = (None,)
-        hide_from_names(self)
+        hide_wrapper_on_load(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, whose parameters are gathered for it."""
@@ -168,9 +150,24 @@ class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
             ConfigError: If the optimizer holds the parameters from before the sharding.
         """
         if optim_wrapper is not self._checked_optimizers[0]:
-            check_optimizer(self, optim_wrapper)
+            self._check_optimizer(optim_wrapper)
             self._checked_optimizers = (optim_wrapper,)
         return run_train_step(self, data, optim_wrapper)
+
+    def _check_optimizer(self, optim_wrapper: Any) -> None:
+        """Raise if an optimizer was built before the sharding, which made new parameters."""
+        if not any(_is_sharded(one) and one.requires_grad for one in self.parameters()):
+            return  # whole ones are as they were
+        groups = getattr(optim_wrapper, "param_groups", [])
+        if isinstance(groups, Mapping):  # of several optimizers, by name
+            groups = [group for named in groups.values() for group in named]
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        if parameters and not any(map(_is_sharded, parameters)):
+            raise ConfigError(
+                "The optimizer holds parameters from before the model was sharded, so that its "
+                "steps would change nothing; build it from the parameters of "
+                f"{type(self).__name__}."
+            )
 
     def val_step(self, data: Any) -> Any:
         """Return the module's ``val_step(data)``, with its own parameters gathered.
@@ -231,3 +228,118 @@ class MMFullyShardedDataParallel(ShardedStateMethods, nn.Module):
         """Set whether the next backward exchanges gradients, as torch's method of this name."""
         self._is_synchronizing = requires_gradient_sync
         self._heads[-1].set_requires_gradient_sync(requires_gradient_sync)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what this rank holds, as ``DTensor`` objects, by the names of the bare model."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def full_state_dict(
+        self, *, cpu_offload: bool = True, rank0_only: bool = True
+    ) -> dict[str, Any]:
+        """Return the model's whole state, with the names that the bare model has.
+
+        Every rank must call this, or it hangs. ``state_dict()`` needs no other rank.
+
+        Args:
+            cpu_offload: Whether the tensors are on the CPU.
+            rank0_only: Whether ranks other than the first get an empty dict.
+        """
+        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow to import)
+
+        return _sharded_state.read_full(
+            self.module, self.device_mesh, cpu_offload=cpu_offload, rank0_only=rank0_only
+        )
+
+    def load_full_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Load a whole state, of this wrapper or of the bare model.
+
+        Every rank must call this, or it hangs.
+
+        Args:
+            state_dict: That of the first rank counts; others may pass an empty one.
+            strict: Whether names must match.
+
+        Raises:
+            ConfigError: On all ranks, if names or shapes do not fit.
+        """
+        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow to import)
+
+        _sharded_state.load_full(self.module, self.device_mesh, state_dict, strict=strict)
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """Return this rank's part of the model's state, with the names that the bare model has.
+
+        ``torch.distributed.checkpoint.save`` writes it from all ranks, and ``load`` fills it on
+        any number of ranks.
+        """
+        from torch.distributed.checkpoint import (  # noqa: PLC0415 (slow to import)
+            state_dict,
+        )
+
+        return state_dict.get_model_state_dict(self.module)
+
+    def load_sharded_state_dict(
+        self, state_dict: Mapping[str, Any], *, strict: bool = True
+    ) -> None:
+        """Load what ``sharded_state_dict`` returned and ``torch.distributed.checkpoint`` filled.
+
+        Args:
+            state_dict: This rank's part.
+            strict: Whether names must match.
+        """
+        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow to import)
+
+        _sharded_state.load_sharded(self.module, state_dict, strict=strict)
+
+    def optimizer_state_dict(
+        self, optimizer: torch.optim.Optimizer, *, kind: Literal["full", "sharded"] = "full"
+    ) -> dict[str, Any]:
+        """Return the state of an optimizer of this wrapper, by names of parameters.
+
+        Every rank must call this. Parameters that no gradient has reached have no state. Of kind
+        ``"sharded"``, an optimizer that has not stepped yet gives the state that it begins with,
+        for ``torch.distributed.checkpoint.load`` to fill.
+
+        Args:
+            optimizer: Built from parameters of this wrapper.
+            kind: ``"full"`` for all of it on the CPU of the first rank, and an empty dict
+                elsewhere; ``"sharded"`` for this rank's part.
+
+        Returns:
+            ``state`` and ``param_groups`` as torch's ``get_optimizer_state_dict`` has them; its
+            counterpart ``set_optimizer_state_dict`` loads the full one into an optimizer of the
+            bare model.
+
+        Raises:
+            ConfigError: If there is no such kind.
+        """
+        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow to import)
+
+        return _sharded_state.read_optimizer(self.module, self.device_mesh, optimizer, kind)
+
+    def load_optimizer_state_dict(
+        self,
+        optimizer: torch.optim.Optimizer,
+        state_dict: Mapping[str, Any],
+        *,
+        kind: Literal["full", "sharded"] = "full",
+    ) -> None:
+        """Load what ``optimizer_state_dict`` returned, on any number of ranks.
+
+        Every rank must call this.
+
+        Args:
+            optimizer: Built from parameters of this wrapper.
+            state_dict: Of kind ``"full"``, that of the first rank counts.
+            kind: As given to ``optimizer_state_dict``.
+
+        Raises:
+            ConfigError: If there is no such kind, or, on all ranks, if the state does not fit.
+        """
+        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow to import)
+
+        _sharded_state.load_optimizer(self.module, self.device_mesh, optimizer, state_dict, kind)
+
+
+def _is_sharded(parameter: Any) -> bool:
+    return hasattr(parameter, "placements")

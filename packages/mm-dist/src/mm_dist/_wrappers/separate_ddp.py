@@ -12,8 +12,8 @@ from mm_dist._progress import advance_iteration
 from mm_dist._wrappers import _steps
 from mm_dist._wrappers._ddp_arguments import check_module
 from mm_dist._wrappers._recognition import is_model_wrapper
-from mm_dist._wrappers._reduction_errors import check_still_frozen, explain
-from mm_dist._wrappers._steps import check_methods
+from mm_dist._wrappers._reduction_errors import check_still_frozen
+from mm_dist._wrappers._steps import check_methods, hide_wrapper_on_load
 from mm_dist._wrappers.ddp import MMDistributedDataParallel
 
 
@@ -57,8 +57,9 @@ class MMSeparateDistributedDataParallel(nn.Module):
         super().__init__()
         self.module = module
         wrapped: dict[nn.Module, nn.Module] = {}
-        for name, child in list(module._modules.items()):  # noqa: SLF001 (two names of one child)
-            if child is None or is_model_wrapper(child) or not _has_trainable(child):
+        for name, child in list(module.named_modules(remove_duplicate=False)):
+            is_child = name and "." not in name
+            if not is_child or is_model_wrapper(child) or not _has_trainable(child):
                 continue
             if child not in wrapped:
                 wrapped[child] = ChildDataParallel(
@@ -123,8 +124,11 @@ class ChildDataParallel(MMDistributedDataParallel):
     def __init__(self, module: nn.Module, name: str, **kwargs: Any) -> None:
         self._name_prefix = f"{name}."
         super().__init__(module, **kwargs)
-        self._register_state_dict_hook(_leave_out_wrapper)  # type: ignore[no-untyped-call]
-        self._register_load_state_dict_pre_hook(_insert_wrapper)  # type: ignore[no-untyped-call]
+        hide_wrapper_on_load(self)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state by the names that the child has without a wrapper."""
+        return self.module.state_dict(*args, **kwargs)
 
     def begin_step(self) -> None:
         """Forget which parameters the last step reached."""
@@ -137,29 +141,9 @@ class ChildDataParallel(MMDistributedDataParallel):
         Raises:
             GradientSyncError: If they were not.
         """
-        try:
-            self._check_reduction()
-        except RuntimeError as error:
-            explained = explain(error, self, self._reduced_names)
-            if explained is None:
-                raise
-            raise explained from error
+        self.check_reduction()
         if self._gradient_watch is not None:
             self._gradient_watch.report()
-
-
-def _leave_out_wrapper(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
-    _rename(state, f"{prefix}module.", prefix)
-
-
-def _insert_wrapper(state: dict[str, Any], prefix: str, *_: Any) -> None:
-    if not any(name.startswith(f"{prefix}module.") for name in state):
-        _rename(state, prefix, f"{prefix}module.")
-
-
-def _rename(state: dict[str, Any], prefix: str, new_prefix: str) -> None:
-    for name in [name for name in state if name.startswith(prefix)]:
-        state[new_prefix + name[len(prefix) :]] = state.pop(name)
 
 
 def _check_owners(module: nn.Module) -> None:

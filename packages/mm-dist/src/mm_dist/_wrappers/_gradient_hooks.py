@@ -1,13 +1,17 @@
-"""Notice a backward pass whose gradients the wrapper will not average."""
+"""Gradient hooks that detect local gradients and parameters without a gradient."""
 
+import logging
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from mm_dist._errors import GradientSyncError
-from mm_dist._torch_private import is_gradient_accumulated
+from mm_dist._torch_private import drop_backward_hooks, is_gradient_accumulated
+
+_logger = logging.getLogger(__name__)
 
 # A hook costs microseconds per backward, however little it does: the engine must take Python's
 # lock. So parameters go without after the first passes.
@@ -57,9 +61,7 @@ class ForwardGuard:
     def _stop(self) -> None:
         for parameter, handle in self._watched:
             handle.remove()
-            # torch would go on to look for hooks, at the price of one.
-            if not parameter._backward_hooks:  # noqa: SLF001
-                parameter._backward_hooks = None  # noqa: SLF001
+            drop_backward_hooks(parameter)
         self._watched.clear()
 
 
@@ -72,12 +74,6 @@ class _Passes:
         self.number = 0
         self.is_deferred = False
         self.wrapper = weakref.ref(wrapper)
-
-    def find_averaging(self) -> Any:
-        """Return the wrapper if gradients are to be averaged now, else ``None``."""
-        wrapper = self.wrapper()
-        is_local = wrapper is None or self.is_deferred or not wrapper.require_backward_grad_sync
-        return None if is_local else wrapper
 
 
 class _Watcher:
@@ -104,28 +100,58 @@ class _Watcher:
             self._num_gradients = 0
         self._num_gradients += 1
         if self._num_gradients > 1 or passes.number == 0:
-            self._check()
+            self._check(passes.wrapper())
 
-    def _check(self) -> None:
-        wrapper = self._passes.wrapper()
+    def _check(self, wrapper: Any) -> None:
+        is_local = wrapper is None or self._passes.is_deferred
         is_learning = 0 < self._number <= _NUM_LEARNING_PASSES
         if is_learning and getattr(wrapper, "static_graph", False):
             # A checkpointed module may add several times per step; torch, too, learns it now.
             self._limit = max(self._limit, self._num_gradients)
-        wrapper = self._passes.find_averaging()
         is_too_many = self._num_gradients > self._limit or self._number == 0
-        if wrapper is not None and is_too_many:
-            raise _build_error(self._name, wrapper)
+        if is_local or not wrapper.require_backward_grad_sync or not is_too_many:
+            return
+        raise GradientSyncError(
+            f"A gradient reached {self._name} in a backward pass that no forward of the "
+            f"{type(wrapper).__name__} prepared; it would not be averaged, and the ranks would "
+            "drift apart. Either the module, or a part of it, was called around the wrapper; or "
+            "backward ran twice after one forward; or a module is checkpointed more than once. "
+            "Call the wrapper itself before each backward, and checkpoint with "
+            "use_reentrant=False. If gradients are to stay on this rank, use no_sync(), or pass "
+            "check_forward=False to the wrapper.",
+            (self._name,),
+        )
 
 
-def _build_error(own_name: str, wrapper: Any) -> GradientSyncError:
-    name = wrapper._name_prefix + own_name  # noqa: SLF001 (part of the same wrapper)
-    message = (
-        f"A gradient reached {name} in a backward pass that no forward of the "
-        f"{type(wrapper).__name__} prepared; it would not be averaged, and the ranks would drift "
-        "apart. Either the module, or a part of it, was called around the wrapper; or backward ran "
-        "twice after one forward; or a module is checkpointed more than once. Call the wrapper "
-        "itself before each backward, and checkpoint with use_reentrant=False. If gradients are to "
-        "stay on this rank, use no_sync(), or pass check_forward=False to the wrapper."
-    )
-    return GradientSyncError(message, (name,))
+class GradientWatch:
+    """Logs the parameters that got no gradient in a step.
+
+    Args:
+        parameters: Name and parameter of all that require gradients.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, Tensor]]) -> None:
+        self._names = [name for name, _ in parameters]
+        self._reached: set[str] = set()
+        self._reported: list[str] = []
+        for name, parameter in parameters:
+            parameter.register_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
+
+    def _note(self, name: str, _: Tensor) -> None:
+        self._reached.add(name)
+
+    def start(self) -> None:
+        """Forget the last step."""
+        self._reached.clear()
+
+    def report(self) -> None:
+        """Log the parameters without gradient since ``start``, when they changed."""
+        missing = [name for name in self._names if name not in self._reached]
+        if missing and missing != self._reported:
+            _logger.warning(
+                "The loss did not reach these parameters: %s. Freeze them "
+                "(requires_grad=False), use them in the loss, or pass "
+                "find_unused_parameters=True.",
+                ", ".join(missing),
+            )
+        self._reported = missing
