@@ -47,15 +47,18 @@ def train(name):
     print(name, flush=True)
 
 for name in os.environ["NAMES"].split():
-    child = os.fork()
-    if not child:
+    if not os.fork():
         train(name)
         os._exit(0)
-    os.waitpid(child, 0)
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        break
 """
 
 
 def test_training_needs_none_of_them(run_script):
     assert len(NAMES) > 15
     result = run_script(TRAIN, NAMES=" ".join(NAMES), SOURCE=_torch_private.__file__)
-    assert result.stdout.split() == NAMES, result.stderr
+    assert sorted(result.stdout.split()) == NAMES, result.stderr
