@@ -29,11 +29,7 @@ class TrainingPart:
 
 
 class LoopPart(TrainingPart):
-    """A loop that is built when it is first read; ``None`` if its phase is not configured.
-
-    Args:
-        phase: ``"train"``, ``"val"`` or ``"test"``.
-    """
+    """A loop that is built when it is first read; ``None`` if its phase is not configured."""
 
     def __init__(self, phase: str) -> None:
         self._phase = phase

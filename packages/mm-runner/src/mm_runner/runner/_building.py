@@ -55,11 +55,6 @@ _part: ContextVar[_PartOfRun | None] = ContextVar("mm_runner_part_of_run", defau
 def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> Any:
     """Build the training loop and its dataloader.
 
-    Args:
-        runner: The run, whose ``build_dataloader`` builds that.
-        train_dataloader: A dataloader or its config.
-        train_cfg: ``by_epoch`` or ``type``, and the loop's arguments.
-
     Raises:
         ConfigError: If a config does not fit.
     """
@@ -81,13 +76,6 @@ def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> A
 
 def build_eval_loop(runner: Runner, phase: str, dataloader: Any, cfg: Any, evaluator: Any) -> Any:
     """Build the loop of ``phase``, its dataloader and its evaluator.
-
-    Args:
-        runner: The run, whose ``build_dataloader`` and ``build_evaluator`` build these.
-        phase: ``"val"`` or ``"test"``.
-        dataloader: A dataloader or its config.
-        cfg: The loop's arguments.
-        evaluator: A metric, an evaluator, or the config of one.
 
     Raises:
         ConfigError: If a config does not fit.

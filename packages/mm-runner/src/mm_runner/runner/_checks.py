@@ -86,10 +86,6 @@ _OTHERS_KEYS = ("conv_cfg", "tta_cfg", "tta_model", "tta_pipeline")
 def check_run(cfg: Mapping[str, Any], runner: Callable[..., Any]) -> None:
     """Check a full configuration as the Runner does before it builds anything.
 
-    Args:
-        cfg: Its keys are the constructor's arguments, and :data:`CFG_KEYS`.
-        runner: The Runner's class.
-
     Raises:
         ConfigError: If it does not fit; the message begins with the path of the key.
         ComponentNotFoundError: If a ``type`` names nothing.
@@ -108,10 +104,6 @@ def refuse_misplaced(arguments: Mapping[str, Any], cfg: Any) -> None:
 
     A variable of a configuration's own may have such a name: one whose value stands where it
     belongs too, or that a file uses, or beside which its own file, or one above, sets the argument.
-
-    Args:
-        arguments: Of the Runner's constructor, by name; ``None`` means not given.
-        cfg: The full configuration.
 
     Raises:
         ConfigError: Naming the key, and where it belongs.
@@ -171,23 +163,13 @@ def argument_names(runner: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def unknown_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> list[str]:
-    """List the keys of a full configuration that mean nothing to the Runner.
-
-    Args:
-        cfg: The configuration.
-        runner_arguments: Keys that the Runner's constructor knows.
-    """
+    """List the keys of a full configuration that mean nothing to the Runner."""
     known = {*CFG_KEYS, *runner_arguments, *_FLEXIBLE_KEYS, *_OTHERS_KEYS}
     return [str(key) for key in cfg if key not in known]
 
 
 def check_there(cfg: Mapping[str, Any], needed: Iterable[str], unknown: Sequence[str]) -> None:
     """Check that a full configuration has the keys that every run needs.
-
-    Args:
-        cfg: The configuration.
-        needed: These keys.
-        unknown: Those that :func:`unknown_keys` lists, one of which may be meant.
 
     Raises:
         ConfigError: If one is missing.
@@ -204,10 +186,6 @@ def checked_phases(
     arguments: Mapping[str, Any], unknown: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Check that the arguments of each phase are given together.
-
-    Args:
-        arguments: Of the Runner's constructor, by name; ``None`` means not given.
-        unknown: Other keys of the configuration, one of which may be meant.
 
     Returns:
         The arguments of training, validation and test; an empty dict if none was given.
@@ -243,10 +221,6 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
     """Return a full configuration as a dict, its top-level keys checked; ``None`` is an empty one.
 
     A key close to a known one is taken for a slip; others are kept for the user's own use.
-
-    Args:
-        cfg: The configuration.
-        runner_arguments: Keys that the Runner's constructor knows.
 
     Raises:
         ConfigError: If it is no mapping, or naming the key that is wrong.

@@ -67,13 +67,7 @@ def position_without_state(loop: Any, meta: Mapping[str, Any]) -> dict[str, Any]
 def position_elsewhere(
     runner: Runner, checkpoint: Mapping[str, Any], states: list[Any]
 ) -> dict[str, Any]:
-    """Return this process's position from those of another number of processes, and warn.
-
-    Args:
-        runner: The run.
-        checkpoint: What it continues from.
-        states: Of all processes that wrote it.
-    """
+    """Return this process's position from those of another number of processes, and warn."""
     state, num_saved = states[0], _saved_world_size(checkpoint)
     if "position" not in state:
         return dict(state)

@@ -55,9 +55,6 @@ def with_preprocessor(model: Any, data_preprocessor: Any) -> Any:
 def build_model(model: Any) -> nn.Module:
     """Build the model.
 
-    Args:
-        model: A module, or the config of one.
-
     Raises:
         ConfigError: If ``model`` is neither.
     """
@@ -80,12 +77,6 @@ def wrap_model(
     model: nn.Module, wrapper_cfg: Any, cfg: Mapping[str, Any], dist_info: DistInfo
 ) -> nn.Module:
     """Move the model to its device, and wrap it if the run is distributed.
-
-    Args:
-        model: On any device.
-        wrapper_cfg: A wrapper's config, or ``None``.
-        cfg: The full configuration: ``find_unused_parameters`` counts.
-        dist_info: The place of this process.
 
     Raises:
         ConfigError: If the model is wrapped already and ``model_wrapper_cfg`` asks for more.
@@ -136,11 +127,7 @@ def _default_arguments(wrapper: Any, cfg: Mapping[str, Any], dist_info: DistInfo
 
 
 def use_channels_last(model: nn.Module) -> None:
-    """Store 4-d parameters, buffers and preprocessed batches with channels last, in place.
-
-    Args:
-        model: Wrapped or not; its optimizer is not built yet.
-    """
+    """Store 4-d parameters, buffers and preprocessed batches with channels last, in place."""
     inner: Any = unwrap_model(model)
     with torch.no_grad():
         for tensor in (*inner.parameters(), *inner.buffers()):
@@ -175,12 +162,6 @@ class RunCompiler:
         wrap_model: Callable[[nn.Module], nn.Module],
     ) -> tuple[nn.Module, mm_compile.CompileHandle]:
         """Compile and wrap the model; nothing is compiled before the first call.
-
-        Args:
-            model: Wrapped or not.
-            cfg: The full configuration.
-            dist_info: The place of this process.
-            wrap_model: Moves a model to its device, and wraps it if the run is distributed.
 
         Returns:
             The model, wrapped if the run is distributed, and the handle of what is compiled.

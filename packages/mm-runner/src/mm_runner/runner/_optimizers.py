@@ -1,12 +1,19 @@
-"""The optimizer wrapper of a run, or several of them."""
+"""Checks of a run's optimizers, as built and as loaded from a checkpoint."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import reprlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 from mm_dist import MMDistributedDataParallel
-from mm_runner.errors import ConfigError
+from mm_runner._untrusted import is_finite, is_like
+from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.model import BaseModel, unwrap_model
 from mm_runner.optim import named_schedulers, named_wrappers, refuse_closure, scale_lr
 
@@ -15,13 +22,14 @@ from ._sharded import as_sharded
 from ._summary import batch_of_process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import logging
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
 
     from mm_runner.runner import Runner
 
-__all__ = ["check_wrapper_of_run", "scale_rates"]
+__all__ = ["check_wrapper_of_run", "loading_optimizers", "scale_rates"]
 
 # What the Runner and its hooks ask of a wrapper, besides what train_step does.
 _ASKED = (
@@ -35,6 +43,24 @@ _ASKED = (
     "state_dict",
     "step_skipped",
 )
+# What torch's and most other optimizers keep in the shape of the parameter.
+_LIKE_PARAMETER = {
+    *("acc_delta", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq"),
+    *("momentum_buffer", "square_avg", "sum"),
+}
+# What schedules and torch add to the settings of a parameter group.
+_ADDED = {"initial_lr", "param_names", "params"}
+# Those of torch that take a step without a closure, and with any gradient.
+_STEPS_ALONE = {
+    *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"),
+    *("Rprop", "SGD"),
+}
+_MOST_STEPS = 2**53
+_OF_CONTENT = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+_WHAT_TO_DO = (
+    "Build the optimizer that the checkpoint was saved with, over the same parameters; or take the "
+    "weights alone, by load_from without resume."
+)
 
 
 def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
@@ -46,7 +72,12 @@ def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
     if isinstance(optim_wrapper, OptimWrapperDict):
         _check_train_step(model, optim_wrapper)
     for name, wrapper in named_wrappers(optim_wrapper).items():
-        _check_complete(wrapper)
+        missing = [attribute for attribute in _ASKED if not hasattr(wrapper, attribute)]
+        if missing:
+            raise ConfigError(
+                f"optim_wrapper: {type(wrapper).__name__} has no {', no '.join(missing)}; derive "
+                "it from mm_amp.OptimWrapper or mm_amp.AmpOptimWrapper."
+            )
         _check_parameters(model, wrapper)
         _check_step(model, wrapper, f"optim_wrapper.{name}" if name else "optim_wrapper")
 
@@ -75,16 +106,18 @@ def scale_rates(
             "scale_lr: the schedules are built, and go on from the learning rates that they found. "
             "Scale these before: in train() scale_lr() comes before build_param_scheduler()."
         )
-    for name, wrapper in named_wrappers(optim_wrapper).items():
-        _settle_batch(runner, wrapper, f" of {name}" if name else "", auto_scale_lr)
-
-
-def _check_complete(wrapper: Any) -> None:
-    missing = [name for name in _ASKED if not hasattr(wrapper, name)]
-    if missing:
+    per_process = batch_of_process(runner.train_dataloader)
+    if per_process is None:
         raise ConfigError(
-            f"optim_wrapper: {type(wrapper).__name__} has no {', no '.join(missing)}; derive it "
-            "from mm_amp.OptimWrapper or mm_amp.AmpOptimWrapper."
+            "auto_scale_lr: how many samples a batch has is not known, as the train_dataloader's "
+            "batch sampler has no 'batch_size'. Give it one, or set the learning rate yourself."
+        )
+    for name, wrapper in named_wrappers(optim_wrapper).items():
+        batch = runner.world_size * per_process * getattr(wrapper, "accumulative_counts", 1)
+        factor = scale_lr(wrapper, auto_scale_lr, batch)
+        of_name = f" of {name}" if name else ""
+        runner.logger.info(
+            f"auto_scale_lr: batch of {batch}, learning rates{of_name} times {factor:g}."
         )
 
 
@@ -109,23 +142,6 @@ def _check_parameters(model: nn.Module, wrapper: Any) -> None:
         )
 
 
-def _settle_batch(
-    runner: Runner, wrapper: Any, of_whom: str, auto_scale_lr: Mapping[str, Any]
-) -> None:
-    """Scale the learning rates by how many samples an optimizer step takes."""
-    per_process = batch_of_process(runner.train_dataloader)
-    if per_process is None:
-        raise ConfigError(
-            "auto_scale_lr: how many samples a batch has is not known, as the train_dataloader's "
-            "batch sampler has no 'batch_size'. Give it one, or set the learning rate yourself."
-        )
-    batch = runner.world_size * per_process * getattr(wrapper, "accumulative_counts", 1)
-    factor = scale_lr(wrapper, auto_scale_lr, batch)
-    runner.logger.info(
-        f"auto_scale_lr: batch of {batch}, learning rates{of_whom} times {factor:g}."
-    )
-
-
 def _check_train_step(model: nn.Module, optim_wrapper: OptimWrapperDict) -> None:
     """Raise unless it is the model's own ``train_step`` that gets the wrappers."""
     own = getattr(type(model), "train_step", None)
@@ -137,3 +153,108 @@ def _check_train_step(model: nn.Module, optim_wrapper: OptimWrapperDict) -> None
             "with one. To let the model's own train_step choose, give "
             "cfg=dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel'))."
         )
+
+
+@contextmanager
+def loading_optimizers(optim_wrapper: Any, logger: logging.Logger) -> Iterator[None]:
+    """Check what the block loads into the optimizers of ``optim_wrapper``.
+
+    torch takes the settings of any other optimizer, and fails with a bare KeyError in the first
+    step. A setting that is only missing, as of an older version of the same one, is kept.
+
+    Raises:
+        CheckpointError: If the state is that of another optimizer, or of other parameters.
+    """
+    optimizers = [wrapper.optimizer for wrapper in named_wrappers(optim_wrapper).values()]
+    settings = [[dict(group) for group in one.param_groups] for one in optimizers]
+    failure: KeyError | None = None
+    try:
+        yield
+    except KeyError as error:  # of older versions of torch, once the settings are taken
+        failure = error
+    except ValueError as error:  # torch's, of groups of other sizes
+        raise _misfit(str(error).rstrip(".")) from error
+    for optimizer, own in zip(optimizers, settings, strict=True):
+        for group, before in zip(optimizer.param_groups, own, strict=True):
+            _check(group, before, type(optimizer).__name__, logger)
+            _check_state(optimizer, group, logger)
+    if failure is not None:
+        raise _misfit(f"its state has no {failure}") from failure
+
+
+def _misfit(reason: str) -> CheckpointError:
+    return CheckpointError(f"The checkpoint's optimizer does not fit: {reason}. {_WHAT_TO_DO}")
+
+
+def _check(
+    group: dict[str, Any], before: Mapping[str, Any], kind: str, logger: logging.Logger
+) -> None:
+    missing = [key for key in before if key not in group and key not in _ADDED]
+    others = [key for key in group if key not in before and key not in _ADDED]
+    if missing and others:
+        raise CheckpointError(
+            f"The checkpoint's optimizer has the settings {', '.join(others)}, and not "
+            f"{', '.join(missing)}, which this run's {kind} has. {_WHAT_TO_DO}"
+        )
+    for key in before.keys() & group.keys() - {"params", "param_names"}:
+        if not is_like(group[key], before[key]):
+            raise CheckpointError(
+                f"The checkpoint's optimizer has the {key} {reprlib.repr(group[key])}, and this "
+                f"run's {kind} {reprlib.repr(before[key])}. {_WHAT_TO_DO}"
+            )
+    for key in missing:
+        logger.warning(f"The checkpoint's optimizer has no {key}: {before[key]!r} is used.")
+        group[key] = before[key]
+
+
+def _check_state(optimizer: Any, group: dict[str, Any], logger: logging.Logger) -> None:
+    """Check what was kept of each parameter, which torch takes as it is."""
+    trained = [one for one in group["params"] if one.requires_grad]
+    states = [(one, optimizer.state[one]) for one in trained if one in optimizer.state]
+    needed = _needed_keys(optimizer, group)
+    for parameter, state in states:
+        wrong = [
+            key
+            for key in _LIKE_PARAMETER & state.keys()
+            if getattr(state[key], "shape", None) != parameter.shape
+            and (state[key] is not None or key in needed)
+        ]
+        wrong += [key for key in needed if key not in state]
+        if "step" in state and not _is_count(state["step"]):
+            wrong.append("step")
+        if wrong:
+            shape = tuple(parameter.shape)
+            raise _misfit(f"its {wrong[0]} of a parameter of the shape {shape} does not fit")
+    if len(states) < len(trained) and (states or needed):
+        logger.info(
+            f"The checkpoint's optimizer has a state of {len(states)} of {len(trained)} parameters "
+            "in a group; it begins anew for the others."
+        )
+
+
+def _is_count(value: Any) -> bool:
+    return is_finite(value) and 0 <= float(value) < _MOST_STEPS and float(value).is_integer()
+
+
+def _needed_keys(optimizer: Any, group: Mapping[str, Any]) -> set[str]:
+    """Return what torch's own optimizers keep of each parameter after a step with these settings.
+
+    Raises:
+        CheckpointError: If they cannot step with them.
+    """
+    kind = type(optimizer)
+    if kind.__name__ not in _STEPS_ALONE or kind is not getattr(torch.optim, kind.__name__, None):
+        return set()
+    one = group["params"][0]
+    tiny = torch.zeros(1, device=one.device, requires_grad=True)
+    tiny.grad = torch.zeros_like(tiny)
+    names = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
+    try:
+        trial = kind([tiny], **{name: copy.deepcopy(group[name]) for name in names})
+        trial.step()
+    except _OF_CONTENT as error:
+        raise CheckpointError(
+            f"{kind.__name__} cannot step with the settings of the checkpoint's optimizer: "
+            f"{error} {_WHAT_TO_DO}"
+        ) from error
+    return {key for key, value in trial.state[tiny].items() if value is not None}

@@ -45,11 +45,6 @@ class Recipe:
 
     Parts are built by the ``build_*`` methods of the Runner, which a subclass may override.
 
-    Args:
-        arguments: Of the Runner's constructor, by name, without ``cfg``.
-        cfg: The full configuration.
-        runner: The Runner's class.
-
     Attributes:
         cfg: The full configuration, copied.
         resolved: All that is configured, in primitives.

@@ -94,15 +94,7 @@ def fit_to_length(
     states: Sequence[Mapping[str, Any]],
     num_iters: int,
 ) -> None:
-    """Set restored schedules to the values of a run of this length, where it has changed.
-
-    Args:
-        runner: The run, whose optimizers are restored.
-        name: Of the wrapper, ``""`` if there is only one.
-        schedulers: All of its schedules, which are restored.
-        states: Of each, from the checkpoint.
-        num_iters: Iterations that are done.
-    """
+    """Set restored schedules to the values of a run of this length, where it has changed."""
     if not all(isinstance(one, ParamScheduler) for one in schedulers):
         return  # of the user's own
     changed = [

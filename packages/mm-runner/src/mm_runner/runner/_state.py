@@ -19,7 +19,7 @@ from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
 from ._data_position import position_elsewhere, position_without_state, settle_position
-from ._optimizer_fit import loading_optimizers
+from ._optimizers import loading_optimizers
 from ._schedules import fit_to_length
 from ._sharded import (
     as_sharded,
@@ -71,9 +71,6 @@ class Part(NamedTuple):
 class RunState:
     """The state of a run.
 
-    Args:
-        runner: The run, whose parts are looked up when they are saved or loaded.
-
     Attributes:
         parts: In the order they are restored.
     """
@@ -122,10 +119,6 @@ class RunState:
 
     def restore(self, checkpoint: Mapping[str, Any], *, leave_out: Collection[str] = ()) -> None:
         """Load the state of another run. Every process must call this.
-
-        Args:
-            checkpoint: Of :meth:`snapshot`, or from MMEngine.
-            leave_out: Names of parts that start anew.
 
         Raises:
             CheckpointError: If it does not fit.
