@@ -1,4 +1,4 @@
-"""What an error says, also where it fails to say it."""
+"""The text of an error, also where ``str()`` of it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that only the main process does, and whose failure all processes must learn of."""
+"""Calls on the main process whose result or error all processes get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an error says that memory is full."""
+"""Detection of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         if isinstance(cause, RuntimeError) and _says_so(text_of(cause)):
             return True
-        # ``raise ... from None`` says that what came before is no cause.
+        # ``raise ... from None`` excludes the error before.
         cause = cause.__cause__ if cause.__suppress_context__ else cause.__context__
     return False
 

@@ -10,7 +10,7 @@ __all__ = ["uses_tf32"]
 
 
 def uses_tf32() -> bool:
-    """Tell whether CUDA multiplies float32 matrices in TF32."""
+    """Return whether CUDA multiplies float32 matrices in TF32."""
     matmul: Any = torch.backends.cuda.matmul
     # Where the newer switch is set, asking for the older one is an error.
     if torch.__version__ >= "2.9":

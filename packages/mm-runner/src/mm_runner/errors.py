@@ -1,4 +1,4 @@
-"""What mm-runner raises. Every message says what was asked, what there is, and what to do."""
+"""Exceptions of mm-runner. A message names the value given, those allowed, and the remedy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CheckpointWriteError(CheckpointError):
 
 
 class ModelOutputError(MMRunnerError, TypeError):
-    """The model returned something else than what its caller needs; the message says what."""
+    """The model returned a value that its caller cannot use."""
 
 
 class PredictionsError(MMRunnerError, RuntimeError):
@@ -63,7 +63,7 @@ class RunStopped(SystemExit):
     """A run was asked to leave early, and has saved a checkpoint.
 
     ``code`` is 75 after a preemption (SIGTERM, SIGUSR1), which asks the scheduler to start the run
-    again, and 130 after Ctrl-C. A program that catches it goes on; it has 30 s to end before
+    again, and 130 after Ctrl-C. A program that catches it continues; it has 30 s to end before
     another SIGTERM ends it.
     """
 

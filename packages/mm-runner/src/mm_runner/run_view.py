@@ -28,7 +28,7 @@ class Interruptions(Protocol):
     ran_out_of_time: bool
 
     def settle(self, runner: Any) -> None:
-        """Do what is pending; every process calls this after the same step."""
+        """Act on a pending request; every process calls this after the same step."""
 
     def mark(self, runner: Any) -> None:
         """Pass the beginning or the end of a validation."""

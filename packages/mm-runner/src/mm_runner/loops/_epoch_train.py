@@ -105,13 +105,13 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         length = self.batches.num_left(start) if start.is_begun else self.batches.length
         if num_drawn in (length, self._limit) or length is None:
             return
-        told = f"train_dataloader gave {num_drawn} batches in an epoch, and its length is {length}"
+        found = f"train_dataloader gave {num_drawn} batches in an epoch, and its length is {length}"
         if num_drawn == 0:
-            raise ConfigError(f"{told}. Let the dataset begin anew whenever it is iterated over.")
+            raise ConfigError(f"{found}. Let the dataset begin anew whenever it is iterated over.")
         if not self._has_warned_of_length:
             self._has_warned_of_length = True
             self.runner.logger.warning(
-                f"{told}: schedules by step, accumulation and the progress bar use the latter. "
+                f"{found}: schedules by step, accumulation and the progress bar use the latter. "
                 "Correct the dataset's __len__, or that of the batch sampler."
             )
 

@@ -64,12 +64,12 @@ class ValLoop:
             )
         if length == 0 and _is_empty_for_all(dataloader):
             drops = getattr(dataloader, "drop_last", False)
-            told = f", and a batch has {dataloader.batch_size}, with drop_last" if drops else ""
+            reason = f", and a batch has {dataloader.batch_size}, with drop_last" if drops else ""
             num_processes = mm_dist.get_world_size()
             of = f" for {num_processes} processes" if num_processes > 1 else ""
             size = len(dataloader.dataset)
             raise ConfigError(
-                f"{where} gives no batch: the dataset has {size} samples{of}{told}. "
+                f"{where} gives no batch: the dataset has {size} samples{of}{reason}. "
                 "Make batch_size smaller, drop_last false, or the dataset larger."
             )
         metainfo = getattr(dataloader.dataset, "metainfo", None)
@@ -157,7 +157,7 @@ class ValLoop:
             stop_workers(None, self.dataloader)
 
     def _num_samples(self) -> int:
-        """Return how many samples are evaluated; what exceeds that fills up batches."""
+        """Return the number of samples; further ones in the batches are padding."""
         loader: Any = self.dataloader
         size: int = len(loader.dataset)
         if self.limit is None or loader.batch_size is None:
@@ -169,7 +169,7 @@ class ValLoop:
 
 
 def _is_empty_for_all(loader: Any) -> bool:
-    """Tell whether an empty loader is so on all processes, without asking them: any may build it.
+    """Return whether an empty loader is empty on all processes, without a collective.
 
     One of several may have no sample of a small dataset, of which another one has some.
     """

@@ -34,7 +34,7 @@ __all__ = ["needs_rehearsal", "rehearse_step", "rehearse_validation"]
 
 
 def needs_rehearsal(model: nn.Module, world_size: int) -> bool:
-    """Tell whether ``model`` exchanges gradients otherwise in its first step."""
+    """Return whether ``model`` reduces gradients in another order in its first step."""
     # The sum of two is the same in either order.
     return world_size > 2 and any(
         isinstance(module, DistributedDataParallel) for module in model.modules()
@@ -73,7 +73,7 @@ def rehearse_step(
 
 def _clear_gradients(model: nn.Module, optim_wrapper: Any) -> None:
     optimizers = [wrapper.optimizer for wrapper in named_wrappers(optim_wrapper).values()]
-    # torch_npu's, which have packed them by now, go on to read these tensors.
+    # torch_npu's have packed the gradients by now, and keep reading these tensors.
     packing = [one for one in optimizers if getattr(one, "is_fused_optimizer", False)]
     packed = {id(p) for one in packing for group in one.param_groups for p in group["params"]}
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""What training loops have in common: steps, validations in between, and exact resume."""
+"""Base of the training loops: steps, validations in between, and exact resume."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ __all__ = ["AbstractTrainLoop", "EndOfTrainingError"]
 class EndOfTrainingError(Exception):
     """Ends the training loop that a step belongs to, in the middle of an epoch too.
 
-    The loop goes on to ``after_train``. What is under way, the epoch or a validation, is left out,
-    with the stages after it: a run that is resumed does it.
+    The loop continues with ``after_train``. The epoch or validation under way is left out with the
+    stages after it; a resumed run does it.
     """
 
 
@@ -170,7 +170,7 @@ class AbstractTrainLoop(ABC):
         """End the workers of the training batches."""
         self.batches.close()
 
-    # A checkpoint of the run: what this loop knows of it.
+    # The position of the loop in a checkpoint.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training, and the random numbers of this process there.
@@ -284,7 +284,7 @@ class AbstractTrainLoop(ABC):
     def _end_resumption(self) -> bool:
         """Set the generators of the checkpoint; return whether there was one."""
         is_resumed = self._resumed is not None
-        # Of a pass that is yet to begin they are set, and what its hooks drew since counts.
+        # For a pass that is yet to begin they are set already; its hooks may have drawn since.
         if is_resumed and self._resumed_rng and self._pass_start.is_begun:
             set_rng_state(self._resumed_rng, self.runner.device)
         self._resumed = self._resumed_rng = self._restore = None
@@ -356,7 +356,7 @@ class AbstractTrainLoop(ABC):
             runner.interruption.settle(runner)
 
     def _step_function(self) -> Callable[..., object]:
-        """Return what trains on one batch of ours: :meth:`run_iter`, also if it is overridden."""
+        """Return :meth:`run_iter`, or one that counts the batches of an override."""
         run_iter: Callable[..., object] = self.run_iter  # type: ignore[attr-defined]
         return self._run_own_iter if self._is_overridden("run_iter") else run_iter
 
@@ -405,7 +405,7 @@ class AbstractTrainLoop(ABC):
     # Validations. Training draws the same random numbers with and without one in between.
 
     def _is_at_validation(self) -> bool:
-        """Return whether the run resumes right after what is followed by a validation."""
+        """Return whether the run resumes where a validation may be due."""
         return self._count > 0
 
     def _is_due(self) -> bool:

@@ -1,4 +1,4 @@
-"""When training is interrupted by a validation."""
+"""The epochs or steps that a validation follows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ValidationSchedule:
         return self._intervals[bisect_right(self._counts, count) - 1]
 
     def is_due(self, count: int) -> bool:
-        """Tell whether a validation follows ``count``."""
+        """Return whether a validation follows ``count``."""
         if count == self.last:
             return True
         return count >= self.begin and count % self.interval_at(count) == 0

@@ -1,4 +1,4 @@
-"""Attributes of the Runner that are parts of a run, or are read from one."""
+"""Descriptors of the Runner's attributes that are parts of a run, or are read from one."""
 
 from __future__ import annotations
 

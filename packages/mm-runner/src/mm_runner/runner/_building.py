@@ -98,7 +98,7 @@ def build_loader(
 ) -> Any:
     """Build a dataloader from its config, with a share of the samples for each process.
 
-    The loops of a run get theirs by this; an override that ends here gets what the run would have.
+    The loops of a run get their loaders by this; an override that calls it gets the same.
 
     Args:
         dataloader: A ``DataLoader`` or its config; without a sampler, samples come in order, but

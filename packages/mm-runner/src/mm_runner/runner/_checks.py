@@ -136,7 +136,7 @@ def without_variables(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values(holder: Any, name: str) -> Iterator[Any]:
-    """Yield the values of ``name`` at any depth, and ``_OBJECT`` for what may have it unseen."""
+    """Yield the values of ``name`` at any depth, and ``_OBJECT`` for objects that may have it."""
     if isinstance(holder, Mapping):
         if name in holder:
             yield holder[name]
@@ -212,7 +212,7 @@ def _checked_phase(arguments: dict[str, Any], unknown: Sequence[str]) -> dict[st
 
 
 def _may_be_meant(name: str, given: Sequence[str]) -> str:
-    """Return a question about what was given and is near the missing ``name``, or ``""``."""
+    """Return a hint at a given key that is near the missing ``name``, or ``""``."""
     near = get_close_matches(name, given, n=1)
     return f" There is {near[0]!r}: did you mean {name!r}?" if near else ""
 

@@ -139,7 +139,7 @@ class RunSeed:
         """Seed every generator of this process, and switch to deterministic algorithms if asked.
 
         Args:
-            logger: Told what is overridden.
+            logger: Gets warnings.
             seed: ``None`` draws one, alike on all processes.
             diff_rank_seed: Let the generators of each process begin otherwise.
             deterministic: Allow deterministic algorithms only.
@@ -168,8 +168,8 @@ class RunSeed:
         self.value = seed
         self._seed_process()
 
-    def start_anew(self, num_steps: int) -> None:
-        """Seed every generator by the seed and ``num_steps``: a run goes on without theirs."""
+    def reseed(self, num_steps: int) -> None:
+        """Seed every generator by the seed and ``num_steps``, for a checkpoint without states."""
         rank = self._rank if self.is_by_rank else 0
         seed_everything(batch_seed(self.value, rank, 0, num_steps) % 2**32)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Interruption"]
 
-# What all processes may be asked to do; the greatest number wins.
+# Requests to all processes; the greatest number wins.
 _SAVE, _TIME_UP, _TIME_UP_REQUEUE, _PREEMPTED, _INTERRUPTED = 1, 2, 3, 4, 5
 _STATUS = {_TIME_UP_REQUEUE: 75, _PREEMPTED: 75, _INTERRUPTED: 130}
 _CAUSE = {
@@ -68,7 +68,7 @@ class Interruption:
     """Makes a run save, and leave, between two steps.
 
     SIGTERM and SIGUSR1 count as a preemption, SIGINT as Ctrl-C; any thread may also ask for the
-    former. What one process is asked, all do, after the same step.
+    former. All processes act on the request of one, after the same step.
 
     Attributes:
         pending: Whether there is something to settle, never outside of a training. A loop reads it
@@ -126,7 +126,7 @@ class Interruption:
             )
 
     def _stop(self, runner: Runner, error: BaseException | None) -> None:
-        # What came too late, also from a thread that is still to end, must not cut what follows.
+        # A late request, also of a thread that is still to end, must not cut what follows.
         self._is_listening = False
         for thread in (self._clock, self._agreement, *self._limits):
             if thread is not None:
@@ -150,8 +150,8 @@ class Interruption:
     def preempt(self) -> None:
         """Ask all processes to save and leave, as SIGTERM does; any thread may call this.
 
-        Several processes that cannot agree on a step, as the log then says, go on. Outside of a
-        training, and after its last step, it does nothing.
+        Nothing happens outside of a training, after its last step, and where processes cannot
+        agree on a step, as the log then says.
         """
         self._ask(_PREEMPTED)
 
@@ -193,7 +193,7 @@ class Interruption:
             self._clock.reset()
 
     def settle(self, runner: Runner) -> None:
-        """Do what is pending, if it is for this place; every process comes here after each step.
+        """Act on a pending request if it is due here; every process calls this after a step.
 
         While gradients are accumulated it waits for the optimizer step that takes them in.
 
@@ -235,7 +235,7 @@ class Interruption:
             self.settle(runner)
 
     def cuts_validation(self, runner: Runner) -> bool:
-        """Tell whether to pass over the rest of a validation: the run leaves at its end."""
+        """Return whether to skip the rest of a validation: the run leaves at its end."""
         if runner.world_size > 1 and as_sharded(runner.model) is not None:
             return False  # within a batch its ranks wait for each other, and each would stop apart
         verdict = self._decided(runner)
@@ -311,7 +311,7 @@ def _save_checkpoint(runner: Runner) -> Path | None:
     hooks = [one for one in runner.hooks if isinstance(one, CheckpointHook)]
     if hooks:  # their threads may yet write the same file, or name theirs as the newest
         hooks[0].settle_all(runner)
-    # A checkpoint of the weights alone would be no place to go on from.
+    # A run cannot resume from the weights alone.
     whole = [one for one in hooks if one.save_optimizer and one.save_param_scheduler]
     try:
         if whole:

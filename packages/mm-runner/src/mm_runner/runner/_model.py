@@ -69,7 +69,7 @@ def build_model(model: Any) -> nn.Module:
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Tell whether a model is in a wrapper: torch's, one of ours, or a registered one."""
+    """Return whether a model is wrapped: by torch's, our or a registered wrapper."""
     return mm_dist.is_model_wrapper(model) or unwrap_model(model) is not model
 
 
@@ -106,13 +106,13 @@ def wrap_model(
 
 
 def wrapper_type(wrapper_cfg: Mapping[str, Any]) -> Any:
-    """Return what a distributed run puts a model into, as ``model_wrapper_cfg`` says."""
+    """Return the wrapper class of a distributed run, by ``model_wrapper_cfg``."""
     kind = wrapper_cfg.get("type", "MMDistributedDataParallel")
     return MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
 
 
 def _default_arguments(wrapper: Any, cfg: Mapping[str, Any], dist_info: DistInfo) -> dict[str, Any]:
-    """Return what a wrapper gets unless ``model_wrapper_cfg`` says otherwise."""
+    """Return the default arguments of a wrapper."""
     if not (inspect.isclass(wrapper) and issubclass(wrapper, DistributedDataParallel)):
         return {}
     defaults: dict[str, Any] = {}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_wrapper_of_run", "loading_optimizers", "scale_rates"]
 
-# What the Runner and its hooks ask of a wrapper, besides what train_step does.
+# Attributes of a wrapper that the Runner and its hooks use.
 _ASKED = (
     "get_lr",
     "initialize_count_status",
@@ -43,12 +43,12 @@ _ASKED = (
     "state_dict",
     "step_skipped",
 )
-# What torch's and most other optimizers keep in the shape of the parameter.
+# States of torch's and most other optimizers in the shape of the parameter.
 _LIKE_PARAMETER = {
     *("acc_delta", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq"),
     *("momentum_buffer", "square_avg", "sum"),
 }
-# What schedules and torch add to the settings of a parameter group.
+# Settings of a parameter group that schedules and torch add.
 _ADDED = {"initial_lr", "param_names", "params"}
 # Those of torch that take a step without a closure, and with any gradient.
 _STEPS_ALONE = {
@@ -208,7 +208,7 @@ def _check(
 
 
 def _check_state(optimizer: Any, group: dict[str, Any], logger: logging.Logger) -> None:
-    """Check what was kept of each parameter, which torch takes as it is."""
+    """Check the state of each parameter, which torch loads unchecked."""
     trained = [one for one in group["params"] if one.requires_grad]
     states = [(one, optimizer.state[one]) for one in trained if one in optimizer.state]
     needed = _needed_keys(optimizer, group)
@@ -237,7 +237,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _needed_keys(optimizer: Any, group: Mapping[str, Any]) -> set[str]:
-    """Return what torch's own optimizers keep of each parameter after a step with these settings.
+    """Return the state keys of one of torch's optimizers after a step with these settings.
 
     Raises:
         CheckpointError: If they cannot step with them.

@@ -94,7 +94,7 @@ class RunReceipt(Hook):
         self._begin_window()
 
     def log(self, runner: Runner) -> None:
-        """Log what the training was; on the main process."""
+        """Log the summary of the training; on the main process."""
         spent = time.perf_counter() - self._started_s
         steps = runner.iter - self._first_iter
         title = f"Trained {runner.model_name}: {steps:,} steps in {_clock(spent)}"

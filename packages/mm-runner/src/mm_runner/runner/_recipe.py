@@ -1,4 +1,4 @@
-"""What is configured, and the order in which the parts of a run are built from it."""
+"""The configuration of a run, and the order in which its parts are built."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Recipe:
         return build_eval_loop(run, phase, loader, cfg, evaluator)
 
     def build_training(self, run: Runner) -> None:
-        """Build what a training needs, in this order. What was assigned is used as it is."""
+        """Build the parts of a training, in this order; assigned parts are used as they are."""
         parts, assigned = vars(run), run.assigned_parts
         if self._trained is not None:  # each training of a Runner has parts of its own
             for name in ("train_loop", "optim_wrapper"):

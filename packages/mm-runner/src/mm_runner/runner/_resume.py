@@ -1,4 +1,4 @@
-"""Beginning a run with a checkpoint: find it, check it, load it, restore from it."""
+"""Starting a run from a checkpoint: find, check, load, restore."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class StartingPoint:
         return self._found
 
     def take(self, runner: Runner, *, for_training: bool) -> Found | None:
-        """Return what is to be loaded now, ``None`` if it was or there is nothing.
+        """Return the checkpoint to load now, ``None`` if it was loaded or there is none.
 
         An evaluation takes the weights only; a training that resumes follows it all the same.
         """

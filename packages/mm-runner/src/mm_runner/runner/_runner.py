@@ -184,7 +184,7 @@ class Runner:
         write_snapshot(self, Path(out_dir) / filename, **options)
 
     def load_or_resume(self) -> None:
-        """Load the checkpoint that the Runner was told to begin with, once."""
+        """Load the checkpoint of ``load_from`` or ``resume``, once."""
         load_or_resume(self, self.starting_point)
 
     def load_checkpoint(self, filename: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
@@ -296,5 +296,5 @@ class Runner:
         self.logs.write_scalars(phase, scalars, epoch=self.epoch + (phase == "train"), **place)
 
     def dump_config(self) -> None:
-        """Write the configuration, with what was changed in ``cfg``, to ``config.yaml``."""
+        """Write the configuration, with changes of ``cfg``, to ``config.yaml``."""
         self.logs.dump_config(plain_config(without_variables(self.cfg)))

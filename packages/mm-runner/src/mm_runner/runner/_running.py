@@ -39,7 +39,7 @@ _NOT_LIST = re.compile(r"must be .*[tT]ensor.*not list|got \(list|'list' object 
 
 
 def train(run: Runner) -> nn.Module:
-    """Build what a training needs, load or resume, and train; return the model."""
+    """Build the parts of a training, load or resume, and train; return the model."""
     run.recipe.check_phase("train", "train()")
     train_step_of(run.model)
     receipt = RunReceipt()

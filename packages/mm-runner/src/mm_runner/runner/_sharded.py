@@ -257,7 +257,7 @@ class ShardedSaving:
 
 @contextmanager
 def _removing(opened: list[ShardFolder], path: Path) -> Iterator[None]:
-    """Remove the folder if the block fails, and raise what the run can survive."""
+    """Remove the folder if the block fails, and raise a CheckpointWriteError."""
     try:
         yield
     except BaseException as error:

@@ -64,7 +64,7 @@ class StopSignals:
     def restore(self) -> None:
         """Put back the handlers that were there before."""
         for number, previous in self._previous.items():
-            # Not what somebody else has set meanwhile.
+            # Handlers that somebody else has set meanwhile stay.
             if signal.getsignal(number) in (self._handle, signal.SIG_DFL):
                 signal.signal(number, previous)
 

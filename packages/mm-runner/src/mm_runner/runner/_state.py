@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "RunState", "restore_weights"]
 
-# What a rehearsed step changes.
+# The parts that a rehearsed step changes.
 _CHANGED_BY_STEP = ("state_dict", "rank_buffers", "optimizer", "param_schedulers")
 # Left out of a checkpoint where they are empty.
 _OPTIONAL = ("hooks", "message_hub", "param_schedulers", "rank_buffers")
 # Beyond this, in bytes over all ranks, buffers that differ are not worth their place in every file.
 _MAX_RANK_BUFFERS = 256 * 2**20
 _MAX_PROBLEMS = 20
-# What code raises that is given values of other kinds, or of other sizes, than it saves.
+# Errors of code that loads values of other types or sizes than it saves.
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -223,8 +223,8 @@ class RunState:
             )
             return
         sharded = as_sharded(runner.model)
-        # torch's optimizers go on with the very tensors they are given: a copy, so that the
-        # checkpoint can be loaded once more.
+        # torch's optimizers keep the tensors they are given: a copy lets the checkpoint be
+        # loaded once more.
         state = copy.deepcopy(state) if self._needs_rehearsal() else state
         with loading_optimizers(runner.optim_wrapper, runner.logger):
             if sharded is not None:
@@ -306,7 +306,7 @@ class RunState:
                 "The checkpoint has no random numbers of this process: they start anew from the "
                 "seed."
             )
-            self._runner.randomness.start_anew(self._num_iters())
+            self._runner.randomness.reseed(self._num_iters())
         elif not isinstance(loop, AbstractTrainLoop):
             set_rng_state(state, self._runner.device)
         else:
@@ -325,7 +325,7 @@ class RunState:
         )
 
     def _restore_step(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load again what a rehearsed step has changed."""
+        """Restore the parts that a rehearsed step has changed."""
         names = {part.name for part in self.parts}
         self.restore(checkpoint, leave_out=names.difference(_CHANGED_BY_STEP))
 
