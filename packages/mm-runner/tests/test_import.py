@@ -27,5 +27,5 @@ def test_import_loads_little_and_changes_nothing(run_script):
         assert is_unchanged
     # The Runner needs YAML, the terminal's library and NumPy only when they are used.
     tops = {name.partition(".")[0] for name in runner[0]}
-    assert not tops & {"rich", "yaml", "numpy", "matplotlib", "mm_npu"}
+    assert not tops & {"rich", "yaml", "numpy", "matplotlib", "mm_compile", "mm_npu"}
     assert runner[1]

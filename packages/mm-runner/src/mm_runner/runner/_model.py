@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import mm_compile
 import mm_dist
 from mm_runner.config import ConfigDict
 from mm_runner.data import as_channels_last, map_tensors
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import mm_compile
     from mm_dist import DistInfo
 
     from ._runner import Runner
@@ -170,6 +170,8 @@ class RunCompiler:
             ConfigError: If the model cannot be wrapped as ``cfg`` says.
             MMCompileError: If it cannot be compiled so.
         """
+        import mm_compile  # noqa: PLC0415 - importing the Runner stays cheap
+
         if cfg.get("sync_bn") is not None:
             apply_module_settings(unwrap_model(model), {})  # drop those of an earlier run
             if dist_info.backend is not None:

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-import mm_compile
 import mm_dist
 from mm_runner.data._datasets import check_dataset
 from mm_runner.errors import ConfigError, did_you_mean
@@ -315,6 +314,10 @@ def _check_cfg(cfg: Mapping[str, Any]) -> None:
             wanted = describe_annotation(annotation)
             raise ConfigError(f"{name}: {wanted} is needed, got {short_repr(cfg[name])}.")
     compiled = cfg.get("compile")
+    if compiled is None or compiled is False:
+        return
+    import mm_compile  # noqa: PLC0415 - many runs compile nothing
+
     if isinstance(compiled, Mapping) and compiled.get("cache") is True:
         compiled = {**compiled, "cache": "compile_cache"}  # beside the work directory, later
     mm_compile.can_compile(compiled)  # its messages begin with the path as well
