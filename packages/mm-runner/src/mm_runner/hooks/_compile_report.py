@@ -15,10 +15,10 @@ __all__ = ["CompileReportHook"]
 
 
 class CompileReportHook(Hook):
-    """Logs the report of ``runner.compile_handle`` once steps are timed, at the latest at the end.
+    """Logs the report of ``runner.compile_handle`` once steps are timed, or when training ends.
 
-    The Runner adds it to a run that compiles. What falls back to eager code after the report is
-    logged at the end of the training.
+    The Runner adds it to a run that compiles. Regions that fall back to eager code after the
+    report are logged when training ends.
     """
 
     priority = "VERY_LOW"

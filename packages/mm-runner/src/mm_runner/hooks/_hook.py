@@ -36,7 +36,7 @@ STAGES = (
 
 
 class Hook:
-    """Acts at the stages it overrides; every method here does nothing.
+    """Base class of hooks; a hook acts at the stages that it overrides.
 
     A stage common to training, validation and test may be overridden once for all three:
     ``_before_epoch``, ``_after_epoch``, ``_before_iter`` and ``_after_iter`` get the ``mode``.
@@ -59,26 +59,26 @@ class Hook:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: tensors and primitives. By default nothing.
 
-        It goes into every checkpoint, by the hook's class name. Every process is asked, at the
+        It goes into every checkpoint, under the hook's class name. Every process calls it at the
         same time, so that a hook may gather; what the first one returns is saved.
         """
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned; called on every process of a resumed run.
+        """Load what :meth:`state_dict` returned; called on every process of a resumed run.
 
         It comes after ``before_run`` and ``after_load_checkpoint``, once the model, the optimizer
         and the schedules are restored. It is not called if the checkpoint has no such state.
         """
 
     def on_exception(self, runner: RunView, exception: Exception) -> None:
-        """After training has failed, before :meth:`clean_up`; the exception is raised on."""
+        """After training has failed, before :meth:`clean_up`; the exception is raised again."""
 
     def clean_up(self, runner: RunView) -> None:
-        """Give back what lies outside of the run, such as hooks on the model.
+        """Release what outlives the run, such as hooks on the model.
 
-        It is called last of all whenever ``train`` ends: by an error or a stop too, after which no
-        other stage comes.
+        Called last whenever ``train`` ends, also by an error or a stop, after which no other stage
+        follows.
         """
 
     def before_train(self, runner: RunView) -> None:
@@ -172,7 +172,7 @@ class Hook:
 
     @classmethod
     def acts_at(cls, stage: str) -> bool:
-        """Tell whether this class does anything at ``stage``."""
+        """Return whether this class does anything at ``stage``."""
         if getattr(cls, stage) is not getattr(Hook, stage):
             return True
         when, _, unit = stage.replace("_train_", "_").partition("_")
@@ -188,7 +188,7 @@ class Hook:
         return [stage for stage in STAGES if self.acts_at(stage)]
 
     def every_n_epochs(self, runner: RunView, n: int, start: int = 0) -> bool:
-        """Tell whether the epoch just trained is ``start``, ``start + n``, and so on.
+        """Return whether the epoch just trained is ``start``, ``start + n``, and so on.
 
         Without ``start`` it is the first at ``n``. An ``n`` that is not positive is never.
         """
@@ -196,11 +196,11 @@ class Hook:
         return n > 0 and count >= 0 and count % n == 0
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Tell whether the step just trained is ``n``, ``2 n``, and so on of this epoch."""
+        """Return whether the step just trained is ``n``, ``2 n``, and so on of this epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
 
     def every_n_train_iters(self, runner: RunView, n: int, start: int = 0) -> bool:
-        """Tell whether the step of the run just trained is ``start``, ``start + n``, and so on.
+        """Return whether the step of the run just trained is ``start``, ``start + n``, and so on.
 
         Without ``start`` it is the first at ``n``. An ``n`` that is not positive is never.
         """
@@ -208,13 +208,13 @@ class Hook:
         return n > 0 and count >= 0 and count % n == 0
 
     def end_of_epoch(self, dataloader: Any, batch_idx: int) -> bool:
-        """Tell whether ``batch_idx`` is the last of ``dataloader``."""
+        """Return whether ``batch_idx`` is the last of ``dataloader``."""
         return batch_idx + 1 == len(dataloader)
 
     def is_last_train_epoch(self, runner: RunView) -> bool:
-        """Tell whether the epoch just trained is the last."""
+        """Return whether the epoch just trained is the last."""
         return bool(runner.epoch + 1 == runner.max_epochs)
 
     def is_last_train_iter(self, runner: RunView) -> bool:
-        """Tell whether the step just trained is the last."""
+        """Return whether the step just trained is the last."""
         return bool(runner.iter + 1 == runner.max_iters)

@@ -1,4 +1,4 @@
-"""The hooks of a run, in the order they act."""
+"""The hooks of a run, in order of priority."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DEFAULT_HOOKS: dict[str, tuple[str, int]] = {
 }
 # Returns what is called in the place of a hook's method, given the hook, the stage, the method.
 Wrapper = Callable[[Hook, str, Callable[..., Any]], Callable[..., Any]]
-# How alike the name of a method must be to a stage's to be taken for it.
+# How alike the name of a method must be to a stage's to be taken for a slip.
 _SLIP = 0.81
 _STEP_ARGUMENTS = {
     "before_train_iter": ("batch_idx", "data_batch"),
@@ -53,8 +53,7 @@ class HookList:
     """Hooks in order of priority; those of equal priority in the order they were added.
 
     Attributes:
-        methods: What is to be called at each stage, in this order. :meth:`add` puts a new list in
-            the place of one, which may be under way.
+        methods: Methods to call at each stage, in this order. :meth:`add` makes new lists.
     """
 
     def __init__(self) -> None:
@@ -123,7 +122,7 @@ class HookList:
             self._put_in_order()
 
     def call(self, runner: RunView, stage: str, arguments: Mapping[str, Any]) -> None:
-        """Let every hook act at ``stage``; hooks that have no such method are passed over."""
+        """Call every hook that has the method ``stage``."""
         methods = self.methods.get(stage)
         if methods is None:
             methods = [getattr(hook, stage) for hook in self.hooks if hasattr(hook, stage)]
@@ -141,8 +140,7 @@ class HookList:
 
     def _put_in_order(self) -> None:
         self._hooks.sort(key=lambda pair: pair[0])
-        # New lists: a hook that adds another one is called from the old one just now, and whoever
-        # stands behind it would be called twice, or not at all.
+        # New lists: a hook that adds another one is called from the old list just now.
         for stage in self.methods:
             self.methods[stage] = self._methods_at(stage)
 
@@ -175,7 +173,7 @@ class HookList:
 
 
 def _warn_near_stages(hook: Hook) -> None:
-    """Warn of methods that are never called, and whose names are nearly a stage's."""
+    """Warn of methods that are never called and are named nearly like a stage."""
     for name in dir(type(hook)):
         is_own = not name.startswith("_") and not hasattr(Hook, name)
         if is_own and inspect.isfunction(getattr(type(hook), name)) and mm_dist.is_main_process():
@@ -275,7 +273,7 @@ def _by_position(method: Callable[..., Any], names: Sequence[str]) -> Callable[.
     Args:
         method: To be called as ``method(runner, **arguments)``: a user's hook may have its
             arguments in another order, or take them all as ``**kwargs``.
-        names: Of the arguments after the runner.
+        names: Names of the arguments after the runner.
     """
     try:
         # What a decorator wraps is not what is called.

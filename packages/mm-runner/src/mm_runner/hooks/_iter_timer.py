@@ -1,4 +1,4 @@
-"""Times of steps."""
+"""Step times and data waiting."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing_extensions import override
 from ._hook import Hook
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mm_runner.data import BatchFeed
     from mm_runner.run_view import RunView
 
@@ -19,18 +21,23 @@ __all__ = ["DataWaits", "IterTimerHook"]
 class IterTimerHook(Hook):
     """Puts seconds per step (``time``) and seconds waited for data (``data_time``) into the hub.
 
-    Steps are timed on the host. A device that lags behind is noticed as soon as its queue is full,
-    so means over a window are right; a single step may look short. What hooks do between two steps
-    is time, and no waiting for data; a validation between them is neither.
+    Steps are timed on the host: means over a window are right, as the device's queue fills up, but
+    a single step may look short. Hooks between two steps count as ``time``, not as ``data_time``;
+    a validation between them counts as neither.
     """
 
     def __init__(self) -> None:
         self._last = self._before_val_s = 0.0
         self._waits: DataWaits | None = None
+        # Of training steps, for which each microsecond counts.
+        self._record_wait: Callable[[float], None] | None = None
+        self._record_step: Callable[[float], None] | None = None
 
     @override
     def before_train(self, runner: RunView) -> None:
         self._waits = DataWaits.of_run(runner)
+        self._record_wait = runner.message_hub.recorder("train/data_time")
+        self._record_step = runner.message_hub.recorder("train/time")
 
     @override
     def before_val(self, runner: RunView) -> None:
@@ -48,11 +55,11 @@ class IterTimerHook(Hook):
     def _before_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, mode: str = "train"
     ) -> None:
-        if mode == "train" and self._waits is not None:
-            waited_s = self._waits.take_s()
+        if mode == "train" and self._waits is not None and self._record_wait is not None:
+            self._record_wait(self._waits.take_s())
         else:  # a loop that times no batches
             waited_s = time.perf_counter() - self._last
-        runner.message_hub.update_scalar(f"{mode}/data_time", waited_s)
+            runner.message_hub.update_scalar(f"{mode}/data_time", waited_s)
 
     @override
     def _after_iter(
@@ -64,7 +71,10 @@ class IterTimerHook(Hook):
         mode: str = "train",
     ) -> None:
         now = time.perf_counter()
-        runner.message_hub.update_scalar(f"{mode}/time", now - self._last)
+        if mode == "train" and self._record_step is not None:
+            self._record_step(now - self._last)
+        else:
+            runner.message_hub.update_scalar(f"{mode}/time", now - self._last)
         self._last = now
 
 

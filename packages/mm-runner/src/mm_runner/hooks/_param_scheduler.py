@@ -1,4 +1,4 @@
-"""Advances learning-rate schedules."""
+"""Steps parameter schedules."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["ParamSchedulerHook"]
 class ParamSchedulerHook(Hook):
     """Steps the schedules by iteration after each step, and those by epoch after each epoch.
 
-    A schedule that follows a metric gets the results of every validation in training. Of several
-    optimizer wrappers, each has its own schedules, which its own skipped steps hold.
+    A schedule that follows a metric gets the results of every validation in training. Each of
+    several optimizer wrappers has its own schedules, which its own skipped steps hold.
 
     Args:
-        on_skip: What a step skipped because of an overflow does to the schedules by iteration:
-            ``"hold"`` (the default) leaves them where they are, so that none of their values is
-            passed over; ``"advance"`` counts it as a step, so that they end with the run, as in
-            MMEngine. Where the host learns of a skip one step late (a fused optimizer in float16,
-            ``max_skips``), it is the step after that holds.
+        on_skip: What a step skipped for an overflow does to schedules by iteration: ``"hold"``
+            (the default) leaves them where they are, so that no value is left out; ``"advance"``
+            counts it as a step, so that they end with the run, as in MMEngine. Where the host
+            learns of a skip one step late (a fused optimizer in float16, ``max_skips``), the step
+            after that holds.
 
     Raises:
         ConfigError: If ``on_skip`` is something else.
@@ -72,7 +72,7 @@ class ParamSchedulerHook(Hook):
                     scheduler.step()
 
     def _has_just_skipped(self, name: str, wrapper: Any) -> bool:
-        """Tell whether a skip became known since the last call.
+        """Return whether a skip became known since the last call.
 
         One of several wrappers need not step in every iteration, and keeps its answer meanwhile.
         """

@@ -1,4 +1,4 @@
-"""Lets a test predict from several views of each sample."""
+"""Test-time augmentation."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PrepareTTAHook"]
 
-# Stands for the model, which is not there yet; fits every annotation.
+# Stands for the model, which is not built yet; fits every annotation.
 _OF_THE_RUN: Any = object()
 
 
 class PrepareTTAHook(Hook):
-    """Tests by a :class:`~mm_runner.model.BaseTTAModel` around the model of the run.
+    """Wraps the model in a :class:`~mm_runner.model.BaseTTAModel` for tests.
 
-    Training and validation, checkpoints and ``runner.model`` know nothing of it.
+    Training, validation, checkpoints and ``runner.model`` use the bare model.
 
     Args:
         tta_cfg: Config of the ``BaseTTAModel``; its ``module`` is the model of the run.

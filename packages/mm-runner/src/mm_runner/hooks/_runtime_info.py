@@ -29,8 +29,8 @@ _KNOWN = (OptimWrapper, AmpOptimWrapper)
 class RuntimeInfoHook(Hook):
     """Puts the run's position, every step's losses and the metrics into ``runner.message_hub``.
 
-    Tensors are kept, not read: a step does not wait for the device. The norm of the gradients is
-    ``grad_norm``, that of one of several optimizer wrappers ``<name>.grad_norm``.
+    Tensors are kept, not read: a step does not wait for the device. The gradient norm is
+    ``grad_norm``, of one of several optimizer wrappers ``<name>.grad_norm``.
     """
 
     priority = "VERY_HIGH"
@@ -49,7 +49,7 @@ class RuntimeInfoHook(Hook):
         self._wrappers = {
             name: wrapper
             for name, wrapper in named_wrappers(runner.optim_wrapper).items()
-            # Of a user's own kind, who knows what it measures.
+            # A user's own wrapper may measure a norm without clipping.
             if type(wrapper) not in _KNOWN or wrapper.clip_grad is not None
         }
 
@@ -74,7 +74,7 @@ class RuntimeInfoHook(Hook):
             self._hub, self._record = hub, {}
         if isinstance(outputs, dict):
             for name, value in outputs.items():
-                # Nearly all are so: nothing to look at but this.
+                # The usual case, without further checks.
                 if type(value) is Tensor and not value.ndim and not value.requires_grad:
                     record = self._record.get(name)
                     if record is None:

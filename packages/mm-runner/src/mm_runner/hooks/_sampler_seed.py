@@ -1,4 +1,4 @@
-"""Tells samplers which epoch it is."""
+"""Shuffling by epoch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ __all__ = ["DistSamplerSeedHook"]
 
 
 class DistSamplerSeedHook(Hook):
-    """Tells the sampler the epoch, and seeds the loader by it.
+    """Sets the sampler's epoch, and seeds the loader by it.
 
-    So every epoch is shuffled anew, alike on all ranks, however often the run was stopped and
-    resumed. A loop over iterations tells the sampler itself, as it goes through the data again.
+    Every epoch is shuffled differently, alike on all ranks, also in a resumed run. A loop over
+    iterations sets the sampler's epoch itself.
     """
 
     @override
     def before_train_epoch(self, runner: RunView) -> None:
-        # Seeded whether or not this loader uses it: one that the user brought has its own.
         runner.loader_generator.manual_seed(runner.seed + runner.epoch)
         announce_epoch(runner.train_dataloader, runner.epoch)

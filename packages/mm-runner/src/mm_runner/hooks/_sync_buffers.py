@@ -1,4 +1,4 @@
-"""Makes buffers equal on all ranks."""
+"""Averages of buffers over the ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ __all__ = ["SyncBuffersHook"]
 class SyncBuffersHook(Hook):
     """Averages the floating-point buffers over the ranks, such as BatchNorm's running statistics.
 
-    It happens after each training epoch and before each validation within one, so that what is
-    validated and saved does not depend on what the first rank happened to see; and before hooks
-    of the default priority, so that an average of the weights takes in equal buffers.
+    It does so after each training epoch and before each validation, so that results do not depend
+    on the data of the first rank; and before hooks of the default priority, such as the EMA.
     """
 
     priority = "ABOVE_NORMAL"

@@ -23,24 +23,22 @@ _MOST_S = 1e9  # beyond what the system can wait for, there is no limit to speak
 
 
 class TimeLimitHook(Hook):
-    """Ends training once its time is up: between two steps, with a checkpoint of the last one.
+    """Ends training after a time: between two steps, with a checkpoint of the last one.
 
-    The time counts from ``before_run`` of the training, on the main process's clock: when the
-    processes have met, the model and the data are built, and nothing is trained or resumed yet. All
-    processes stop after the same step, on which they agree without a collective in the steps. A
-    step, and gradients that are being accumulated, are brought to their end; a validation is cut
-    off. A run that is resumed goes on exactly, does that validation first, and has the whole time
-    anew.
+    The main process's clock counts from ``before_run``. All processes stop after the same step, on
+    which they agree without a collective in the steps. Accumulated gradients are used first; a
+    validation is cut off. A resumed run continues exactly, does that validation first, and has the
+    whole time again.
 
     Args:
         max_time: ``"HH:MM:SS"``, ``"D-HH:MM:SS"``, seconds, or a ``timedelta``.
         then: ``"end"``: training ends as if it were done, with ``after_train`` and ``after_run``,
             but without the last validation; ``"requeue"``: the run leaves as after SIGTERM, by
             :class:`~mm_runner.errors.RunStopped` with status 75. Defaults to ``"end"``.
-        margin: Stop so much earlier, for a step and for saving; as ``max_time``. Defaults to 0.
+        margin: Time to keep free for a step and for saving; as ``max_time``. Defaults to 0.
 
     Raises:
-        ConfigError: If a time is none, or ``margin`` leaves nothing of ``max_time``.
+        ConfigError: If a time cannot be read, or ``margin`` leaves nothing of ``max_time``.
 
     Example:
         >>> hook = TimeLimitHook("1-12:00:00", then="requeue", margin="00:05:00")
