@@ -226,7 +226,6 @@ def _ranks_end_together(rank, work_dir):
     whole = run("whole")
     whole.train()
     for then, stage, at in (
-        ("end", "before_train_iter", 7),
         ("requeue", "before_train_iter", 7),
         ("end", "after_val_iter", 6),
     ):

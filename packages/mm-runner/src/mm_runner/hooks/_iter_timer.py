@@ -29,15 +29,17 @@ class IterTimerHook(Hook):
     def __init__(self) -> None:
         self._last = self._before_val_s = 0.0
         self._waits: DataWaits | None = None
-        # Of training steps, for which each microsecond counts.
-        self._record_wait: Callable[[float], None] | None = None
-        self._record_step: Callable[[float], None] | None = None
+        # For training steps of the run that this hub belongs to, where each microsecond counts.
+        self._hub: Any = None
+        self._record_wait: Callable[[float], None]
+        self._record_step: Callable[[float], None]
 
     @override
     def before_train(self, runner: RunView) -> None:
         self._waits = DataWaits.of_run(runner)
-        self._record_wait = runner.message_hub.recorder("train/data_time")
-        self._record_step = runner.message_hub.recorder("train/time")
+        self._hub = runner.message_hub
+        self._record_wait = self._hub.recorder("train/data_time")
+        self._record_step = self._hub.recorder("train/time")
 
     @override
     def before_val(self, runner: RunView) -> None:
@@ -55,7 +57,7 @@ class IterTimerHook(Hook):
     def _before_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, mode: str = "train"
     ) -> None:
-        if mode == "train" and self._waits is not None and self._record_wait is not None:
+        if mode == "train" and self._waits is not None and self._hub is runner.message_hub:
             self._record_wait(self._waits.take_s())
         else:  # a loop that times no batches
             waited_s = time.perf_counter() - self._last
@@ -71,7 +73,7 @@ class IterTimerHook(Hook):
         mode: str = "train",
     ) -> None:
         now = time.perf_counter()
-        if mode == "train" and self._record_step is not None:
+        if mode == "train" and self._hub is runner.message_hub:
             self._record_step(now - self._last)
         else:
             runner.message_hub.update_scalar(f"{mode}/time", now - self._last)

@@ -135,10 +135,15 @@ class RunReceipt(Hook):
         best = {name: record for hook in hooks for name, record in hook.best_records.items()}
         for name, record in best.items():
             where = f"epoch {record['epoch']}, step {record['iter']}"
-            yield "best", f"{name} {record['score']:.6g} after {where}: {record['file']}"
+            yield "best", f"{name} {_number(record['score'])} after {where}: {record['file']}"
         if self._newest and not best:
-            numbers = ", ".join(f"{name} {value:.6g}" for name, value in self._newest.items())
+            numbers = ", ".join(f"{name} {_number(value)}" for name, value in self._newest.items())
             yield "metrics", f"{numbers}, in the newest validation"
+
+
+def _number(value: float) -> str:
+    """Return a number in four digits, or in full if it has more before the point."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _clock(seconds: float) -> str:
