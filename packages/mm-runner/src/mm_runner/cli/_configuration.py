@@ -37,7 +37,6 @@ def add_config_arguments(
     parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .py file")
     parser.add_argument(
         "--cfg-options",
-        "--cfg_options",
         nargs="+",
         action=DictAction,
         metavar="PATH=VALUE",
@@ -46,7 +45,6 @@ def add_config_arguments(
     if work_dir:
         parser.add_argument(
             "--work-dir",
-            "--work_dir",
             metavar="DIR",
             help="where checkpoints and logs go (default: as configured, else work_dirs/<name>)",
         )
@@ -64,7 +62,6 @@ def add_config_arguments(
         parser.add_argument("--compile", action="store_true", help="compile the model")
         parser.add_argument(
             "--auto-scale-lr",
-            "--auto_scale_lr",
             action="store_true",
             help="scale the learning rate by the batch; needs auto_scale_lr.base_batch_size",
         )

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         >>> main(["check", "config.yaml"])  # doctest: +SKIP
         0
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = [_with_dashes(one) for one in (sys.argv[1:] if arguments is None else arguments)]
     parser, commands = _build_parser(arguments)
     options = parser.parse_args(arguments)
     try:
@@ -74,6 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         _end_output()
+
+
+def _with_dashes(argument: str) -> str:
+    """Return ``--work-dir`` for ``--work_dir``, which MMEngine's tools take too."""
+    if not argument.startswith("--"):
+        return argument
+    name, separator, value = argument.partition("=")
+    return f"{name.replace('_', '-')}{separator}{value}"
 
 
 def _build_parser(arguments: Sequence[str]) -> tuple[ArgumentParser, dict[str, Command]]:

@@ -39,7 +39,6 @@ class Check:
         add_config_arguments(parser, launcher=False)
         parser.add_argument(
             "--world-size",
-            "--world_size",
             type=int,
             metavar="N",
             help="processes to plan for (default: those of the launcher, else 1)",
@@ -71,10 +70,10 @@ class FindLR:
         """Add the arguments."""
         add_config_arguments(parser, work_dir=False)
         parser.add_argument(
-            "--min-lr", "--min_lr", type=float, default=1e-7, metavar="LR", help="first rate (1e-7)"
+            "--min-lr", type=float, default=1e-7, metavar="LR", help="first rate (1e-7)"
         )
         parser.add_argument(
-            "--max-lr", "--max_lr", type=float, default=10.0, metavar="LR", help="last rate (10)"
+            "--max-lr", type=float, default=10.0, metavar="LR", help="last rate (10)"
         )
         parser.add_argument(
             "--steps", type=int, default=100, metavar="N", help="optimizer steps (%(default)s)"
@@ -210,7 +209,6 @@ class VerifyResume:
         add_config_arguments(parser)
         parser.add_argument(
             "--at-step",
-            "--at_step",
             type=int,
             metavar="N",
             help="stop after this step (default: after at most five, in the middle of an epoch)",

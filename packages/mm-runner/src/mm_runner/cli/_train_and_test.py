@@ -46,13 +46,11 @@ class Train:
         )
         parser.add_argument(
             "--no-resume-data",
-            "--no_resume_data",
             action="store_true",
             help="start the data anew when resuming, for a dataset that has changed",
         )
         parser.add_argument(
             "--fast-dev-run",
-            "--fast_dev_run",
             nargs="?",
             const=1,
             type=_number_of_batches,

@@ -1,4 +1,4 @@
-"""Short texts that stand for the bits of a value."""
+"""Hashes of batches, outputs and generator states."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ def fingerprint(value: Any) -> str:
 
     Tensors, arrays and primitives count, in containers and objects of any depth; of anything else
     only its class.
-
-    Args:
-        value: A batch, a buffer, or the state of a generator.
     """
     digest = hashlib.blake2b(digest_size=8)
     _feed(digest, value, set())
@@ -29,30 +26,17 @@ def fingerprint(value: Any) -> str:
 
 def _feed(digest: Any, value: Any, seen: set[int]) -> None:
     digest.update(type(value).__name__.encode())
-    if isinstance(value, Tensor):
-        _feed_tensor(digest, value)
+    if isinstance(value, Tensor):  # by torch's serialisation: NumPy does not know every dtype
+        file = io.BytesIO()
+        torch.save(value.detach().cpu().contiguous().clone(), file)
+        digest.update(file.getvalue())
     elif value is None or isinstance(value, (bool, int, float, str, bytes)):
         digest.update(repr(value).encode())
     elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
         digest.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
     elif id(value) not in seen:
         seen.add(id(value))
-        for part in _parts(value):
+        if not isinstance(value, (Mapping, list, tuple)):
+            value = getattr(value, "__dict__", {})  # a data sample of the user's own class
+        for part in value.items() if isinstance(value, Mapping) else value:
             _feed(digest, part, seen)
-
-
-def _feed_tensor(digest: Any, value: Tensor) -> None:
-    # By torch's own serialisation: NumPy need not be there, and it knows every type.
-    file = io.BytesIO()
-    torch.save(value.detach().cpu().contiguous().clone(), file)
-    digest.update(file.getvalue())
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return [part for item in value.items() for part in item]
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(fingerprint, value))
-    return list(getattr(value, "__dict__", {}).items())  # a data sample of the user's own class

@@ -74,7 +74,7 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
     if cfg.get("optim_wrapper") is not None:
         if world_size > 1:
             _check_wrapped(cfg, model, notes)
-        wrapper = _optim_wrapper(model, cfg["optim_wrapper"], device_type, notes)
+        wrapper = build_optim_wrapper(model, _for_meta(cfg["optim_wrapper"], device_type))
         length = length_of_run(cfg, world_size)
         training, schedules = _plan_training(cfg, wrapper, length, world_size, notes)
         plan |= training
@@ -149,33 +149,14 @@ def _check_wrapped(cfg: Mapping[str, Any], model: nn.Module, notes: list[str]) -
         notes.append(warning)
 
 
-def _optim_wrapper(model: nn.Module, cfg: Any, device_type: str, notes: list[str]) -> Any:
-    placed = _placed(cfg, device_type)
-    try:
-        return build_optim_wrapper(model, placed)
-    except RuntimeError as error:  # fused kernels need their device
-        plain = _without_fused(placed)
-        if plain == placed:
-            raise
-        notes.append(f"The optimizer was planned without fused=True: {error}")
-        return build_optim_wrapper(model, plain)
-
-
-def _placed(cfg: Any, device_type: str) -> Any:
-    """Return ``cfg`` with the device of autocast, which parameters on meta do not tell."""
+def _for_meta(cfg: Any, device_type: str) -> Any:
+    """Return the optimizers' config for parameters on meta: no fused kernels, autocast's device."""
     if not isinstance(cfg, Mapping):
         return cfg
+    changed = {name: _for_meta(part, device_type) for name, part in cfg.items() if name != "fused"}
     if cfg.get("type") == "AmpOptimWrapper" and cfg.get("device_type") is None:
-        return {**cfg, "device_type": device_type}
-    if "optimizer" in cfg:
-        return cfg
-    return {name: _placed(part, device_type) for name, part in cfg.items()}
-
-
-def _without_fused(cfg: Any) -> Any:
-    if not isinstance(cfg, Mapping):
-        return cfg
-    return {name: _without_fused(part) for name, part in cfg.items() if name != "fused"}
+        changed["device_type"] = device_type
+    return changed
 
 
 def _plan_training(

@@ -6,7 +6,6 @@ import gc
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,18 +53,12 @@ _NOT_REPRODUCIBLE = (
 )
 
 
-@dataclass(frozen=True)
-class ResumeDifference:
-    """One difference between the two runs.
+class ResumeDifference(NamedTuple):
+    """A difference between the two runs.
 
-    Args:
-        what: ``"data"``, ``"random numbers"``, ``"learning rates"``, ``"outputs"`` of a step, or
-            ``"state"`` at the end.
-        name: Which of these, such as ``"torch"``, ``"loss"`` or
-            ``"optimizer.layers.0.weight.momentum_buffer"``.
-        detail: How they differ.
-        step: The step, counted from 1; ``None`` for the state at the end.
-        rank: The process.
+    ``what`` is ``"data"``, ``"random numbers"``, ``"learning rates"`` or ``"outputs"`` of a step,
+    or ``"state"`` at the end, with ``step=None``; ``name`` is the generator, output or entry of the
+    checkpoint, such as ``"optimizer.layers.0.weight.momentum_buffer"``.
     """
 
     what: str
@@ -81,23 +74,17 @@ class ResumeDifference:
         return f"{rank}{where}: {self.what}: {self.name}: {self.detail}"
 
 
-@dataclass(frozen=True)
-class ResumeReport:
+class ResumeReport(NamedTuple):
     """Whether a resumed run took the steps of one that was not stopped, bit by bit.
 
-    Args:
-        equal: Whether everything compared is the same.
-        at_step: After which step the run was stopped and resumed.
-        steps: How many steps both runs took in all.
-        steps_compared: How many of them came after the stop.
-        differences: Those of the first step that has any; else those of the state at the end.
-        explanation: What that means, in a sentence or two; empty if nothing differs.
+    ``at_step`` is the step after which the run was stopped and resumed, ``steps`` the number of
+    steps of both runs. ``differences`` are those of the first step that has any, else those of the
+    state at the end; ``explanation`` says what they mean.
     """
 
     equal: bool
     at_step: int
     steps: int
-    steps_compared: int
     differences: tuple[ResumeDifference, ...] = ()
     explanation: str = ""
 
@@ -106,19 +93,18 @@ class ResumeReport:
         if self.equal:
             return (
                 f"Resuming is exact: stopped after step {self.at_step} and resumed, the run took "
-                f"the same {self.steps_compared} steps as without a stop, bit by bit (data, random "
-                "numbers, learning rates, losses; and at the end weights, optimizer, schedules and "
-                "hooks)."
+                f"the same {self.steps - self.at_step} steps as without a stop, bit by bit (data, "
+                "random numbers, learning rates, losses; and at the end weights, optimizer, "
+                "schedules and hooks)."
             )
-        shown = [f"  {difference}" for difference in self.differences[:_MOST_LINES]]
-        more = len(self.differences) - len(shown)
-        if more > 0:
-            shown.append(f"  and {more} more")
         head = (
             f"Resuming is not exact: stopped after step {self.at_step} and resumed, the run "
             f"differs from one without a stop. {self.explanation}"
         )
-        return "\n".join([head, *shown])
+        lines = [head, *(f"  {difference}" for difference in self.differences[:_MOST_LINES])]
+        if len(self.differences) > _MOST_LINES:
+            lines.append(f"  and {len(self.differences) - _MOST_LINES} more")
+        return "\n".join(lines)
 
 
 def verify_resume(
@@ -176,12 +162,7 @@ def verify_resume(
     assert whole.at_step is not None
     assert whole.steps is not None
     return ResumeReport(
-        equal=not differences,
-        at_step=whole.at_step,
-        steps=whole.steps,
-        steps_compared=whole.steps - whole.at_step,
-        differences=tuple(differences),
-        explanation=explanation,
+        not differences, whole.at_step, whole.steps, tuple(differences), explanation
     )
 
 
@@ -203,13 +184,9 @@ def _record(cfg: Mapping[str, Any], recorder: _Recorder, **changes: Any) -> None
         )
 
 
-class _StepRecord(NamedTuple):
-    """Fingerprints of a step's batch and of the generators before it, its rates and outputs."""
-
-    data: str
-    generators: dict[str, str]
-    rates: list[float]
-    outputs: dict[str, Any]
+# Of a step, by kind and name: fingerprints of its batch and of the generators before it, learning
+# rates and outputs.
+_StepRecord = dict[tuple[str, str], Any]
 
 
 class _Recorder(Hook):
@@ -262,21 +239,23 @@ class _Recorder(Hook):
     @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         wrappers = named_wrappers(runner.optim_wrapper).values()
-        self.records[runner.iter + 1] = _StepRecord(
-            fingerprint(data_batch),
-            {name: fingerprint(state) for name, state in rng_state(runner.device).items()},
-            [float(group["lr"]) for one in wrappers for group in one.param_groups],
-            {},
-        )
+        rates = [float(group["lr"]) for one in wrappers for group in one.param_groups]
+        self.records[runner.iter + 1] = {
+            ("data", "the batch"): fingerprint(data_batch),
+            **{
+                ("random numbers", name): fingerprint(state)
+                for name, state in rng_state(runner.device).items()
+            },
+            ("learning rates", "lr"): rates,
+        }
 
     @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         step = runner.iter + 1
-        if isinstance(outputs, dict):
-            numbers = {name: _number(value) for name, value in outputs.items()}
-            self.records[step].outputs.update(numbers)
+        for name, value in outputs.items() if isinstance(outputs, dict) else ():
+            self.records[step]["outputs", name] = _number(value)
         if runner.holds_gradients:
             return
         assert self.at_step is not None
@@ -302,7 +281,14 @@ def _number(value: Any) -> Any:
 
 def _compare(whole: _Recorder, other: _Recorder) -> list[ResumeDifference]:
     """Return the differences of the first step that has any on a process, else at the end."""
-    own = next(filter(None, _by_step(whole.records, other.records)), [])
+    rank, own = mm_dist.get_rank(), list[ResumeDifference]()
+    for step in sorted(whole.records.keys() & other.records.keys()):
+        if not own:
+            found = _walk(whole.records[step], other.records[step], ())
+            own = [
+                ResumeDifference(what, name, detail, step, rank)
+                for ((what, name), *_), detail in found
+            ]
     of_all = [one for found in mm_dist.all_gather_object(own) for one in found]
     if of_all:
         first = min(one.step or 0 for one in of_all)
@@ -316,28 +302,6 @@ def _compare(whole: _Recorder, other: _Recorder) -> list[ResumeDifference]:
         ]
 
     return run_on_main(compare_ends)
-
-
-def _by_step(
-    whole: Mapping[int, _StepRecord], resumed: Mapping[int, _StepRecord]
-) -> Iterator[list[ResumeDifference]]:
-    for step in sorted(whole.keys() & resumed.keys()):
-        found = _step_differences(whole[step], resumed[step])
-        yield [ResumeDifference(*one, step=step, rank=mm_dist.get_rank()) for one in found]
-
-
-def _step_differences(whole: _StepRecord, resumed: _StepRecord) -> Iterator[tuple[str, str, str]]:
-    if whole.data != resumed.data:
-        yield "data", "the batch", "other samples, or the same ones with other values"
-    for name, state in whole.generators.items():
-        if resumed.generators.get(name) != state:
-            yield "random numbers", name, "another state before the step"
-    if whole.rates != resumed.rates:
-        yield "learning rates", "lr", f"{resumed.rates} instead of {whole.rates}"
-    for name, value in whole.outputs.items():
-        other = resumed.outputs.get(name)
-        if not _is_same(value, other):
-            yield "outputs", name, f"{other!r} instead of {value!r}"
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -363,8 +327,8 @@ def _walk(whole: Any, resumed: Any, path: tuple[Any, ...]) -> Iterator[tuple[tup
     if isinstance(whole, Mapping) and isinstance(resumed, Mapping):
         for key in [*whole, *(key for key in resumed if key not in whole)]:
             if key not in whole or key not in resumed:
-                missing = "the run without a stop" if key not in whole else "the resumed run"
-                yield (*path, key), f"{missing} has none"
+                run = "resumed run" if key in whole else "run without a stop"
+                yield (*path, key), f"the {run} has none"
             else:
                 yield from _walk(whole[key], resumed[key], (*path, key))
     elif isinstance(whole, Tensor) and isinstance(resumed, Tensor):
