@@ -12,11 +12,11 @@ from torch.utils.data import BatchSampler, IterableDataset
 from toy import Blobs, Classifier, loader_cfg, runner_arguments
 
 from mm_runner import ConfigError
-from mm_runner._out_of_memory import is_out_of_memory
 from mm_runner.cli import main
 from mm_runner.hooks import Hook
 from mm_runner.model import ExponentialMovingAverage
 from mm_runner.tools import find_batch_size
+from mm_runner.tools._out_of_memory import is_out_of_memory
 
 _FITS = 11
 _TORCHS = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
@@ -208,6 +208,9 @@ def raised_instead_of(first):
         (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
         (RuntimeError("Invalid buffer size: 20.00 GB"), True),
         (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), True),
+        (RuntimeError("failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"), True),
+        (RuntimeError("unable to mmap 4096 bytes: Cannot allocate memory (12)"), True),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
         (OSError(errno.ENOENT, "No such file"), False),
         (RuntimeError("vocabulary: there is no token 'out of memory'"), False),

@@ -105,7 +105,7 @@ def load_config(options: Namespace) -> Config:
 
 @contextmanager
 def locating(cfg: Config) -> Iterator[None]:
-    """Put file and line before the message of an error that begins with the path of a key."""
+    """Prepend file and line to the message of a configuration error."""
     try:
         yield
     except Exception as error:
@@ -140,8 +140,8 @@ def _apply(cfg: Config, options: Namespace) -> None:
 def _resume(cfg: Config, resume: str) -> None:
     if resume == "auto" and cfg.get("load_from"):
         warnings.warn(
-            f"--resume leaves load_from={cfg.load_from!r} out: it goes on from the newest "
-            "checkpoint of work_dir. Give --resume FILE to go on from a file.",
+            f"--resume ignores load_from={cfg.load_from!r}: it resumes from the newest checkpoint "
+            "of work_dir. Give --resume FILE to resume from a file.",
             stacklevel=2,
         )
     cfg.resume, cfg.load_from = True, None if resume == "auto" else resume

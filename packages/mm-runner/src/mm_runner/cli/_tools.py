@@ -1,4 +1,4 @@
-"""The subcommands of :mod:`mm_runner.tools`: their arguments, and what they print."""
+"""The subcommands of :mod:`mm_runner.tools`: arguments and output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Check:
     help = "show what would be trained"
     description = (
         "Build everything without data on the meta device, start no process group, and print the "
-        "plan: model, parameters, schedule, batch, memory, what is accelerated. Exit status 1 if "
+        "plan: model, parameters, schedule, batch, memory, acceleration. Exit status 1 if "
         "something is wrong."
     )
 

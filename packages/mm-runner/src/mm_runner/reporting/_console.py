@@ -24,7 +24,7 @@ _LONGEST_S = timedelta.max.total_seconds() - 1
 
 # A bar that moves ten times a second looks continuous; more often costs the training its time.
 _REFRESH_INTERVAL_S = 0.1
-# Besides the bar itself: what is done of what, the time left, a loss and the speed.
+# Columns beside the bar: steps, time left, a loss and the speed.
 _BAR_TEXT_WIDTH = 70
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
 # A line of scalars, and the gaps between these: within a position there are spaces, too.
@@ -176,9 +176,9 @@ def _random_numbers_kept() -> Iterator[None]:
 
 
 def _styled(record: LogRecord, line: str, width: int) -> Text:
-    """Return a record for a terminal; scalars go on below where they do not fit beside each other.
+    """Return a record for a terminal; scalars are wrapped to its width.
 
-    The date and the level of what is no warning are in the log file.
+    The date, and levels below warning, are in the log file only.
     """
     from rich.text import Text  # noqa: PLC0415
 
@@ -228,7 +228,7 @@ class TrainingClock:
         self._paused_s: float | None = None
 
     def pause(self) -> None:
-        """Stop counting: a validation begins."""
+        """Stop the clock, for a validation."""
         self._paused_s = time.perf_counter()
 
     def go_on(self) -> None:
@@ -250,5 +250,5 @@ class TrainingClock:
 
 def as_clock(seconds: float) -> str:
     """Return a duration as ``h:mm:ss``, with days before it where there are some."""
-    # Of a run that is to go on "for ever" it is more than Python's dates hold.
+    # An endless run exceeds timedelta.
     return str(timedelta(seconds=int(min(seconds, _LONGEST_S))))

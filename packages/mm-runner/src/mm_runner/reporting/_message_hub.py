@@ -49,20 +49,16 @@ class ScalarWindow:
 
     def mean(self, window_size: int | None = None) -> float:
         """Return the mean of the newest ``window_size`` values, by default of all that are kept."""
-        return self._of_newest(window_size, lambda values: sum(values) / len(values))
+        values = self._numbers(window_size or 0)
+        return sum(values) / len(values)
 
     def max(self, window_size: int | None = None) -> float:
         """Return the greatest of these."""
-        return self._of_newest(window_size, max)
+        return max(self._numbers(window_size or 0))
 
     def min(self, window_size: int | None = None) -> float:
         """Return the least of these."""
-        return self._of_newest(window_size, min)
-
-    def _of_newest(
-        self, window_size: int | None, reduce: Callable[[Sequence[float]], float]
-    ) -> float:
-        return reduce(self._numbers(window_size or 0))
+        return min(self._numbers(window_size or 0))
 
     def _numbers(self, count: int) -> list[float]:
         """Return the newest ``count`` values, all for 0; they come to the host at once."""
@@ -73,8 +69,7 @@ class MessageHub:
     """Collects scalars without reading them, and reads all at once when a line is due.
 
     A tensor stays on its device until :meth:`means` brings the whole window to the host in one
-    transfer per device; a second one comes only where a statistic has more values than were kept
-    since the last line. Memory is bounded by the window, however long the run.
+    transfer per device. Memory is bounded by the window, however long the run.
 
     Args:
         window_size: How many of the newest values of a scalar its mean is taken over.
@@ -157,7 +152,7 @@ class MessageHub:
 
         Args:
             phase: ``"val"`` or ``"test"``.
-            metrics: By name; what is no number, nor an array or tensor of one, is left out.
+            metrics: By name; numbers, or arrays and tensors of one element; others are left out.
         """
         for name, value in metrics.items():
             number = as_number(value)
@@ -166,9 +161,9 @@ class MessageHub:
                 kept.append(float(number))
 
     def follow_scalars(self, phase: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """Let ``read`` tell scalars of ``phase`` whenever one is asked for: a step costs nothing.
+        """Read scalars of ``phase`` by ``read``, at no cost for steps.
 
-        Of these only the present value is known. Log lines do not have them.
+        Only their present values are known, and log lines do not have them.
         """
         self._scalar_readers[phase] = read
 
@@ -200,7 +195,7 @@ class MessageHub:
             self.update_info(name, value)
 
     def follow_info(self, name: str, read: Callable[[], Any]) -> None:
-        """Let ``read`` tell the fact ``name`` whenever it is asked for: a step costs nothing."""
+        """Read the fact ``name`` by ``read``, at no cost for steps."""
         self._readers[name] = read
 
     def get_info(self, name: str, default: Any = None) -> Any:
@@ -282,7 +277,7 @@ class MessageHub:
                 continue
             kind, separator, scalar = name.partition("#")
             if not separator or "/" in kind:
-                deque.extend(self._window(name), values)  # not pending
+                self._window(name).extend(values)  # unlike append(), not pending
             elif not kind:
                 (self._epoch,) = map(int, values)
             else:

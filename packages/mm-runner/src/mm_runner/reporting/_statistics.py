@@ -124,8 +124,8 @@ class Statistic(NamedTuple):
             totals: Of all values, by :data:`EPOCH` and :data:`GLOBAL`.
 
         Raises:
-            ConfigError: If a function of the user's own returned no number. If it fails, as some do
-                for a single value, the number is NaN, with a warning.
+            ConfigError: If a user's function returned no number. If it fails, as some do for a
+                single value, the number is NaN, with a warning.
         """
         if isinstance(self.window, str):
             total = totals.get(self.window)

@@ -87,13 +87,13 @@ class WandbWriter:
         self._started().config.update(dict(config), allow_val_change=True)
 
     def _draw_by_epoch(self, names: Iterable[str]) -> None:
-        # By their whole names, which win over what is said of all.
+        # Full names win over the pattern for all.
         for name in (one for one in names if one not in self._by_epoch):
             self._by_epoch.add(name)
             self._run.define_metric(name, step_metric="epoch")
 
     def close(self) -> None:
-        """Upload what is left, and end the run, unless somebody else began it."""
+        """Upload the rest, and end the run, unless the program has started it."""
         run, self._run = self._run, None
         if run is None or not self._is_own:
             return
@@ -113,7 +113,7 @@ class WandbWriter:
             import yaml  # noqa: PLC0415 - importing the Runner stays cheap
 
             arguments["config"] = yaml.safe_load(self._config_file.read_text(encoding="utf-8"))
-        # Of a Runner before this one, which may train on; wandb would go on with that run.
+        # wandb would otherwise continue the run of an earlier Runner of this process.
         before = None if WandbWriter._newest is None else WandbWriter._newest()
         if before is not None:
             before.close()

@@ -18,7 +18,6 @@ from typing_extensions import override
 
 import mm_dist
 from mm_runner._error_text import text_of
-from mm_runner._out_of_memory import is_out_of_memory
 from mm_runner.checkpoint import rng_state
 from mm_runner.data import failing_sample
 from mm_runner.errors import MMRunnerError
@@ -27,6 +26,7 @@ from mm_runner.optim import computes_in_half, named_wrappers
 from mm_runner.reporting import recent_lines
 
 from ._fingerprint import fingerprint
+from ._out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -14,13 +14,13 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from mm_runner._out_of_memory import is_out_of_memory
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import EMAHook, Hook
 from mm_runner.optim import named_wrappers
 
 from ._find_lr import config_of_trial
+from ._out_of_memory import is_out_of_memory
 from ._trial import EndOfTrialError, check_trains, train_with, trial_directory
 
 if TYPE_CHECKING:
@@ -78,9 +78,8 @@ def find_batch_size(
     The batch is doubled until it does not fit, and the range in between bisected. Each trial has a
     new model and optimizer (and its average, with :class:`mm_runner.hooks.EMAHook`), and the
     device's memory to itself. The user's own hooks run along, and clean up, but get no
-    ``after_train`` and ``after_run``. The first samples of the dataset
-    are read once, and make all batches: where samples differ in size, leave room. All takes place
-    in one process, whatever started it.
+    ``after_train`` and ``after_run``. The first samples of the dataset are read once, and make all
+    batches: where samples differ in size, leave room. All takes place in one process.
 
     Args:
         cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, but for the dataset.
@@ -191,7 +190,7 @@ def _try(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    # Only now is the error gone, and with it the frames that hold what was computed.
+    # After the except block: the error's frames hold tensors.
     compiler = sys.modules.get("torch._dynamo")
     if compiler is not None:
         compiler.reset()  # it keeps compiled models alive

@@ -61,8 +61,8 @@ class RatePoint(NamedTuple):
 class LearningRateReport(NamedTuple):
     """Result of :func:`find_learning_rate`.
 
-    ``suggestion`` is ``None`` if the loss falls nowhere. ``diverged`` tells whether the test ended
-    because the loss grew. ``notes`` are sentences for the user.
+    ``suggestion`` is ``None`` if the loss falls nowhere. ``diverged``: the test ended because
+    the loss grew. ``notes`` are sentences for the user.
     """
 
     suggestion: float | None
@@ -286,6 +286,6 @@ def _loss_of(outputs: Any) -> float:
     if not names:
         raise ConfigError(
             f"find-lr: train_step() returned {', '.join(map(repr, values)) or 'no dict'}; the loss "
-            "is needed: return dict(loss=...) of what is to be logged."
+            "is needed: return dict(loss=...)."
         )
     return sum(float(torch.as_tensor(values[name]).float().mean()) for name in names)

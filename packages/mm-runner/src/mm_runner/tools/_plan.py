@@ -87,9 +87,9 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int | None = None) -> dict[
     plan["acceleration"] = _acceleration(cfg, plan, device_type, world_size)
     plan["acceleration"] |= settings
     if "FullySharded" in str(plan["acceleration"]["wrapper"]):
-        notes.append(f"Each process keeps about 1/{world_size} of what is listed as memory.")
+        notes.append(f"Each process keeps about 1/{world_size} of the memory listed.")
     if cfg.get("resume_data") is False:
-        notes.append("A run that is resumed begins its data anew (resume_data).")
+        notes.append("A resumed run starts its data anew (resume_data).")
     unused = own_keys(cfg, argument_names(Runner))
     if unused:
         notes.append(

@@ -35,7 +35,7 @@ def describe_memory(
         hooks: Of the run.
         model_wrapper_cfg: Of the run.
         world_size: Processes of the run.
-        notes: Gets a sentence for what is not known.
+        notes: Gets a sentence if the state is not known.
     """
     wrappers = named_wrappers(optim_wrapper).values()
     groups = [group for one in wrappers for group in one.optimizer.param_groups]

@@ -67,7 +67,7 @@ def length_of_run(cfg: Any, world_size: int) -> Length:
 
 
 def _steps(loader: DataLoader[Any], world_size: int) -> int:
-    """Return the steps of an epoch, when so many processes share what this one has by itself."""
+    """Return the steps of an epoch if ``world_size`` processes share the data."""
     if loader.batch_size is None or world_size == 1:
         return math.ceil(len(loader) / world_size)
     share = math.ceil(len(loader.sampler) / world_size)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def build_schedules(optim_wrapper: Any, cfg: Any, length: Length) -> list[ParamS
 def rates_at_key_steps(
     optim_wrapper: Any, listed: list[ParamScheduler], length: Length, notes: list[str]
 ) -> list[dict[str, Any]]:
-    """Go through the schedules, and return the rates at the beginning, turns and end.
+    """Step through the schedules, and return the rates at the beginning, turns and end.
 
     Args:
         optim_wrapper: Its parameter groups are changed.
@@ -120,7 +120,7 @@ def rates_at_key_steps(
         ConfigError: If a schedule fails before the run is over.
     """
     if any(one.need_val_args for one in listed):
-        notes.append("A schedule follows a metric: what it does is not shown.")
+        notes.append("A schedule follows a metric, and is not shown.")
     followed = [one for one in listed if not one.need_val_args]
     last = length.num_steps - 1
     if last >= _MOST_STEPS and any(not one.by_epoch for one in followed):
@@ -139,7 +139,7 @@ def rates_at_key_steps(
 
 
 def _advance(schedulers: list[Any], begin: int, end: int, length: Length) -> None:
-    """Let the schedules count the steps from ``begin`` up to ``end``."""
+    """Step the schedules from step ``begin`` to ``end``."""
     # A run by iterations is one epoch, at whose end nothing is scheduled any more.
     epoch_steps = (length.by_epoch and length.epoch_steps) or end + 1
     if all(one.by_epoch for one in schedulers):  # from epoch to epoch, of which there are fewer

@@ -13,7 +13,7 @@ _MIB = 2**20
 
 
 def plan_as_text(plan: Mapping[str, Any]) -> str:
-    """Return the plan as lines, each with what it is about in front.
+    """Return the plan as lines, each with its subject in front.
 
     Args:
         plan: As of :func:`make_plan`.

@@ -200,7 +200,7 @@ def _curves_of(work_dir: str | Path) -> dict[str, _Curve]:
 
 
 def _label(work_dir: str | Path, work_dirs: Sequence[str | Path]) -> str:
-    """Return the shortest end of the path that tells it from the others."""
+    """Return the shortest end of the path that differs from the others."""
     parts = Path(work_dir).absolute().parts
     others = [Path(one).absolute().parts for one in work_dirs]
     for length in range(1, len(parts)):

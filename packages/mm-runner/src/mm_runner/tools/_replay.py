@@ -164,7 +164,7 @@ def _prepare(cfg: Config, facts: Mapping[str, Any], bundle: Path, launcher: str 
     if found is not None:
         checkpoint, meta = found
         cfg.load_from, cfg.resume = str(checkpoint), True
-        # A run that began its data anew went on with these; one before it had others.
+        # The checkpoint's data are those of the run if that has saved it itself.
         if meta.get("experiment_name") == facts["experiment_name"]:
             cfg.resume_data = True
     elif cfg.get("load_from") is None:

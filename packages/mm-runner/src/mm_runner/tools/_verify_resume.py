@@ -119,7 +119,7 @@ def verify_resume(
     Both runs take place in this process, or in all processes of a distributed run, each of which
     must call this. Between them the generators are seeded at random, as in a new process.
     Validation, test and the checkpoints that ``cfg`` asks for are left out. If the runs differ, a
-    third one tells whether two runs without a stop differ as well.
+    third one shows whether two runs without a stop differ as well.
 
     Args:
         cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, with what is in it.
