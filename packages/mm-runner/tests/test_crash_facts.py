@@ -5,13 +5,11 @@ import platform
 
 import pytest
 import torch
-import torch.distributed as dist
 from crashing import Raise
-from toy import NO_VALIDATION, Blobs, loader_cfg, runner_arguments
+from toy import NO_VALIDATION, Blobs, loader_cfg
 from typing_extensions import override
 
 import mm_dist
-from mm_runner import Runner
 from mm_runner.hooks import Hook
 
 
@@ -142,23 +140,6 @@ def test_what_is_done_already_is_not_advised(make_runner):
 def test_another_error_is_given_no_advice_on_memory(make_runner):
     runner, _, _ = facts_of_crash(make_runner)
     assert "To need less memory" not in told(runner)
-
-
-def _fail_with_a_record(rank, work_dir):
-    # Stands in for NCCL's, which is recorded on CUDA only; mm-dist tests what it reads.
-    mm_dist.read_flight_records = lambda: {"nccl": b"as torch wrote it"}
-    runner = Runner(
-        **runner_arguments(work_dir, launcher="none", custom_hooks=[Raise(1)], **NO_VALIDATION)
-    )
-    with pytest.raises(ArithmeticError):
-        runner.train()
-    record = runner.log_dir / "crash" / f"nccl_trace_rank_{rank}"
-    assert record.read_bytes() == b"as torch wrote it"
-    dist.barrier()
-
-
-def test_the_record_of_collectives_is_kept_where_torch_has_one(run_ranks, tmp_path):
-    run_ranks(_fail_with_a_record, 2, str(tmp_path))
 
 
 def test_a_process_alone_keeps_no_record_of_a_group_that_it_once_had(make_runner, monkeypatch):

@@ -215,7 +215,7 @@ def test_a_number_is_needed(config, capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
         main(["train", *arguments, *([config] if len(arguments) == 1 else [])])
     assert stopped.value.code == 2
-    message = r"--fast_dev_run: a positive number is needed, got .*; CONFIG stands first"
+    message = r"--fast-dev-run: a positive number is needed, got .*; CONFIG stands first"
     assert re.search(message, capsys.readouterr().err)
 
 

@@ -7,7 +7,6 @@ import weakref
 
 import pytest
 import torch
-from blocks import Net
 from torch.utils.data import BatchSampler, IterableDataset
 from toy import Blobs, Classifier, loader_cfg, runner_arguments
 
@@ -72,13 +71,9 @@ def test_the_batch_is_doubled_and_then_bisected(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("start", "expected"),
-    [(16, [16, 8, 12, 10, 11]), (11, [11, 22, 16, 13, 12]), (1, [1, 2, 4, 8, 16, 12, 10, 11])],
-)
-def test_it_may_start_anywhere(tmp_path, start, expected):
-    report = find_batch_size(cfg_of(tmp_path), start=start, steps=2)
-    assert [one.size for one in report.trials] == expected
+def test_it_may_start_anywhere(tmp_path):
+    report = find_batch_size(cfg_of(tmp_path), start=16, steps=2)
+    assert [one.size for one in report.trials] == [16, 8, 12, 10, 11]
     assert report.largest == _FITS
 
 
@@ -96,16 +91,6 @@ def test_a_device_that_holds_no_sample_is_told(tmp_path, monkeypatch, capsys):
     (tmp_path / "run.yaml").write_text(text)
     assert main(["find-batch-size", "run.yaml"]) == 1
     assert "too large\nNo batch fits." in capsys.readouterr().out
-
-
-def test_on_this_machine_it_reaches_the_maximum(tmp_path):
-    cfg = cfg_of(tmp_path, model={"type": Net}, val_cfg=None, val_dataloader=None)
-    del cfg["val_evaluator"]
-    report = find_batch_size({**cfg, "val_evaluator": None}, maximum=50)
-    assert sizes(report) == [(size, True) for size in (2, 4, 8, 16, 32, 50)]
-    assert (report.largest, report.power_of_two, report.limit) == (50, 32, "--max 50")
-    assert report.fastest in {one.size for one in report.trials}
-    assert all(one.peak_bytes > 2**20 for one in report.trials if one.peak_bytes is not None)
 
 
 def test_a_dataset_limits_it_and_other_sampling_is_passed_over(tmp_path):
@@ -137,7 +122,7 @@ class Stream(IterableDataset):
             yield blobs[index]
 
 
-@pytest.mark.parametrize(("size", "largest"), [(6, 6), (8, 8), (100, _FITS)])
+@pytest.mark.parametrize(("size", "largest"), [(6, 6), (100, _FITS)])
 def test_samples_may_come_from_a_stream_which_is_read_as_far_as_needed(tmp_path, size, largest):
     Stream.reads = 0
     loader = {"dataset": Stream(size), "batch_size": 4, "collate_fn": "default_collate"}
@@ -308,6 +293,9 @@ def test_the_command_prints_a_row_for_each_batch_or_json(tmp_path, monkeypatch, 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["batch", "samples/s", "memory"]
     assert [line.split()[0] for line in lines[1:4]] == ["2", "4", "8"]
+    assert all(
+        line.split()[2] == "-" or int(line.split()[2].replace(",", "")) for line in lines[1:4]
+    )
     assert lines[4:6] == ["Largest that fits: 8, limited by --max 8.", "Largest power of two: 8."]
     assert lines[6].startswith("Large enough: ")
     assert main(["find-batch-size", "run.yaml", "--max", "2", "--json"]) == 0
