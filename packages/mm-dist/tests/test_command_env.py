@@ -11,7 +11,6 @@ from mm_dist import _device_choice as device_choice
 from mm_dist._command import _env, main
 from mm_dist._command._env import explain_environment
 from mm_dist._command._versions import read_versions
-from mm_dist._launchers import _misuse
 
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -64,7 +63,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(
     for name in OWN:
         monkeypatch.delenv(name, raising=False)
     options = ["--world-size=8"] if command == "simulate" else []
-    for target, reason in [("missing/x.json", "there is no folder missing"), (".", "it is a fold")]:
+    for target, reason in [("missing/x.json", "[Errno 2] No such"), (".", "[Errno 21] Is a dir")]:
         assert main([command, *options, "--json", target]) == 2
         captured = capsys.readouterr()
         assert captured.err.startswith(f"mm-dist: --json={target} cannot be written: {reason}")
@@ -205,11 +204,10 @@ def test_misuse_is_a_warning():
 
 def test_devices_are_explained_by_their_variables(monkeypatch):
     # A stand-in for a machine with one CUDA device.
-    for module in (_env, device_choice, _misuse):
+    for module in (_env, device_choice):
         monkeypatch.setattr(module, "count_devices", lambda row: int(row.name == "cuda"))
     rows = {row.field: row for row in explain_environment(observed.TORCHRUN)}
     assert rows["device_type"][1:] == ("cuda", "available here")
     assert rows["devices"][1:] == ("1 visible", "CUDA_VISIBLE_DEVICES=not set, LOCAL_RANK=1")
     assert rows["backend"][1:] == ("nccl", "that of cuda")
     assert rows["device"][1:] == ("cuda:0", "local rank 1")
-    assert "share one cuda device" in rows["warning"].value

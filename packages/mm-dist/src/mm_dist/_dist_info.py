@@ -19,7 +19,7 @@ class DistInfo:
         backend: Backend of the process group; ``None`` without a group.
         device: The device that this process computes on.
         timeout: How long a collective may take, as read back from the group; ``None`` without a
-            group, and where its backend does not tell.
+            group, and where its backend has no such option.
     """
 
     rank: int

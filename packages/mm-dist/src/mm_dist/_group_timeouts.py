@@ -30,7 +30,7 @@ def default_timeout(backend: str) -> timedelta:
 def read_group_timeout(group: Any) -> timedelta | None:
     """Return how long a collective of this group may take, as torch has it.
 
-    Of a group with one backend per device, the shortest; ``None`` where no backend tells.
+    Of a group with one backend per device, the shortest; ``None`` where no backend has the option.
     """
     timeouts = [read_timeout(_options_of(backend)) for backend in _backends_of(group)]
     return min((timeout for timeout in timeouts if timeout is not None), default=None)

@@ -71,7 +71,7 @@ def get_local_size() -> int:
     info = current_info()
     if info.local_world_size is None:
         raise LaunchError(
-            f"Launcher {info.launcher!r} does not tell how many processes this machine has; "
+            f"Launcher {info.launcher!r} does not report how many processes this machine has; "
             "set LOCAL_WORLD_SIZE on each process."
         )
     return info.local_world_size

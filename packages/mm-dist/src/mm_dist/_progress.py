@@ -44,5 +44,5 @@ def advance_iteration() -> None:
 
 
 def current_iteration() -> int | None:
-    """Return the number of the iteration that this process is in; ``None`` if nobody counts."""
+    """Return the number of the iteration that this process is in; ``None`` before the first."""
     return None if progress.iteration is None else int(progress.iteration)

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Raises:
         SystemExit: Of argparse, after ``--help``, ``--version`` or bad usage; with status 141
-            where nobody reads any more what is written.
+            where the output's reader is gone.
 
     Example:
         >>> main(["env", "--launcher", "none", "--json"])  # doctest: +SKIP
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_usage = isinstance(error, (ConfigError, ArgumentTypeError))
         return _USAGE_STATUS if is_usage else _FAILURE_STATUS
     finally:
-        # argparse leaves its help to the interpreter's end, which complains if nobody reads it.
+        # argparse leaves its help to the interpreter's end, which complains about a closed pipe.
         flush_output()
 
 

@@ -54,7 +54,7 @@ def check_cluster(options: argparse.Namespace) -> int:
     limit = read_timeout(options.timeout)
     limit_s = limit.total_seconds() if limit is not None else 0.0
     environment = select_launcher(options.launcher, os.environ).read(os.environ)
-    # A word that nobody knows shall not cost the others their wait.
+    # An unknown backend is refused before the others wait for this rank.
     device_type = options.device_type or available_device_type()
     choose_backend(options.backend, device_type, is_warning=False)
     if environment.rank == 0:

@@ -13,7 +13,6 @@ from mm_dist._command._versions import read_versions
 from mm_dist._device_choice import available_device_type, describe_visibility, local_device
 from mm_dist._devices import CPU, count_devices, find_row
 from mm_dist._launchers import LaunchEnvironment, describe_misuse, select_launcher
-from mm_dist._launchers._misuse import describe_shared_device
 from mm_dist._launchers._mpi import RANK_VARIABLES
 from mm_dist._launchers._selection import ask_launchers
 
@@ -105,7 +104,8 @@ def explain_environment(
     with _collecting_errors(rows):
         read = _explain_launcher(rows, env, launcher)
         rows += [_explain_number(env, read, field) for field in _NUMBERS]
-        _add_warning(rows, describe_misuse(launcher, read, env))
+        misuse = describe_misuse(launcher, read, env)
+        rows += [EnvironmentRow("warning", misuse, "")] if misuse else []
     with _collecting_errors(rows):
         _explain_device(rows, env, read, device_type)
     return rows
@@ -174,9 +174,3 @@ def _explain_device(
     if read is not None:
         device = local_device(read.local_rank, chosen, env=env)
         rows.append(EnvironmentRow("device", str(device), f"local rank {read.local_rank}"))
-        _add_warning(rows, describe_shared_device(read, device, backend, env))
-
-
-def _add_warning(rows: list[EnvironmentRow], message: str | None) -> None:
-    if message is not None:
-        rows.append(EnvironmentRow("warning", message, ""))

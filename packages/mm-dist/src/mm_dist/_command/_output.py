@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from mm_dist._errors import ConfigError
 
-# As a shell tells that a program wrote to a pipe that nobody reads any more.
+# The status of a program that wrote to a closed pipe, as in a shell.
 _UNREAD_STATUS = 141
 
 
@@ -25,7 +25,7 @@ def flush_output() -> None:
     """Write what stdout still holds.
 
     Raises:
-        SystemExit: If nobody reads it any more, as after ``| head``; silently.
+        SystemExit: If its reader is gone, as after ``| head``; silently.
     """
     with _ending_unread(sys.stdout):
         sys.stdout.flush()
@@ -60,35 +60,22 @@ def check_json_target(target: str | None) -> None:
     Raises:
         ConfigError: If it cannot.
     """
-    if not target or target == "-":
-        return
-    path = Path(target)
-    if path.is_dir():
-        raise ConfigError(_refuse_target(target, "it is a folder"))
-    if not path.parent.is_dir():
-        raise ConfigError(_refuse_target(target, f"there is no folder {path.parent}"))
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(_refuse_target(target, "this user may not write there"))
+    if target and target != "-":
+        try:
+            Path(target).open("a").close()
+        except OSError as error:
+            raise ConfigError(
+                f"--json={target} cannot be written: {error}; give another file."
+            ) from error
 
 
 def write_json(value: Any, target: str) -> None:
-    """Write JSON to a file, or to stdout where the target is ``-``.
-
-    Raises:
-        ConfigError: If the file cannot be written.
-    """
+    """Write JSON to a file that was checked, or to stdout where the target is ``-``."""
     text = json.dumps(value, indent=2)
     if target == "-":
         write_line(text)
-        return
-    try:
+    else:
         Path(target).write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(_refuse_target(target, str(error))) from error
-
-
-def _refuse_target(target: str, reason: str) -> str:
-    return f"--json={target} cannot be written: {reason}; give another file."
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

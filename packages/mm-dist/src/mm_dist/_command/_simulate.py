@@ -204,7 +204,7 @@ def _import_factory(path: str | None) -> Callable[[], Any]:
 
 
 def _resident_bytes() -> int:
-    """Return the memory of this process that is in use; 0 where the system does not tell."""
+    """Return the memory of this process that is in use; 0 where the system does not report it."""
     with suppress(OSError, ImportError):
         import resource  # noqa: PLC0415 (not on Windows)
 

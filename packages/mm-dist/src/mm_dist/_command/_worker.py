@@ -26,7 +26,7 @@ def main() -> None:
     """Run ``_worker.py MODE TARGET ARGUMENTS...``."""
     mode, target, *arguments = sys.argv[1:]
     if sys.platform.startswith("linux"):
-        # This rank ends with its launcher, also where nobody else would say so.
+        # This rank ends with its launcher, also where that is killed.
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     if mode == "program":
         os.execvp(target, [target, *arguments])  # noqa: S606 (what --no-python asks for)

@@ -1,7 +1,7 @@
 """Launchers: how processes were started, read from the environment."""
 
 from mm_dist._launchers._environment import LaunchEnvironment, Launcher
-from mm_dist._launchers._misuse import describe_misuse, describe_shared_device
+from mm_dist._launchers._misuse import describe_misuse
 from mm_dist._launchers._mpi import MPILauncher
 from mm_dist._launchers._pytorch import PyTorchLauncher
 from mm_dist._launchers._selection import (
@@ -22,7 +22,6 @@ __all__ = [
     "SlurmLauncher",
     "check_launcher",
     "describe_misuse",
-    "describe_shared_device",
     "detect_launcher",
     "launcher_names",
     "select_launcher",

@@ -27,8 +27,8 @@ class PyTorchLauncher:
     def detect(self, env: Mapping[str, str]) -> bool:
         """Return whether ``RANK`` and ``WORLD_SIZE`` are set, or a pod is one of several.
 
-        Two variables and not all five: a scheduler that forgets ``LOCAL_RANK`` shall be told so,
-        rather than each process training alone. Numbers that only repeat those of ``srun`` or
+        Two variables and not all five: a scheduler that forgets ``LOCAL_RANK`` is an error,
+        and no reason to train alone. Numbers that only repeat those of ``srun`` or
         ``mpirun`` (``init_dist`` sets them, for one) do not count.
         """
         if env.get("RANK") and env.get("WORLD_SIZE"):

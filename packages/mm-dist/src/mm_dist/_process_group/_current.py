@@ -13,7 +13,7 @@ from mm_dist._group_timeouts import read_group_timeout
 from mm_dist._launchers import LaunchEnvironment, detect_launcher
 from mm_dist._state import find_own_group
 
-# The group exists: where its ranks met does not matter any more, nor whether a launcher can tell.
+# The group exists: where its ranks met does not matter any more.
 _ANY_ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
@@ -41,7 +41,7 @@ def current_info() -> DistInfo:
 
 
 def current_node_rank() -> int | None:
-    """Return the launcher's number of this machine, ``None`` if it does not tell."""
+    """Return the launcher's number of this machine, ``None`` if it does not report one."""
     own = find_own_group()
     environment = own.environment if own is not None else _read_agreeing_environment()
     return None if environment is None else environment.node_rank

@@ -18,7 +18,6 @@ from mm_dist._group_timeouts import check_timeout_can_change
 from mm_dist._launchers import (
     check_launcher,
     describe_misuse,
-    describe_shared_device,
     select_launcher,
 )
 from mm_dist._open_files import provide_files
@@ -66,7 +65,7 @@ def init_dist(
     result describes a single process. If a group exists already, it is described and left as it
     is. The group is destroyed at a clean exit of the interpreter, or by ``destroy_dist``.
 
-    While the group lives, an uncaught exception is told to the other ranks and to the launcher
+    While the group lives, an uncaught exception is recorded for the other ranks and the launcher
     (as torch's ``record`` does), and its last line names this rank.
 
     Args:
@@ -162,7 +161,6 @@ def init_dist(
     )
     if is_single:
         return info
-    _warn(describe_shared_device(environment, device, usable, env))
     shortage = provide_files(environment.world_size)
     _warn(shortage if speaks else None)
     if steady_limit is not None:

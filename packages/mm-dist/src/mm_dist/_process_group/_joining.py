@@ -160,7 +160,7 @@ def _describe_failure(
 
 
 def _record(failure: LaunchError, error: Exception) -> None:
-    """Tell the launcher at once: there is no group yet whose hook would do it."""
+    """Record the failure for the launcher: there is no group yet with a hook for it."""
     if failure is not error:
         failure.__cause__ = error
     with suppress(Exception):

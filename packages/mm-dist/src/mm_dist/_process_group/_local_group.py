@@ -25,7 +25,7 @@ def init_local_group(node_rank: int | None = None, num_gpus_per_node: int | None
     else from its name. Machines may have different numbers of ranks, in any order.
 
     Args:
-        node_rank: Number of this machine, where that shall decide; then all ranks give it.
+        node_rank: Number of this machine, to group by it; given on all ranks, or on none.
         num_gpus_per_node: Number of ranks on this machine, to be checked against what is found.
 
     Raises:

@@ -34,7 +34,7 @@ class SteadySwitch:
     is_due: bool = False
 
     def arm(self, timeout: timedelta | None) -> None:
-        """Say what ``enter_steady_state`` shall set; ``None`` for nothing."""
+        """Set the timeout that ``enter_steady_state`` applies; ``None`` for none."""
         self.timeout, self.is_due = timeout, timeout is not None
 
 
@@ -46,7 +46,7 @@ def enter_steady_state() -> None:
 
     Call it once the slow part of the start is over: data loaded, kernels compiled, first step
     done. The ``train_step`` of our wrappers does so after the first step. It waits for all ranks,
-    then shortens the timeouts of all groups; those that somebody gave a timeout of their own keep
+    then shortens the timeouts of all groups; those that were created with another timeout keep
     it. Without ``steady_timeout``, and from the second call on, nothing happens.
 
     Example:

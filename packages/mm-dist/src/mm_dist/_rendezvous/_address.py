@@ -1,4 +1,4 @@
-"""Find the first rank: its name, and whether somebody listens there."""
+"""Resolve the address of rank 0, and wait until its port accepts connections."""
 
 import ipaddress
 import logging
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from mm_dist._errors import LaunchError
 
 _logger = logging.getLogger(__name__)
-# A wrong name is told within 10 s, the start of Python and torch included; one that appears a
+# A wrong name is an error within 10 s, the start of Python and torch included; one that appears a
 # little late, as in Kubernetes, is found. A name server that is silent is worth more patience than
 # one that knows no such name: the resolver asks the next one after 5 s.
 _RESOLUTION_BUDGET_S, _UNKNOWN_NAME_S, _RETRY_S = 6.0, 3.0, 0.5
@@ -64,7 +64,7 @@ def _is_numeric(host: str) -> bool:
 def _ask_resolver(host: str, limit_s: float) -> tuple[list[str], str]:
     """Return addresses, or the reason why there are none.
 
-    In a thread: a resolver that waits for a silent name server cannot be told when to stop.
+    In a thread: a resolver that waits for a silent name server cannot be interrupted.
     """
     found: list[str] = []
     reasons = ["the resolver did not answer"]
@@ -120,15 +120,15 @@ def own_address_towards(address: str) -> str | None:
 
 
 def is_listening(addresses: list[Address], limit_s: float = _CONNECTION_S) -> bool:
-    """Return whether somebody accepts connections at one of the addresses."""
+    """Return whether one of the addresses accepts connections."""
     return any(_try_to_connect(address, limit_s) is None for address in addresses)
 
 
 def wait_for_listener(host: str, port: int, limit_s: float, rank: int) -> None:
-    """Wait until somebody accepts connections there; rank 0 may start late.
+    """Wait until the port accepts connections; rank 0 may start late.
 
     Raises:
-        LaunchError: If the name is not known, or nobody listens in time. The message says which
+        LaunchError: If the name is not known, or the port stays closed. The message says which
             addresses were tried and what each answered.
     """
     start = time.monotonic()

@@ -1,6 +1,6 @@
 """The network interface that leads to the other machines, where gloo would not find it.
 
-gloo tells the others the address that this machine's name means to itself. Where that is a
+gloo publishes the address that this machine's name resolves to here. Where that is a
 loopback address, as Debian's installer writes it, other machines would look for it on their own.
 """
 
@@ -66,7 +66,7 @@ def own_addresses(towards: str) -> list[str]:
 
 
 def _interface_addresses() -> dict[str, str]:
-    """Map each network interface to its IPv4 address; empty where the system does not tell."""
+    """Map each network interface to its IPv4 address; empty on systems other than Linux."""
     if not sys.platform.startswith("linux"):
         return {}
     import fcntl  # noqa: PLC0415 (not on every system)

@@ -22,7 +22,7 @@ def check_port(port: int | None) -> None:
 
 
 def overlay_port(env: Mapping[str, str], launcher: str, port: int | None) -> Mapping[str, str]:
-    """Return the environment that a launcher shall read when ``port`` was asked for."""
+    """Return the environment for a launcher to read, with the ``port`` that was asked for."""
     # torchrun has opened its port already, for the processes to find each other.
     if port is None or launcher == "pytorch":
         return env
@@ -62,7 +62,7 @@ def overlay_place(
     init_method: str | None,
     port: int | None,
 ) -> Mapping[str, str]:
-    """Return the environment that a launcher shall read where the script says its own place.
+    """Return the environment for a launcher to read, with the place that the script gave.
 
     Raises:
         LaunchError: If that does not say where rank 0 is, or the number on this machine.

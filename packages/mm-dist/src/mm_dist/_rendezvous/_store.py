@@ -39,7 +39,7 @@ class StoreAddress:
     port: int
 
     def connect(self, limit_s: float = _SHORT_ANSWER_S) -> Any | None:
-        """Return a connection of its own, ``None`` if nobody is there.
+        """Return a connection of its own, ``None`` if the store cannot be reached.
 
         torch's own attempt would fill the console, so a plain one comes first.
 
@@ -68,8 +68,8 @@ def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
         limit_s: How long the other ranks wait for rank 0, in seconds.
 
     Raises:
-        LaunchError: If the address is not known or not rank 0's, the port is taken, or nobody
-            listens in time.
+        LaunchError: If the address is not known or not rank 0's, the port is taken, or rank 0
+            is not there in time.
     """
     host, port = str(environment.master_addr), int(environment.master_port or 0)
     if environment.rank == 0 and not is_kept_by_launcher():
@@ -115,7 +115,7 @@ def _connect_in_time(host: str, port: int, rank: int) -> Any:
     def connect() -> None:
         try:
             store = _open(host, port, _ANSWER_S, is_server=False)
-            store.num_keys()  # not every version notices by itself that nobody answers
+            store.num_keys()  # not every version notices a missing answer by itself
             outcome.append(store)
         except (RuntimeError, ValueError, OSError) as error:
             outcome.append(error)
@@ -142,7 +142,7 @@ def _open(host: str, port: int, limit_s: float, *, is_server: bool) -> Any:
         "is_master": is_server,
         # Older torch drops fractions.
         "timeout": timedelta(seconds=math.ceil(limit_s)),
-        # Otherwise rank 0 could tell nobody who it is before all have come.
+        # Otherwise rank 0 could sign the store only once all have come.
         "wait_for_workers": False,
         "multi_tenant": is_server,
     }

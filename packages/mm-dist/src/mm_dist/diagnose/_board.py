@@ -33,13 +33,13 @@ class Board:
         prefix: What the keys of this group begin with.
 
     Raises:
-        ConnectionError: If nobody answers there.
+        ConnectionError: If there is no store any more.
         LaunchError: If its name is not known any more.
     """
 
     def __init__(self, address: StoreAddress, prefix: str) -> None:
         self._prefix = prefix
-        # Nothing is ever said on this line, whose end is a fact about the other side.
+        # Carries no data: its end shows that the store has ended.
         self._line = socket.create_connection(
             resolve(address.host, address.port, _CONNECT_S)[0], timeout=_CONNECT_S
         )

@@ -46,7 +46,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def shorten_error(text: str) -> str:
-    """Return the line of an exception's text that tells most; of one with another inside, both.
+    """Return the most informative line of an exception's text; of a nested one, both.
 
     Args:
         text: Type and message, as in ``ValueError: boom``; the message may have several lines.

@@ -1,4 +1,4 @@
-"""What a rank does when an uncaught exception ends it: say why, and let nobody wait for it."""
+"""Report an uncaught exception that ends a rank, and release the ranks that wait for it."""
 
 import builtins
 import ctypes
@@ -23,7 +23,7 @@ from mm_dist.diagnose._failure_board import NO_WORD, FailureBoard, FailureRecord
 
 _logger = logging.getLogger(__name__)
 _ABORT_LIMIT_S = 5.0
-# The launcher ends all ranks as soon as it sees one end: it shall see the first failure first.
+# The launcher ends all ranks as soon as it sees one end: so the consequences end later.
 _CONSEQUENCE_PAUSE_S = 1.0
 # What a store gets that has not answered the hang report either: rank 0 is frozen, or cut off. A
 # rank ends within five seconds of its timeout, whatever it has to say.
@@ -55,8 +55,8 @@ def install_failure_hook(
     ) -> None:
         own = find_own_group()
         if is_over or os.getpid() != pid or own is None or is_interactive():
-            # A forked child is no rank; without the group there is nobody to tell; and at a prompt
-            # the program goes on. A hook that somebody has put around this one may call it late.
+            # A forked child is no rank; without a group no other rank waits; and at a prompt
+            # the program continues. A hook that somebody has put around this one may call it late.
             previous(kind, error, trace)
             return
         line, is_consequence = _record(info, board, error, own.hang_report)
@@ -114,7 +114,7 @@ def _note_exit_status() -> Callable[[], None]:
 
 
 def is_interactive() -> bool:
-    """Return whether somebody goes on at a prompt after an exception."""
+    """Return whether an exception leads back to a prompt."""
     return hasattr(sys, "ps1") or bool(sys.flags.inspect)
 
 
@@ -175,13 +175,13 @@ def _explain_wait(error: BaseException, hang_report: Any, info: DistInfo) -> str
 
 
 def release_peers(own: OwnGroup) -> None:
-    """Let nobody wait for a rank that has failed, and its exit for nobody.
+    """Release the ranks that wait for this one, and its exit from waiting for them.
 
     It ends nothing: threads and exit handlers of the program take the time that they need. Of
     gloo, connections break when the process ends.
     """
     state.failed = own.info
-    # A reference more than anybody gives back: to destroy a group is to wait for its collectives.
+    # A reference that is never given back: destroying a group waits for its collectives.
     for group, _ in list_groups():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     abort_groups()

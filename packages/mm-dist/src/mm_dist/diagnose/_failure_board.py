@@ -117,7 +117,7 @@ class FailureBoard:
     def leave(self, limit_s: float, status: int = 0) -> bool:
         """Note that this rank leaves without an exception; return whether all do within the limit.
 
-        Without a limit it asks nobody, and the answer is no.
+        With a limit of 0 it does not ask, and returns ``False``.
         """
         error = f"exit status {status}" if status else ""
         own = FailureRecord(self._info.rank, self._info.world_size, error)
@@ -146,7 +146,7 @@ class FailureBoard:
         return _read(store.compare_set(self._key(_FAILED), "", json.dumps(asdict(record))))
 
     def _find_first(self, store: Any) -> FailureRecord | None:
-        """Return who ended first; if nobody says so, a process of this machine that is gone."""
+        """Return the first record; without one, that of a process of this machine that is gone."""
         key = f"{self._key(_PROCESSES)}/{_name_machine()}"
         numbers = range(1, store.add(key, 0) + 1)
         # Of a rank that came twice, the newer.
@@ -217,7 +217,7 @@ def _name_machine() -> str:
 
 
 def _is_gone(pid: int) -> bool:
-    """Return whether a process has ended, as far as the system tells; its parent may not know."""
+    """Return whether a process has ended, as far as the system shows."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:

@@ -236,7 +236,7 @@ def _is_overdue(survey: Survey, standstill: Standstill) -> bool:
 def _describe_standstills(survey: Survey, standstills: Sequence[Standstill]) -> Iterator[str]:
     behind = {rank for standstill in standstills for rank in standstill.behind}
     waiting = {rank for standstill in standstills for rank in standstill.waiting}
-    # First those that others wait for, and that wait for nobody; where all wait in a circle, all.
+    # First those that others wait for, and that do not wait themselves; in a circle, all.
     roots = behind - waiting or behind
     for is_root in (True, False):
         for standstill in standstills:
@@ -340,7 +340,7 @@ def _name_call(survey: Survey, rank: int, key: str, number: int) -> str:
         number: Its number there.
     """
     sample, group = survey.sample(rank), survey.name_group(key)
-    # Of a group whose beginning nobody has seen, older torch does not tell how far it has come.
+    # Older torch begins to count anywhere: only counts from the group's start are shown.
     tag = f" #{number}" if number < RANDOM_START else ""
     if sample.is_collective and number == sample.standings[key].count:
         return f"{sample.operation}{tag} ({sample.place}){group}"

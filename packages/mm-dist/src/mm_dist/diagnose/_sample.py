@@ -22,8 +22,8 @@ class Standing:
     """How far a rank has come in one process group.
 
     Attributes:
-        count: How many collectives it has begun there; of a group that older torch began to count
-            anywhere, while nobody watched, more than ``RANDOM_START``.
+        count: How many collectives it has begun there; more than ``RANDOM_START`` where older
+            torch began to count anywhere, before the group was watched.
         is_exact: Whether torch counts collectives only; on gloo it can count sends, too.
         age_s: Seconds since the last one began.
         timeout_s: How long a collective of the group may take.
@@ -40,7 +40,7 @@ class Sample:
     """What a rank publishes about itself.
 
     Attributes:
-        iteration: Its training iteration; ``None`` if nobody counts.
+        iteration: Its training iteration; ``None`` if it is not counted.
         operation: The collective or layer of torch that it is in; empty if none.
         is_collective: Whether that is certainly a wait for other ranks.
         place: Where that is in the user's code.

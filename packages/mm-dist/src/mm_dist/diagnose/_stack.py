@@ -115,7 +115,7 @@ def locate(stack: Sequence[Frame]) -> str:
 def show_stack(stack: Sequence[Frame]) -> list[str]:
     """Return the innermost frames as lines to print, outermost first."""
     inner = _inner_frames(stack)
-    # Of a deep library only its last call tells something; the rest belongs to the user's frames.
+    # Of a deep library only the last call is shown, to leave room for the user's frames.
     num_inner = max(1, _NUM_SHOWN_FRAMES - (len(stack) - len(inner)))
     shown = [*inner[:num_inner], *stack[len(inner) :]][:_NUM_SHOWN_FRAMES]
     return [
@@ -130,7 +130,7 @@ def _read_source(frame: Frame) -> str:
 
 @lru_cache(maxsize=1024)
 def _find_origin(file: str) -> str:
-    """Return whose code a file is: ``torch``, ``own``, ``installed``, ``python`` or ``user``."""
+    """Return the owner of a file: ``torch``, ``own``, ``installed``, ``python`` or ``user``."""
     if file.startswith("<frozen"):
         return "python"
     path = Path(file).absolute()
