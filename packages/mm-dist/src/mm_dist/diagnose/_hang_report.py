@@ -8,11 +8,10 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 
@@ -25,7 +24,7 @@ from mm_dist.diagnose._board import FINAL, Board, note_departure
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout
 from mm_dist.diagnose._report import Report, Timing, plan_timing, write_report
 from mm_dist.diagnose._sample import Observer
-from mm_dist.diagnose._stack import Frame, read_traceback
+from mm_dist.diagnose._stack import read_traceback
 
 _logger = logging.getLogger(__name__)
 # torch's type information does not list all of its names.
@@ -36,14 +35,6 @@ _JOIN_S, _FAILURE_S = 1.0, 3.0
 _ANSWER_S = 1.5
 # Every rank creates its groups in the same order, so that it finds the keys of the present one.
 _next_group = count()
-
-
-class _Failure(NamedTuple):
-    """The error that ends this rank: where it was raised, its text, and whether others are late."""
-
-    stack: Sequence[Frame]
-    text: str
-    is_timeout: bool
 
 
 class HangReport:
@@ -79,7 +70,7 @@ class HangReport:
         self._num_answers = self._num_reports = 0
         self._report: Report | None = None
         self._tried_at = self._unreachable_until = -math.inf
-        self._failure: _Failure | None = None
+        self._failure: BaseException | None = None
         # Since this rank failed: that the store has answered, and that all has been said.
         self._is_answered, self._is_explained = threading.Event(), threading.Event()
         self._is_out_of_reach = False
@@ -109,15 +100,12 @@ class HangReport:
         """
         if is_lost_peer(error) or os.getpid() != self._pid:
             return ""
-        failure = _Failure(
-            read_traceback(error.__traceback__), describe_error(error), is_timeout(error)
-        )
-        if self._report is None or not failure.is_timeout:
-            self._failure = failure
+        if self._report is None or not is_timeout(error):
+            self._failure = error
             self._wake_up.set()
             if self._is_answered.wait(_ANSWER_S):
                 self._is_explained.wait(2 * self._wait_timing.collect_s + _FAILURE_S)
-        return self._report.summary if failure.is_timeout and self._report else ""
+        return self._report.summary if is_timeout(error) and self._report else ""
 
     def stop(self) -> None:
         """End the thread, and note that this rank leaves."""
@@ -192,15 +180,16 @@ class HangReport:
         if self._is_due():
             self._make_report(board)
 
-    def _act_on(self, failure: _Failure) -> None:
+    def _act_on(self, error: BaseException) -> None:
         """Publish the error, or find out what the others have to do with it."""
         if self._is_explained.is_set():
             self._answer(self._connect())
             return
-        self._observer.freeze(failure.stack)
+        self._observer.freeze(read_traceback(error.__traceback__))
         board = self._connect()
-        if not failure.is_timeout:
-            board.publish(self._rank, FINAL, self._observer.take_sample(error=failure.text))
+        if not is_timeout(error):
+            sample = self._observer.take_sample(error=describe_error(error))
+            board.publish(self._rank, FINAL, sample)
             self._is_answered.set()
             self._is_explained.set()
             return

@@ -15,8 +15,7 @@ _LONGEST_LEAD_S, _LEAD_PER_RANK_S = 5.0, 0.0005
 _NUM_SHOWN = 8
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """When to look, ask and report, in seconds without a new collective.
 
     Attributes:
@@ -25,6 +24,8 @@ class Timing:
         quiet_s: When a rank begins to listen for requests.
         due_s: When a waiting rank makes the report.
         collect_s: How long the report waits for the answers of other ranks.
+        min_age_s: How long a rank must have waited to be reported: ranks look at different moments.
+        min_same_place_s: For how long a waiting rank's stack has not changed then.
     """
 
     timeout_s: float
@@ -32,16 +33,8 @@ class Timing:
     quiet_s: float
     due_s: float
     collect_s: float
-
-    @property
-    def min_age_s(self) -> float:
-        """How long a rank must have waited to be reported; ranks look at different moments."""
-        return self.due_s - 2 * self.interval_s
-
-    @property
-    def min_same_place_s(self) -> float:
-        """For how long a waiting rank's stack has not changed then."""
-        return self.min_age_s - self.quiet_s
+    min_age_s: float
+    min_same_place_s: float
 
 
 @lru_cache(maxsize=16)
@@ -54,7 +47,10 @@ def plan_timing(timeout_s: float, world_size: int) -> Timing:
     """
     interval_s = min(max(timeout_s / 20, _SHORTEST_INTERVAL_S), _LONGEST_INTERVAL_S)
     lead_s = min(_LONGEST_LEAD_S + _LEAD_PER_RANK_S * world_size, timeout_s / 4)
-    return Timing(timeout_s, interval_s, timeout_s / 4, timeout_s - lead_s, 0.75 * lead_s)
+    quiet_s, due_s = timeout_s / 4, timeout_s - lead_s
+    min_age_s = due_s - 2 * interval_s
+    times = (timeout_s, interval_s, quiet_s, due_s, 0.75 * lead_s)
+    return Timing(*times, min_age_s, min_age_s - quiet_s)
 
 
 @dataclass(frozen=True)
