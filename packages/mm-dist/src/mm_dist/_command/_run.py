@@ -74,7 +74,7 @@ def read_run_options(arguments: Sequence[str]) -> argparse.Namespace:
     # torch 1.13 knows underscores only, and looks every 5 s whether a rank has failed.
     known = parser._option_string_actions  # noqa: SLF001 (argparse has no public way)
     for spelling, action in list(known.items()):
-        known.setdefault("--" + spelling.lstrip("-").replace("_", "-"), action)
+        known.setdefault(spelling.replace("_", "-"), action)
     if "PET_MONITOR_INTERVAL" not in os.environ:
         parser.set_defaults(monitor_interval=0.1)
     # Kubernetes' variables have become torch's defaults already, and stay.
