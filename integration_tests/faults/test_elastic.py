@@ -22,7 +22,7 @@ RENDEZVOUS = (
 )
 SAID = re.compile(
     r"written by (\d) process\(es\), this run has (\d): "
-    r"the data go on after sample (\d+) of pass (\d)"
+    r"the data continue after sample (\d+) of pass (\d)"
 )
 
 
