@@ -7,10 +7,10 @@ import torch
 
 from mm_runner import CheckpointError
 from mm_runner.checkpoint import (
-    convert_mmengine_checkpoint,
     load_checkpoint_file,
     save_checkpoint_file,
 )
+from mm_runner.tools import convert_mmengine_checkpoint
 
 CONTENT = {"state_dict": {"a": torch.ones(2)}, "meta": {"epoch": 1}}
 

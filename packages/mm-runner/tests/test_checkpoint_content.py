@@ -9,13 +9,13 @@ from toy import needs_compile
 from mm_runner import CheckpointError
 from mm_runner.checkpoint import (
     clean_name,
-    convert_mmengine_checkpoint,
     load_checkpoint_file,
     load_weights,
     plain,
     save_checkpoint_file,
 )
 from mm_runner.model import BaseModel
+from mm_runner.tools import convert_mmengine_checkpoint
 
 
 def test_clean_name_takes_wrappers_off_the_front_only():

@@ -12,7 +12,8 @@ import torch
 from toy import Classifier
 
 from mm_runner import CheckpointError
-from mm_runner.checkpoint import convert_mmengine_checkpoint, load_checkpoint_file
+from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.tools import convert_mmengine_checkpoint
 
 
 class HistoryBuffer:

@@ -13,13 +13,13 @@ from mm_amp import MMAmpError
 from mm_runner import CheckpointError, ConfigError, Runner
 from mm_runner.checkpoint import (
     LAST_CHECKPOINT,
-    convert_mmengine_checkpoint,
     latest_readable,
     load_checkpoint_file,
     save_checkpoint_file,
 )
 from mm_runner.config import Config
 from mm_runner.errors import MMRunnerError
+from mm_runner.tools import convert_mmengine_checkpoint
 
 ARGUMENTS = {
     "optim_wrapper": {"optimizer": {"type": "AdamW", "lr": 0.01}},

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, dataloader
 from toy import loader_cfg
 
 from mm_runner import CheckpointError
-from mm_runner.checkpoint import convert_mmengine_checkpoint
+from mm_runner.tools import convert_mmengine_checkpoint
 
 
 @pytest.mark.parametrize("name", ["_legacy_load", "_open_zipfile_reader", "_load"])

@@ -7,7 +7,6 @@ without any package of ours.
 from ._atomic import first_line, remove_unfinished
 from ._content import FORMAT_VERSION, SHARDED_VERSION, clean_name, load_weights, plain, renamed
 from ._file import load_checkpoint_file, save_checkpoint_file
-from ._mmengine import Conversion, convert_mmengine_checkpoint
 from ._newest import (
     LAST_CHECKPOINT,
     checkpoints_in,
@@ -27,12 +26,10 @@ __all__ = [
     "SHARDED_VERSION",
     "SHARDS",
     "BackgroundWriter",
-    "Conversion",
     "ShardFolder",
     "check_resumable",
     "checkpoints_in",
     "clean_name",
-    "convert_mmengine_checkpoint",
     "find_latest_checkpoint",
     "first_line",
     "latest_readable",

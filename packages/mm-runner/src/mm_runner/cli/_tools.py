@@ -312,7 +312,7 @@ class Convert:
 
     def run(self, options: Namespace) -> int:
         """Convert, and print the entries of the new file; return the exit status."""
-        from mm_runner.checkpoint import convert_mmengine_checkpoint  # noqa: PLC0415
+        from mm_runner.tools import convert_mmengine_checkpoint  # noqa: PLC0415
 
         done = convert_mmengine_checkpoint(options.source, options.target)
         position = f"epoch {done.epoch}, step {done.iter}; " if done.epoch is not None else ""

@@ -1,4 +1,4 @@
-"""Tools beside the core: plan, trial runs, finders, crash bundles, and curves."""
+"""Tools beside the core: plan, trial runs, finders, conversion, crash bundles, and curves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._convert import Conversion, convert_mmengine_checkpoint
     from ._crash import CrashBundleHook
     from ._fast_dev_run import fast_dev_run
     from ._find_batch_size import BatchSizeReport, BatchTrial, find_batch_size
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchSizeReport",
     "BatchTrial",
+    "Conversion",
     "CrashBundleHook",
     "LearningRateReport",
     "RatePoint",
     "ResumeDifference",
     "ResumeReport",
+    "convert_mmengine_checkpoint",
     "fast_dev_run",
     "find_batch_size",
     "find_learning_rate",
@@ -38,6 +41,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "_convert": ("Conversion", "convert_mmengine_checkpoint"),
     "_crash": ("CrashBundleHook",),
     "_fast_dev_run": ("fast_dev_run",),
     "_find_batch_size": ("BatchSizeReport", "BatchTrial", "find_batch_size"),

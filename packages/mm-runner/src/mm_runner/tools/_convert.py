@@ -14,13 +14,18 @@ import torch
 
 from mm_runner._torch_private import read_with
 from mm_runner._untrusted import check_nesting
+from mm_runner.checkpoint import (
+    FORMAT_VERSION,
+    clean_name,
+    first_line,
+    plain,
+    renamed,
+    save_checkpoint_file,
+)
+from mm_runner.checkpoint._archive import check_archive, check_exists, damaged, is_archive
 from mm_runner.errors import CheckpointError
 
-from ._archive import check_archive, check_exists, damaged, is_archive
-from ._atomic import first_line
-from ._content import FORMAT_VERSION, clean_name, plain, renamed
-from ._file import save_checkpoint_file
-from ._foreign import ForeignNameError, ForeignUnpickler, Inert
+from ._foreign_pickle import ForeignNameError, ForeignUnpickler, Inert
 
 __all__ = ["Conversion", "convert_mmengine_checkpoint"]
 
