@@ -110,16 +110,20 @@ class BatchFeed:
     def _explained(self, error: Exception) -> Any:
         """Return the end of the batches, or an error that knows the sample it comes from."""
         sampler = getattr(self._loader, "batch_sampler", None)
-        if isinstance(sampler, SeekableBatchSampler):
+        is_end = isinstance(error, StopIteration)
+        # What killed a worker is not read again here: it would kill this process too.
+        is_sample = not getattr(self._loader, "num_workers", 0) or "Caught " in str(error)
+        if isinstance(sampler, SeekableBatchSampler) and (is_sample or is_end):
             epoch, batch, samples = self.start
             is_due = self._num_drawn >= sampler.num_from(batch, samples)
-            if not (is_due and isinstance(error, StopIteration)):
+            indices = None
+            if not (is_end and is_due):
                 if samples is not None:
                     samples += self._num_drawn * (sampler.num_samples_per_batch or 0)
                 indices = sampler.indices_of(epoch, batch + self._num_drawn, samples)
-                if indices:
-                    return _Failure(attach_sample(error, self._loader.dataset, indices))
-        return _END if isinstance(error, StopIteration) else _Failure(error)
+            if indices:
+                return _Failure(attach_sample(error, self._loader.dataset, indices))
+        return _END if is_end else _Failure(error)
 
     def _begin(self, batch: Any) -> Any:
         """Start the copy of ``batch``, and return what it will be."""
