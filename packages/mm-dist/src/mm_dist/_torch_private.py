@@ -42,7 +42,7 @@ def group_name(group: Any) -> str:
 
 
 def group_members() -> dict[str, list[int]]:
-    """Map the name of each group to its ranks, as numbered among all; without it, empty."""
+    """Map the name of each group to its global ranks; without it, empty."""
     found = _find(_C10D, "_pg_group_ranks")
     members = list(found.items()) if isinstance(found, dict) else []
     return {group_name(group): sorted(ranks) for group, ranks in members if group_name(group)}
@@ -91,7 +91,7 @@ def read_timeout(options: Any) -> timedelta | None:
 
 
 def set_timeout(backend: Any, timeout: timedelta) -> None:
-    """Give a backend another timeout; without the private name by the public one."""
+    """Set the timeout of a backend; without the private name by the public one."""
     change = _find(backend, "_set_default_timeout") or backend.set_timeout
     change(timeout)
 
@@ -216,7 +216,7 @@ def drop_backward_hooks(parameter: Tensor) -> None:
 
 
 def admit_sync_batch_norm(wrapper_class: _Class) -> _Class:
-    """Let a wrapper class take synchronised batch normalisation on the CPU, as ours works there.
+    """Disable torch's refusal of SyncBatchNorm on the CPU, where ours works.
 
     Without torch's check nothing refuses it.
     """

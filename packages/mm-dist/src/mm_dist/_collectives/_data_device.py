@@ -40,7 +40,7 @@ def get_data_device(data: Any) -> torch.device:
 
 
 def get_comm_device(group: Any = None) -> torch.device:
-    """Return the device on which the group communicates what is on the CPU.
+    """Return the device on which the group communicates CPU data.
 
     Args:
         group: Ranks that communicate. Defaults to all.

@@ -1,4 +1,4 @@
-"""Exchange picklable objects; only among ranks that trust each other, as pickle runs code.
+"""Exchange pickled objects among ranks that trust each other: unpickling runs code.
 
 torch's own functions need NumPy, pickle a tensor's whole storage (a sample that is a view of its
 batch carries the batch), and restore a tensor on the sender's device.
@@ -165,7 +165,7 @@ def _read_bytes(data: Tensor) -> bytearray:
 
 
 def dump_object(data: Any) -> bytearray:
-    """Return a pickle with plain tensors as large as their elements."""
+    """Pickle an object, with the elements of plain tensors instead of their storage."""
     file = io.BytesIO()
     _TensorPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(data)
     return bytearray(file.getbuffer())

@@ -15,7 +15,7 @@ from mm_dist._switches import DEBUG_VARIABLE, read_switch
 
 @dataclass
 class GroupState:
-    """One group, as this rank sees it.
+    """Cached facts about one group.
 
     Attributes:
         ranks: The members, by global rank, in the order of the group.

@@ -83,7 +83,7 @@ def _items(data: Any) -> list[tuple[Any, Any]]:
 
 
 def read_signature(tensors: Mapping[str, Tensor]) -> Signature:
-    """Return what the ranks have to agree on, from tensors by path."""
+    """Return path, dtype and shape of each tensor."""
     return tuple((path, data.dtype, tuple(data.shape)) for path, data in tensors.items())
 
 

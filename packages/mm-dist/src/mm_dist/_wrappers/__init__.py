@@ -1,4 +1,4 @@
-"""Wrappers that make a model train on many ranks."""
+"""Model wrappers for distributed training."""
 
 from mm_dist._wrappers._recognition import is_model_wrapper
 from mm_dist._wrappers._steps import OptimWrapperProtocol

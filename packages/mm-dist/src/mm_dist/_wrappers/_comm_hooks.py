@@ -1,4 +1,4 @@
-"""Ways to average gradients over ranks with less to send.
+"""Communication hooks that average gradients with less traffic.
 
 torch's own hooks serve part of the backends: that for bfloat16 is refused beside NCCL and XCCL, by
 its name, and PowerSGD starts collectives from threads of gloo, in an order that differs by rank.
@@ -97,7 +97,7 @@ def _can_reduce(dtype: torch.dtype, device: torch.device, group: Any) -> bool:
 def average_compressed(
     state: tuple[Any, torch.dtype, bool], bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients that is rounded to a shorter dtype to be sent."""
+    """Average a bucket of gradients, communicated in a shorter dtype."""
     group, dtype, is_sent_rounded = state
     buffer = bucket.buffer()
     buffer.div_(dist.get_world_size(group))

@@ -43,7 +43,7 @@ class ForwardGuard:
             self._watched.append((parameter, handle))
 
     def note_forward(self, is_synchronized: bool) -> bool:  # noqa: FBT001
-        """Expect a backward pass; to be called in each forward.
+        """Count a forward pass; call it in each one.
 
         Args:
             is_synchronized: Whether the wrapper averages its gradients, which it does not under
@@ -66,7 +66,7 @@ class ForwardGuard:
 
 
 class _Passes:
-    """The passes of a wrapper. Refers to no parameter: what parameters hold refers to it."""
+    """Counter of a wrapper's forward passes, without a reference to parameters."""
 
     __slots__ = ("is_deferred", "number", "wrapper")
 
@@ -90,7 +90,7 @@ class _Watcher:
         self._limit = 1
 
     def note(self, _: Tensor) -> None:
-        """Raise if the gradient that comes now is one too many."""
+        """Raise if this gradient would not be averaged."""
         passes = self._passes
         parameter = self._parameter()
         if parameter is None or not is_gradient_accumulated(parameter):

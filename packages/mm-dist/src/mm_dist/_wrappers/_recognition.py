@@ -1,4 +1,4 @@
-"""Tell a model wrapper from a model."""
+"""Recognise model wrappers."""
 
 import sys
 from typing import Any

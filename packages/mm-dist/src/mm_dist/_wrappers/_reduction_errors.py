@@ -66,7 +66,7 @@ def _explain(text: str, wrapper: Any, names: Sequence[str]) -> GradientSyncError
 
 
 def check_still_frozen(frozen: Sequence[tuple[str, Tensor]]) -> None:
-    """Check that nothing is trained that the reducer does not manage: ranks would drift apart.
+    """Check that no parameter was unfrozen that the reducer does not average.
 
     Args:
         frozen: Names and parameters that required no gradient when the model was wrapped.

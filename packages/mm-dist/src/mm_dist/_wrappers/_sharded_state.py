@@ -39,7 +39,7 @@ def read_full(
 def load_full(
     module: nn.Module, mesh: "DeviceMesh", state: Mapping[str, Any], *, strict: bool
 ) -> None:
-    """Load a whole state of a model, of which the first rank's counts."""
+    """Load the first rank's whole state of a model."""
     own = get_model_state_dict(module)
     scattered = _scatter_state(state, own, mesh, may_lack=not strict, may_exceed=not strict)
     load_sharded(module, scattered, strict=strict)
@@ -102,7 +102,7 @@ def _read_initial(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 @contextmanager
 def _set_aside(optimizer: Optimizer) -> Iterator[None]:
-    """Take an optimizer's state and its gradients away, and give them back afterwards."""
+    """Clear an optimizer's state and gradients; restore them at the end."""
     state = dict(optimizer.state)
     gradients = [(p, p.grad) for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
@@ -191,7 +191,7 @@ def _scatter_state(
 
 
 def _share(value: Any, mesh: "DeviceMesh") -> Any:
-    """Return the first rank's object on all ranks of a mesh."""
+    """Broadcast the first rank's object over a mesh."""
     box = [value]
     for group in mesh.get_all_groups():
         broadcast_object_list(box, dist.get_global_rank(group, 0), group)
@@ -199,7 +199,7 @@ def _share(value: Any, mesh: "DeviceMesh") -> Any:
 
 
 def _announce(value: Any) -> Any:
-    """Return a small value itself, copied as an optimizer changes what it loads."""
+    """Copy a small value; replace a larger tensor by one on the meta device."""
     if not isinstance(value, Tensor):
         return deepcopy(value)
     return value.detach().to("meta" if value.ndim else "cpu", copy=True)

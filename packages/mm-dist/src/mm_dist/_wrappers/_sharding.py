@@ -184,7 +184,7 @@ def _keep_ties_together(
 
 
 def _average_by_sum(heads: Iterable[Any], mesh: "DeviceMesh") -> None:
-    """Let ``fully_shard`` add gradients up and divide, where the backend may not know averages.
+    """Average gradients by sum and division where the backend may lack averages.
 
     Of the backends only NCCL is sure to: gloo gives sums instead in some versions of torch.
     """
@@ -198,7 +198,7 @@ def _average_by_sum(heads: Iterable[Any], mesh: "DeviceMesh") -> None:
 def _copy_from_first_rank(
     members: Iterable[nn.Module], mesh: "DeviceMesh", device: torch.device
 ) -> None:
-    """Move what modules hold themselves to ``device``, with the values of the mesh's first rank."""
+    """Move the modules' own tensors to ``device``, with the values of the mesh's first rank."""
     for tensor in {tensor: None for module in members for _, tensor in _own_tensors(module)}:
         if hasattr(tensor, "placements"):  # distributed already, by whoever divided the model
             continue
@@ -223,11 +223,11 @@ class _Materializer:
         self._replacements: dict[Any, Any] = {}
 
     def current(self, parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
-        """Return parameters as they are now, for those that have been given values."""
+        """Map parameters that were on the meta device to their replacements."""
         return {self._replacements.get(parameter, parameter) for parameter in parameters}
 
     def materialize(self, members: Iterable[nn.Module]) -> None:
-        """Give each member that holds something on the meta device real, initial values."""
+        """Allocate and initialise the members that hold tensors on the meta device."""
         empty = [m for m in members if any(t.is_meta for _, t in _own_tensors(m))]
         for module in empty:
             for name, tensor in list(_own_tensors(module)):
@@ -265,7 +265,7 @@ class _Materializer:
 
 
 def _placeholder(tensor: Tensor) -> float | int:
-    """Return a value that tells which tensors nobody initialised."""
+    """Return the value that marks uninitialised tensors."""
     if tensor.is_floating_point() or tensor.is_complex():
         return torch.nan
     return 0 if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
@@ -280,6 +280,6 @@ def _is_untouched(tensor: Tensor) -> bool:
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return the parameters and buffers that a module holds itself, all names of each."""
+    """Yield a module's own parameters and buffers, under each of their names."""
     yield from module.named_parameters(recurse=False, remove_duplicate=False)
     yield from module.named_buffers(recurse=False, remove_duplicate=False)

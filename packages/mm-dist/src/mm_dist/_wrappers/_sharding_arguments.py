@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Strategy(NamedTuple):
-    """One way to spread a model over ranks.
+    """A sharding strategy.
 
     Attributes:
         name: Our name of it.
@@ -184,7 +184,7 @@ def read_offload(given: Any, device_type: str) -> "OffloadPolicy":
 
 
 def choose_modules(policy: Any, candidates: Mapping[str, nn.Module]) -> list[nn.Module]:
-    """Return the modules that ``auto_wrap_policy`` makes groups of.
+    """Return the modules that ``auto_wrap_policy`` selects.
 
     Args:
         policy: ``None``; a class, name or pattern, or several of them; a dict with ``type`` or

@@ -21,7 +21,7 @@ _FORMER_CLASS = "_mm_dist_former_class"
 def convert_sync_batchnorm(
     module: _Module, implementation: str = "torch", *, process_group: Any = None
 ) -> _Module:
-    """Let every batch normalisation in a model use the batches of all ranks.
+    """Convert every batch normalisation in a model to one over all ranks.
 
     The modules change their class in place. Parameters, statistics, settings, hooks, ``training``
     and who shares what stay as they are, so an optimizer may exist already. What cannot be
@@ -145,7 +145,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
-        """Normalise over all ranks when training, by the running statistics in evaluation.
+        """Normalise over all ranks in training, by the running statistics in evaluation.
 
         Args:
             input: Shape ``(n, num_features, ...)``.
@@ -191,7 +191,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 
 
 def _moments_over_ranks(values: Tensor, group: Any) -> tuple[Tensor, Tensor, float]:
-    """Return mean and biased variance of each channel, and the number of values of one."""
+    """Return mean and biased variance of each channel, and the number of values per channel."""
     dims = [0, *range(2, values.dim())]
     num_channels = values.size(1)
     num_values = values.numel() // num_channels
@@ -213,7 +213,7 @@ def _moments_over_ranks(values: Tensor, group: Any) -> tuple[Tensor, Tensor, flo
 
 
 class _GatherRows(torch.autograd.Function):
-    """Stack the row of each rank, shape ``(world_size, n)``; the gradient finds its way back."""
+    """Differentiable all-gather of one row per rank, to shape ``(world_size, n)``."""
 
     @staticmethod
     def forward(ctx: Any, row: Tensor, group: Any) -> Tensor:

@@ -169,7 +169,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def _prepare_backward(self) -> bool:
-        """Announce a backward pass; return whether forward can run as it is asked to."""
+        """Prepare for a backward pass; return ``False`` if forward must synchronise first."""
         is_synchronized = self.require_backward_grad_sync
         is_unlearned = self.static_graph and not is_static_graph_learned(self)
         if is_unlearned and not is_synchronized:

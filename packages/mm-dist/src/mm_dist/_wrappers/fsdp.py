@@ -202,7 +202,7 @@ class MMFullyShardedDataParallel(nn.Module):
             self.reshard()
 
     def reshard(self) -> None:
-        """Free gathered parameters; those of a forward whose backward is still to come too."""
+        """Free all gathered parameters, even between a forward and its backward."""
         for head in self._heads:
             head.reshard()
 
@@ -230,7 +230,7 @@ class MMFullyShardedDataParallel(nn.Module):
         self._heads[-1].set_requires_gradient_sync(requires_gradient_sync)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what this rank holds, as ``DTensor`` objects, by the names of the bare model."""
+        """Return this rank's shards as ``DTensor`` objects, by the names of the bare model."""
         return self.module.state_dict(*args, **kwargs)
 
     def full_state_dict(

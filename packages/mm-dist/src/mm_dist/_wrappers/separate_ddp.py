@@ -18,7 +18,7 @@ from mm_dist._wrappers.ddp import MMDistributedDataParallel
 
 
 class MMSeparateDistributedDataParallel(nn.Module):
-    """Data parallelism of each child by itself: one backward may reach some of them only.
+    """Data-parallel wrapper of each child, for models that train parts in turn.
 
     Each child with trainable parameters becomes an ``MMDistributedDataParallel``, in its place in
     the module; what the module's own ``train_step`` calls is the wrapped child. Others stay as they
@@ -113,7 +113,7 @@ class MMSeparateDistributedDataParallel(nn.Module):
 
 
 class ChildDataParallel(MMDistributedDataParallel):
-    """A child of a model, wrapped in its place: it does not show in the names of parameters.
+    """Data-parallel wrapper of one child, absent from the names of parameters.
 
     Args:
         module: The child.
@@ -136,7 +136,7 @@ class ChildDataParallel(MMDistributedDataParallel):
             self._gradient_watch.start()
 
     def end_step(self) -> None:
-        """Check that the gradients were averaged, and name what the step did not reach.
+        """Check that the gradients were averaged, and log parameters without one.
 
         Raises:
             GradientSyncError: If they were not.
@@ -147,7 +147,7 @@ class ChildDataParallel(MMDistributedDataParallel):
 
 
 def _check_owners(module: nn.Module) -> None:
-    """Check that each trainable parameter is in one child: it is averaged by that child alone."""
+    """Check that each trainable parameter belongs to exactly one child."""
     own = [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]
     if own:
         raise ConfigError(
