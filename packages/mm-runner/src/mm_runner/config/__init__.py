@@ -1,4 +1,4 @@
-"""Configurations: read from files, inherited, changed from the command line, written again.
+"""Configurations: files, inheritance, command-line overrides, output.
 
 A configuration is a plain mapping whose keys are the arguments of
 :class:`mm_runner.Runner`; :class:`Config` adds files and attribute access. Nothing here imports

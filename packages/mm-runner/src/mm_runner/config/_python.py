@@ -1,4 +1,4 @@
-"""Read one configuration file in Python by executing it."""
+"""Execute a Python config file, with ``_base_`` and ``read_base()``."""
 
 from __future__ import annotations
 

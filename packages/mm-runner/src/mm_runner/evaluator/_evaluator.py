@@ -1,4 +1,4 @@
-"""Several metrics as one."""
+"""Evaluator: runs several metrics."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Evaluator:
             metric.dataset_meta = value
 
     def reset(self) -> None:
-        """Forget what an evaluation that was cut off has collected."""
+        """Clear the results of an interrupted evaluation."""
         for metric in self.metrics:
-            if hasattr(metric, "reset"):  # of a metric of the user's own, little is asked
+            if hasattr(metric, "reset"):  # users' metrics may lack it
                 metric.reset()
 
     def process(self, data_samples: Any, data_batch: Any = None) -> None:
-        """Take in the predictions for one batch."""
+        """Pass the predictions for one batch to every metric."""
         for metric in self.metrics:
             metric.process(data_batch, data_samples)
 

@@ -53,7 +53,7 @@ class BaseMetric(ABC):
 
     @abstractmethod
     def process(self, data_batch: Any, data_samples: Any) -> None:
-        """Take in one batch.
+        """Process the predictions for one batch.
 
         Args:
             data_batch: As the loader gave it.
@@ -69,7 +69,7 @@ class BaseMetric(ABC):
         return self.results
 
     def reset(self) -> None:
-        """Forget what was collected; an evaluation begins with this. Override for other state."""
+        """Clear the results before an evaluation. Override to clear other state."""
         self.results = []
 
     def evaluate(self, size: int) -> dict[str, float]:

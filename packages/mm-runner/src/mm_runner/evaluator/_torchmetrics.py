@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics among ours."""
+"""Adapter for metrics of torchmetrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def is_torch_metric(value: Any) -> bool:
-    """Tell whether ``value`` is a metric or collection of torchmetrics, or a class of these."""
+    """Return whether ``value`` is a metric or collection of torchmetrics, or a class of these."""
     library = sys.modules.get("torchmetrics")  # imported, if there is one of its objects
     if library is None:
         return False

@@ -1,4 +1,4 @@
-"""The interface between a model and the loops."""
+"""Base class of models: the interface to the loops."""
 
 from __future__ import annotations
 

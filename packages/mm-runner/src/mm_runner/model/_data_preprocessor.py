@@ -1,4 +1,4 @@
-"""Moves batches to the device of the model."""
+"""Data preprocessor: moves batches to the device of the model."""
 
 from __future__ import annotations
 

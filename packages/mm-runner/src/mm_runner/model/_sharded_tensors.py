@@ -1,4 +1,4 @@
-"""Parts and wholes of tensors that may be sharded."""
+"""Gather and shard tensors that may be DTensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of a model, whatever it is wrapped in."""
+"""Train and evaluation steps of wrapped and plain models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain module and a loss, as a model that the Runner trains."""
+"""Model that trains a plain module with a loss function."""
 
 from __future__ import annotations
 

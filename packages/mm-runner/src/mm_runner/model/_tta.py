@@ -1,4 +1,4 @@
-"""Prediction from several views of each sample."""
+"""Test-time augmentation."""
 
 from __future__ import annotations
 

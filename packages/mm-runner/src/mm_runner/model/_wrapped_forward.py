@@ -1,4 +1,4 @@
-"""Replace the forward of single modules, and put it back."""
+"""Replace and restore the forward of single modules."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def _check_model_wrapper(cfg: Any, where: str) -> None:
     component: Any = check_component(
         cfg, MODEL_WRAPPERS, where, default="MMDistributedDataParallel", given=("module",)
     )
-    # A class of the user's own may make anything of **kwargs.
+    # A user's class may accept anything as **kwargs.
     if component.__init__ not in [one.__init__ for one in _DDP_WRAPPERS]:
         return
     takers = (*_DDP_WRAPPERS[:1], component, DistributedDataParallel)

@@ -117,7 +117,7 @@ class ShapeDriver(GroupDriver):
 
 
 class ReduceOnPlateau(GroupDriver):
-    """Multiply by ``factor`` once a metric has not become better for more than ``patience`` times.
+    """Multiply by ``factor`` once a metric has not improved for more than ``patience`` validations.
 
     Args:
         optimizer: As of :class:`GroupDriver`.
@@ -179,7 +179,7 @@ class ReduceOnPlateau(GroupDriver):
         }
 
     def follow(self, metrics: Mapping[str, Any], count: int) -> None:
-        """Take in the results of a validation after ``count`` epochs."""
+        """Update from the metrics of a validation after ``count`` epochs."""
         state = self._state
         metric = score_of(metrics, self.monitor, f"{self._where}.monitor")
         if self._is_better(metric):

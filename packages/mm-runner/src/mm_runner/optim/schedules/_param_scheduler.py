@@ -240,7 +240,7 @@ class ParamScheduler:
             self._driver.advance(self._count - self.begin)
 
     def follow(self, metrics: Mapping[str, Any]) -> None:
-        """Take in the results of a validation; for a schedule that :attr:`need_val_args`.
+        """Update a schedule that :attr:`need_val_args` from the metrics of a validation.
 
         Raises:
             ConfigError: If the metric that it follows is not among them, or no number.
@@ -305,10 +305,10 @@ class ParamScheduler:
 def replay(schedulers: Sequence[ParamScheduler], num_iters: int, epoch_length: int | None) -> None:
     """Repeat all steps of schedules from the initial values of the optimizer.
 
-    Each value follows from the one before, so only this gives the values of the configuration at
-    this position, to the last bit, after its windows have changed. Steps are taken in the order of
-    training: after each iteration those by iteration, after each epoch those by epoch, and then
-    what a metric has changed.
+    Each value is computed from the previous one, so after a change of windows only this gives the
+    values of the configuration at this position, to the last bit. The order is that of training:
+    after each iteration schedules by iteration, after each epoch those by epoch, then those that
+    follow a metric.
 
     Args:
         schedulers: All of one optimizer, each at its position.
