@@ -104,21 +104,22 @@ def init_dist(
         >>> init_dist("none", device_type="cpu").world_size
         1
     """
+    has_group = is_distributed()  # which may be of a kind that is not known here
     check_dist_arguments(
         launcher,
-        backend,
+        None if has_group else backend,
         timeout=timeout,
         steady_timeout=steady_timeout,
         port=port,
         init_backend=init_backend,
-        device_type=device_type,
+        device_type=None if has_group else device_type,
         hang_report=hang_report,
         rank=rank,
         world_size=world_size,
         init_method=init_method,
     )
     limit, steady_limit = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
-    if is_distributed():
+    if has_group:
         # Whatever variables are left over: the group that exists wins.
         existing = current_info()
         if limit not in (None, existing.timeout):
