@@ -11,8 +11,7 @@ from ._adamp import NpuFusedAdamP
 from ._adamw import NpuFusedAdamW
 from ._bert_adam import NpuFusedBertAdam
 from ._lamb import NpuFusedLamb
-from ._rmsprop import NpuFusedRMSprop
-from ._rmsprop_tf import NpuFusedRMSpropTF
+from ._rmsprop import NpuFusedRMSprop, NpuFusedRMSpropTF
 from ._sgd import NpuFusedSGD
 
 __all__ = [
