@@ -356,7 +356,8 @@ def test_a_command_of_another_distribution_is_found(tmp_path, monkeypatch, capsy
     info = tmp_path / "others-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[mm.commands]\ncount = others_cli:Count\n")
+    text = "[mm.commands]\ncount = others_cli:Count\nbroken = not_there:Broken\n"
+    (info / "entry_points.txt").write_text(text)
     (tmp_path / "others_cli.py").write_text(
         "class Count:\n    help = description = 'count to N'\n"
         "    def add_arguments(self, parser):\n        parser.add_argument('n', type=int)\n"

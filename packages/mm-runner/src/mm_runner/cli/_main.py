@@ -85,7 +85,7 @@ def _with_dashes(argument: str) -> str:
 
 
 def _build_parser(arguments: Sequence[str]) -> tuple[ArgumentParser, dict[str, Command]]:
-    """Return the parser, with the arguments of the command in ``arguments`` only, and commands."""
+    """Return the parser and the commands: the one in ``arguments``, or all without arguments."""
     parser = ArgumentParser(
         prog="mm-runner",
         description="Train, test and examine models from their configuration.",
@@ -96,7 +96,10 @@ def _build_parser(arguments: Sequence[str]) -> tuple[ArgumentParser, dict[str, C
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((one for one in arguments if not one.startswith("-")), None)
     commands: dict[str, Command] = {}
-    for entry in entry_points(group=_GROUP):
+    found = entry_points(group=_GROUP)
+    if chosen in found.names:  # the others may be slow to import, or broken
+        found = found.select(name=chosen)
+    for entry in found:
         command = commands[entry.name] = cast("Command", entry.load()())
         options: dict[str, Any] = {"help": command.help, "description": command.description}
         own = subparsers.add_parser(entry.name, epilog=_EPILOG, allow_abbrev=False, **options)
