@@ -168,12 +168,15 @@ def _launch(options: argparse.Namespace) -> int:
     # Newer torch shares the launchers' store with the ranks; a launcher that joins later would
     # wait for a key that nobody sets again.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    if options.nproc_per_node.isdecimal() and int(options.nproc_per_node) > 1:
+        # torchrun gives every rank one thread, and warns.
+        has_affinity = hasattr(os, "sched_getaffinity")
+        num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+        threads = max(1, num_cores // int(options.nproc_per_node))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     try:
         config, command, arguments = config_from_args(options)
         num_local, num_nodes = config.nproc_per_node, config.max_nodes
-        # torchrun gives every rank one thread, and warns.
-        threads = max(1, (os.cpu_count() or 1) // num_local)
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         # The launcher keeps the store, to which every rank connects.
         provide_files(num_nodes * num_local)
     except (ValueError, AssertionError, OSError) as error:
