@@ -9,7 +9,7 @@ from typing import Any
 from . import _torch_private as torch_private
 from ._cache._code_cache import CodeCache
 from ._failure import Failure, failure_of_backend, note_failure, passing_error
-from ._torch import describe_backend, rare_collections, torch_version
+from ._torch import describe_backend, torch_version
 
 Compiled = Callable[..., Any]
 # torch.compile's arguments for inductor, which few other backends take.
@@ -74,7 +74,7 @@ class GuardedBackend:
         # A backward compiled when it runs would fail where no region can catch the error.
         early = torch_private.backward_compiled_early() if self._catches else nullcontext()
         try:
-            with early, rare_collections():
+            with early:
                 return self._compile(graph_module, example_inputs)
         except Exception as error:
             if self._catches and passing_error(error) is None:

@@ -29,7 +29,7 @@ from ._warm_up import WarmUp
 _logger = logging.getLogger(__name__)
 
 
-@rare_collections()  # imports torch's compiler
+@rare_collections  # imports torch's compiler
 def compile_model(
     model: nn.Module,
     cfg: bool | str | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value

@@ -19,6 +19,7 @@ from ._failure import (
 )
 from ._method import MethodSlot
 from ._model_call import ModelCall, is_compiling
+from ._torch import rare_collections
 
 # Compares a call of compiled code with eager code, and returns what deviates.
 Check = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Failure | None]
@@ -165,8 +166,10 @@ class Region:
         is_first = self.name not in code.callers
         first_bucket = torch_private.begin_bucket_splits(is_whole=not self.name)
         try:
-            code.callers.add(self.name)
-            outputs = code.run(self._module(), *args, **kwargs)
+            if is_first:
+                outputs = self._run_first(code, args, kwargs)
+            else:
+                outputs = code.run(self._module(), *args, **kwargs)
         except Exception as error:
             if not torch_private.is_of_dynamo(error, self._errors):
                 raise
@@ -188,6 +191,12 @@ class Region:
             return self._recover(failed, args, kwargs, may_have_run=may_have_run)
         finally:
             del failed  # its traceback keeps the inputs alive
+
+    @rare_collections
+    def _run_first(self, code: CompiledCode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the code for the first time, which compiles it unless other regions have run it."""
+        code.callers.add(self.name)
+        return code.run(self._module(), *args, **kwargs)
 
     def _recover(
         self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_have_run: bool
