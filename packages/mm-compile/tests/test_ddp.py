@@ -1,4 +1,3 @@
-import copy
 import time
 
 import pytest
@@ -132,16 +131,3 @@ def test_graphs_end_where_gradient_buckets_do(bucket_cap_mb, cfg, graphs):
     backward(wrapper)
     assert backend.calls - calls == graphs
     assert first_bucket == dist._DEFAULT_FIRST_BUCKET_BYTES
-
-
-@pytest.mark.usefixtures("_one_rank")
-def test_a_copy_of_a_wrapped_model_trains_its_own_parameters(model, backend):
-    wrapper = DistributedDataParallel(model)
-    compile_model(wrapper, {"backend": backend})
-    wrapper(torch.randn(5, 4)).sum().backward()
-    calls, weight = backend.calls, model.first.weight.detach().clone()
-    twin = copy.deepcopy(wrapper)
-    twin.module.train_step(torch.randn(5, 4), torch.optim.SGD(twin.parameters(), lr=0.1))
-    assert backend.calls == calls
-    assert torch.equal(model.first.weight, weight)
-    assert not torch.equal(twin.module.first.weight, weight)

@@ -112,17 +112,6 @@ def test_a_node_that_is_refused_is_named_by_its_own_line(on_error, caplog):
     assert f"no sinh target: sinh.default (at {__file__}:{line})" in message
 
 
-def test_the_advice_for_a_step_names_no_regions():
-    def never(_graph_module, _inputs):
-        raise RuntimeError("never")
-
-    model = Toy()
-    compile_model(model, {"backend": never, "target": "train_step"})
-    with pytest.raises(CompileError, match="leave train_step out of target") as caught:
-        model.train_step(torch.randn(2, 4), torch.optim.SGD(model.parameters(), lr=0.1))
-    assert "regions" not in str(caught.value)
-
-
 def test_a_later_recompilation_that_fails_falls_back_too(model):
     backend = RefusingBackend(has_size(6))
     model.eval()

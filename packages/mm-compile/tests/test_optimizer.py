@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from toy import CountingBackend, Toy, needs_compile
+from toy import Toy, needs_compile
 
-from mm_compile import AlreadyCompiledError, CompileError, TorchVersionError, compile_model
+from mm_compile import AlreadyCompiledError, CompileError, compile_model
 from mm_compile._torch import torch_version
 
 pytestmark = needs_compile
@@ -111,12 +111,6 @@ def test_a_lack_of_memory_is_raised_and_the_next_step_compiles():
         train(model, optimizer, 1)
     train(model, optimizer, 1)
     assert handle.report().optimizers[0].is_compiled
-
-
-@pytest.mark.skipif((torch_version() >= (2, 4)), reason="this torch compiles optimizers")
-def test_a_torch_that_compiles_no_optimizer_says_so(model):
-    with pytest.raises(TorchVersionError, match=r"needs PyTorch >= 2\.4"):
-        compile_model(model, {"backend": CountingBackend(), "optimizer": True})
 
 
 @needs_compiled_step

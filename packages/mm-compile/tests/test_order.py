@@ -1,11 +1,9 @@
 """Compiled models among what else is put in or around a model, in one process."""
 
-import copy
 from functools import partial
 
 import pytest
 import torch
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from toy import needs_compile
 from wrapped import Dropping, Net, Watch, train
@@ -122,30 +120,6 @@ def test_autocast_is_compiled_in_and_out_of_it(regions, backend):
         torch.testing.assert_close(outputs, eager(inputs))
     torch.testing.assert_close(model(inputs), eager(inputs))
     assert backend.calls == calls + 3 * (1 if regions is None else 3)
-
-
-@by_regions
-def test_an_average_of_the_weights_is_its_own_model(regions, backend):
-    model = Net()
-    compile_model(model, {"backend": backend, "regions": regions})
-    average = AveragedModel(model)
-    snapshots = []
-    for _ in range(2):
-        train(model)
-        average.update_parameters(model)
-        snapshots.append(copy.deepcopy(model.state_dict()))
-    mean = {name: (snapshots[0][name] + snapshots[1][name]) / 2 for name in snapshots[0]}
-    torch.testing.assert_close(dict(average.module.state_dict()), mean)
-    expected = Net()
-    expected.load_state_dict(average.module.state_dict())
-    calls, inputs = backend.calls, torch.randn(5, 4)
-    with torch.no_grad():
-        torch.testing.assert_close(average.eval()(inputs), expected.eval()(inputs))
-        assert backend.calls == calls
-        compile_model(average.module, {"backend": backend, "regions": regions})
-        torch.testing.assert_close(average(inputs), expected(inputs))
-        assert backend.calls == calls + (1 if regions is None else 3)
-        assert not torch.allclose(model.eval()(inputs), expected(inputs))
 
 
 @pytest.mark.skipif(not shares_code(), reason="dynamo does not look at hooks that come later")
