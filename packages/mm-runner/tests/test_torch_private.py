@@ -1,10 +1,14 @@
 """Every private name of torch may be missing: mm-runner then does what its table of them says."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from mm_runner import CheckpointError
+from mm_runner import _torch_private as private
 from mm_runner._torch_private import stop_workers
 from mm_runner.tools import convert_mmengine_checkpoint
 
@@ -23,3 +27,44 @@ def test_without_the_names_of_loaders_their_workers_are_left_to_python():
     del loader._iterator
     stop_workers(iter(()), loader)
     assert not hasattr(loader, "_iterator")
+
+
+class _Bare:
+    """Stands in for an object of torch without any private name."""
+
+    def named_parameters(self, *, recurse):
+        return [] if recurse else [("weight", "parameter")]
+
+    def named_children(self):
+        return [("layer", "child")]
+
+    def named_buffers(self, *, recurse):
+        return [] if recurse else [("mean", "buffer")]
+
+    def is_inference(self):
+        return False
+
+
+def test_without_the_tables_of_modules_public_iterators_serve():
+    assert list(private.parameters_of(_Bare())) == [("weight", "parameter")]
+    assert list(private.children_of(_Bare())) == [("layer", "child")]
+    assert list(private.buffers_of(_Bare())) == [("mean", "buffer")]
+
+
+def test_without_what_speeds_up_or_checks_nothing_fails(tmp_path, monkeypatch):
+    assert private.version_of_module(_Bare()) is None
+    assert private.version_of(_Bare()) == -1
+    assert not private.can_convolve_with(_Bare())
+    private.dump_memory_history(_Bare(), tmp_path / "history")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", None)
+    assert private.dispatch_mode() is object
+    monkeypatch.setattr(private, "_module", SimpleNamespace())
+    assert private.has_global_hooks()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_without_torchs_store_an_os_error_says_so(monkeypatch):
+    monkeypatch.delattr(torch.distributed.distributed_c10d, "_get_default_store")
+    with pytest.raises(OSError, match="does not give the store"):
+        private.default_store()

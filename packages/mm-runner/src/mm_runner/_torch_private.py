@@ -7,6 +7,19 @@ Name                                                Without it
 ``_open_zipfile_reader``, ``_load``                 line (torch 1.13: also a file with a float)
 ``_MultiProcessingDataLoaderIter``'s                Workers end when Python collects the loader,
 ``_shutdown_workers``, ``DataLoader._iterator``     or at the end of the process
+``Module._parameters``, ``_modules``,               The public iterators, which list a shared
+``_buffers``                                        parameter or module under its first name only
+``Module._version``                                 Versions of modules are not compared
+``_global_forward_hooks``,                          The preprocessor is always called as a module,
+``_global_forward_pre_hooks``                       which takes longer
+``Tensor._version``                                 No change in place is noticed
+``_ConvNd._conv_forward``                           ``efficient_conv_bn_eval`` fuses nothing
+``distributed_c10d._get_default_store``             Stops and time limits have no effect on several
+                                                    processes; the log says so
+``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
+``torch.cuda.memory._snapshot``,                    A crash bundle has no history of memory
+``_dump_snapshot``
+``torch.utils._python_dispatch``                    ``HostSyncHook`` warns, and counts nothing
 ==================================================  =============================================
 """
 
@@ -16,14 +29,34 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+from torch.optim import lr_scheduler
 from typing_extensions import override
 
 from mm_runner.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["read_with", "stop_workers"]
+__all__ = [
+    "buffers_of",
+    "can_convolve_with",
+    "children_of",
+    "convolve_with",
+    "default_store",
+    "dispatch_mode",
+    "dump_memory_history",
+    "has_global_hooks",
+    "parameters_of",
+    "read_with",
+    "scheduler_base",
+    "stop_workers",
+    "version_of",
+    "version_of_module",
+]
 
 _READERS = ("_legacy_load", "_open_zipfile_reader", "_load")
 
@@ -85,3 +118,86 @@ def stop_workers(batches: Any, loader: Any = None) -> None:
             shut_down()
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # noqa: SLF001
+
+
+def parameters_of(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the module's own parameters, a shared one under each of its names."""
+    found = getattr(module, "_parameters", None)
+    listed = module.named_parameters(recurse=False) if found is None else found.items()
+    return ((name, one) for name, one in listed if one is not None)
+
+
+def children_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the module's own children, a shared one under each of its names."""
+    found = getattr(module, "_modules", None)
+    listed = module.named_children() if found is None else found.items()
+    return ((name, one) for name, one in listed if one is not None)
+
+
+def buffers_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the module's own buffers, in a fraction of the time of ``named_buffers()``."""
+    found = getattr(module, "_buffers", None)
+    listed = module.named_buffers(recurse=False) if found is None else found.items()
+    return ((name, one) for name, one in listed if one is not None)
+
+
+def version_of_module(module: nn.Module) -> int | None:
+    """Return the version of a module's state, or ``None`` if it has none."""
+    return getattr(module, "_version", None)
+
+
+def has_global_hooks() -> bool:
+    """Return whether forward hooks of all modules are registered."""
+    names = ("_global_forward_pre_hooks", "_global_forward_hooks")
+    return any(getattr(_module, name, True) for name in names)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return torch's count of changes in place; tensors of inference mode have none."""
+    return -1 if tensor.is_inference() else getattr(tensor, "_version", -1)
+
+
+def can_convolve_with(convolution: nn.Module) -> bool:
+    """Return whether :func:`convolve_with` takes this convolution."""
+    return hasattr(convolution, "_conv_forward")
+
+
+def convolve_with(convolution: Any, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Convolve as ``convolution`` does, padding included, with another weight and bias."""
+    output: Tensor = convolution._conv_forward(inputs, weight, bias)  # noqa: SLF001
+    return output
+
+
+def default_store() -> Any:
+    """Return the store of the default process group.
+
+    Raises:
+        OSError: If this version of torch does not give it.
+    """
+    module: Any = getattr(dist, "distributed_c10d", None)
+    read = getattr(module, "_get_default_store", None)
+    if read is None:
+        raise OSError(f"torch {torch.__version__} does not give the store of the process group")
+    return read()
+
+
+def scheduler_base() -> Any:
+    """Return the base class of torch's schedules."""
+    newer = getattr(lr_scheduler, "LRScheduler", None)
+    return newer or lr_scheduler._LRScheduler  # noqa: SLF001
+
+
+def dump_memory_history(memory: Any, path: Path) -> None:
+    """Write the history of a device's allocations, if it was recorded."""
+    snapshot, dump = (getattr(memory, name, None) for name in ("_snapshot", "_dump_snapshot"))
+    if snapshot is not None and dump is not None and any(snapshot().get("device_traces", ())):
+        dump(str(path))
+
+
+def dispatch_mode() -> Any:
+    """Return ``TorchDispatchMode``, or ``object`` without it."""
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - few need it
+    except ImportError:
+        return object
+    return TorchDispatchMode

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+from mm_runner._torch_private import dispatch_mode
 from mm_runner.hooks import Hook
 from mm_runner.hooks._arguments import check_integer
 
@@ -140,8 +140,14 @@ class HostSyncHook(Hook):
 
 def _can_count(runner: RunView) -> bool:
     """Return whether counting leaves compiled code compiled; warn where it does not."""
+    mode = dispatch_mode()
+    if mode is object:
+        runner.logger.warning(
+            f"HostSyncHook counts nothing: torch {torch.__version__} does not show its operations."
+        )
+        return False
     names = ("is_infra_mode", "ignore_compile_internals")
-    if not runner.compile_handle.enabled or all(hasattr(TorchDispatchMode, one) for one in names):
+    if not runner.compile_handle.enabled or all(hasattr(mode, one) for one in names):
         return True
     runner.logger.warning(
         f"HostSyncHook counts nothing: torch {torch.__version__} would run uncompiled what this "

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+from mm_runner._torch_private import dispatch_mode
 from mm_runner.hooks import Hook
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _WAITING = {
     # Only the overload with lengths as tensors.
     "aten._ctc_loss.Tensor": "ctc_loss with lengths as tensors",
 }
+_DispatchMode: Any = dispatch_mode()
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 _MASKS = (torch.bool, torch.uint8)
 _PACKAGES = ("torch", "mm_runner", "mm_dist", "mm_amp", "mm_compile", "mm_npu")
@@ -52,7 +53,7 @@ class Sync(NamedTuple):
     origin: str
 
 
-class SyncCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SyncCounter(_DispatchMode):  # type: ignore[misc]
     """Counts, while it is entered, the operations that make the host wait for the device.
 
     Args:
@@ -63,7 +64,7 @@ class SyncCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, counts: Counter[Sync], device_type: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._counts = counts
         self._counts_host = device_type == "cpu"
         self._thread = threading.get_ident()

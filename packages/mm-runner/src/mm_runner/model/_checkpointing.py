@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mm_runner._torch_private import buffers_of, version_of
 from mm_runner.errors import ConfigError
 
 from ._wrapped_forward import WrappedForward, forward_wrapper
@@ -67,13 +68,12 @@ class _Run:
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._forward, self._has_run = forward, False
-        # Where each buffer is registered; named_buffers() takes several times as long.
+        # Where each buffer is registered.
         self._places = [
-            (part._buffers, name, buffer)  # noqa: SLF001
+            (part, name, buffer)
             for part in module.modules()
             if not isinstance(part, torch.jit.ScriptModule)
-            for name, buffer in part._buffers.items()  # noqa: SLF001
-            if buffer is not None
+            for name, buffer in buffers_of(part)
         ]
         buffers = {id(buffer): buffer for _, _, buffer in self._places}  # one may be in two places
         self._copies = {
@@ -82,7 +82,7 @@ class _Run:
             if buffer.numel() <= _MAX_COPIED
         }
         large = (buffer for key, buffer in buffers.items() if key not in self._copies)
-        self._large = [(buffer, _version_of(buffer)) for buffer in large]
+        self._large = [(buffer, version_of(buffer)) for buffer in large]
 
     def __call__(self, *values: Any) -> Any:
         if not self._has_run:
@@ -93,7 +93,7 @@ class _Run:
 
     def check_large_buffers(self, name: str) -> None:
         """Raise if the forward changed a buffer that was not copied."""
-        if any(_version_of(buffer) != version for buffer, version in self._large):
+        if any(version_of(buffer) != version for buffer, version in self._large):
             raise ConfigError(
                 f"activation_checkpointing: {name!r} changes a buffer of more than "
                 f"{_MAX_COPIED:,} numbers in its forward, which is too large to be copied in each "
@@ -103,18 +103,13 @@ class _Run:
     @contextmanager
     def _buffers_of_forward(self) -> Iterator[None]:
         """Put copies in place of the buffers, with the values from before the forward."""
-        current = [(buffers, name, buffers.get(name)) for buffers, name, _ in self._places]
+        current = [(part, name, getattr(part, name)) for part, name, _ in self._places]
         # Copied again: with retain_graph=True there is more than one recomputation.
         copies = {key: copy.clone() for key, copy in self._copies.items()}
         try:
-            for buffers, name, buffer in self._places:
-                buffers[name] = copies.get(id(buffer), buffer)
+            for part, name, buffer in self._places:
+                setattr(part, name, copies.get(id(buffer), buffer))
             yield
         finally:
-            for buffers, name, value in current:
-                buffers[name] = value
-
-
-def _version_of(tensor: Tensor) -> int:
-    """Return torch's count of changes in place; tensors of inference mode have none."""
-    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001
+            for part, name, value in current:
+                setattr(part, name, value)

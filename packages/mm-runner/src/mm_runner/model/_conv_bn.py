@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
+from mm_runner._torch_private import can_convolve_with, convolve_with
 from mm_runner.errors import ConfigError
 
 from ._sharded_tensors import sharded_type
@@ -122,7 +123,7 @@ class _NormForward(WrappedForward):
 
 
 def _can_fold(convolution: Any, norm: Any, sharded: Any) -> bool:
-    if norm.training or norm.running_mean is None:
+    if norm.training or norm.running_mean is None or not can_convolve_with(convolution):
         return False
     # A module that FSDP2 shards by itself has whole parameters only in its own forward.
     return not isinstance(convolution.weight, sharded) and not isinstance(norm.weight, sharded)
@@ -138,7 +139,7 @@ def _convolve_folded(convolution: Any, norm: Any, inputs: Tensor) -> Tensor:
     bias = -norm.running_mean if convolution.bias is None else convolution.bias - norm.running_mean
     bias = bias * factor if norm.bias is None else bias * factor + norm.bias
     folded = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
-    return convolution._conv_forward(inputs, folded.to(weight.dtype), bias.to(weight.dtype))  # type: ignore[no-any-return]  # noqa: SLF001 - handles padding modes
+    return convolve_with(convolution, inputs, folded.to(weight.dtype), bias.to(weight.dtype))
 
 
 def _traced_pairs(module: nn.Module) -> list[tuple[str, str]]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module
 from typing_extensions import Self, override
 
+from mm_runner._torch_private import has_global_hooks
 from mm_runner.data import map_tensors
 
 __all__ = ["BaseDataPreprocessor"]
@@ -62,8 +62,7 @@ class BaseDataPreprocessor(nn.Module):
             or own["_forward_hooks"]
             or "forward" in own
             or own.get("_compiled_call_impl") is not None
-            or module._global_forward_pre_hooks  # noqa: SLF001
-            or module._global_forward_hooks  # noqa: SLF001
+            or has_global_hooks()
         )
 
     def _placed(self, tensor: Tensor) -> Tensor:

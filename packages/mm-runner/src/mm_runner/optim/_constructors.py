@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mm_dist
+from mm_runner._torch_private import children_of, parameters_of
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.model import unwrap_model
 from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg, check_cfg, short_repr
@@ -33,7 +34,8 @@ _MULTIPLIERS = {"lr_mult": "lr", "decay_mult": "weight_decay"}
 # mmcv's and torchvision's; known by name so that neither need be installed.
 _DEFORMABLE = {"DeformConv2d", "ModulatedDeformConv2d"}
 _NORMS = (
-    nn.modules.batchnorm._NormBase,  # noqa: SLF001 - the base of batch and instance norms
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
     nn.GroupNorm,
     nn.LayerNorm,
 )
@@ -64,14 +66,12 @@ def walk_parameters(model: nn.Module) -> Iterator[NamedParameter]:
 
 def _walk(module: nn.Module, prefix: str, *, in_deformable: bool) -> Iterator[NamedParameter]:
     # Not named_parameters and named_children: these skip what they have met before.
-    for name, parameter in module._parameters.items():  # noqa: SLF001
-        if parameter is not None:
-            yield NamedParameter(f"{prefix}{name}", parameter, module, in_deformable)
+    for name, parameter in parameters_of(module):
+        yield NamedParameter(f"{prefix}{name}", parameter, module, in_deformable)
     kinds = {kind.__name__ for kind in type(module).__mro__}
     in_deformable = in_deformable or bool(kinds & _DEFORMABLE)
-    for name, child in module._modules.items():  # noqa: SLF001
-        if child is not None:
-            yield from _walk(unwrap_model(child), f"{prefix}{name}.", in_deformable=in_deformable)
+    for name, child in children_of(module):
+        yield from _walk(unwrap_model(child), f"{prefix}{name}.", in_deformable=in_deformable)
 
 
 class DefaultOptimWrapperConstructor:

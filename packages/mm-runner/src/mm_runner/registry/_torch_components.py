@@ -9,6 +9,8 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import lr_scheduler
 
+from mm_runner._torch_private import scheduler_base
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -22,9 +24,7 @@ def torch_optimizers() -> dict[str, Any]:
 
 def torch_param_schedulers() -> dict[str, Any]:
     """Return the schedulers of ``torch.optim.lr_scheduler`` by name."""
-    # Until torch 2.0 the base class was _LRScheduler, which no name without underscore shows.
-    base = getattr(lr_scheduler, "LRScheduler", None) or lr_scheduler._LRScheduler  # noqa: SLF001
-    return _subclasses(lr_scheduler, base)
+    return _subclasses(lr_scheduler, scheduler_base())
 
 
 def torch_model_wrappers() -> dict[str, Any]:

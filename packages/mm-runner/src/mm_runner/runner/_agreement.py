@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
+from mm_runner._torch_private import default_store
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 __all__ = ["Agreement", "OwnStore", "Verdict"]
 
@@ -45,7 +48,7 @@ class OwnStore:
     """
 
     def __init__(self, token: str) -> None:
-        store = _DIST.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
+        store = default_store()
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
         self._line: socket.socket | None = None

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mm_runner._main_process import run_on_main
+from mm_runner._torch_private import version_of_module
 from mm_runner.checkpoint import (
     SHARDED_VERSION,
     SHARDS,
@@ -89,7 +90,7 @@ def check_versions(state_dict: Mapping[str, Any], module: nn.Module) -> None:
 
 def _versions(module: nn.Module) -> dict[str, dict[str, Any]]:
     return {
-        f"{name}.".replace("_orig_mod.", "")[:-1]: {"version": one._version}  # noqa: SLF001
+        f"{name}.".replace("_orig_mod.", "")[:-1]: {"version": version_of_module(one)}
         for name, one in module.named_modules()
     }
 

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 import mm_dist
 from mm_runner._error_text import text_of
+from mm_runner._torch_private import dump_memory_history
 from mm_runner.checkpoint import rng_state
 from mm_runner.data import failing_sample
 from mm_runner.errors import MMRunnerError
@@ -205,9 +206,7 @@ def _write_memory(device: torch.device, folder: Path, rank: int) -> None:
         text = module.memory_summary(device)
         (folder / f"memory_rank{rank}.txt").write_text(f"{text}\n", encoding="utf-8")
     memory: Any = getattr(module, "memory", None)
-    snapshot = memory._snapshot() if hasattr(memory, "_snapshot") else {}  # noqa: SLF001 - in torch's documentation
-    if any(snapshot.get("device_traces", ())):
-        memory._dump_snapshot(str(folder / f"memory_rank{rank}.pickle"))  # noqa: SLF001
+    dump_memory_history(memory, folder / f"memory_rank{rank}.pickle")
 
 
 def _memory_advice(runner: RunView) -> Iterator[str]:
