@@ -245,6 +245,9 @@ def test_wrapper_is_freed_and_leaves_its_module_alone():
         net(_INPUTS).backward()
 
 
+@pytest.mark.skipif(
+    not hasattr(torch, "compile"), reason="torch 1.13 counts forward passes, not backward passes"
+)
 def test_a_static_graph_is_learned_late_too(caplog):
     model = _wrap(static_graph=True)
     for _ in range(100):  # without a backward, torch learns nothing from them

@@ -23,6 +23,9 @@ from mm_dist._wrappers._steps import OptimWrapperProtocol, run_train_step
 
 _logger = logging.getLogger(__name__)
 # What belongs to this process: neither copied nor pickled, but made anew.
+_is_compiling: Callable[[], bool] = getattr(
+    getattr(torch, "compiler", None), "is_compiling", lambda: False
+)  # torch 2.3
 _OWN_STATE = ("_guard", "_gradient_watch", "_check_averaging", "_frozen", "comm_hook_state")
 
 
@@ -142,6 +145,8 @@ class MMDistributedDataParallel(DistributedDataParallel):
             GradientSyncError: Naming the parameters.
         """
         check_still_frozen(self._frozen)
+        if _is_compiling():  # torch's reducer cannot be traced; it checks in the next forward
+            return
         with ExplainedErrors(self, self._reduced_names):
             self._check_averaging()
 
