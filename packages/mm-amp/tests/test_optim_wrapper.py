@@ -109,6 +109,20 @@ def test_own_gradients_are_not_warned_of(model, sgd, batches, caplog, window, se
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_steps_past_the_wrapper_are_warned_of_where_it_zeroes(model, batches, caplog, optimizer):
+    wrapper = OptimWrapper(getattr(torch.optim, optimizer)(model.parameters(), lr=0.1))
+    wrapper.backward(model(batches[0][0]).mean())
+    wrapper.zero_grad()  # without any step: a batch that is left out
+    assert not caplog.records
+    for inputs, _ in batches[:3]:
+        wrapper.backward(model(inputs).mean())
+        wrapper.optimizer.step()
+        wrapper.zero_grad()
+    (record,) = caplog.records
+    assert "stepped or zeroed by another call" in record.message
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("zeroes", [False, True])
 def test_steps_past_the_wrapper_are_warned_of_once(model, batches, caplog, optimizer, zeroes):
     wrapper = OptimWrapper(getattr(torch.optim, optimizer)(model.parameters(), lr=0.1), 3)

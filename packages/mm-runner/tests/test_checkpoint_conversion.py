@@ -181,6 +181,24 @@ def test_a_cut_off_file_is_called_damaged(tmp_path, part):
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        {"optimizer": {"state": {}, "param_groups": [{"lr": 1}]}},
+        {"optimizer": {"state": 3, "param_groups": [{"params": [0]}]}},
+        {"optimizer": {"state": {}, "param_groups": [{"params": 3}, 5]}},
+        {"meta": {"mmengine_version": "1", "versions": [1]}},
+    ],
+)
+def test_entries_of_another_structure_are_one_line(tmp_path, content):
+    path = tmp_path / "a.pth"
+    torch.save({"state_dict": {"weight": torch.ones(1)}, **content}, path)
+    try:
+        convert_mmengine_checkpoint(path, tmp_path / "b.pth")
+    except CheckpointError as error:
+        assert len(str(error).splitlines()) == 1  # noqa: PT017
+
+
+@pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"<!DOCTYPE html><html>404</html>", "it is no checkpoint, and begins with b'<!DOCTYPE"),

@@ -124,6 +124,7 @@ def test_whatever_stands_in_an_entry_a_run_resumes_or_says_what_is_wrong(saved, 
     ("path", "new"),
     [
         (("data",), MISSING),
+        (("data",), []),
         (("data", 0, "epoch"), -1),
         (("data", 0, "epoch"), math.nan),
         (("data", 0, "epoch"), MISSING),

@@ -302,8 +302,11 @@ class OptimWrapper(torch.optim.Optimizer):
         """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
         if self._guard is not None:
             self._guard.drop_losses()
-        if self._watch.expects_none is False and not self.should_update():
-            self._watch.warn_of_zeroing(self._micro_batches.window)
+        if self._watch.expects_none is False:  # a backward has had no step of this wrapper
+            if self.should_update():
+                self._watch.check(self._model)
+            else:
+                self._watch.warn_of_zeroing(self._micro_batches.window)
         self.optimizer.zero_grad(**kwargs) if kwargs else zero_gradients(self.optimizer)
         self._watch.note_zeroed()
 

@@ -45,6 +45,7 @@ def check_resumable(checkpoint: Mapping[str, Any], path: Path) -> None:
         if "rng" in checkpoint:  # a run of ours wrote it
             for key in ("meta", "state_dict", "data"):
                 _demand(key in checkpoint, key, "it is missing", "what the run saved")
+            _demand(checkpoint["data"], "data", "got nothing", "the place of each process")
     except _Misfit as misfit:
         raise CheckpointError(f"{path} cannot be resumed from: {misfit}") from None
 

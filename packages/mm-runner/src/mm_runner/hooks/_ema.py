@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
-from mm_runner.model import unwrap_model
+from mm_runner.model import AveragedWeights, unwrap_model
 from mm_runner.optim import named_wrappers
 from mm_runner.registry import MODELS, build_from_cfg, check_cfg
 
@@ -22,7 +22,6 @@ from ._arguments import check_integer
 from ._hook import Hook
 
 if TYPE_CHECKING:
-    from mm_runner.model import AveragedWeights
     from mm_runner.run_view import RunView
 
 __all__ = ["EMAHook"]
@@ -78,7 +77,9 @@ class EMAHook(Hook):
         self.strict_load = strict_load
         self.begin_iter, self.begin_epoch = begin_iter, begin_epoch
         self._cfg = {"type": ema_type, **kwargs}
-        check_cfg(self._cfg, MODELS, {"model": nn.Identity()}, where="EMAHook")
+        component, _ = check_cfg(self._cfg, MODELS, {"model": nn.Identity()}, where="EMAHook")
+        if isinstance(component, type) and issubclass(component, AveragedWeights):
+            build_from_cfg(self._cfg, MODELS, {"model": nn.Linear(1, 1)}, where="EMAHook")
         self.averages: dict[str, AveragedWeights] = {}
         self._loaded: dict[str, Any] | None = None
         self._counts: dict[str, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -279,6 +280,8 @@ class DefaultOptimWrapperConstructor:
                     raise ConfigError(
                         f"{place}.{key}: unknown key; known are {', '.join(known)}.{hint}"
                     )
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise ConfigError(f"{place}.{key}: a finite number is needed, got {value!r}.")
             self._check_multipliers(settings, _MULTIPLIERS, place)
 
     def _check_multipliers(self, given: Mapping[str, Any], keys: Any, where: str) -> None:
@@ -286,6 +289,8 @@ class DefaultOptimWrapperConstructor:
             value = given.get(key, 1.0)
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 raise ConfigError(f"{where}.{key}: a number is needed, got {value!r}.")
+            if not math.isfinite(value):
+                raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
             setting = "lr" if key.endswith("lr_mult") else "weight_decay"
             if key in given and self._base[setting] is None:
                 raise ConfigError(

@@ -86,7 +86,13 @@ def convert_mmengine_checkpoint(
     content = _read(source)
     if content.pop("message_hub", None) is not None:  # scalars.jsonl begins anew
         left_out["message_hub"] = "MMEngine's logs"
-    checkpoint = _arrange(_convert(content, "checkpoint", left_out))
+    try:
+        checkpoint = _arrange(_convert(content, "checkpoint", left_out))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{source} cannot be converted: its entries are not those of a checkpoint of MMEngine "
+            f"({type(error).__name__}: {first_line(error)})."
+        ) from error
     save_checkpoint_file(plain(checkpoint), target)
     meta = checkpoint["meta"]
     return Conversion(target, meta.get("epoch"), meta.get("iter"), list(checkpoint), left_out)

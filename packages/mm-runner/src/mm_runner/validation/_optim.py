@@ -127,7 +127,12 @@ def _try_to_build(build: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Build what is small; errors that only the real device or model could avoid are none."""
     with warnings.catch_warnings(), suppress(RuntimeError, NotImplementedError):
         warnings.simplefilter("ignore")  # they come when it is built for the run
-        build(*args, **kwargs)
+        try:
+            build(*args, **kwargs)
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            if type(error).__module__ != "builtins":  # of one of our packages, and clear
+                raise
+            raise ConfigError(f"{kwargs['where']}: {type(error).__name__}: {error}.") from error
 
 
 def _listed(cfg: Any, where: str) -> Iterator[tuple[Any, str]]:

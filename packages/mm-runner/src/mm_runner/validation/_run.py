@@ -29,6 +29,7 @@ from mm_runner.registry import (
     METRICS,
     MODEL_WRAPPERS,
     MODELS,
+    build_from_cfg,
     check_arguments,
     check_cfg,
     check_type,
@@ -243,7 +244,12 @@ def _check_hook(hook: Any, where: str) -> None:
     if not isinstance(hook, Hook):
         need_mapping(hook, where, "a mm_runner.hooks.Hook or a dict with 'type'")
         plain = {key: value for key, value in hook.items() if key != "priority"}
-        check_component(plain, HOOKS, where)
+        component = check_component(plain, HOOKS, where)
+        if component.__module__.startswith("mm_runner."):  # its constructor checks the values
+            try:
+                build_from_cfg(plain, HOOKS, where=where)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
 
 
 def _check_auto_scale(cfg: Any, where: str) -> None:
