@@ -1,4 +1,4 @@
-"""Each private name of torch is taken away in turn; importing and training go on without it."""
+"""Removing each private name of torch in turn; importing and training still work."""
 
 import re
 from pathlib import Path

@@ -209,7 +209,7 @@ class Region:
             if self.attribute == "forward":
                 advice = "leave it out by regions"
             if torch_private.is_user_error(error) and self.attribute in REPEATABLE:
-                # Shapes that do not fit, usually: eager code raises in the user's own line.
+                # Usually mismatched shapes: eager code raises at the line that caused it.
                 self.__wrapped__(*args, **kwargs)
             advice = f'Set on_error="eager" to train on with it uncompiled, or {advice}'
         else:

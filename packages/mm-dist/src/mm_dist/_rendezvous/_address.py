@@ -154,7 +154,7 @@ def wait_for_listener(host: str, port: int, limit_s: float, rank: int) -> None:
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if pause_s == _LONGEST_PAUSE_S and not _is_numeric(host):
-            # A container that starts anew comes back with another address.
+            # A restarted container has another address.
             addresses = [(text, port) for text in _ask_resolver(host, _RETRY_S)[0]] or addresses
 
 

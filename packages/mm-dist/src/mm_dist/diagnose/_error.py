@@ -94,7 +94,7 @@ def _read_chain(error: BaseException) -> Iterator[str]:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        # torch's network errors derive from it; a user's own broken connections do not.
+        # torch's network errors derive from it; other broken connections do not.
         if isinstance(current, RuntimeError):
             yield str(current)
         current = current.__cause__ or current.__context__

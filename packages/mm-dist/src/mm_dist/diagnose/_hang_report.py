@@ -125,7 +125,7 @@ class HangReport:
             return
         self._is_stopping = True
         self._wake_up.set()
-        # One that waits for a store which does not answer would go on waiting.
+        # A thread blocked on an unresponsive store would never return.
         is_stuck = self._failure is not None and not self._is_answered.is_set()
         self._thread.join(0.0 if is_stuck else _JOIN_S)
 
@@ -136,7 +136,7 @@ class HangReport:
                 self._wake_up.clear()
                 self._act_in_reach()
         except Exception:
-            # Training goes on whatever happens here.
+            # A failure here must not stop training.
             _logger.debug("no hang report from now on", exc_info=True)
         finally:
             self._is_answered.set()

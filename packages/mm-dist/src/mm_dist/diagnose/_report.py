@@ -71,7 +71,7 @@ class Peer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it answered, and goes on."""
+        """Whether it answered and is still running."""
         return self.is_answer and self.sample is not None and not self.sample.error
 
     @property
@@ -351,8 +351,8 @@ def _describe_place(peer: Peer) -> str:
         return f"left: ended the process group{when}"
     if sample is None:
         return (
-            "gave no answer: may have died, be stuck outside Python, be cut off, or go on in other "
-            "groups"
+            "gave no answer: may have died, be stuck outside Python, be cut off, or be busy in "
+            "other groups"
         )
     if sample.error:
         return f"failed in {sample.place}: {sample.error}"
