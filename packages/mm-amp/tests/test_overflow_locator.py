@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_amp import AmpOptimWrapper, ConfigError, MMAmpError, NonFiniteError, OptimWrapper
 
-_LOCATOR = "mm_amp._locator"
+_LOCATOR = "mm_amp._scaling._locator"
 _SCALE = {"init_scale": 64.0}
 
 

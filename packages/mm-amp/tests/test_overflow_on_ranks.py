@@ -21,7 +21,7 @@ class _Messages(logging.Handler):
     def __init__(self):
         super().__init__()
         self.messages = []
-        logger = logging.getLogger("mm_amp._locator")
+        logger = logging.getLogger("mm_amp._scaling._locator")
         logger.setLevel(logging.INFO)
         logger.addHandler(self)
 
@@ -118,7 +118,7 @@ def _overflow_in_one_shard(rank, dtype):
 
     wrapper.step = spoil_and_step
     found = _steps_until_error(wrapper, model, 1.0)
-    logging.getLogger("mm_amp._locator").removeHandler(log)
+    logging.getLogger("mm_amp._scaling._locator").removeHandler(log)
     is_finite = all(bool(p.to_local().isfinite().all()) for p in model.parameters())
     return found, log.messages, is_finite
 

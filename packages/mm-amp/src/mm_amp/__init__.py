@@ -4,8 +4,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ._amp_optim_wrapper import AmpOptimWrapper
-from ._errors import (
+from mm_amp._errors import (
     ConfigError,
     ConfigTypeError,
     MMAmpError,
@@ -13,15 +12,16 @@ from ._errors import (
     TorchVersionError,
     UnsupportedError,
 )
-from ._optim_wrapper import OptimWrapper
-from ._precision import autocast
-from ._result import StepResult
+from mm_amp._precision._autocast import autocast
+from mm_amp._wrapper._amp_optim_wrapper import AmpOptimWrapper
+from mm_amp._wrapper._optim_wrapper import OptimWrapper
+from mm_amp._wrapper._result import StepResult
 
 if TYPE_CHECKING:
-    from ._islands import Fp32Islands, add_fp32_islands
-    from ._optim_wrapper_dict import OptimWrapperDict
-    from ._receipt import AmpReceipt, ModuleWork, amp_receipt
-    from ._unused_parameters import detect_anomalous_params
+    from mm_amp._gradients._unused_parameters import detect_anomalous_params
+    from mm_amp._precision._islands import Fp32Islands, add_fp32_islands
+    from mm_amp._precision._receipt import AmpReceipt, ModuleWork, amp_receipt
+    from mm_amp._wrapper._optim_wrapper_dict import OptimWrapperDict
 
 __all__ = [
     "AmpOptimWrapper",
@@ -46,13 +46,13 @@ __version__: str  # read from the installed package on first use
 
 # Imported on first use, to keep the import cheap.
 _LAZY = {
-    "Fp32Islands": "_islands",
-    "OptimWrapperDict": "_optim_wrapper_dict",
-    "AmpReceipt": "_receipt",
-    "ModuleWork": "_receipt",
-    "add_fp32_islands": "_islands",
-    "amp_receipt": "_receipt",
-    "detect_anomalous_params": "_unused_parameters",
+    "Fp32Islands": "_precision._islands",
+    "OptimWrapperDict": "_wrapper._optim_wrapper_dict",
+    "AmpReceipt": "_precision._receipt",
+    "ModuleWork": "_precision._receipt",
+    "add_fp32_islands": "_precision._islands",
+    "amp_receipt": "_precision._receipt",
+    "detect_anomalous_params": "_gradients._unused_parameters",
 }
 
 

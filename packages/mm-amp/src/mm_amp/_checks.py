@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._errors import ConfigError, ConfigTypeError
+from mm_amp._errors import ConfigError, ConfigTypeError
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._checks import check_loss
-from ._errors import ConfigError
-from ._names import named_parameters
-from ._parameters import first_fsdp_modules
+from mm_amp._checks import check_loss
+from mm_amp._errors import ConfigError
+from mm_amp._model._names import named_parameters
+from mm_amp._model._parameters import first_fsdp_modules
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._checks import (
+from mm_amp._checks import (
     check_bool,
     check_count,
     check_finite_number,
@@ -17,9 +17,9 @@ from ._checks import (
     did_you_mean,
     is_number,
 )
-from ._errors import ConfigError, ConfigTypeError, TorchVersionError, UnsupportedError
-from ._parameters import first_device, have_gradient
-from ._torch_private import (
+from mm_amp._errors import ConfigError, ConfigTypeError, TorchVersionError, UnsupportedError
+from mm_amp._model._parameters import first_device, have_gradient
+from mm_amp._torch_private import (
     can_skip_in_kernel,
     current_scale,
     found_overflow,

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from ._checks import did_you_mean
-from ._errors import ConfigError, ConfigTypeError, UnsupportedError
-from ._optim_wrapper import OptimWrapper
-from ._result import StepResult
+from mm_amp._checks import did_you_mean
+from mm_amp._errors import ConfigError, ConfigTypeError, UnsupportedError
+from mm_amp._wrapper._optim_wrapper import OptimWrapper
+from mm_amp._wrapper._result import StepResult
 
 
 class OptimWrapperDict:

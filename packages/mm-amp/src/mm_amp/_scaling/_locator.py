@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ._errors import NonFiniteError
-from ._names import NamedParameter, child_name, optimized_parameters
-from ._nested import tensors_in
-from ._norms import local_norms, norms_on_all_ranks
-from ._skips import SkippedStep
-from ._torch_private import is_compiled_in_place
+from mm_amp._errors import NonFiniteError
+from mm_amp._gradients._norms import local_norms, norms_on_all_ranks
+from mm_amp._model._names import NamedParameter, child_name, optimized_parameters
+from mm_amp._model._nested import tensors_in
+from mm_amp._scaling._skips import SkippedStep
+from mm_amp._torch_private import is_compiled_in_place
 
 _logger = logging.getLogger(__name__)
 _NUM_SHOWN = 3

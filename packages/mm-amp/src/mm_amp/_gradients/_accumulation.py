@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_count, check_weight
-from ._errors import ConfigError
-from ._gradient_sync import AveragingRanks
-from ._parameters import local_gradients
-from ._torch_private import foreach_mul_
+from mm_amp._checks import check_count, check_weight
+from mm_amp._errors import ConfigError
+from mm_amp._gradients._sync import AveragingRanks
+from mm_amp._model._parameters import local_gradients
+from mm_amp._torch_private import foreach_mul_
 
 _logger = logging.getLogger(__name__)
 _TINY = 1e-30  # instead of dividing by 0 where everything has weight 0

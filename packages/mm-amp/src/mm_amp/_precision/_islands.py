@@ -6,11 +6,11 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from ._errors import ConfigError, ConfigTypeError
-from ._names import find_modules, parse_patterns
-from ._nested import HALF_DTYPES, tensors_in, to_float32
-from ._precision import no_autocast, parse_device
-from ._torch_private import call_eagerly
+from mm_amp._errors import ConfigError, ConfigTypeError
+from mm_amp._model._names import find_modules, parse_patterns
+from mm_amp._model._nested import HALF_DTYPES, tensors_in, to_float32
+from mm_amp._precision._autocast import no_autocast, parse_device
+from mm_amp._torch_private import call_eagerly
 
 _KEY = "_mm_amp_fp32_island"  # where a module keeps its island
 

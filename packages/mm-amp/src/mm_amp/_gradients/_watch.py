@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._parameters import first_fsdp_modules, parameters_of
-from ._torch_private import version_of
+from mm_amp._model._parameters import first_fsdp_modules, parameters_of
+from mm_amp._torch_private import version_of
 
 _logger = logging.getLogger(__name__)
 _NUM_MARKED = 16  # a loop that steps without the wrapper does so from the start

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ._errors import ConfigTypeError, TorchVersionError
-from ._nested import tensors_in
-from ._torch_private import dispatch_mode
+from mm_amp._errors import ConfigTypeError, TorchVersionError
+from mm_amp._model._nested import tensors_in
+from mm_amp._torch_private import dispatch_mode
 
 _OUTSIDE = "(outside modules)"
 _DispatchMode: Any = dispatch_mode()

@@ -12,19 +12,24 @@ from torch.nn import utils as nn_utils
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from typing_extensions import override
 
-from ._checks import (
+from mm_amp._checks import (
     check_bool,
     check_finite_number,
     check_keys,
     check_positive_number,
     did_you_mean,
 )
-from ._errors import ConfigError, ConfigTypeError, NonFiniteError, TorchVersionError
-from ._locator import describe_nonfinite
-from ._names import NamedParameter, named_parameters
-from ._norms import are_whole, local_norms, norms_on_all_ranks, total_norm_of_sharded
-from ._parameters import first_fsdp_modules, local_part
-from ._torch_private import foreach_mul_
+from mm_amp._errors import ConfigError, ConfigTypeError, NonFiniteError, TorchVersionError
+from mm_amp._gradients._norms import (
+    are_whole,
+    local_norms,
+    norms_on_all_ranks,
+    total_norm_of_sharded,
+)
+from mm_amp._model._names import NamedParameter, named_parameters
+from mm_amp._model._parameters import first_fsdp_modules, local_part
+from mm_amp._scaling._locator import describe_nonfinite
+from mm_amp._torch_private import foreach_mul_
 
 _CAN_CLIP_IN_TWO = hasattr(nn_utils, "clip_grads_with_norm_")  # torch 2.6
 _SMALLEST_NORM = 1e-6  # of a gradient, instead of dividing by 0, as in the paper's code

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._gradient_sync import AveragingRanks
-from ._parameters import first_fsdp_modules, local_part
-from ._torch_private import foreach_norm, stored_values
+from mm_amp._gradients._sync import AveragingRanks
+from mm_amp._model._parameters import first_fsdp_modules, local_part
+from mm_amp._torch_private import foreach_norm, stored_values
 
 _PLAIN_TYPES = {nn.Parameter, Tensor}
 

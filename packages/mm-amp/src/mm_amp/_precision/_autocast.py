@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ._checks import did_you_mean
-from ._errors import ConfigError, ConfigTypeError, TorchVersionError
-from ._torch_private import is_compiling
+from mm_amp._checks import did_you_mean
+from mm_amp._errors import ConfigError, ConfigTypeError, TorchVersionError
+from mm_amp._torch_private import is_compiling
 
 _logger = logging.getLogger(__name__)
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from ._errors import ConfigError
-from ._torch_private import replica_group
+from mm_amp._errors import ConfigError
+from mm_amp._torch_private import replica_group
 
 
 class SyncDeferral:

@@ -9,22 +9,27 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ._checks import check_bool
-from ._errors import TorchVersionError
-from ._loss_scaling import LossScaling, build_scaler, parse_loss_scale, unscales_by_itself
-from ._norms import local_norms
-from ._optim_wrapper import NO_CONTEXT, OptimWrapper
-from ._parameters import (
+from mm_amp._checks import check_bool
+from mm_amp._errors import TorchVersionError
+from mm_amp._gradients._norms import local_norms
+from mm_amp._model._parameters import (
     check_no_half_parameters,
     first_device,
     first_fsdp_modules,
     parameters_of,
 )
-from ._precision import check_autocast, parse_device, resolve_dtype
-from ._skips import SkippedStep
+from mm_amp._precision._autocast import check_autocast, parse_device, resolve_dtype
+from mm_amp._scaling._loss_scaling import (
+    LossScaling,
+    build_scaler,
+    parse_loss_scale,
+    unscales_by_itself,
+)
+from mm_amp._scaling._skips import SkippedStep
+from mm_amp._wrapper._optim_wrapper import NO_CONTEXT, OptimWrapper
 
 if TYPE_CHECKING:
-    from ._islands import WrapperIslands
+    from mm_amp._precision._islands import WrapperIslands
 
 _logger = logging.getLogger(__name__)
 
@@ -216,6 +221,6 @@ class AmpOptimWrapper(OptimWrapper):
 def _build_islands(patterns: str | Iterable[str]) -> "WrapperIslands | None":
     if patterns == ():
         return None
-    from ._islands import WrapperIslands  # noqa: PLC0415 - most runs have none
+    from mm_amp._precision._islands import WrapperIslands  # noqa: PLC0415 - most runs have none
 
     return WrapperIslands(patterns)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ._errors import ConfigError, ConfigTypeError
-from ._torch_private import children_of
+from mm_amp._errors import ConfigError, ConfigTypeError
+from mm_amp._torch_private import children_of
 
 # Names that torch's wrappers give the module inside. Many use "module", as users may: see below.
 _WRAPPED_NAMES = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ._errors import ConfigError, ConfigTypeError
-from ._loss_scaling import SCALER_KEY
-from ._skips import SKIPS_KEY
+from mm_amp._errors import ConfigError, ConfigTypeError
+from mm_amp._scaling._loss_scaling import SCALER_KEY
+from mm_amp._scaling._skips import SKIPS_KEY
 
 _logger = logging.getLogger(__name__)
 _NOT_TORCH = (SCALER_KEY, SKIPS_KEY, "base_param_settings")

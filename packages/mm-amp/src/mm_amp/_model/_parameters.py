@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._errors import ConfigError
+from mm_amp._errors import ConfigError
 
 
 class ModelOrder:

@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from ._accumulation import MicroBatches, WindowWeights
-from ._checks import check_loss, check_optimizer
-from ._errors import ConfigTypeError, UnsupportedError
-from ._gradient_sync import DeferredSyncContext, SyncDeferral
-from ._gradient_watch import GradientWatch
-from ._loss_scaling import SCALER_KEY, LossScaling
-from ._optim_state import load_optimizer_state, log_scaler_state, momentum_of
-from ._parameters import ModelOrder, have_gradient
-from ._result import ACCUMULATED, STEPPED, StepResult
-from ._skips import FiniteGuard, SkipLog, SkippedStep
-from ._torch_private import zero_gradients
+from mm_amp._checks import check_loss, check_optimizer
+from mm_amp._errors import ConfigTypeError, UnsupportedError
+from mm_amp._gradients._accumulation import MicroBatches, WindowWeights
+from mm_amp._gradients._sync import DeferredSyncContext, SyncDeferral
+from mm_amp._gradients._watch import GradientWatch
+from mm_amp._model._parameters import ModelOrder, have_gradient
+from mm_amp._scaling._loss_scaling import SCALER_KEY, LossScaling
+from mm_amp._scaling._skips import FiniteGuard, SkipLog, SkippedStep
+from mm_amp._torch_private import zero_gradients
+from mm_amp._wrapper._optim_state import load_optimizer_state, log_scaler_state, momentum_of
+from mm_amp._wrapper._result import ACCUMULATED, STEPPED, StepResult
 
 if TYPE_CHECKING:
-    from ._locator import OverflowLocator
+    from mm_amp._scaling._locator import OverflowLocator
 
 NO_CONTEXT = nullcontext()  # holds no state, so all forwards can share it
 
@@ -99,7 +99,7 @@ class OptimWrapper(torch.optim.Optimizer):
         self._scaling: LossScaling | None = None  # set by AmpOptimWrapper for float16
         self._clip_grad, self._clipper = None, None
         if clip_grad is not None:
-            from ._clipping import build_clipper  # noqa: PLC0415 - not every run clips
+            from mm_amp._gradients._clipping import build_clipper  # noqa: PLC0415 - not every run clips
 
             self._clipper = build_clipper(clip_grad, optimizer)
             self._clip_grad = dict(clip_grad)
@@ -292,7 +292,7 @@ class OptimWrapper(torch.optim.Optimizer):
         self._locator.report(step, *self._guard.evidence(is_late=step.is_late))
 
     def _build_locator(self, max_skips: int, *, is_adaptive: bool = False) -> "OverflowLocator":
-        from ._locator import OverflowLocator  # noqa: PLC0415 - most runs never need one
+        from mm_amp._scaling._locator import OverflowLocator  # noqa: PLC0415 - most runs never need one
 
         num_forwards = self._micro_batches.window
         return OverflowLocator(max_skips, is_adaptive=is_adaptive, num_forwards=num_forwards)

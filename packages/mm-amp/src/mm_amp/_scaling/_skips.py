@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._checks import check_count
-from ._gradient_sync import AveragingRanks
-from ._loss_scaling import step_fused_unless, unscales_by_itself
-from ._norms import dense_part, local_norms
-from ._parameters import local_part, parameters_of
-from ._torch_private import skips_in_kernel
+from mm_amp._checks import check_count
+from mm_amp._gradients._norms import dense_part, local_norms
+from mm_amp._gradients._sync import AveragingRanks
+from mm_amp._model._parameters import local_part, parameters_of
+from mm_amp._scaling._loss_scaling import step_fused_unless, unscales_by_itself
+from mm_amp._torch_private import skips_in_kernel
 
 SKIPS_KEY = "skipped_steps"
 

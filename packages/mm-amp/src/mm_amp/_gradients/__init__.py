@@ -1,0 +1,1 @@
+"""Accumulate, synchronize, clip and watch gradients."""

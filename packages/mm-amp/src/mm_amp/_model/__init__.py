@@ -1,0 +1,1 @@
+"""Names, parameters and tensors of models."""

@@ -1,0 +1,1 @@
+"""Loss scaling, skipped steps and their causes."""
