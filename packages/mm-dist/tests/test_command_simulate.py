@@ -15,12 +15,12 @@ needs_fake_group = pytest.mark.skipif(not HAS_FAKE_GROUP, reason="torch has no f
 def test_simulate_reports_time_and_memory_and_says_that_it_is_simulated(run_command, tmp_path):
     zoo = "import torch\ndef tiny():\n    return torch.nn.Linear(2, 2)\n"
     (tmp_path / "zoo.py").write_text(zoo)
-    result = run_command(
-        "simulate", "--world-size=4096", "--rank=37", "--model=zoo:tiny", "--json=one.json"
-    )
+    place = ["--world-size=4096", "--rank=37"]
+    result = run_command("simulate", *place, "--model=zoo:tiny", "--json")
     assert result.returncode == 0, result.stderr
-    assert "fake process group, no other ranks, no rendezvous, no communication" in result.stdout
-    report = json.loads((tmp_path / "one.json").read_text())
+    report = json.loads(result.stdout)
+    label = "simulated: fake process group, no other ranks, no rendezvous, no communication"
+    assert report["what"] == label
     assert (report["world_size"], report["rank"]) == (4096, 37)
     steps = [step["step"] for step in report["steps"]]
     assert steps[0] == "before"

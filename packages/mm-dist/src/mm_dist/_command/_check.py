@@ -1,83 +1,83 @@
 """``mm-dist check``: try the machines of a job before the job.
 
-Before a process group exists, the ranks leave notes for each other in torch's store. Rank 0 judges.
+Before a process group exists, the ranks exchange messages through torch's store; rank 0 judges.
 """
 
 import argparse
+import hashlib
 import json
 import os
+import platform
 import socket
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from mm_dist._backends import choose_backend
-from mm_dist._command._check_report import Problem, Report, find_differences, find_unreachable
-from mm_dist._command._output import check_json_target, write_error, write_json, write_line
-from mm_dist._command._versions import read_facts
+from mm_dist._command._env import read_versions
+from mm_dist._command._output import format_table, print_result
 from mm_dist._device_choice import available_device_type
-from mm_dist._devices import synchronize_device
+from mm_dist._devices import count_devices, device_module, find_row, synchronize_device
 from mm_dist._errors import LaunchError, MMDistError
 from mm_dist._launchers import LaunchEnvironment, select_launcher
 from mm_dist._process_group import destroy_dist, init_dist
-from mm_dist._rendezvous._address import resolve
-from mm_dist._rendezvous._interface import own_addresses
+from mm_dist._rendezvous._address import own_address_towards, resolve
 from mm_dist._rendezvous._store import open_store
 from mm_dist._timeout import read_timeout
 
-_FIRST_RANK_STATUS = 10
-_SLACK_S, _FAREWELL_S, _PAUSE_S = 10.0, 5.0, 0.05
-_CONNECT_LIMIT_S, _MOST_THREADS = 3.0, 16
+_SLACK_S, _PAUSE_S, _CONNECT_LIMIT_S = 10.0, 0.05, 3.0
 _SIZES = (8, 1024, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28)
 _WARM_UP, _REPEATS = 2, 10
-_ELEMENT_BYTES = 4
+_MOST_THREADS = 16
+_UNREADABLE = "cannot be read"
+
+Facts = Mapping[int, Mapping[str, Any]]
 
 
-def check_cluster(options: argparse.Namespace) -> int:
+class Problem(NamedTuple):
+    """A rank to look at (None for no particular one), and a sentence that says why."""
+
+    rank: int | None
+    text: str
+
+
+def run(options: argparse.Namespace) -> int:
     """Take part in the check as one rank.
 
     Returns:
-        The exit status: 10 + its number (at most 74) on the lowest rank to look at (on rank 0
-        where that one is absent), 1 on rank 0 for another failure, 0 on all others.
+        The exit status: 1 on rank 0 if it has found a problem, else 0.
 
     Raises:
         ConfigError: If an option cannot be used.
-        LaunchError: If the environment does not fit the launcher.
+        LaunchError: If the environment does not fit the launcher, or rank 0 does not answer.
     """
     limit = read_timeout(options.timeout)
-    limit_s = limit.total_seconds() if limit is not None else 0.0
+    limit_s = 0.0 if limit is None else limit.total_seconds()
     environment = select_launcher(options.launcher, os.environ).read(os.environ)
     # An unknown backend is refused before the others wait for this rank.
     device_type = options.device_type or available_device_type()
     choose_backend(options.backend, device_type, is_warning=False)
-    if environment.rank == 0:
-        check_json_target(options.json)
     facts = read_facts(device_type, options.config)
-    report = Report(environment.launcher, environment.world_size)
     if environment.master_addr is None:
-        report.facts = {0: facts}
-        report.problems = find_differences(report.facts)
-        return _finish(report, options)
+        table = {0: facts}
+        return _report(options, environment, table, find_differences(table), {})
+    store = open_store(environment, limit_s)
     try:
-        board = _Board(open_store(environment, limit_s))
-    except LaunchError as error:
-        write_error(f"mm-dist check: {error}")
-        return _FIRST_RANK_STATUS
-    try:
-        return _check(environment, options, limit_s, facts, board, report)
-    except (TimeoutError, RuntimeError):
-        write_error(
-            f"mm-dist check: rank {environment.rank}: rank 0 at {environment.master_addr}:"
-            f"{environment.master_port} fell silent; look at its machine"
-        )
-        return _FIRST_RANK_STATUS
+        return _check(environment, options, limit_s, facts, store)
+    except (TimeoutError, RuntimeError) as error:
+        raise LaunchError(
+            f"rank {environment.rank}: rank 0 at {environment.master_addr}:"
+            f"{environment.master_port} stopped answering; look at its machine"
+        ) from error
 
 
 def _check(
@@ -85,125 +85,140 @@ def _check(
     options: argparse.Namespace,
     limit_s: float,
     facts: dict[str, Any],
-    board: "_Board",
-    report: Report,
+    store: Any,
 ) -> int:
     rank, num_ranks = environment.rank, environment.world_size
     patience_s = 2 * limit_s + _SLACK_S
-    # Nobody accepts what comes here: the system has connected it already.
-    with _listen(num_ranks) as listener:
-        host = resolve(str(environment.master_addr), 0)[0][0]
-        facts |= {"addresses": own_addresses(host), "port": listener.getsockname()[1]}
-        board.post(f"facts/{rank}", facts)
+    # Of the interface that leads to rank 0.
+    host = resolve(str(environment.master_addr), 0)[0][0]
+    address = own_address_towards(host) or socket.gethostname()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # Nothing accepts these connections: the system has completed them already.
+    with socket.create_server((address, 0), family=family, backlog=num_ranks) as listener:
+        place = {"address": address, "port": listener.getsockname()[1]}
+        _post(store, f"facts/{rank}", facts | place)
         if rank == 0:
-            # One note with all: each rank reads one, and not one from every other rank.
-            board.post("table", board.collect("facts", range(num_ranks), limit_s))
-        table = {int(other): each for other, each in board.wait("table", patience_s).items()}
-        if len(table) == num_ranks:
-            board.post(f"missed/{rank}", connect_to_others(rank, table, limit_s))
+            # One message with all facts, so that each rank reads one and not one of every rank.
+            _post(store, "table", _collect(store, "facts", range(num_ranks), limit_s))
+        table = {int(other): each for other, each in _wait(store, "table", patience_s).items()}
+        absent = [other for other in range(num_ranks) if other not in table]
+        missed = {} if absent else connect_to_others(rank, table, limit_s)
+        _post(store, f"missed/{rank}", missed)
+        problems: list[Problem] = []
         if rank == 0:
-            report.facts = table
-            report.problems = _find_problems(report, board, limit_s)
-            board.post("can measure", not report.problems)
-        can_measure = board.wait("can measure", patience_s)
-    outcome: dict[str, Any] = {}
-    if can_measure:
-        outcome = _measure(options, limit_s)
-        board.post(f"speed/{rank}", outcome)
+            problems += _absences(absent, f"of {num_ranks} did not come within {limit_s:g} s")
+            problems += find_differences(table)
+            problems += _find_unreachable(store, table, limit_s + _SLACK_S)
+            _post(store, "is fine", not problems)
+        is_fine = _wait(store, "is fine", patience_s)
+    outcome = _time_all_reduces(options, limit_s) if is_fine else {}
+    _post(store, f"outcome/{rank}", outcome)
     status = 0
     if rank == 0:
-        if can_measure:
-            _judge_speed(report, board, patience_s)
-        status = _finish(report, options)
-        board.post("verdict", [report.status, report.speaker, report.reason])
-    all_status, speaker, reason = board.wait("verdict", patience_s + limit_s)
-    if speaker == rank and rank != 0:
-        write_error(f"mm-dist check: {reason}")
-        status = all_status
-    board.post(f"gone/{rank}", "")
-    if rank == 0:
-        # The store may end with this process.
-        board.collect("gone", table, _FAREWELL_S)
+        # Also where nothing was timed: the store may end with this process.
+        outcomes = _collect(store, "outcome", table, patience_s if is_fine else _SLACK_S)
+        if is_fine:
+            problems += _absences(set(table) - set(outcomes), "did not finish its all-reduces")
+            errors = {other: each["error"] for other, each in outcomes.items() if "error" in each}
+            problems += [Problem(None, f"rank {other}: {each}") for other, each in errors.items()]
+        speed = outcomes if is_fine and not problems else {}
+        status = _report(options, environment, table, problems, speed)
     if "error" in outcome:
-        # A group that failed may wait for ever for its end.
+        # A group that failed may wait forever when it is destroyed.
         sys.stdout.flush()
         os._exit(status)
     return status
 
 
-def _finish(report: Report, options: argparse.Namespace) -> int:
-    """Write the report, and return the exit status of this rank, 0."""
-    if options.json:
-        write_json(report.as_json(), options.json)
-    if options.json != "-":
-        write_line(report.as_text())
-    return report.status if report.speaker == 0 else 0
+def read_facts(device_type: str, config: str | None) -> dict[str, Any]:
+    """Return what must be equal on all ranks, as ``compared``, and the machine's name.
+
+    Args:
+        device_type: The type of device to count.
+        config: Path of a file to hash.
+    """
+    row = find_row(device_type)
+    describe = getattr(device_module(row), "get_device_name", None)
+    count = count_devices(row) if row.name != "cpu" else 0
+    compared = {
+        **read_versions(),
+        "device type": row.name,
+        "device count": str(count),
+        "device name": str(describe(0)) if describe is not None and count else "",
+    }
+    if config is not None:
+        try:
+            digest = hashlib.sha256(Path(config).read_bytes()).hexdigest()
+            compared["config"] = f"sha256:{digest}"
+        except OSError as error:
+            compared["config"] = f"{_UNREADABLE}: {error.strerror}: {config}"
+    return {"host": platform.node(), "compared": compared}
 
 
-def _find_problems(report: Report, board: "_Board", limit_s: float) -> list[Problem]:
-    table, num_ranks = report.facts, report.num_ranks
-    absent = [rank for rank in range(num_ranks) if rank not in table]
-    if absent:
-        return [
-            *report.describe_absent(absent, f"did not come within {limit_s:g} s"),
-            *find_differences(table),
-        ]
-    missed = board.collect("missed", table, limit_s + _SLACK_S)
-    silent = [rank for rank in range(num_ranks) if rank not in missed]
-    return [
-        *report.describe_absent(silent, "came, and then fell silent"),
-        *find_differences(table),
-        *find_unreachable(missed, {rank: each["host"] for rank, each in table.items()}),
-    ]
+def find_differences(table: Facts) -> list[Problem]:
+    """Return a problem for each rank and fact that differs from most ranks, or else the lowest.
+
+    Example:
+        >>> a, b = ({"host": "n", "compared": {"torch": v}} for v in ("2.6", "2.13"))
+        >>> find_differences({0: a, 1: b})[0].rank
+        1
+    """
+    problems = []
+    for name in dict.fromkeys(name for each in table.values() for name in each["compared"]):
+        values = {rank: each["compared"].get(name, "not installed") for rank, each in table.items()}
+        readable = [v for _, v in sorted(values.items()) if not v.startswith(_UNREADABLE)]
+        expected = Counter(readable).most_common(1)[0][0] if readable else ""
+        for rank, value in values.items():
+            if value != expected:
+                others = f", that of the others is {expected}" if expected else ""
+                text = f"differs: its {name} is {value or 'none'}{others}"
+                problems.append(Problem(rank, f"rank {rank} on {table[rank]['host']} {text}"))
+    return sorted(problems, key=lambda problem: problem.rank or 0)
 
 
-def _listen(num_ranks: int) -> socket.socket:
-    # A kernel that has IPv6 may have it switched off.
-    with suppress(OSError):
-        if socket.has_dualstack_ipv6():
-            family = socket.AF_INET6
-            return socket.create_server(
-                ("", 0), family=family, dualstack_ipv6=True, backlog=num_ranks
-            )
-    return socket.create_server(("", 0), backlog=num_ranks)
-
-
-def connect_to_others(
-    rank: int, table: Mapping[int, Mapping[str, Any]], limit_s: float
-) -> dict[str, list[str]]:
-    """Connect to every other rank; return what was tried for those that could not be reached.
+def connect_to_others(rank: int, table: Facts, limit_s: float) -> dict[str, str]:
+    """Connect to every other rank; return the error of each that could not be reached.
 
     Args:
         rank: This rank.
-        table: Of each rank ``addresses`` and ``port``.
-        limit_s: When the time is over, the ranks that are left count as not reached.
+        table: ``address`` and ``port`` of each rank.
+        limit_s: Ranks left at this time count as not reached.
     """
     end = time.monotonic() + limit_s
 
-    def connect(other: int) -> list[str]:
-        tried = []
-        for address in table[other]["addresses"]:
-            place = (address, table[other]["port"])
-            limit = min(_CONNECT_LIMIT_S, max(end - time.monotonic(), 0.01))
-            try:
-                socket.create_connection(place, timeout=limit).close()
-            except OSError as error:
-                tried.append(f"{address}:{place[1]} {error}")
-            else:
-                return []
-        return tried or ["it has no address that others could use"]
+    def connect(other: int) -> str:
+        place = (table[other]["address"], table[other]["port"])
+        limit = min(_CONNECT_LIMIT_S, max(end - time.monotonic(), 0.01))
+        try:
+            socket.create_connection(place, timeout=limit).close()
+        except OSError as error:
+            return f"{place[0]}:{place[1]} {error}"
+        return ""
 
-    ranks = sorted(table)
-    start = ranks.index(rank)
-    # Each begins with the next one, so that they do not all come to rank 0 at once.
-    others = ranks[start + 1 :] + ranks[:start]
+    # Each rank begins with the next one, so that they do not all connect to rank 0 at once.
+    others = sorted(table.keys() - {rank}, key=lambda other: (other < rank, other))
     with ThreadPoolExecutor(min(_MOST_THREADS, max(1, len(others)))) as pool:
-        tried = pool.map(connect, others)
-        return {str(other): each for other, each in zip(others, tried, strict=True) if each}
+        errors = pool.map(connect, others)
+        return {str(other): each for other, each in zip(others, errors, strict=True) if each}
 
 
-def _measure(options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
-    """Return this rank's median seconds of an all-reduce, by size in bytes."""
+def _find_unreachable(store: Any, table: Facts, limit_s: float) -> list[Problem]:
+    missed = _collect(store, "missed", table, limit_s)
+    problems = _absences(set(table) - set(missed), "came, and then stopped answering")
+    for rank, each in missed.items():
+        for other, error in each.items():
+            host, other_host = table[rank]["host"], table[int(other)]["host"]
+            text = f"rank {rank} on {host} cannot reach rank {other} on {other_host}: {error}"
+            problems.append(Problem(int(other), text))
+    return problems
+
+
+def _absences(ranks: Iterable[int], what: str) -> list[Problem]:
+    return [Problem(rank, f"rank {rank} {what}; look at its machine") for rank in sorted(ranks)]
+
+
+def _time_all_reduces(options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
+    """Return this rank's median seconds of an all-reduce by size in bytes, or its error."""
     times: dict[str, float] = {}
     try:
         info = init_dist(
@@ -211,8 +226,7 @@ def _measure(options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
         )
         for size in _SIZES:
             if size <= options.max_size:
-                tensor = torch.zeros(size // _ELEMENT_BYTES, device=info.device)
-                times[str(size)] = _time_all_reduce(tensor)
+                times[str(size)] = _time_all_reduce(torch.zeros(size // 4, device=info.device))
         destroy_dist()
     except (MMDistError, RuntimeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
@@ -221,61 +235,93 @@ def _measure(options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
 
 def _time_all_reduce(tensor: torch.Tensor) -> float:
     times = []
-    for index in range(_WARM_UP + _REPEATS):
+    for _ in range(_WARM_UP + _REPEATS):
         start = time.perf_counter()
         dist.all_reduce(tensor)
         synchronize_device(tensor.device)
-        if index >= _WARM_UP:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[_WARM_UP:])
 
 
-def _judge_speed(report: Report, board: "_Board", limit_s: float) -> None:
-    outcomes = board.collect("speed", range(report.num_ranks), limit_s)
-    silent = [rank for rank in range(report.num_ranks) if rank not in outcomes]
-    report.problems += report.describe_absent(silent, "did not finish its all-reduces")
-    for rank, outcome in outcomes.items():
-        if "error" in outcome:
-            report.problems.append(Problem("group", None, f"rank {rank}: {outcome['error']}"))
-    if not report.problems:
-        report.add_speed(
-            outcomes[0]["backend"], {rank: each["times"] for rank, each in outcomes.items()}
-        )
+def _report(
+    options: argparse.Namespace,
+    environment: LaunchEnvironment,
+    table: Facts,
+    problems: list[Problem],
+    outcomes: Facts,
+) -> int:
+    """Print the report, and return rank 0's exit status."""
+    speed = summarize_speed({rank: each["times"] for rank, each in outcomes.items()})
+    result = {
+        "launcher": environment.launcher,
+        "world_size": environment.world_size,
+        "backend": outcomes[0]["backend"] if outcomes else None,
+        "problems": [problem._asdict() for problem in problems],
+        "ranks": {rank: {"host": each["host"], **each["compared"]} for rank, each in table.items()},
+        "all_reduce": speed,
+    }
+    came = f"{len(table)} of {environment.world_size} ranks"
+    parts = [
+        f"mm-dist check: {came}, launcher {environment.launcher}",
+        format_table(["compared", "on rank 0"], table[0]["compared"].items()),
+    ]
+    if speed:
+        header = ["bytes", "median ms", "bus GB/s", "slowest rank"]
+        cells = [
+            [str(size), f"{seconds * 1e3:.3f}", f"{bandwidth:.3f}", str(rank)]
+            for size, seconds, bandwidth, rank in (each.values() for each in speed)
+        ]
+        parts.append(f"all-reduce with {result['backend']}:\n{format_table(header, cells)}")
+    parts += [f"problem: {problem.text}" for problem in problems]
+    if not problems:
+        parts.append("all is well: every rank came, is equal to the others and reaches them")
+    print_result(result, "\n\n".join(parts), is_json=options.json)
+    return int(bool(problems))
 
 
-class _Board:
-    """Notes that ranks leave for each other in torch's store.
+def summarize_speed(times: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Return time and bus bandwidth of the slowest rank, by size.
 
-    Nothing waits inside the store: after a wait that timed out, stores before torch 2.1 give
-    wrong answers.
+    The bus bandwidth is size by time, times ``2 * (n - 1) / n``: optimal algorithms send this many
+    times the size over each link, so that it compares with the speed of the links for any number of
+    ranks. (NVIDIA, https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)
+
+    Args:
+        times: Seconds of each rank, by size in bytes as text.
     """
+    rows = []
+    for size in times[0] if times else ():
+        slowest = max(times, key=lambda rank: times[rank][size])
+        seconds = times[slowest][size]
+        bandwidth = int(size) / seconds / 1e9 * 2 * (len(times) - 1) / len(times)
+        row = {"bytes": int(size), "seconds": seconds, "bus_gb_per_s": bandwidth}
+        rows.append(row | {"slowest_rank": slowest})
+    return rows
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
 
-    def post(self, name: str, value: Any) -> None:
-        """Leave a note, once."""
-        self._store.set(f"mm_dist_check/{name}", json.dumps(value))
-        self._store.add(f"mm_dist_check/{name}/there", 1)
+# ------------------------------------------------------------------------ messages in the store
 
-    def wait(self, name: str, limit_s: float) -> Any:
-        """Return a note as soon as it is there.
 
-        Raises:
-            TimeoutError: If the time is over.
-        """
-        end = time.monotonic() + limit_s
-        while self._store.add(f"mm_dist_check/{name}/there", 0) == 0:
-            if time.monotonic() >= end:
-                raise TimeoutError(name)
-            time.sleep(_PAUSE_S)
-        return json.loads(self._store.get(f"mm_dist_check/{name}"))
+def _post(store: Any, name: str, value: Any) -> None:
+    store.set(f"mm_dist_check/{name}", json.dumps(value))
+    store.add(f"mm_dist_check/{name}/there", 1)
 
-    def collect(self, name: str, ranks: Iterable[int], limit_s: float) -> dict[int, Any]:
-        """Return the notes ``name/RANK`` that are there in time."""
-        end = time.monotonic() + limit_s
-        found: dict[int, Any] = {}
-        for rank in ranks:
-            with suppress(TimeoutError):
-                found[rank] = self.wait(f"{name}/{rank}", max(end - time.monotonic(), 0))
-        return found
+
+def _wait(store: Any, name: str, limit_s: float) -> Any:
+    """Return a message. Polls: stores before torch 2.1 answer wrongly after a timeout."""
+    end = time.monotonic() + limit_s
+    while store.add(f"mm_dist_check/{name}/there", 0) == 0:
+        if time.monotonic() >= end:
+            raise TimeoutError(name)
+        time.sleep(_PAUSE_S)
+    return json.loads(store.get(f"mm_dist_check/{name}"))
+
+
+def _collect(store: Any, name: str, ranks: Iterable[int], limit_s: float) -> dict[int, Any]:
+    """Return the messages ``name/RANK`` that come in time."""
+    end = time.monotonic() + limit_s
+    found: dict[int, Any] = {}
+    for rank in ranks:
+        with suppress(TimeoutError):
+            found[rank] = _wait(store, f"{name}/{rank}", max(end - time.monotonic(), 0))
+    return found

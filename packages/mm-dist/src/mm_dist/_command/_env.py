@@ -5,13 +5,15 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from typing import NamedTuple
 
+import torch
+
 from mm_dist._backends import choose_backend
-from mm_dist._command._output import check_json_target, format_table, write_json, write_line
-from mm_dist._command._versions import read_versions
+from mm_dist._command._output import format_table, print_result
 from mm_dist._device_choice import available_device_type, describe_visibility, local_device
-from mm_dist._devices import CPU, count_devices, find_row
+from mm_dist._devices import CPU, accelerator_rows, count_devices, find_row
 from mm_dist._launchers import LaunchEnvironment, describe_misuse, select_launcher
 from mm_dist._launchers._mpi import RANK_VARIABLES
 from mm_dist._launchers._selection import ask_launchers
@@ -35,51 +37,63 @@ _VARIABLES = {
 
 
 class EnvironmentRow(NamedTuple):
-    """One line of the explanation.
-
-    Attributes:
-        field: What is explained, as ``rank``; ``warning`` and ``error`` may come several times.
-        value: What would be used, or the message of the error.
-        source: The variable that it comes from, or the reason.
-    """
+    """What is explained, what would be used, and the variable or reason that it comes from."""
 
     field: str
     value: str
     source: str
 
 
-def print_environment(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print what would be chosen in this environment; joins nothing.
 
     Returns:
         0, or 1 if the environment cannot be used as it is, with the reason.
-
-    Raises:
-        ConfigError: If the file for JSON cannot be written.
     """
-    check_json_target(options.json)
     rows = explain_environment(os.environ, options.launcher)
     warnings, errors = ([r.value for r in rows if r.field == kind] for kind in ("warning", "error"))
     chosen = [row for row in rows if row.field not in ("warning", "error")]
     versions = read_versions()
-    if options.json:
-        result = {
-            "host": platform.node(),
-            "chosen": {row.field: {"value": row.value, "source": row.source} for row in chosen},
-            "warnings": warnings,
-            "errors": errors,
-            "versions": versions,
-        }
-        write_json(result, options.json)
-    if options.json != "-":
-        write_line(format_table(["what", "value", "from"], chosen))
-        for text in warnings:
-            write_line(f"\nwarning: {text}")
-        for text in errors:
-            write_line(f"\ncannot be used: {text}")
-        write_line()
-        write_line(format_table(["installed", "version"], versions.items()))
+    result = {
+        "host": platform.node(),
+        "chosen": {row.field: {"value": row.value, "source": row.source} for row in chosen},
+        "warnings": warnings,
+        "errors": errors,
+        "versions": versions,
+    }
+    parts = [
+        format_table(["what", "value", "from"], chosen),
+        *(f"warning: {text}" for text in warnings),
+        *(f"cannot be used: {text}" for text in errors),
+        format_table(["installed", "version"], versions.items()),
+    ]
+    print_result(result, "\n\n".join(parts), is_json=options.json)
     return 1 if errors else 0
+
+
+def read_versions() -> dict[str, str]:
+    """Return the versions of what can make ranks differ.
+
+    That is Python, torch, the accelerator's runtime, every ``mm-*``, numpy, torchvision, and the
+    modules that add devices to torch, such as ``torch_npu``.
+
+    Example:
+        >>> "mm-dist" in read_versions()
+        True
+    """
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    runtimes = [name for name in ("cuda", "hip", "xpu") if getattr(torch.version, name, None)]
+    if runtimes:
+        found["runtime"] = f"{runtimes[0]} {getattr(torch.version, runtimes[0])}"
+    extensions = [e for row in accelerator_rows() for e in (row.extension, row.backend_extension)]
+    wanted = {"numpy", "torchvision", *(name.partition(".")[0] for name in extensions if name)}
+    others: dict[str, str] = {}
+    for distribution in distributions():
+        name = str(distribution.metadata["Name"])
+        if name.startswith("mm-") or name.lower().replace("-", "_") in wanted:
+            # The first on the path is the one that is imported.
+            others.setdefault(name, str(distribution.version))
+    return found | dict(sorted(others.items()))
 
 
 def explain_environment(
@@ -89,15 +103,6 @@ def explain_environment(
 
     An environment that cannot be used is explained as far as it goes: each error is a row called
     ``error``, and nothing is raised.
-
-    Args:
-        env: The variables, usually ``os.environ``.
-        launcher: What would be asked for.
-        device_type: What would be asked for; by default the accelerator that is there.
-
-    Example:
-        >>> explain_environment({}, device_type="cpu")[0].value
-        'none'
     """
     rows: list[EnvironmentRow] = []
     read = None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_dist._command import _worker
-from mm_dist._command._output import write_error
+from mm_dist._command._output import print_error
 from mm_dist._device_choice import available_device_type
 from mm_dist._devices import count_devices, find_row
 from mm_dist._errors import ConfigError, LaunchError
@@ -25,7 +25,7 @@ from mm_dist._rendezvous._place import libuv_variables
 from mm_dist.diagnose._error import is_lost_peer, shorten_error
 
 _PREEMPTED_STATUS, _FIRST_SIGNAL_STATUS = 75, 128
-_DEFAULT_PORT, _DEFAULT_RENDEZVOUS_PORT = 29500, 29400
+_DEFAULT_PORT = 29500
 # How long the store survives a failure, for the other machines to read that the run is over.
 _STORE_GRACE_S = 1.0
 _SIGNAL_MEANINGS = {
@@ -48,7 +48,7 @@ def run_script(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: If an option cannot be used.
         LaunchError: If the machines do not meet.
-        SystemExit: Of argparse, on ``--help`` and bad usage.
+        SystemExit: From argparse, on ``--help`` and bad usage.
     """
     options = read_run_options(arguments)
     with tempfile.TemporaryDirectory(prefix="mm_dist_run_") as scratch:
@@ -65,7 +65,7 @@ def read_run_options(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         ConfigError: If options contradict each other, or say too little.
         LaunchError: If the first machine's name cannot be resolved.
-        SystemExit: Of argparse, on bad usage (status 2).
+        SystemExit: From argparse, on bad usage (status 2).
     """
     from torch.distributed.run import get_args_parser  # noqa: PLC0415 (slow)
 
@@ -77,7 +77,7 @@ def read_run_options(arguments: Sequence[str]) -> argparse.Namespace:
         known.setdefault(spelling.replace("_", "-"), action)
     if "PET_MONITOR_INTERVAL" not in os.environ:
         parser.set_defaults(monitor_interval=0.1)
-    # Kubernetes' variables have become torch's defaults already, and stay.
+    # The variables of Kubernetes' operator are torch's defaults already, and stay.
     for name in ("nproc_per_node", "master_addr", "master_port", "node_rank"):
         if f"PET_{name.upper()}" not in os.environ:
             parser.set_defaults(**{name: None})
@@ -87,17 +87,10 @@ def read_run_options(arguments: Sequence[str]) -> argparse.Namespace:
         count = 1 if device_type == "cpu" else count_devices(find_row(device_type))
         options.nproc_per_node = str(count)
     _plan_rendezvous(options)
-    if options.module and options.no_python:
-        raise ConfigError("--module and --no-python exclude each other; leave out one of them.")
     if not options.run_path:
         mode = "module" if options.module else "program" if options.no_python else "script"
-        if mode == "script" and not Path(options.training_script).is_file():
-            raise ConfigError(
-                f"There is no script {options.training_script!r} in {Path.cwd()}; for a module "
-                "write -m MODULE, for another program --no-python PROGRAM."
-            )
-        script_arguments = options.training_script_args
-        options.training_script_args = [mode, options.training_script, *script_arguments]
+        given = options.training_script_args
+        options.training_script_args = [mode, options.training_script, *given]
         options.training_script = _worker.__file__
         options.module = options.no_python = False
     return options
@@ -139,19 +132,16 @@ def _plan_rendezvous(options: argparse.Namespace) -> None:
 
 def _plan_c10d(options: argparse.Namespace) -> None:
     first, _, first_port = options.rdzv_endpoint.rpartition(":")
-    if not options.rdzv_endpoint or (first and not first_port.isdecimal()):
+    if not (first and first_port.isdecimal()):
         raise ConfigError(
             f"--nnodes={options.nnodes} with --rdzv-backend=c10d needs "
             "--rdzv-endpoint=HOST:PORT, the address of the first machine, the same on all."
         )
-    place = (first, int(first_port)) if first else (first_port, _DEFAULT_RENDEZVOUS_PORT)
-    address = resolve(*place)[0][0]
+    address, rank = resolve(first, int(first_port))[0][0], options.node_rank
     # torch compares host names, which fails where a machine's name means its loopback address.
     if "is_host" not in options.rdzv_conf:
-        rank = options.node_rank
-        is_host = can_host(address, place[1]) if rank is None else int(rank) == 0
-        conf = [options.rdzv_conf, f"is_host={int(is_host)}"]
-        options.rdzv_conf = ",".join(filter(None, conf))
+        is_host = can_host(address, int(first_port)) if rank is None else int(rank) == 0
+        options.rdzv_conf = f"{options.rdzv_conf},is_host={int(is_host)}".lstrip(",")
     options.local_addr = getattr(options, "local_addr", None) or own_address_towards(address)
     # torch would warn that this backend does not use it.
     options.node_rank = 0
@@ -176,26 +166,25 @@ def _launch(options: argparse.Namespace) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     try:
         config, command, arguments = config_from_args(options)
-        num_local, num_nodes = config.nproc_per_node, config.max_nodes
         # The launcher keeps the store, to which every rank connects.
-        provide_files(num_nodes * num_local)
+        provide_files(config.max_nodes * config.nproc_per_node)
     except (ValueError, AssertionError, OSError) as error:
         raise ConfigError(f"torch's launcher refuses the options: {error}") from error
     try:
         elastic_launch(config=config, entrypoint=command)(*arguments)
     except ChildFailedError as error:
-        status, text = describe_failures(error.failures)
-        write_error(text)
-        if num_nodes > 1:
+        status, text = _describe_failures(error.failures)
+        print_error(text)
+        if config.max_nodes > 1:
             time.sleep(_STORE_GRACE_S)
         return status
     except SignalException as error:
         number = int(error.sigval)
         records = Path(options.log_dir).glob("*/attempt_*/*/error.json")
         if any(_read_record(file).get("errorCode") == _PREEMPTED_STATUS for file in records):
-            write_error(f"mm-dist run: ended by signal {number}; the ranks ask to be started again")
+            print_error(f"mm-dist run: ended by signal {number}; the ranks ask to be started again")
             return _PREEMPTED_STATUS
-        write_error(f"mm-dist run: ended by signal {number}, and so were its ranks")
+        print_error(f"mm-dist run: ended by signal {number}, and so were its ranks")
         return _FIRST_SIGNAL_STATUS + number
     except (RuntimeError, TimeoutError, OSError) as error:
         where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
@@ -209,47 +198,43 @@ def _launch(options: argparse.Namespace) -> int:
     return 0
 
 
-def describe_failures(failures: Mapping[int, Any]) -> tuple[int, str]:
-    """Return the exit status of the rank that failed first, and its traceback, rank and error.
-
-    Args:
-        failures: torch's ``ProcessFailure`` of each rank that failed.
-    """
+def _describe_failures(failures: Mapping[int, Any]) -> tuple[int, str]:
+    """Return the exit status of the rank that failed first, and its traceback, rank and error."""
     records = {rank: _read_record(Path(each.error_file)) for rank, each in failures.items()}
 
     def order(rank: int) -> tuple[bool, bool, int]:
-        record, failure = records[rank], failures[rank]
-        is_stopped = not record and failure.exitcode == -signal.SIGTERM
-        return is_stopped, _is_consequence(record), int(failure.timestamp)
+        is_stopped = not records[rank] and failures[rank].exitcode == -signal.SIGTERM
+        return is_stopped, _is_consequence(records[rank]), int(failures[rank].timestamp)
 
     rank = min(failures, key=order)
     failure, record = failures[rank], records[rank]
     facts, message = record.get("extraInfo") or {}, str(record.get("message", ""))
     code = failure.exitcode
     if message and code < 0:
-        # It was ending on its own already when it was stopped.
+        # It was ending by itself already when it was stopped.
         code = int(record.get("errorCode") or 1)
     status = _FIRST_SIGNAL_STATUS - code if code < 0 else code
-    ending = f"exit status {status}"
-    if message:
-        wait = f" - {facts['wait']}" if facts.get("wait") else ""
-        ending = f"{ending}: {shorten_error(message)}{wait}"
-    elif code < 0:
-        ending = f"{signal.Signals(-code).name}{_SIGNAL_MEANINGS.get(-code, '')}"
-    if status == _PREEMPTED_STATUS:
-        ending = f"exit status {status} (preempted: asks to be started again)"
-    last = f"rank {rank} (local rank {failure.local_rank} on {socket.gethostname()}) failed first"
+    who = f"rank {rank} (local rank {failure.local_rank} on {socket.gethostname()}) failed first"
     origin = facts.get("first_failure")
     if origin and _is_consequence(record):
-        last = f"rank {origin['rank']} on {origin['host']} failed first (see its launcher's output)"
+        who = f"rank {origin['rank']} on {origin['host']} failed first (see its launcher's output)"
         ending = origin["error"] or "it had left the group"
+    elif status == _PREEMPTED_STATUS:
+        ending = f"exit status {status} (preempted: asks to be started again)"
+    elif message:
+        wait = f" - {facts['wait']}" if facts.get("wait") else ""
+        ending = f"exit status {status}: {shorten_error(message)}{wait}"
+    elif code < 0:
+        ending = f"{signal.Signals(-code).name}{_SIGNAL_MEANINGS.get(-code, '')}"
+    else:
+        ending = f"exit status {status}"
     callstack = str(facts.get("py_callstack") or "").rstrip()
-    lines = ["--- mm-dist run: the rank that failed first ---", callstack, f"{last}: {ending}"]
+    lines = ["--- mm-dist run: the rank that failed first ---", callstack, f"{who}: {ending}"]
     return status, "\n".join(filter(None, lines))
 
 
 def _is_consequence(record: Mapping[str, Any]) -> bool:
-    """Return whether a rank only noticed that another one was gone."""
+    """Whether a rank only noticed that another one had ended."""
     recorded = (record.get("extraInfo") or {}).get("is_consequence")
     # A script that does not call init_dist leaves no such record.
     return is_lost_peer(RuntimeError(record.get("message"))) if recorded is None else recorded

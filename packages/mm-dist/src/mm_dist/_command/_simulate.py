@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mm_dist._collectives import all_gather, all_gather_object, all_reduce, all_reduce_dict
-from mm_dist._command._output import check_json_target, format_table, write_json, write_line
+from mm_dist._command._output import format_table, print_result
 from mm_dist._errors import ConfigError, TorchVersionError
 from mm_dist._info import barrier
 from mm_dist._launchers import select_launcher
@@ -29,8 +29,8 @@ _FAKE_GROUP = "torch.testing._internal.distributed.fake_pg"
 _WIDTH, _MIB = 256, 2**20
 
 
-def simulate_rank(options: argparse.Namespace) -> int:
-    """Go through the start of one rank, and print what each step took.
+def run(options: argparse.Namespace) -> int:
+    """Start one rank, and print what each step took.
 
     Returns:
         0.
@@ -47,14 +47,13 @@ def simulate_rank(options: argparse.Namespace) -> int:
         )
     if not 0 <= rank < world_size:
         raise ConfigError(f"--rank={rank} is none of {world_size}; ranks count from 0.")
-    check_json_target(options.json)
     local_world_size = min(options.local_world_size, world_size)
     rows: list[dict[str, Any]] = [
         {"step": "before", "seconds": 0.0, "resident_bytes": _resident_bytes()}
     ]
     start = time.perf_counter()
     place = (rank, world_size, local_world_size)
-    for name in run_steps(*place, options.model, is_sharding=options.shard):
+    for name in _run_steps(*place, options.model, is_sharding=options.shard):
         seconds = time.perf_counter() - start
         rows.append({"step": name, "seconds": seconds, "resident_bytes": _resident_bytes()})
         start = time.perf_counter()
@@ -67,29 +66,22 @@ def simulate_rank(options: argparse.Namespace) -> int:
         "resident_bytes": max(row["resident_bytes"] for row in rows),
         "steps": rows,
     }
-    if options.json:
-        write_json(result, options.json)
-    if options.json != "-":
-        cells = [
-            [r["step"], f"{r['seconds'] * 1e3:.1f}", f"{r['resident_bytes'] / _MIB:.1f}"]
-            for r in rows
-        ]
-        write_line(f"rank {rank} of {world_size}, {local_world_size} per machine ({_LABEL})\n")
-        write_line(format_table(["step", "ms", "memory MiB"], cells))
-        memory = result["resident_bytes"] / _MIB
-        write_line(f"\nstart: {result['seconds']:.2f} s, {memory:.1f} MiB")
+    cells = [
+        [r["step"], f"{r['seconds'] * 1e3:.1f}", f"{r['resident_bytes'] / _MIB:.1f}"] for r in rows
+    ]
+    text = (
+        f"rank {rank} of {world_size}, {local_world_size} per machine ({_LABEL})\n\n"
+        f"{format_table(['step', 'ms', 'memory MiB'], cells)}\n\n"
+        f"start: {result['seconds']:.2f} s, {result['resident_bytes'] / _MIB:.1f} MiB"
+    )
+    print_result(result, text, is_json=options.json)
     return 0
 
 
-def run_steps(
+def _run_steps(
     rank: int, world_size: int, local_world_size: int, model_path: str | None, *, is_sharding: bool
 ) -> Iterator[str]:
-    """Go through the start of a rank; yield the name of each step when it is done.
-
-    Raises:
-        ConfigError: If there is no such model.
-        TorchVersionError: If torch has no fake process group, or cannot shard.
-    """
+    """Yield the name of each step of a rank's start when it is done."""
     make_model = _import_factory(model_path)
     try:
         fake = importlib.import_module(_FAKE_GROUP)
@@ -98,19 +90,32 @@ def run_steps(
             f"simulate needs torch's fake process group, which torch {torch.__version__} does not "
             "have; upgrade torch to 2.4 or newer."
         ) from error
-    torchrun, slurm = _describe_place(rank, world_size, local_world_size)
+    node, local_rank = divmod(rank, local_world_size)
+    torchrun = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(-(-world_size // local_world_size)),
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29500",
+    }
     former = {name: os.environ.get(name) for name in torchrun}
     os.environ.update(torchrun)
     try:
         select_launcher("pytorch", {}).read(torchrun)
         yield "read torchrun's variables"
-        select_launcher("slurm", {}).read(slurm)
-        yield "read Slurm's variables"
         dist.init_process_group("fake", store=fake.FakeStore(), rank=rank, world_size=world_size)
         yield "join the fake group"
         current_info()
         yield "describe this rank"
-        _communicate(rank)
+        tensor = torch.ones(4)
+        barrier()
+        all_reduce(tensor)
+        all_reduce_dict({"loss": tensor, "accuracy": tensor})
+        all_gather(tensor)
+        all_gather_object(rank)
         yield "collectives"
         made = make_model()
         model, inputs = made if isinstance(made, tuple) else (made, None)
@@ -133,49 +138,9 @@ def run_steps(
     yield "leave"
 
 
-def _communicate(rank: int) -> None:
-    """Call collectives; the results are what this rank put in."""
-    tensor = torch.ones(4)
-    barrier()
-    all_reduce(tensor)
-    all_reduce_dict({"loss": tensor, "accuracy": tensor})
-    all_gather(tensor)
-    all_gather_object(rank)
-
-
 def _step(wrapped: nn.Module, inputs: tuple[Any, ...] | None) -> None:
     if inputs is not None:
         wrapped(*inputs).sum().backward()
-
-
-def _describe_place(
-    rank: int, world_size: int, local_world_size: int
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what torchrun and what Slurm would say to the rank."""
-    node, local_rank = divmod(rank, local_world_size)
-    full, rest = divmod(world_size, local_world_size)
-    num_nodes = full + bool(rest)
-    torchrun = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_world_size),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(num_nodes),
-        "MASTER_ADDR": "node0",
-        "MASTER_PORT": "29500",
-    }
-    slurm = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": str(rank),
-        "SLURM_NTASKS": str(world_size),
-        "SLURM_LOCALID": str(local_rank),
-        "SLURM_NODEID": str(node),
-        "SLURM_STEP_NODELIST": f"node[0-{num_nodes - 1}]",
-        "SLURM_STEP_TASKS_PER_NODE": f"{local_world_size}(x{full})" + f",{rest}" * bool(rest),
-    }
-    return torchrun, slurm
 
 
 def _make_small_model() -> tuple[nn.Module, tuple[torch.Tensor]]:
@@ -187,7 +152,7 @@ def _import_factory(path: str | None) -> Callable[[], Any]:
     """Return the function that ``module:name`` means; the small model's for ``None``."""
     if path is None:
         return _make_small_model
-    # As python -m does: a model beside the configuration can be named.
+    # As python -m does: a model in the working directory can be named.
     sys.path.insert(0, str(Path.cwd()))
     module_name, _, name = path.partition(":")
     try:

@@ -5,7 +5,6 @@ loopback address, as Debian's installer writes it, other machines would look for
 """
 
 import logging
-import os
 import socket
 import struct
 import sys
@@ -19,7 +18,6 @@ _GET_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 # Reserved for documents: the way there is the default route, if there is one.
 _ELSEWHERE = "192.0.2.1"
 _VARIABLE = "GLOO_SOCKET_IFNAME"
-_INTERFACE_VARIABLES = (_VARIABLE, "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
 
 
 def interface_variables(environment: LaunchEnvironment, env: Mapping[str, str]) -> dict[str, str]:
@@ -45,24 +43,6 @@ def interface_variables(environment: LaunchEnvironment, env: Mapping[str, str]) 
         return {}
     _logger.info("setting %s=%s, as this machine's name does not lead here", _VARIABLE, found[0])
     return {_VARIABLE: found[0]}
-
-
-def own_addresses(towards: str) -> list[str]:
-    """Return this machine's addresses, the likeliest to be reached from others first.
-
-    Loopback addresses are left out unless the first machine is reached through one: then all ranks
-    are here.
-
-    Args:
-        towards: Address of the first machine.
-    """
-    by_interface, own = _interface_addresses(), own_address_towards(towards)
-    chosen = [by_interface.get(os.environ.get(name, "")) for name in _INTERFACE_VARIABLES]
-    found = [*chosen, own, name_address(), *by_interface.values()]
-    addresses = list(dict.fromkeys(address for address in found if address))
-    if is_loopback(own):
-        return addresses
-    return [address for address in addresses if not is_loopback(address)]
 
 
 def _interface_addresses() -> dict[str, str]:
