@@ -10,7 +10,7 @@ import pytest
 from pages import LANGUAGES, read_page
 
 from mm_runner import Runner
-from mm_runner.optim.schedules._param_scheduler import _FAMILIES
+from mm_runner.optim.schedules._families import FAMILIES
 from mm_runner.runner._checks import CFG_KEYS
 
 # What the Runner gives.
@@ -26,7 +26,7 @@ def test_signatures_are_those_of_the_components(language):
         for group in ("mm.hooks", "mm.loops")
         for one in entry_points(group=group)
     }
-    families = {kind.__name__: kind for kind, _ in _FAMILIES.values()}
+    families = {kind.__name__: kind for kind, _ in FAMILIES.values()}
     for name, kind in {**components, **families}.items():
         assert name in shown, f"{name} is not on the page"
         assert arguments_shown(shown[name]) == arguments_of(kind), name

@@ -172,26 +172,6 @@ def test_each_of_several_groups_and_optimizers_has_its_own(settings_of):
     assert settings_of(4, resume=True, **changes) == whole[12:]
 
 
-@pytest.mark.parametrize("family", ["cosine", "linear"])
-@pytest.mark.parametrize("stop", [None, 8], ids=["at-the-end", "in-the-middle"])
-def test_what_a_metric_has_changed_stays(settings_of, stop, family):
-    values = [0.9, 0.8, 0.7, 0.6, 0.5]
-
-    def changes(begin):
-        return {
-            "param_scheduler": [FAMILIES[family], PLATEAU],
-            "val_dataloader": loader_cfg(size=9),
-            "val_cfg": {},
-            "val_evaluator": {"type": Scripted, "values": values[begin:]},
-        }
-
-    whole = settings_of(5, "whole", **changes(0))
-    # The first validation is the best, and a run that goes on repeats the last.
-    settings_of(3, stop=stop and stop + EPOCH, **changes(0))
-    resumed = settings_of(5, resume=True, **changes(1 if stop else 2))
-    assert resumed == whole[-len(resumed) :]
-
-
 @pytest.mark.parametrize("loop", [IterBasedTrainLoop, OwnIterations])
 def test_a_metric_is_followed_in_a_longer_run_by_iterations(make_runner, loop):
     def rate_after(length, values, **resume):
@@ -241,7 +221,7 @@ def test_an_end_of_its_own_that_was_changed_is_named(settings_of, capsys):
     settings_of(2, param_scheduler={**cfg, "end": 3})
     resumed = settings_of(5, resume=True, param_scheduler={**cfg, "end": 4})
     assert resumed == whole[12:]
-    said = "param_scheduler acts from 0 to 4 epochs now, and did from 0 to 3: "
+    said = "param_scheduler acts from 0 to 4 now, and did from 0 to 3: "
     assert said in capsys.readouterr().out
 
 

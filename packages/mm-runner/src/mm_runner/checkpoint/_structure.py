@@ -230,7 +230,6 @@ _PLATEAU = {
     "best": _optional(_NUMBER),
     "num_bad": _COUNT,
     "cooldown_left": _COUNT,
-    "reduced_at?": _optional([_COUNT]),
 }
 
 
@@ -241,9 +240,7 @@ def _check_scheduler(value: Any, where: str) -> None:
 
 _SCHEDULE = {
     "count?": _COUNT,
-    "begin?": _COUNT,
-    "end?": _NUMBER,
-    "epoch_length?": _optional(_COUNT),
+    "window?": [_COUNT],
     "scheduler?": _optional(_check_scheduler),
 }
 

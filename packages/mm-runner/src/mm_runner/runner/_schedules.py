@@ -98,12 +98,12 @@ def fit_to_length(
     if not all(isinstance(one, ParamScheduler) for one in schedulers):
         return  # of the user's own
     changed = [
-        (one, state)
+        (one, state["window"])
         for one, state in zip(schedulers, states, strict=True)
-        # One that follows a metric has no course.
-        if not one.need_val_args and one.has_other_window(state)
+        if state.get("window", one.window) != one.window
     ]
-    if not changed:
+    # One that follows a metric has no course to repeat.
+    if not changed or any(one.need_val_args for one in schedulers):
         return
     why = _describe(runner, *changed[0])
     groups = named_wrappers(runner.optim_wrapper)[name].optimizer.param_groups
@@ -117,14 +117,14 @@ def fit_to_length(
     )
 
 
-def _describe(runner: Runner, scheduler: ParamScheduler, state: Mapping[str, Any]) -> str:
-    unit = "epochs" if scheduler.by_epoch else "iterations"
-    length = runner.max_epochs if scheduler.by_epoch else runner.max_iters
-    if scheduler.begin == state["begin"] and scheduler.end == length:
-        return f"The run is {length:,} {unit} long now, and was {state['end']:,}"
+def _describe(runner: Runner, scheduler: ParamScheduler, before: Sequence[int]) -> str:
+    now, in_epochs = scheduler.window, getattr(runner.train_loop, "by_epoch", True)
+    unit = "epochs" if in_epochs else "iterations"
+    if before[0] == now[0] and now[1] == (runner.max_epochs if in_epochs else runner.max_iters):
+        return f"The run is {now[1]:,} {unit} long now, and was {before[1]:,}"
     return (
-        f"{scheduler.where} acts from {scheduler.begin:,} to {scheduler.end:,} {unit} now, and did "
-        f"from {state['begin']:,} to {state['end']:,}"
+        f"{scheduler.where} acts from {now[0]:,} to {now[1]:,} now, and did from {before[0]:,} to "
+        f"{before[1]:,}"
     )
 
 

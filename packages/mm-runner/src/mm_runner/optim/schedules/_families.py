@@ -5,27 +5,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
-__all__ = [
-    "Constant",
-    "CosineAnnealing",
-    "CosineRestart",
-    "Exponential",
-    "Linear",
-    "MultiStep",
-    "OneCycle",
-    "Poly",
-    "Shape",
-    "Step",
-]
+__all__ = ["FAMILIES", "ReduceOnPlateau", "Shape"]
 
 # A smaller factor has lost its precision: the next value starts from the base.
 _TINY = 1e-12
@@ -40,14 +29,15 @@ class Shape(ABC):
     """Course of a schedule within a window of epochs or iterations.
 
     Each step starts from the current value, which another schedule may have changed: schedules that
-    act at once multiply. A subclass takes the window's length as its first, positional argument,
-    and the settings that users write after that.
+    act at once multiply. The arguments of a subclass are what users write in the configuration.
 
     Attributes:
+        length: Steps of the window; set before the first value is asked for.
         in_epochs: Arguments that count epochs, and are multiplied by the length of an epoch where
             a schedule by epoch is converted to one by iteration.
     """
 
+    length: int = 1
     in_epochs: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
@@ -62,134 +52,118 @@ class Shape(ABC):
 
 
 class _Course(Shape):
-    """A course in closed form: ``floor + (base - floor) * factor(step)``.
+    """A course in closed form: ``floor + (base - floor) * scale(step)``.
 
-    A step multiplies the current value, less the floor, by the quotient of two factors.
+    A step multiplies the current value, less the floor, by the quotient of two scales.
     """
 
-    _eta_min: float | None = None
-    _eta_min_ratio: float | None = None
-
     @abstractmethod
-    def factor(self, step: int) -> float:
+    def scale(self, step: int) -> float:
         """Return the factor at ``step``."""
-
-    def set_floor(self, eta_min: float | None, eta_min_ratio: float | None) -> None:
-        """Set the floor, a number or a fraction of the base; by default 0."""
-        if eta_min is not None and eta_min_ratio is not None:
-            raise ConfigError(
-                f"eta_min={eta_min!r} and eta_min_ratio={eta_min_ratio!r} were given; give one of "
-                "them."
-            )
-        self._eta_min, self._eta_min_ratio = eta_min, eta_min_ratio
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
-        ratio = self._eta_min_ratio
-        floor = base * ratio if ratio is not None else self._eta_min or 0.0
-        factor, before = self.factor(step), self.factor(step - 1) if step else 1.0
+        ratio = getattr(self, "eta_min_ratio", None)
+        floor = base * ratio if ratio is not None else getattr(self, "eta_min", None) or 0.0
+        scale, before = self.scale(step), self.scale(step - 1) if step else 1.0
         if abs(before) < _TINY:
-            return floor + (base - floor) * factor
-        return floor + (current - floor) * (factor / before)
+            return float(floor + (base - floor) * scale)
+        return float(floor + (current - floor) * (scale / before))
 
 
+@dataclass
 class Constant(_Course):
-    """Multiply by ``factor`` until the last step of the window, or for good if it has only one.
+    """Multiply by ``factor`` until the last step of the window, or for good if it has only one."""
 
-    Args:
-        length: Of the window.
-        factor: From 0 to 1. Defaults to 1/3.
-    """
+    factor: float = 1 / 3
 
-    def __init__(self, length: int, /, factor: float = 1 / 3) -> None:
-        _require(0 <= factor <= 1, "factor", factor, "it lies from 0 to 1")
-        self._factor, self._last = factor, max(length - 1, 1)
+    def __post_init__(self) -> None:
+        _require(0 <= self.factor <= 1, "factor", self.factor, "it lies from 0 to 1")
 
     @override
-    def factor(self, step: int) -> float:
-        return self._factor if step < self._last else 1.0
+    def scale(self, step: int) -> float:
+        return self.factor if step < max(self.length - 1, 1) else 1.0
 
 
+@dataclass
 class Linear(_Course):
     """Go from ``start_factor`` to ``end_factor`` times the value by the window's last step.
 
     In a window of one step the value stays at ``start_factor``.
-
-    Args:
-        length: Of the window.
-        start_factor: From 0 to 1. Defaults to 1/3.
-        end_factor: From 0 to 1. Defaults to 1.
     """
 
-    def __init__(
-        self, length: int, /, start_factor: float = 1 / 3, end_factor: float = 1.0
-    ) -> None:
-        _require(0 <= start_factor <= 1, "start_factor", start_factor, "it lies from 0 to 1")
-        _require(0 <= end_factor <= 1, "end_factor", end_factor, "it lies from 0 to 1")
-        self._start, self._end, self._last = start_factor, end_factor, length - 1
+    start_factor: float = 1 / 3
+    end_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("start_factor", "end_factor"):
+            value = getattr(self, name)
+            _require(0 <= value <= 1, name, value, "it lies from 0 to 1")
 
     @override
-    def factor(self, step: int) -> float:
-        done = min(step / self._last, 1.0) if self._last else 0.0
-        return self._start + (self._end - self._start) * done
+    def scale(self, step: int) -> float:
+        last = self.length - 1
+        done = min(step / last, 1.0) if last else 0.0
+        return self.start_factor + (self.end_factor - self.start_factor) * done
 
 
+@dataclass
 class Exponential(Shape):
     """Multiply by ``gamma`` in every step."""
 
-    def __init__(self, length: int, /, gamma: float) -> None:
-        del length
-        self._gamma = gamma
+    gamma: float
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
-        return current * self._gamma if step else current
+        return current * self.gamma if step else current
 
 
+@dataclass
 class Step(Shape):
-    """Multiply by ``gamma`` (default 0.1) every ``step_size`` epochs or iterations."""
+    """Multiply by ``gamma`` every ``step_size`` epochs or iterations."""
 
     in_epochs = ("step_size",)
 
-    def __init__(self, length: int, /, step_size: int, gamma: float = 0.1) -> None:
-        del length
-        is_positive = isinstance(step_size, int) and step_size > 0
-        _require(is_positive, "step_size", step_size, "it is a positive integer")
-        self._step_size, self._gamma = step_size, gamma
+    step_size: int
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require(self.step_size > 0, "step_size", self.step_size, "it is a positive integer")
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
-        return current * self._gamma if step and step % self._step_size == 0 else current
+        return current * self.gamma if step and step % self.step_size == 0 else current
 
 
+@dataclass
 class MultiStep(Shape):
-    """Multiply by ``gamma`` (default 0.1) at each of ``milestones``.
+    """Multiply by ``gamma`` at each of ``milestones``.
 
     They count from the start of the window; one given twice counts twice.
     """
 
     in_epochs = ("milestones",)
 
-    def __init__(self, length: int, /, milestones: Sequence[int], gamma: float = 0.1) -> None:
-        del length
-        are_integers = all(isinstance(milestone, int) for milestone in milestones)
-        _require(are_integers, "milestones", milestones, "it is a list of integers")
-        ascending = sorted(milestones)
-        needed = f"ascending ones are needed: {ascending!r}"
-        _require(list(milestones) == ascending, "milestones", milestones, needed)
-        self._times, self._gamma = Counter(milestones), gamma
+    milestones: Sequence[int]
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        given = list(self.milestones)
+        are_integers = all(isinstance(one, int) for one in given)
+        needed = "a list of ascending integers is needed"
+        _require(are_integers and given == sorted(given), "milestones", given, needed)
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
-        times = self._times.get(step, 0) if step else 0
-        return current * self._gamma**times if times else current
+        times = list(self.milestones).count(step) if step else 0
+        return float(current * self.gamma**times) if times else current
 
 
+@dataclass
 class CosineAnnealing(_Course):
     """Go down to the floor along half a cosine, and up again after ``T_max`` steps.
 
     Args:
-        length: Of the window.
         T_max: Steps of the half cosine. Defaults to the length of the window.
         eta_min: The floor. Defaults to 0.
         eta_min_ratio: The floor as a fraction of each group's own value; instead of ``eta_min``.
@@ -197,43 +171,34 @@ class CosineAnnealing(_Course):
 
     in_epochs = ("T_max",)
 
-    def __init__(
-        self,
-        length: int,
-        /,
-        T_max: int | None = None,  # noqa: N803 - torch's and MMEngine's name
-        eta_min: float | None = None,
-        eta_min_ratio: float | None = None,
-    ) -> None:
-        self.set_floor(eta_min, eta_min_ratio)
-        self._period = length if T_max is None else T_max
-        _require(self._period >= 1, "T_max", T_max, "it is a positive number of steps")
+    T_max: int | None = None
+    eta_min: float | None = None
+    eta_min_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.T_max is None or self.T_max > 0, "T_max", self.T_max, "a positive number")
+        _check_floor(self.eta_min, self.eta_min_ratio)
 
     @override
-    def factor(self, step: int) -> float:
+    def scale(self, step: int) -> float:
         # Equal to (1 + cos(pi t / T)) / 2, and exact where that cancels, near the end.
-        return math.cos(math.pi * step / (2 * self._period)) ** 2
+        return math.cos(math.pi * step / (2 * (self.T_max or self.length))) ** 2
 
 
+@dataclass
 class Poly(_Course):
-    """Go down to ``eta_min`` as ``(1 - t / T) ** power`` by the window's last step.
+    """Go down to ``eta_min`` as ``(1 - t / T) ** power`` by the window's last step."""
 
-    Args:
-        length: Of the window.
-        eta_min: The floor. Defaults to 0.
-        power: Defaults to 1.
-    """
-
-    def __init__(self, length: int, /, eta_min: float = 0.0, power: float = 1.0) -> None:
-        self.set_floor(eta_min, None)
-        self._power, self._last = power, length - 1
+    eta_min: float = 0.0
+    power: float = 1.0
 
     @override
-    def factor(self, step: int) -> float:
-        left = max(1 - step / self._last, 0.0) if self._last else 1.0
-        return float(left**self._power)
+    def scale(self, step: int) -> float:
+        last = self.length - 1
+        return float((max(1 - step / last, 0.0) if last else 1.0) ** self.power)
 
 
+@dataclass
 class CosineRestart(_Course):
     """Go down along half a cosine, again and again, from the base times each period's weight.
 
@@ -241,7 +206,6 @@ class CosineRestart(_Course):
     whatever other schedules have multiplied the value by. After the last period the value stays.
 
     Args:
-        length: Of the window.
         periods: Steps of each half cosine.
         restart_weights: One for each period. Defaults to 1 for all.
         eta_min: The floor. Defaults to 0.
@@ -250,31 +214,26 @@ class CosineRestart(_Course):
 
     in_epochs = ("periods",)
 
-    def __init__(
-        self,
-        length: int,
-        /,
-        periods: Sequence[int],
-        restart_weights: Sequence[float] = (1.0,),
-        eta_min: float | None = None,
-        eta_min_ratio: float | None = None,
-    ) -> None:
-        del length
-        self.set_floor(eta_min, eta_min_ratio)
-        self._weights = list(restart_weights)
-        if len(self._weights) == 1:
-            self._weights *= len(periods)
+    periods: Sequence[int]
+    restart_weights: Sequence[float] = (1.0,)
+    eta_min: float | None = None
+    eta_min_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_floor(self.eta_min, self.eta_min_ratio)
+        periods, weights = self.periods, list(self.restart_weights)
+        self._weights = weights * len(periods) if len(weights) == 1 else weights
         if len(self._weights) != len(periods):
             raise ConfigError(
-                f"{len(periods)} periods and {len(self._weights)} restart_weights were given; give "
-                "one weight for each period."
+                f"{len(periods)} periods and {len(weights)} restart_weights were given; give one "
+                "weight for each period."
             )
         are_positive = min(periods, default=0) >= 1
         _require(are_positive, "periods", periods, "positive numbers are needed")
         self._starts = [0, *accumulate(periods)]
 
     @override
-    def factor(self, step: int) -> float:
+    def scale(self, step: int) -> float:
         index = bisect_right(self._starts, step) - 1
         start, end = self._starts[index], self._starts[index + 1]
         return math.cos(math.pi * (step - start) / (2 * (end - start))) ** 2
@@ -288,6 +247,7 @@ class CosineRestart(_Course):
         return super().value(step, current, base)
 
 
+@dataclass
 class OneCycle(Shape):
     """Go up to ``eta_max`` and down again, far below the start: the one-cycle policy.
 
@@ -295,11 +255,10 @@ class OneCycle(Shape):
     optimizer's own value has no effect.
 
     Args:
-        length: Of the window.
         eta_max: The top.
         total_steps: Steps of the cycle. Defaults to the length of the window.
         pct_start: Fraction of the cycle that goes up. Defaults to 0.3.
-        anneal_strategy: ``"cos"`` or ``"linear"``.
+        anneal_strategy: ``"cos"`` (the default) or ``"linear"``.
         div_factor: See above. Defaults to 25.
         final_div_factor: See above. Defaults to 10,000.
         three_phase: Go down to the start as long as up, and then to the end.
@@ -307,41 +266,114 @@ class OneCycle(Shape):
 
     in_epochs = ("total_steps",)
 
-    def __init__(
-        self,
-        length: int,
-        /,
-        eta_max: float,
-        total_steps: int | None = None,
-        pct_start: float = 0.3,
-        anneal_strategy: str = "cos",
-        div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
-        three_phase: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-    ) -> None:
-        total = length if total_steps is None else total_steps
-        is_positive = isinstance(total, int) and total > 0
-        _require(is_positive, "total_steps", total_steps, "a positive integer is needed")
-        _require(0 <= pct_start <= 1, "pct_start", pct_start, "it lies from 0 to 1")
-        is_known = anneal_strategy in {"cos", "linear"}
-        _require(is_known, "anneal_strategy", anneal_strategy, "there are 'cos' and 'linear'")
-        low = eta_max / div_factor
-        up = float(pct_start * total) - 1
-        # Pairs of the step at which a phase ends and the value there.
-        self._turns = [(0.0, low), (up, eta_max)]
-        if three_phase:
-            self._turns.append((2 * up, low))
-        self._turns.append((float(total - 1), low / final_div_factor))
-        self._is_cosine = anneal_strategy == "cos"
+    eta_max: float
+    total_steps: int | None = None
+    pct_start: float = 0.3
+    anneal_strategy: str = "cos"
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    three_phase: bool = False
+
+    def __post_init__(self) -> None:
+        total, strategy = self.total_steps, self.anneal_strategy
+        _require(total is None or total > 0, "total_steps", total, "a positive integer is needed")
+        _require(0 <= self.pct_start <= 1, "pct_start", self.pct_start, "it lies from 0 to 1")
+        is_known = strategy in {"cos", "linear"}
+        _require(is_known, "anneal_strategy", strategy, "there are 'cos' and 'linear'")
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
-        last = len(self._turns) - 1
-        index = next((i for i in range(1, last) if step <= self._turns[i][0]), last)
-        (begin, start), (end, goal) = self._turns[index - 1], self._turns[index]
+        total, low = self.total_steps or self.length, self.eta_max / self.div_factor
+        top = float(self.pct_start * total) - 1
+        # Pairs of the step at which a phase ends and the value there.
+        turns = [(0.0, low), (top, self.eta_max), *([(2 * top, low)] if self.three_phase else [])]
+        turns.append((float(total - 1), low / self.final_div_factor))
+        last = len(turns) - 1
+        index = next((i for i in range(1, last) if step <= turns[i][0]), last)
+        (begin, start), (end, goal) = turns[index - 1], turns[index]
         if step > end:
             return goal  # the cycle is over
         done = (step - begin) / (end - begin) if end > begin else 1.0
-        if self._is_cosine:
+        if self.anneal_strategy == "cos":
             done = (1 - math.cos(math.pi * done)) / 2
         return start + (goal - start) * done
+
+
+@dataclass
+class ReduceOnPlateau:
+    """Multiply by ``factor`` once a metric has not improved for more than ``patience`` validations.
+
+    Args:
+        monitor: Name of the metric, as the validation reports it.
+        rule: ``"less"`` or ``"greater"`` is better.
+        factor: Less than 1.
+        patience: Validations to wait.
+        threshold: Least change that counts.
+        threshold_rule: ``"rel"``: a fraction of the best; ``"abs"``: a difference.
+        cooldown: Validations after a change in which nothing is counted.
+        min_value: Floor, one number or one for each parameter group.
+        eps: Smaller changes are not made.
+    """
+
+    monitor: str = "loss"
+    rule: str = "less"
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    threshold_rule: str = "rel"
+    cooldown: int = 0
+    min_value: float | Sequence[float] = 0.0
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        rules = "there are 'less' and 'greater'"
+        _require(self.rule in {"less", "greater"}, "rule", self.rule, rules)
+        is_known = self.threshold_rule in {"rel", "abs"}
+        _require(is_known, "threshold_rule", self.threshold_rule, "there are 'rel' and 'abs'")
+        _require(self.factor < 1, "factor", self.factor, "it is less than 1")
+        _require(self.threshold >= 0, "threshold", self.threshold, "it is at least 0")
+        self.state: dict[str, Any] = {"best": None, "num_bad": 0, "cooldown_left": 0}
+
+    def follow(self, metric: float) -> bool:
+        """Update from the metric of a validation; return whether to reduce the value now."""
+        state = self.state
+        if self._is_better(metric):
+            state["best"], state["num_bad"] = metric, 0
+        else:
+            state["num_bad"] += 1
+        if state["cooldown_left"] > 0:
+            state["cooldown_left"] -= 1
+            state["num_bad"] = 0
+        if state["num_bad"] <= self.patience:
+            return False
+        state["cooldown_left"], state["num_bad"] = self.cooldown, 0
+        return True
+
+    def _is_better(self, metric: float) -> bool:
+        best = self.state["best"]
+        if math.isnan(metric) or best is None:
+            return not math.isnan(metric)
+        margin = self.threshold * (abs(best) if self.threshold_rule == "rel" else 1.0)
+        sign = 1.0 if self.rule == "less" else -1.0
+        return bool(sign * metric < sign * best - margin)
+
+
+def _check_floor(eta_min: float | None, eta_min_ratio: float | None) -> None:
+    if eta_min is not None and eta_min_ratio is not None:
+        raise ConfigError(
+            f"eta_min={eta_min!r} and eta_min_ratio={eta_min_ratio!r} were given; give one of them."
+        )
+
+
+# MMEngine's names: a family and what it schedules; "ParamScheduler" takes ``param_name``.
+_SETTINGS = {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}
+_KINDS: tuple[type[Any], ...] = (
+    *(Constant, CosineAnnealing, CosineRestart, Exponential, Linear),
+    *(MultiStep, OneCycle, Poly, ReduceOnPlateau, Step),
+)
+FAMILIES: dict[str, tuple[type[Any], str | None]] = {
+    f"{family.__name__}{ending}": (family, setting)
+    for family in _KINDS
+    for ending, setting in _SETTINGS.items()
+    if (family, ending) != (OneCycle, "Momentum")
+}
