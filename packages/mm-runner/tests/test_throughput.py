@@ -11,8 +11,6 @@ from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.diagnostics import ThroughputHook
-from mm_runner.diagnostics._peaks import peak_of
-from mm_runner.diagnostics._throughput import count_tokens
 from mm_runner.hooks import Hook
 from mm_runner.hooks._logger import count_samples
 
@@ -80,8 +78,7 @@ def test_a_compiled_model_is_not_counted(make_runner):
         **NO_VALIDATION,
     )
     runner.train()
-    log = next(runner.log_dir.glob("*.log")).read_text()
-    assert "FLOPs unknown: a compiled model is not counted; give flops_per_sample" in log
+    assert all("flops_per_s" not in report for report in reports_of(runner))
 
 
 def test_validations_are_left_out(make_runner):
@@ -201,30 +198,19 @@ def test_samples_are_counted_in_any_batch(batch, samples):
     assert count_samples(batch) == samples
 
 
-def test_tokens_are_counted_by_a_key_or_a_function():
-    batch = {"ids": torch.ones(2, 5)}
-    assert count_tokens(batch, "ids") == count_tokens(batch, lambda one: one["ids"].numel()) == 10
-    with pytest.raises(ConfigError, match=r"ThroughputHook\.tokens: 'idz' is no tensor.*'ids'"):
-        count_tokens(batch, "idz")
+def test_a_key_that_is_no_tensor_of_the_batch_is_named(make_runner):
+    hook = ThroughputHook(tokens="idz")
+    with pytest.raises(ConfigError, match=r"tokens: 'idz' is no tensor.*'inputs'"):
+        make_runner(custom_hooks=[hook], **NO_VALIDATION).train()
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "peak"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "half", 312e12),
-        ("NVIDIA A10", "half", 125e12),
-        ("NVIDIA H100 PCIe", "half", 756e12),
-        ("NVIDIA H100 80GB HBM3", "tf32", 494.7e12),
-        ("NVIDIA L40S", "half", 362e12),
-        ("NVIDIA L4", "single", 30.3e12),
-        ("Tesla V100-SXM2-16GB", "tf32", None),
-        ("AMD Instinct MI300X", "half", 1307.4e12),
-        ("AMD Instinct MI250X/MI250", "half", 191.5e12),
-        ("A device of tomorrow", "half", None),
-    ],
-)
-def test_a_devices_peak_is_known_by_its_name(name, precision, peak):
-    assert peak_of(name, precision) == (None if peak is None else pytest.approx(peak))
+def test_a_devices_peak_is_known_by_its_name(make_runner, monkeypatch):
+    name = "NVIDIA H100 80GB HBM3"
+    monkeypatch.setattr(torch.cpu, "get_device_name", lambda _: name, raising=False)
+    hook = ThroughputHook(interval=6, flops_per_sample=1000.0)
+    make_runner(custom_hooks=[hook], **NO_VALIDATION).train()
+    assert hook.peak_flops == pytest.approx(66.9e12)
+    assert hook.scalars["mfu"] > 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ Name                                                Without it
 ``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
 ``torch.cuda.memory._snapshot``,                    A crash bundle has no history of memory
 ``_dump_snapshot``
-``torch.utils._python_dispatch``                    ``HostSyncHook`` warns, and counts nothing
 ==================================================  =============================================
 """
 
@@ -47,7 +46,6 @@ __all__ = [
     "children_of",
     "convolve_with",
     "default_store",
-    "dispatch_mode",
     "dump_memory_history",
     "has_global_hooks",
     "parameters_of",
@@ -192,12 +190,3 @@ def dump_memory_history(memory: Any, path: Path) -> None:
     snapshot, dump = (getattr(memory, name, None) for name in ("_snapshot", "_dump_snapshot"))
     if snapshot is not None and dump is not None and any(snapshot().get("device_traces", ())):
         dump(str(path))
-
-
-def dispatch_mode() -> Any:
-    """Return ``TorchDispatchMode``, or ``object`` without it."""
-    try:
-        from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - few need it
-    except ImportError:
-        return object
-    return TorchDispatchMode

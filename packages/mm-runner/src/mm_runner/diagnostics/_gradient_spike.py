@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 __all__ = ["GradientSpikeHook"]
 
 _NAMES_SHOWN = 2
+# Weight of a new norm in the running mean.
+_MOMENTUM = 0.02
 
 
 class GradientSpikeHook(Hook):
     """Names the step and the parameter group whose gradients are far larger than usual.
 
-    A spike is a norm above ``factor`` times its running mean, or one that is not finite. Norms,
-    means and limits stay on the device; spikes are logged every ``interval`` steps. The gradients
-    are those before clipping. An overflow under a loss scaler, which skips that step by itself, is
-    no spike.
+    A spike is a norm above ``factor`` times its running mean, or one that is not finite. Norms and
+    means stay on the device; spikes are logged every ``interval`` steps. The gradients are those
+    before clipping. An overflow under a loss scaler, which skips that step by itself, is no spike.
 
     Args:
         policy: ``"warn"`` (the default), or ``"skip"``, which also zeroes all gradients of that
             optimizer's step: only momentum and weight decay act then. All ranks skip the same
             steps.
         factor: Defaults to 10.
-        momentum: Weight of a new norm in the running mean. Defaults to 0.02.
         warmup: Steps before the first that can be a spike. Defaults to 100.
         interval: Steps between two log lines. Defaults to 50.
 
@@ -49,12 +49,7 @@ class GradientSpikeHook(Hook):
     priority = "VERY_HIGH"
 
     def __init__(
-        self,
-        policy: str = "warn",
-        factor: float = 10.0,
-        momentum: float = 0.02,
-        warmup: int = 100,
-        interval: int = 50,
+        self, policy: str = "warn", factor: float = 10.0, warmup: int = 100, interval: int = 50
     ) -> None:
         if policy not in {"warn", "skip"}:
             raise ConfigError(
@@ -62,12 +57,9 @@ class GradientSpikeHook(Hook):
             )
         if not factor > 1:
             raise ConfigError(f"GradientSpikeHook.factor: a number above 1, got {factor!r}.")
-        if not 0 < momentum <= 1:
-            raise ConfigError(f"GradientSpikeHook.momentum: above 0, at most 1, got {momentum!r}.")
         check_integer("GradientSpikeHook.warmup", warmup, least=0)
         check_integer("GradientSpikeHook.interval", interval, least=1)
-        self.policy, self.factor, self.momentum = policy, factor, momentum
-        self.warmup, self.interval = warmup, interval
+        self.policy, self.factor, self.warmup, self.interval = policy, factor, warmup, interval
         self._watches: dict[str, _Watch] = {}
         self._loaded: dict[str, Any] = {}
 
@@ -79,10 +71,9 @@ class GradientSpikeHook(Hook):
                     f"GradientSpikeHook: {type(wrapper).__name__} does not give hooks its "
                     "gradients. Derive it from mm_amp.OptimWrapper."
                 )
-            self._watches[name] = _Watch(self, wrapper)
-            if name in self._loaded:
-                self._watches[name].load_state_dict(self._loaded[name])
-        self._loaded = {}
+            watch = self._watches[name] = _Watch(self, wrapper)
+            saved = self._loaded.get(name, {"means": None, "seen": 0})
+            watch.means, watch.seen = saved["means"], saved["seen"]
 
     @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
@@ -108,7 +99,10 @@ class GradientSpikeHook(Hook):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {name: watch.state_dict() for name, watch in self._watches.items()}
+        return {
+            name: {"means": watch.means, "seen": watch.seen}
+            for name, watch in self._watches.items()
+        }
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -118,17 +112,16 @@ class GradientSpikeHook(Hook):
         names = {id(one): name for name, one in unwrap_model(runner.model).named_parameters()}
         skipped = "; its gradients were set to zero" if self.policy == "skip" else ""
         for name, watch in self._watches.items():
-            of_whom = f"{name}, " if name else ""
+            prefix = f"{name}, " if name else ""
             for step, group, norm, mean in watch.read():
                 params = watch.optimizer.param_groups[group]["params"]
                 shown = ", ".join(names.get(id(one), "?") for one in params[:_NAMES_SHOWN])
                 num_more = len(params) - _NAMES_SHOWN
                 more = f" and {num_more} more" if num_more > 0 else ""
-                times = f"{norm / mean:.3g} times" if mean > 0 else "not"
                 runner.logger.warning(
-                    f"GradientSpikeHook: step {step}, {of_whom}parameter group {group} "
-                    f"({shown}{more}): the gradients' norm was {norm:.4g}, {times} its running "
-                    f"mean of {mean:.4g}{skipped}."
+                    f"GradientSpikeHook: step {step}, {prefix}parameter group {group} "
+                    f"({shown}{more}): the gradients' norm was {norm:.4g}; its running mean is "
+                    f"{mean:.4g}{skipped}."
                 )
 
 
@@ -138,97 +131,77 @@ class _Watch:
     def __init__(self, options: GradientSpikeHook, wrapper: Any) -> None:
         self.optimizer: Optimizer = wrapper.optimizer
         self.handle = wrapper.register_gradient_hook(self._look)
-        self.step = 0
+        self.step = self.seen = 0
+        self.means: Tensor | None = None
         self._options = options
         self._skips_overflows = getattr(wrapper, "loss_scaler", None) is not None
-        self._seen = 0
-        self._means: Tensor | None = None
-        self._steps: list[int] = []
-        # By step since the last reading, shape (3, groups): whether it is a spike, norm, mean.
-        self._notes: list[Tensor] = []
+        # Steps since the last reading, each with a tensor of shape (3, groups): flag, norm, mean.
+        self._notes: list[tuple[int, Tensor]] = []
 
     def read(self) -> list[tuple[int, int, float, float]]:
         """Return step, group, norm and mean of new spikes, with one transfer from the device."""
-        if not self._notes:
+        notes, self._notes = self._notes, []
+        if not notes:
             return []
-        notes = torch.stack(self._notes).tolist()
-        spikes = [
+        values = torch.stack([note for _, note in notes]).tolist()
+        return [
             (step, group, norms[group], means[group])
-            for step, (flags, norms, means) in zip(self._steps, notes, strict=True)
+            for (step, _), (flags, norms, means) in zip(notes, values, strict=True)
             for group, flag in enumerate(flags)
             if flag
         ]
-        self._steps, self._notes = [], []
-        return spikes
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"means": self._means, "seen": self._seen}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._means, self._seen = state_dict["means"], state_dict["seen"]
 
     @torch.no_grad()
     def _look(self, optimizer: Optimizer) -> None:
-        gradients = [
-            [_local(one.grad) for one in group["params"] if one.grad is not None]
+        # Of a sharded gradient the part on this rank.
+        grads = [
+            [
+                one.grad.to_local() if hasattr(one.grad, "to_local") else one.grad
+                for one in group["params"]
+                if one.grad is not None
+            ]
             for group in optimizer.param_groups
         ]
-        norms = _norms(optimizer, gradients)
-        if self._means is None or len(self._means) != len(norms):
-            self._means, self._seen = norms, 0
-        means = self._means.to(norms.device)
-        self._seen += 1
-        if self._seen > self._options.warmup:
-            # Also true of NaN, which is no number less than the limit.
-            flags = ~(norms <= means * self._options.factor) & (means > 0)
-        else:
-            flags = ~torch.isfinite(norms)
+        norms = _norms(optimizer, grads)
+        if self.means is None or len(self.means) != len(norms):
+            self.means, self.seen = norms, 0
+        means = self.means.to(norms.device)
+        self.seen += 1
+        flags = ~torch.isfinite(norms)
+        if self.seen > self._options.warmup:
+            flags |= (norms > means * self._options.factor) & (means > 0)
         if self._skips_overflows:
             flags &= torch.isfinite(norms).all()
-        # The mean of those so far, until there are enough for a running mean. Spikes are left
-        # out, so that one does not hide the next.
-        weight = max(self._options.momentum, 1 / self._seen)
+        # The mean of all norms until there are enough for a running mean. Spikes are left out, so
+        # that one does not hide the next.
+        weight = max(_MOMENTUM, 1 / self.seen)
         is_usual = ~flags & torch.isfinite(norms)
         moved = torch.where(is_usual, means + weight * (norms - means), means)
-        self._means = torch.where(torch.isfinite(means), moved, norms)
-        self._steps.append(self.step)
-        self._notes.append(torch.stack([flags.float(), norms, means]))
+        self.means = torch.where(torch.isfinite(means), moved, norms)
+        self._notes.append((self.step, torch.stack([flags.float(), norms, means])))
         if self._options.policy == "skip":
             is_spike = flags.any()
-            for group in gradients:
-                for gradient in group:
-                    gradient.masked_fill_(is_spike, 0.0)
+            for grad in (one for group in grads for one in group):
+                grad.masked_fill_(is_spike, 0.0)
 
 
-def _norms(optimizer: Optimizer, gradients: list[list[Tensor]]) -> Tensor:
+def _norms(optimizer: Optimizer, grads: list[list[Tensor]]) -> Tensor:
     """Return the norm of each group's gradients, shape ``(groups,)``, float32, on the device.
 
-    Of sharded gradients it is the norm of the whole; where parts are replicated too, of all
+    Of sharded gradients it is the norm of the whole; where shards are replicated too, of all
     replicas together.
     """
-    device = next(one.device for group in gradients for one in group)
-    squares = [
-        _norm(group).to(device, torch.float32).square() if group else torch.zeros((), device=device)
-        for group in gradients
-    ]
+    device = next(one.device for group in grads for one in group)
+    norm_of: Any = getattr(nn.utils, "get_total_norm", None)  # torch 2.6; in few kernels
+    squares = []
+    for group in grads:
+        dense = [one.coalesce().values() if one.is_sparse else one for one in group]
+        if norm_of is not None:
+            norm = norm_of(dense)
+        else:
+            norm = torch.stack([one.norm().to(device) for one in dense] or [torch.zeros(())]).norm()
+        squares.append(norm.to(device, torch.float32).square())
     total = torch.stack(squares)
     if any(hasattr(p, "full_tensor") for group in optimizer.param_groups for p in group["params"]):
         dist.all_reduce(total)
     return total.sqrt()
-
-
-def _norm(gradients: list[Tensor]) -> Tensor:
-    dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
-    total_norm: Any = getattr(nn.utils, "get_total_norm", None)  # torch 2.6; in few kernels
-    norm: Tensor
-    if total_norm is not None:
-        norm = total_norm(dense)
-    else:
-        norm = torch.stack([one.norm().to(dense[0].device) for one in dense]).norm()
-    return norm
-
-
-def _local(gradient: Any) -> Tensor:
-    """Return the part of a sharded gradient on this rank."""
-    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return local

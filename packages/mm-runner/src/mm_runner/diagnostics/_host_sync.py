@@ -1,47 +1,45 @@
-"""Operations of a step that make the host wait for the device."""
+"""Lines of code that make the host wait for the device."""
 
 from __future__ import annotations
 
+import os
+import traceback
+import warnings
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
 
-from mm_runner._torch_private import dispatch_mode
 from mm_runner.hooks import Hook
 from mm_runner.hooks._arguments import check_integer
-
-from ._sync_counter import Sync, SyncCounter
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
 __all__ = ["HostSyncHook"]
 
+_MESSAGE = "called a synchronizing"
+_PACKAGES = ("torch", "mm_runner", "mm_dist", "mm_amp", "mm_compile", "mm_npu")
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in _PACKAGES)
+
 
 class HostSyncHook(Hook):
-    """Counts the operations of a few training steps that make the host wait for the device.
+    """Counts how often the host waits for the device in a few training steps, by line of code.
 
-    Afterwards the log has a table: how often per step, which operation (``item()`` and its like,
-    copies to the host, ``nonzero``, masks as indices), and which line of code outside of torch and
-    of mm-runner's packages, or which hook. Data loading, validations and the inside of compiled
-    graphs are left out. The counted steps, of the first process alone, take longer than others by
-    some microseconds per operation.
-
-    On the CPU, where nothing waits, the same operations are counted: they would wait on a device.
-    Copies to the host are not seen there: ``cpu()``, ``tolist()``, ``numpy()``.
-
-    On CUDA ``torch.cuda.set_sync_debug_mode("warn")`` is exact where this goes by a list of
-    operations; it names no hooks.
+    Afterwards the log names each line outside of torch and of mm-runner's packages that waits, such
+    as ``loss.item()`` or an index that is a mask, and the hook that it belongs to. It listens to
+    ``torch.cuda.set_sync_debug_mode("warn")``, on the first process; on a device without that mode,
+    such as the CPU, nothing is counted, and a warning says so. Validations are left out.
 
     Args:
         begin: Training steps before the first that is counted. Defaults to 10.
         iters: Steps that are counted. Defaults to 5.
 
     Attributes:
-        counts: How often in all the counted steps, by ``(what, origin)``.
-        steps: How many steps were counted.
+        counts: How often in all the counted steps, by origin.
+        steps: Number of counted steps.
 
     Raises:
         ConfigError: If ``begin`` is negative, or ``iters`` not positive.
@@ -56,116 +54,100 @@ class HostSyncHook(Hook):
         check_integer("HostSyncHook.begin", begin, least=0)
         check_integer("HostSyncHook.iters", iters, least=1)
         self.begin, self.iters = begin, iters
-        self.counts: Counter[Sync] = Counter()
-        self.steps = 0
-        self._passed = self._first = 0
-        self._is_done = True
-        self._mode: Any = None
-        self._end = _EndOfStep(self)
+        self.counts: Counter[str] = Counter()
+        self.steps = self._passed = 0
+        self._set_mode: Any = None
+        self._filters: warnings.catch_warnings[Any] | None = None
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self.counts, self.steps = Counter(), 0
-        self._passed = self._first = 0
-        self._is_done = runner.rank != 0 or not _can_count(runner)
-        # The last of the hooks ends what this, the first of them, begins.
-        if self._end not in runner.hooks:
-            runner.register_hook(self._end)
+        self.counts, self.steps, self._passed = Counter(), 0, 0
+        module = getattr(torch, runner.device.type, None)
+        self._set_mode = getattr(module, "set_sync_debug_mode", None) if runner.rank == 0 else None
+        if self._set_mode is None and runner.rank == 0:
+            runner.logger.warning(
+                f"HostSyncHook counts nothing: torch reports no synchronisation on "
+                f"{runner.device.type}. It does on cuda."
+            )
 
     @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        if self._is_done:
+        if self._set_mode is None:
             return
-        self.end_step(runner)  # of one that failed, in a loop that goes on all the same
         self._passed += 1
-        if self.begin < self._passed <= self.begin + self.iters:
-            self._first = self._first or runner.iter + 1
-            self._mode = SyncCounter(self.counts, runner.device.type)
-            self._mode.__enter__()
+        if self._passed > self.begin + self.iters:
+            self._finish(runner)
+        elif self._passed > self.begin:
+            self.steps += 1
+            self._listen()
 
     @override
-    def after_train_epoch(self, runner: RunView) -> None:
-        self.end_step(runner)
+    def before_val(self, runner: RunView) -> None:
+        self._stop_listening()
 
     @override
     def after_train(self, runner: RunView) -> None:
-        if self._is_done:
-            return
-        if self.steps:  # training ended before its time
-            self._log(runner)
+        self._finish(runner)
+
+    @override
+    def clean_up(self, runner: RunView) -> None:
+        self._stop_listening()
+
+    def _listen(self) -> None:
+        if self._filters is None:
+            self._filters = warnings.catch_warnings()
+            self._filters.__enter__()
+            warnings.filterwarnings("always", _MESSAGE)
+            self._show = warnings.showwarning
+            warnings.showwarning = self._count
+            self._set_mode("warn")
+
+    def _stop_listening(self) -> None:
+        if self._filters is not None:
+            self._set_mode("default")
+            self._filters.__exit__(None, None, None)
+            self._filters = None
+
+    def _count(self, message: Any, *arguments: Any, **named: Any) -> None:
+        if str(message).startswith(_MESSAGE):
+            self.counts[_origin()] += 1
         else:
+            self._show(message, *arguments, **named)
+
+    def _finish(self, runner: RunView) -> None:
+        self._stop_listening()
+        if self._set_mode is None:
+            return
+        self._set_mode = None
+        if not self.steps:
             runner.logger.info(
                 f"HostSyncHook: nothing was counted: training ended after {self._passed} steps, "
                 f"and begin={self.begin} leaves out the first ones."
             )
-
-    @override
-    def on_exception(self, runner: RunView, exception: Exception) -> None:
-        self._leave()  # before other hooks describe the failure
-
-    @override
-    def clean_up(self, runner: RunView) -> None:
-        self._leave()
-
-    def end_step(self, runner: RunView) -> None:
-        """Stop counting; log the table after the last step."""
-        if self._leave() and self.steps == self.iters:
-            self._is_done = True
-            self._log(runner)
-
-    def _leave(self) -> bool:
-        mode, self._mode = self._mode, None
-        if mode is None:
-            return False
-        mode.__exit__(None, None, None)
-        self.steps += 1
-        return True
-
-    def _log(self, runner: RunView) -> None:
-        last = self._first + self.steps - 1
-        steps = f"steps {self._first} to {last}" if self.steps > 1 else f"step {last}"
+            return
         total = sum(self.counts.values())
-        is_host = runner.device.type == "cpu"
-        waits = "would wait for a device" if is_host else "waited for the device"
-        lines = [f"HostSyncHook: in {steps} the host {waits} {total / self.steps:.3g} times each."]
-        if total:
-            width = max(len("operation"), *(len(sync.what) for sync in self.counts))
-            lines.append(f"  per step  {'operation':{width}}  by")
-            lines += [
-                f"  {count / self.steps:8.3g}  {sync.what:{width}}  {sync.origin}"
-                for sync, count in self.counts.most_common()
-            ]
+        head = f"HostSyncHook: in {self.steps} steps the host waited for the device "
+        lines = [f"{head}{total / self.steps:.3g} times each."]
+        for origin, count in self.counts.most_common():
+            lines.append(f"  {count / self.steps:8.3g}  {origin}")
         runner.logger.info("\n".join(lines))
 
 
-def _can_count(runner: RunView) -> bool:
-    """Return whether counting leaves compiled code compiled; warn where it does not."""
-    mode = dispatch_mode()
-    if mode is object:
-        runner.logger.warning(
-            f"HostSyncHook counts nothing: torch {torch.__version__} does not show its operations."
-        )
-        return False
-    names = ("is_infra_mode", "ignore_compile_internals")
-    if not runner.compile_handle.enabled or all(hasattr(mode, one) for one in names):
-        return True
-    runner.logger.warning(
-        f"HostSyncHook counts nothing: torch {torch.__version__} would run uncompiled what this "
-        "run compiles. Set compile=False for the steps that are to be counted, or update torch."
-    )
-    return False
-
-
-class _EndOfStep(Hook):
-    """Acts last in a step for a hook that acts first in it."""
-
-    priority = "LOWEST"
-
-    def __init__(self, owner: HostSyncHook) -> None:
-        self._owner = owner
-
-    @override
-    def after_train_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
-    ) -> None:
-        self._owner.end_step(runner)
+def _origin() -> str:
+    """Return the caller's line outside of torch and our packages, after the hook it belongs to."""
+    place = innermost = ""
+    for frame, line in traceback.walk_stack(None):
+        code = frame.f_code
+        path = Path(code.co_filename)
+        if code.co_filename == __file__ or path.name == "warnings.py":
+            continue
+        here = f"{path.parent.name}/{path.name}:{line} in {code.co_name}"
+        innermost = innermost or here
+        if not place and not any(one in code.co_filename for one in _LIBRARIES):
+            place = here
+        owner = frame.f_locals.get("self") if "self" in code.co_varnames[:1] else None
+        if isinstance(owner, Hook):
+            return f"{type(owner).__name__}, {place or innermost}"
+        if f"{os.sep}mm_runner{os.sep}loops{os.sep}" in code.co_filename:  # calls the step
+            break
+    return place or innermost

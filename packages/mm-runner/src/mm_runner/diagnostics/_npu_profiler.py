@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NPUProfilerHook"]
 
-# CANN's variable: the graph engine reports on standard output.
-_TO_STD_OUT = "GE_PROFILING_TO_STD_OUT"
-
 
 class NPUProfilerHook(ProfilerHook):
     """Profiles some training steps on an NPU, for Ascend's MindStudio Insight and TensorBoard.
@@ -35,8 +32,8 @@ class NPUProfilerHook(ProfilerHook):
         exit_after_profiling: End the program, on all processes, after the last of these steps,
             without a checkpoint. Defaults to ``True``.
         use_e2e_profiler: Record what the host does as well. Defaults to ``False``.
-        ge_profiling_to_std_out: Let CANN's graph engine report on standard output,
-            unless the environment says otherwise. Defaults to ``False``.
+        ge_profiling_to_std_out: Set ``GE_PROFILING_TO_STD_OUT``, unless it is set: CANN's graph
+            engine reports on standard output. Defaults to ``False``.
 
     Raises:
         ConfigError: If ``begin`` and ``end`` are no steps in this order; when the training begins,
@@ -57,22 +54,18 @@ class NPUProfilerHook(ProfilerHook):
         ge_profiling_to_std_out: bool = False,
     ) -> None:
         check_integer("NPUProfilerHook.begin", begin, least=0)
-        check_integer("NPUProfilerHook.end", end, least=1)
-        if begin >= end:
-            raise ConfigError(
-                f"NPUProfilerHook: begin={begin} and end={end} were given, which leaves no step to "
-                "profile; end is the number of the last one."
-            )
+        check_integer("NPUProfilerHook.end", end, least=begin + 1)
+        # torch_npu's first step of all is dearer than those after it: it warms up in the one
+        # before, if there is one.
+        warmup = min(begin, 1)
         super().__init__(
             by_epoch=False,
             profile_times=end,
             activity_with_cpu=use_e2e_profiler,
             activity_with_cuda=True,
-            # torch_npu's first step of all is dearer than those after it: it warms up in the one
-            # before, if there is one.
             schedule={
-                "skip_first": max(begin - 1, 0),
-                "warmup": min(begin, 1),
+                "skip_first": begin - warmup,
+                "warmup": warmup,
                 "active": end - begin,
                 "repeat": 1,
             },
@@ -80,8 +73,7 @@ class NPUProfilerHook(ProfilerHook):
         )
         self.exit_after_profiling = exit_after_profiling
         self.ge_profiling_to_std_out = ge_profiling_to_std_out
-        self._steps_left = end
-        self._has_set_variable = False
+        self._steps = 0
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -92,37 +84,24 @@ class NPUProfilerHook(ProfilerHook):
             raise ConfigError(
                 f"NPUProfilerHook was asked for, but {reason} ProfilerHook profiles other devices."
             )
-        if self.profile_times > runner.max_iters:
-            raise ConfigError(
-                f"NPUProfilerHook.end: {self.profile_times} was given, and the run has "
-                f"{runner.max_iters} steps."
-            )
-        if self.ge_profiling_to_std_out and _TO_STD_OUT not in os.environ:
-            os.environ[_TO_STD_OUT] = "1"
-            self._has_set_variable = True
-        self._steps_left = self.profile_times
+        if self.ge_profiling_to_std_out:
+            os.environ.setdefault("GE_PROFILING_TO_STD_OUT", "1")
+        self._steps = 0
         super().before_train(runner)
-
-    @override
-    def clean_up(self, runner: RunView) -> None:
-        super().clean_up(runner)
-        if self._has_set_variable:
-            del os.environ[_TO_STD_OUT]
-            self._has_set_variable = False
-
-    @override
-    def _device_type(self, runner: RunView) -> str:
-        return "npu"
 
     @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
-        self._steps_left -= 1
-        if self._steps_left == 0 and self.exit_after_profiling:
+        self._steps += 1
+        if self._steps == self.profile_times and self.exit_after_profiling:
             runner.logger.info(
                 f"NPUProfilerHook: step {runner.iter + 1} was the last to profile; the program "
                 "ends. exit_after_profiling=False goes on."
             )
             raise SystemExit(0)
+
+    @override
+    def _device_type(self, runner: RunView) -> str:
+        return "npu"
