@@ -12,10 +12,10 @@ from typing_extensions import Self, override
 
 from mm_runner.errors import ConfigError
 
-from ._config_dict import ConfigDict, merge_options
+from ._config_dict import DELETE, ConfigDict, copy_containers, with_option
 from ._custom_imports import import_modules, importable_folder
-from ._loading import SUFFIXES, load
-from ._location import describe_location, reads_name, written_in
+from ._loading import SUFFIXES, Sources, load
+from ._places import describe_location, reads_name, written_in
 
 __all__ = ["Config"]
 
@@ -76,11 +76,8 @@ class Config(ConfigDict):
         """
         file = Path(filename).absolute()
         sources = load(file.resolve())
-        cfg = cls(sources.content, file)
-        cfg.__dict__.update(_files=[file, *sources.files[1:]], _text=sources.text)
-        if import_custom_modules:
-            cfg._import_modules(file.parent)
-        return cfg
+        folder = file.parent if import_custom_modules else None
+        return cls._from_sources(sources, [file, *sources.files[1:]], folder)
 
     @classmethod
     def fromstring(
@@ -105,16 +102,18 @@ class Config(ConfigDict):
             raise ConfigError(
                 f"file_format: {file_format!r} was given; there are {', '.join(SUFFIXES)}."
             )
-        folder = Path.cwd()
-        sources = load(folder / f"<text>{file_format}", text=cfg_str)
+        sources = load(Path.cwd() / f"<text>{file_format}", text=cfg_str)
+        return cls._from_sources(sources, [], Path.cwd() if import_custom_modules else None)
+
+    @classmethod
+    def _from_sources(cls, sources: Sources, files: list[Path], folder: Path | None) -> Self:
         cfg = cls(sources.content)
-        cfg.__dict__.update(_text=sources.text)
-        if import_custom_modules:
+        cfg.__dict__.update(_files=files, _text=sources.text, _folder=folder)
+        if folder is not None:
             cfg._import_modules(folder)
         return cfg
 
     def _import_modules(self, folder: Path) -> None:
-        self.__dict__["_folder"] = folder
         with importable_folder(folder):
             try:
                 import_modules(self.get("custom_imports"))
@@ -134,7 +133,13 @@ class Config(ConfigDict):
     @property
     def pretty_text(self) -> str:
         """The resolved configuration as Python, which :meth:`fromfile` reads again."""
-        return _as_python(self)
+        for key in self:
+            if not str(key).isidentifier():
+                raise ConfigError(f"{key}: not a name in Python; write YAML or JSON instead.")
+        return "".join(
+            f"{key} = {pformat(_to_primitives(value, tuples=True), width=96, sort_dicts=False)}\n"
+            for key, value in self.items()
+        )
 
     def merge_from_dict(self, options: Mapping[str, Any]) -> None:
         """Change single values.
@@ -149,9 +154,15 @@ class Config(ConfigDict):
             ConfigError: If a path leads through something that has no keys, or past the end of a
                 list, or a module cannot be imported.
         """
-        merged = merge_options(self, options)
+        ending, merged = f".{DELETE}", copy_containers(self)
+        for path in options:  # first, wherever they stand among what is put in instead
+            if path.endswith(ending) and options[path]:
+                merged = with_option(merged, path.split(".")[:-1], {DELETE: True})
+        for path, value in options.items():
+            if not path.endswith(ending):
+                merged = with_option(merged, path.split("."), value)
         self.clear()
-        self._set_all(merged)
+        self.update(merged)
         if self._folder and any(path.split(".")[0] == "custom_imports" for path in options):
             self._import_modules(self._folder)
 
@@ -164,7 +175,20 @@ class Config(ConfigDict):
         Raises:
             ConfigError: If the suffix is another one.
         """
-        return _write_config(self, file)
+        suffix = ".py" if file is None else Path(file).suffix
+        if suffix == ".py":
+            text = self.pretty_text
+        elif suffix in {".yaml", ".yml"}:
+            import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
+
+            text = yaml.safe_dump(_to_primitives(self), sort_keys=False, allow_unicode=True)
+        elif suffix == ".json":
+            text = json.dumps(_to_primitives(self), indent=2, ensure_ascii=False) + "\n"
+        else:
+            raise ConfigError(f"{file}: a configuration is written as .py, .yaml, .yml or .json.")
+        if file is not None:
+            Path(file).write_text(text, encoding="utf-8")
+        return text
 
     def located(self, error: AnyError) -> AnyError:
         """Return ``error`` with the file and line of the key that its message begins with."""
@@ -193,35 +217,6 @@ def _restore(kind: type[Config], content: dict[str, Any], attributes: dict[str, 
     return cfg
 
 
-def _as_python(cfg: Mapping[str, Any]) -> str:
-    """Return ``cfg`` as assignments, one for each key."""
-    for key in cfg:
-        if not str(key).isidentifier():
-            raise ConfigError(f"{key}: this key is no name of Python; write YAML or JSON instead.")
-    return "".join(
-        f"{key} = {pformat(_to_primitives(value, tuples=True), width=96, sort_dicts=False)}\n"
-        for key, value in cfg.items()
-    )
-
-
-def _write_config(cfg: Mapping[str, Any], file: str | Path | None) -> str:
-    """Return ``cfg`` as text, in the form that the suffix of ``file`` says, and write it there."""
-    suffix = ".py" if file is None else Path(file).suffix
-    if suffix == ".py":
-        text = _as_python(cfg)
-    elif suffix in {".yaml", ".yml"}:
-        import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
-
-        text = yaml.safe_dump(_to_primitives(cfg), sort_keys=False, allow_unicode=True)
-    elif suffix == ".json":
-        text = json.dumps(_to_primitives(cfg), indent=2, ensure_ascii=False) + "\n"
-    else:
-        raise ConfigError(f"{file}: a configuration is written as .py, .yaml, .yml or .json.")
-    if file is not None:
-        Path(file).write_text(text, encoding="utf-8")
-    return text
-
-
 def _to_primitives(value: Any, *, tuples: bool = False) -> Any:
     """Convert ``value`` to types that every format can hold."""
     if isinstance(value, Mapping):
@@ -234,10 +229,6 @@ def _to_primitives(value: Any, *, tuples: bool = False) -> Any:
             return kind(value)
     if value is None or isinstance(value, Path):
         return value if value is None else str(value)
-    return _name(value)
-
-
-def _name(value: Any) -> str:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
     if callable(value) and module and "<" not in name:
         return f"{module}:{name}"

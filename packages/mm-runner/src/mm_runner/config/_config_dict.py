@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-__all__ = ["DELETE", "ConfigDict", "copy_containers", "merge", "merge_options", "without_delete"]
+__all__ = ["DELETE", "ConfigDict", "copy_containers", "merge_into", "with_option", "without_delete"]
 
 DELETE = "_delete_"
 
@@ -30,7 +30,8 @@ class ConfigDict(dict[str, Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         # Not by update: a dict that is to replace another keeps its ``_delete_`` until it does.
-        self._set_all(dict(*args, **kwargs))
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, _convert(value))
@@ -65,17 +66,13 @@ class ConfigDict(dict[str, Any]):
             {'type': 'ResNet', 'depth': 50}
         """
         other = dict(*args, **kwargs)
-        if other.pop(DELETE, False):
+        if other.get(DELETE):
             self.clear()
-            other = without_delete(other)
-        for key, value in other.items():
-            there = self.get(key)
-            if not isinstance(there, ConfigDict) or not isinstance(value, Mapping):
-                self[key] = value
-            elif value.get(DELETE):
-                self[key] = without_delete(value)
-            elif value is not there:
-                there.update(value)
+        merge_into(self, other)
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Merge ``other`` into this dict, as :meth:`update` does."""
+        self.update(other)
 
     def __or__(self, other: Any) -> Any:
         return _united(self, other)
@@ -97,36 +94,21 @@ class ConfigDict(dict[str, Any]):
             self[key] = default
         return self[key]
 
-    def merge(self, other: Mapping[str, Any]) -> None:
-        """Merge ``other`` into this dict key by key, as an inheriting file does.
-
-        A dict in ``other`` that has ``_delete_=True`` replaces the one here; ``other`` itself
-        replaces all keys so. Unlike in a file, a dict also replaces what is no dict.
-        """
-        replaced = other.get(DELETE)
-        merged = without_delete(other) if replaced else merge(self, other, replaces=True)
-        self.clear()
-        self._set_all(merged)
-
-    def _set_all(self, content: Mapping[str, Any]) -> None:
-        for key, value in content.items():
-            self[key] = value
-
     def copy(self) -> Self:
         """Return a shallow copy."""
         return copy(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a copy made of plain dicts, at every depth."""
-        plain: dict[str, Any] = _to_builtin(copy_containers(self))
+        plain: dict[str, Any] = copy_containers(self)
         return plain
 
 
 def _united(base: Any, other: Any) -> Any:
     if not isinstance(base, Mapping) or not isinstance(other, Mapping):
         return NotImplemented
-    united = ConfigDict(copy_containers(dict(base)))
-    united.update(copy_containers(dict(other)))
+    united = ConfigDict(copy_containers(base))
+    united.update(copy_containers(other))
     return united
 
 
@@ -139,37 +121,24 @@ def _convert(value: Any) -> Any:
     return value
 
 
-def _to_builtin(value: Any) -> Any:
-    """Return ``value`` with plain dicts for mappings, at every depth of dicts and lists."""
-    if isinstance(value, Mapping):
-        return {key: _to_builtin(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_to_builtin, value))
-    return value
-
-
-def merge(
-    base: Any, child: Mapping[str, Any], where: str = "", *, replaces: bool = False
-) -> dict[str, Any]:
-    """Return ``child`` merged over ``base``; ``replaces`` lets a dict replace what is no dict."""
-    merged = copy_containers(dict(base))
-    for key, value in child.items():
-        path = f"{where}.{key}" if where else str(key)
-        if not isinstance(value, Mapping):
-            merged[key] = value
-        elif value.get(DELETE, False) or merged.get(key) is None:
-            merged[key] = without_delete(value)
-        elif isinstance(merged[key], Mapping):
-            merged[key] = merge(merged[key], value, path, replaces=replaces)
-        elif replaces:
-            merged[key] = without_delete(value)
-        else:
+def merge_into(
+    target: dict[str, Any], other: Mapping[str, Any], where: str = "", *, is_file: bool = False
+) -> None:
+    """Merge ``other`` into ``target`` key by key; a file's dict may replace dicts only."""
+    for key, value in other.items():
+        there, path = target.get(key), f"{where}.{key}" if where else str(key)
+        if not isinstance(value, Mapping) or value.get(DELETE) or there is None:
+            target[key] = without_delete(value)
+        elif isinstance(there, dict):
+            merge_into(there, value, path, is_file=is_file)
+        elif is_file:
             raise ConfigError(
-                f"{path}: a dict stands over the inherited {merged[key]!r}; add {DELETE}=True to "
-                "it to replace that."
+                f"{path}: a dict stands over the inherited {there!r}; add {DELETE}=True to it to "
+                "replace that."
             )
-    merged.pop(DELETE, None)
-    return merged  # type: ignore[no-any-return]
+        else:
+            target[key] = without_delete(value)
+    target.pop(DELETE, None)
 
 
 def copy_containers(value: Any, without: Collection[str] = ()) -> Any:
@@ -196,52 +165,29 @@ def without_delete(value: Any) -> Any:
     return copy_containers(value, {DELETE})
 
 
-def merge_options(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``cfg`` with values changed by path: ``{"custom_hooks.0.interval": 5}``."""
-    changed = copy_containers(dict(cfg))
-    emptied = [path for path, value in options.items() if path.endswith(f".{DELETE}") and value]
-    for path in emptied:  # first, wherever they stand among what is put in instead
-        changed = _replace(changed, path.split(".")[:-1], {DELETE: True}, "")
-    for path, value in options.items():
-        if not path.endswith(f".{DELETE}"):
-            changed = _replace(changed, path.split("."), value, "")
-    return changed  # type: ignore[no-any-return]
-
-
-def _replace(holder: Any, keys: list[str], value: Any, where: str) -> Any:
-    """Return ``holder`` with the value at the path ``keys`` replaced."""
+def with_option(holder: Any, keys: list[str], value: Any, where: str = "") -> Any:
+    """Return ``holder`` with the value at a path replaced; a dict is merged into a dict."""
     if not keys:
-        if not _goes_into(holder, value):
+        is_dict = isinstance(value, Mapping) and not value.get(DELETE)
+        numbered = is_dict and bool(value) and all(str(key).isdecimal() for key in value)
+        if not (is_dict and isinstance(holder, Mapping)) and not (
+            numbered and isinstance(holder, (list, tuple))
+        ):
             return without_delete(value)
-        for one, item in value.items():
-            holder = holder if one == DELETE else _replace(holder, [one], item, where)
+        for key, item in value.items():
+            holder = holder if key == DELETE else with_option(holder, [key], item, where)
         return holder
     key, *rest = keys
     path = f"{where}.{key}" if where else key
-    if holder is None:
-        holder = {}
     if isinstance(holder, (list, tuple)):
-        index = _index(holder, key, path)
+        if not key.lstrip("-").isdecimal():
+            raise ConfigError(f"{path}: a number is needed here, it is a list of {len(holder)}.")
+        if not -len(holder) <= int(key) < len(holder):
+            raise ConfigError(f"{path}: the list has {len(holder)} items, counted from 0.")
         items = list(holder)
-        items[index] = _replace(items[index], rest, value, path)
+        items[int(key)] = with_option(items[int(key)], rest, value, path)
         return type(holder)(items)
-    if not isinstance(holder, Mapping):
+    if holder is not None and not isinstance(holder, Mapping):
         raise ConfigError(f"{path}: {where} is {holder!r}, which has no keys to change.")
-    return {**holder, key: _replace(holder.get(key), rest, value, path)}
-
-
-def _goes_into(holder: Any, value: Any) -> bool:
-    """Return whether ``value`` changes keys of ``holder``, or numbered items of it."""
-    if not isinstance(value, Mapping) or value.get(DELETE):
-        return False
-    numbered = bool(value) and all(isinstance(key, str) and key.isdecimal() for key in value)
-    return isinstance(holder, Mapping) or (numbered and isinstance(holder, (list, tuple)))
-
-
-def _index(items: list[Any] | tuple[Any, ...], key: str, path: str) -> int:
-    if not key.lstrip("-").isdecimal():
-        hint = did_you_mean(key, map(str, range(len(items))))
-        raise ConfigError(f"{path}: a number is needed here, it is a list of {len(items)}.{hint}")
-    if not -len(items) <= int(key) < len(items):
-        raise ConfigError(f"{path}: the list has {len(items)} items, counted from 0.")
-    return int(key)
+    holder = holder or {}
+    return {**holder, key: with_option(holder.get(key), rest, value, path)}

@@ -15,14 +15,15 @@ from mm_runner.errors import ConfigError
 
 __all__ = ["import_modules", "importable_folder"]
 
+_KEYS = {"imports", "allow_failed_imports"}
 
-def import_modules(custom_imports: Any, where: str = "custom_imports") -> None:
+
+def import_modules(custom_imports: Any) -> None:
     """Import what ``custom_imports`` of a configuration names.
 
     Args:
         custom_imports: ``dict(imports=["package.module", ...], allow_failed_imports=False)``;
             ``imports`` may be one name. ``None`` imports nothing.
-        where: Path of it in the configuration, for messages.
 
     Raises:
         ConfigError: If it is written otherwise, or a module cannot be imported.
@@ -32,36 +33,31 @@ def import_modules(custom_imports: Any, where: str = "custom_imports") -> None:
     """
     if custom_imports is None:
         return
-    if not isinstance(custom_imports, Mapping):
+    if not isinstance(custom_imports, Mapping) or not custom_imports.keys() <= _KEYS:
         raise ConfigError(
-            f"{where}: a dict such as dict(imports=['package.module']) is needed, got "
-            f"{custom_imports!r}."
+            "custom_imports: a dict such as dict(imports=['package.module'], "
+            f"allow_failed_imports=False) is needed, got {custom_imports!r}."
         )
-    for key in custom_imports:
-        if key not in {"imports", "allow_failed_imports"}:
-            raise ConfigError(
-                f"{where}.{key}: unknown key; known are imports, allow_failed_imports."
-            )
     names = custom_imports.get("imports", ())
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{where}.imports: a list of module names is needed, got {names!r}.")
+        raise ConfigError(
+            f"custom_imports.imports: a list of module names is needed, got {names!r}."
+        )
     for index, name in enumerate(names):
-        _import(name, f"{where}.imports[{index}]", custom_imports.get("allow_failed_imports"))
-
-
-def _import(name: str, where: str, allow_failure: Any) -> None:
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        if not allow_failure:
-            raise ConfigError(
-                f"{where}: the module {name!r} cannot be imported: {error}. It is looked for on "
-                "Python's path, and beside the configuration."
-            ) from error
-        warnings.warn(f"{where}: {name!r} cannot be imported, as allowed: {error}", stacklevel=4)
-    except Exception as error:
-        raise ConfigError(f"{where}: importing {name!r} failed: {with_place(error)}.") from error
+        where = f"custom_imports.imports[{index}]"
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            said = f"{where}: the module {name!r} cannot be imported: {error}."
+            if not custom_imports.get("allow_failed_imports"):
+                raise ConfigError(
+                    f"{said} It is looked for on Python's path, and beside the configuration."
+                ) from error
+            warnings.warn(said, stacklevel=3)
+        except Exception as error:
+            place = with_place(error)
+            raise ConfigError(f"{where}: importing {name!r} failed: {place}.") from error
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import ConfigError, did_you_mean
 
-from ._config_dict import merge, without_delete
-from ._location import describe_location
-from ._python import BASE, InheritFrom, at_line, read_python
+from ._config_dict import copy_containers, merge_into, without_delete
+from ._places import describe_location
+from ._python import BASE, read_python
 from ._substitution import substitute, write_values
 
 __all__ = ["SUFFIXES", "Sources", "load"]
@@ -31,7 +31,9 @@ class Sources(NamedTuple):
 
 def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sources:
     """Read ``file`` and merge it over the files of its ``_base_``, relative to itself."""
-    _check_not_in(chain, file)
+    if file in chain:
+        cycle = " -> ".join(map(str, (*chain[chain.index(file) :], file)))
+        raise ConfigError(f"{chain[-1]}: {BASE}: the files inherit each other: {cycle}.")
     text = _text_of(file, chain) if text is None else text
     files = [file]
 
@@ -41,24 +43,35 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
         for parent in _parents(file, base):
             found = load(parent, (*chain, file))
             files.extend(found.files)
-            _check_apart(file, parent, inherited, found.content)
+            twice = inherited.keys() & found.content.keys()
+            if twice:
+                raise ConfigError(
+                    f"{file}: {BASE}: {parent.name} sets {', '.join(sorted(twice))}, which a file "
+                    "before it sets too; which of them counts is not clear. Let one inherit the "
+                    "other."
+                )
             inherited.update(found.content)
             helpers.update(found.helpers)
         return inherited, helpers
 
     try:
-        base, own, helpers = _read_file(file, text, inherit)
-        # It copies every container: keys share no list, and modules keep their values.
-        return Sources(without_delete(_merged(file, base, own)), files, text, helpers)
+        written = write_values(text, file)
+        if file.suffix == ".py":
+            base, own, helpers = read_python(file, written, inherit)
+        else:
+            own = _parse(file, written)
+            base, helpers = inherit(own.pop(BASE, None))[0], {}
+        try:
+            # Copied: keys share no list, and modules keep their values.
+            content: dict[str, Any] = copy_containers(substitute(base, file, base))
+            merge_into(content, substitute(own, file, base), is_file=True)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{describe_location([file], str(error)) or file}: {error}"
+            ) from error
     except RecursionError as error:
         raise ConfigError(f"{file}: a dict or a list is put into itself.") from error
-
-
-def _merged(file: Path, base: Any, own: Any) -> dict[str, Any]:
-    try:
-        return merge(base, own)
-    except ConfigError as error:
-        raise ConfigError(f"{describe_location([file], str(error)) or file}: {error}") from error
+    return Sources(without_delete(content), files, text, helpers)
 
 
 def _parents(file: Path, base: Any) -> list[Path]:
@@ -75,12 +88,6 @@ def _parents(file: Path, base: Any) -> list[Path]:
     return [(file.parent / one).resolve() for one in listed]
 
 
-def _check_not_in(chain: Sequence[Path], file: Path) -> None:
-    if file in chain:
-        cycle = " -> ".join(map(str, (*chain[chain.index(file) :], file)))
-        raise ConfigError(f"{chain[-1]}: {BASE}: the files inherit each other: {cycle}.")
-
-
 def _text_of(file: Path, chain: Sequence[Path]) -> str:
     by_whom = f"{chain[-1]}: {BASE}: " if chain else ""
     if file.suffix not in SUFFIXES:
@@ -92,49 +99,28 @@ def _text_of(file: Path, chain: Sequence[Path]) -> str:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         beside = [one.name for one in file.parent.glob("*") if one.suffix in SUFFIXES]
-        raise ConfigError(
-            f"{by_whom}{file} does not exist.{did_you_mean(file.name, beside)}"
-        ) from None
+        hint = did_you_mean(file.name, beside)
+        raise ConfigError(f"{by_whom}{file} does not exist.{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{by_whom}{file} cannot be read: {error}") from error
 
 
-def _check_apart(file: Path, parent: Path, inherited: dict[str, Any], more: dict[str, Any]) -> None:
-    twice = inherited.keys() & more.keys()
-    if twice:
-        raise ConfigError(
-            f"{file}: {BASE}: {parent.name} sets {', '.join(sorted(twice))}, which a file before "
-            "it sets too; which of them counts is not clear. Let one inherit the other."
-        )
-
-
-def _read_file(
-    file: Path, text: str, inherit: InheritFrom
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the inherited keys, the file's own, and its modules, functions and classes."""
-    text = write_values(text, file)
-    if file.suffix == ".py":
-        base, own, helpers = read_python(file, text, inherit)
-    else:
-        parse = _parse_json if file.suffix == ".json" else _parse_yaml
-        try:
-            own = parse(file, text)
-            check_nesting(own, len(text))
-        except RecursionError:
-            raise ConfigError(f"{file}: it is nested too deeply.") from None
-        except ConfigError:
-            raise
-        except ValueError as error:  # of an integer with thousands of digits, too
-            raise ConfigError(f"{file}: {error}") from error
-        if own is None:
-            own = {}
-        if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
-            raise ConfigError(f"{file}: keys with values are needed at the top, got {own!r:.80}.")
-        base, helpers = inherit(own.pop(BASE, None))[0], {}
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    """Parse YAML or JSON; nothing of the text is run."""
     try:
-        return substitute(base, file, base), substitute(own, file, base), helpers
-    except ConfigError as error:
-        raise ConfigError(f"{describe_location([file], str(error)) or file}: {error}") from error
+        own: Any = _parse_json(file, text) if file.suffix == ".json" else _parse_yaml(file, text)
+        check_nesting(own, len(text))
+    except RecursionError:
+        raise ConfigError(f"{file}: it is nested too deeply.") from None
+    except ConfigError:
+        raise
+    except ValueError as error:  # of an integer with thousands of digits, too
+        raise ConfigError(f"{file}: {error}") from error
+    if own is None:
+        own = {}
+    if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
+        raise ConfigError(f"{file}: keys with values are needed at the top, got {own!r:.80}.")
+    return own
 
 
 def _parse_json(file: Path, text: str) -> Any:
@@ -148,9 +134,7 @@ def _parse_json(file: Path, text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=as_dict)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{at_line(file, error.lineno)}: this is not JSON: {error.msg}"
-        ) from error
+        raise ConfigError(f"{file}:{error.lineno}: this is not JSON: {error.msg}") from error
 
 
 def _parse_yaml(file: Path, text: str) -> Any:
@@ -162,6 +146,6 @@ def _parse_yaml(file: Path, text: str) -> Any:
         return yaml.load(text, ConfigLoader)  # noqa: S506 - derived from the safe one
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = None if mark is None else mark.line + 1
+        place = str(file) if mark is None else f"{file}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{at_line(file, line)}: this is not YAML: {problem}") from error
+        raise ConfigError(f"{place}: this is not YAML: {problem}") from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from argparse import Action, ArgumentError, ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from typing_extensions import override
@@ -17,7 +18,8 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": No
 # Of Python as text, of YAML with a point.
 _WORDS |= {f"{sign}{dot}inf": float(f"{sign}inf") for sign in ("", "+", "-") for dot in ("", ".")}
 _WORDS |= {word: float("nan") for word in ("nan", ".nan")}
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+# What stands in quotes, and a bare word among brackets and commas.
+_QUOTED_OR_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|[^,()\[\]\s](?:[^,()\[\]]*[^,()\[\]\s])?")
 
 
 class DictAction(Action):
@@ -38,9 +40,8 @@ class DictAction(Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        given = [values] if isinstance(values, str) else values
         try:
-            parsed = parse_options(given)
+            parsed = parse_options([values] if isinstance(values, str) else values)
         except ConfigError as error:
             raise ArgumentError(self, str(error)) from error
         earlier = getattr(namespace, self.dest, None) or {}
@@ -52,7 +53,7 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
 
     Args:
         options: Each ``path=value``. A value is read as Python or YAML would read it; words that
-            are neither stay text, also within brackets. ``a,b`` is the list of both.
+            are neither stay text, also in lists. ``a,b`` is the list of both.
 
     Raises:
         ConfigError: If one has no ``=`` or no path, or brackets that do not match.
@@ -77,39 +78,25 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
 
 
 def _value(text: str, option: str) -> Any:
-    try:
-        literal = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
-    else:
-        is_bare = isinstance(literal, tuple) and not text.startswith("(")
-        return list(literal) if is_bare else literal
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    if text[:1] in ("(", "[") and text.endswith(_CLOSING[text[0]]):
-        items = [_value(part, option) for part in _split(text[1:-1], option)]
-        return tuple(items) if text[0] == "(" else items
-    parts = _split(text, option)
-    return text if len(parts) < 2 else [_value(part, option) for part in parts]
-
-
-def _split(text: str, option: str) -> Sequence[str]:
-    """Split at the commas that stand in no bracket and no quotes; an empty text has no parts."""
-    parts, start, opened, quote = [], 0, [], ""
-    for position, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char in _CLOSING:
-            opened.append(_CLOSING[char])
-        elif char in _CLOSING.values():
-            if not opened or opened.pop() != char:
-                raise ConfigError(f"{option!r} was given; its brackets do not match.")
-        elif char == "," and not opened:
-            parts.append(text[start:position].strip())
-            start = position + 1
-    if opened:
+    for source in (text, _QUOTED_OR_WORD.sub(_as_literal, text)):
+        try:
+            value = ast.literal_eval(source)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        return list(value) if isinstance(value, tuple) and not text.startswith("(") else value
+    if text.startswith(("[", "(")):
         raise ConfigError(f"{option!r} was given; its brackets do not match.")
-    last = text[start:].strip()
-    return [*parts, last] if last or not parts else parts
+    return text
+
+
+def _as_literal(match: re.Match[str]) -> str:
+    """Return a bare word as a literal of Python."""
+    word = match[0]
+    try:
+        ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        value = _WORDS.get(word.lower(), word)
+        return repr(value).replace("inf", "1e999") if isinstance(value, float) else repr(value)
+    return word

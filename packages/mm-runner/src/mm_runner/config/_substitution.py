@@ -6,7 +6,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +43,25 @@ def write_values(text: str, file: Path) -> str:
         ConfigError: If a variable is neither set nor has a default.
     """
     is_python = file.suffix == ".py"
-    write: Callable[[Any], str] = repr if is_python else json.dumps
 
     def before(match: re.Match[str]) -> str:
         return match.string[match.string.rfind("\n", 0, match.start()) + 1 : match.start()]
 
-    def place(match: re.Match[str]) -> str:
-        return f"{file}:{match.string.count(chr(10), 0, match.start()) + 1}"
+    def value_of(variable: re.Match[str], match: re.Match[str]) -> str:
+        return _text_of(variable, f"{file}:{match.string.count(chr(10), 0, match.start()) + 1}")
 
     def fill(match: re.Match[str]) -> str:
         if "#" in before(match) or any(before(match).count(quote) % 2 for quote in "'\""):
             return match[0]  # in a comment or in text
-        variable = _VARIABLE.fullmatch(match["value"])
-        value = _value_of(_text_of(variable, place(match))) if variable else match["value"]
-        return match["before"] + write(value)
+        variable, value = _VARIABLE.fullmatch(match["value"]), match["value"]
+        parsed = _parse(value_of(variable, match)) if variable else value
+        return match["before"] + (repr(parsed) if is_python else json.dumps(parsed))
 
     def fill_text(match: re.Match[str]) -> str:
         if "#" in before(match):
             return match[0]
-        value = json.dumps(_text_of(match, place(match)), ensure_ascii=False)[1:-1]
-        return value.replace("'", r"\'")  # for either kind of quotes
+        written = json.dumps(value_of(match, match), ensure_ascii=False)[1:-1]
+        return written.replace("'", r"\'")  # for either kind of quotes
 
     text = _WHOLE[is_python].sub(fill, text)
     return _VARIABLE.sub(fill_text, text) if is_python else text
@@ -76,51 +75,45 @@ def substitute(value: Any, file: Path, base: Mapping[str, Any], where: str = "")
             for key, item in value.items()
         }
     if type(value) in (list, tuple):
-        items = (
-            substitute(item, file, base, f"{where}[{index}]") for index, item in enumerate(value)
-        )
+        items = (substitute(one, file, base, f"{where}[{i}]") for i, one in enumerate(value))
         return type(value)(items)
     if not isinstance(value, str) or "{{" not in value:
         return value
     value = _VARIABLE.sub(lambda match: _text_of(match, where), value)
     whole = _NAME.fullmatch(value)
     if whole is not None:
-        return _lookup(whole[1], file, base, where)
-    return _NAME.sub(lambda match: str(_lookup(match[1], file, base, where)), value)
+        return _look_up(whole[1], file, base, where)
+    return _NAME.sub(lambda match: str(_look_up(match[1], file, base, where)), value)
 
 
-def _lookup(name: str, file: Path, base: Mapping[str, Any], where: str) -> Any:
-    facts = {
+def _look_up(name: str, file: Path, base: Mapping[str, Any], where: str) -> Any:
+    facts: dict[str, Any] = {
         "fileDirname": str(file.parent),
         "fileBasename": file.name,
         "fileBasenameNoExtension": file.stem,
         "fileExtname": file.suffix,
     }
-    if name in facts:
-        return facts[name]
-    if not name.startswith("_base_."):
-        raise ConfigError(
-            f"{where}: {{{{ {name} }}}} was given; there are {', '.join(facts)} and _base_.<path>."
-            f"{did_you_mean(name, facts)}"
-        )
-    found: Any = base
-    for key in name.split(".")[1:]:
-        if isinstance(found, (list, tuple)) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        elif isinstance(found, Mapping) and key in found:
-            found = found[key]
-        else:
-            known = list(map(str, found)) if isinstance(found, Mapping) else []
+    found: Any = {**facts, "_base_": base}
+    for key in name.split("."):
+        known = dict(enumerate(found)) if isinstance(found, (list, tuple)) else found
+        index = int(key) if key.isdecimal() else key
+        if not isinstance(known, Mapping) or index not in known:
+            given = f"{where}: {{{{ {name} }}}} was given"
+            if not name.startswith("_base_."):
+                names = f"there are {', '.join(facts)} and _base_.<path>"
+                raise ConfigError(f"{given}; {names}.{did_you_mean(name, facts)}")
+            keys = list(map(str, known)) if isinstance(known, Mapping) else []
             raise ConfigError(
-                f"{where}: {{{{ {name} }}}} was given; what is inherited has no {key!r} there, but "
-                f"{', '.join(known) or 'no keys'}.{did_you_mean(key, known)}"
+                f"{given}; what is inherited has no {key!r} there, but "
+                f"{', '.join(keys) or 'no keys'}.{did_you_mean(key, keys)}"
             )
+        found = known[index]
     return copy_containers(found)
 
 
 def _text_of(match: re.Match[str], where: str) -> str:
-    name, default = match["name"], match["default"]
-    text = os.environ.get(name) or default
+    name = match["name"]
+    text = os.environ.get(name) or match["default"]
     if not text:
         raise ConfigError(
             f"{where}: {{{{${name}}}}} was given; the environment has no {name}, and no default is "
@@ -129,7 +122,7 @@ def _text_of(match: re.Match[str], where: str) -> str:
     return text
 
 
-def _value_of(text: str) -> Any:
+def _parse(text: str) -> Any:
     """Parse a number, a constant or a list; return anything else as text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]

@@ -150,8 +150,9 @@ class MultiStep(Shape):
     def __post_init__(self) -> None:
         given = list(self.milestones)
         are_integers = all(isinstance(one, int) for one in given)
-        needed = "a list of ascending integers is needed"
-        _require(are_integers and given == sorted(given), "milestones", given, needed)
+        _require(are_integers, "milestones", given, "it is a list of integers")
+        needed = f"ascending ones are needed: {sorted(given)!r}"
+        _require(given == sorted(given), "milestones", given, needed)
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
