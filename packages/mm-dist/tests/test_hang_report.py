@@ -13,7 +13,7 @@ import pytest
 
 from mm_dist import mark_iteration
 from mm_dist._progress import Progress, advance_iteration, current_iteration
-from mm_dist.diagnose._flight_recorder import recorder_variables
+from mm_dist.diagnose._hang_report import recorder_variables
 from mm_dist.diagnose._report import Peer, Survey, plan_timing, write_report
 from mm_dist.diagnose._sample import Sample, Standing
 

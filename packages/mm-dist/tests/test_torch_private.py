@@ -42,7 +42,6 @@ def train(name):
     total = torch.ones(1)
     mm_dist.all_reduce(total)
     assert mm_dist.all_gather_object(name) == [name]
-    mm_dist.read_flight_records()
     mm_dist.destroy_dist()
     print(name, flush=True)
 

@@ -9,7 +9,6 @@ from crashing import Raise
 from toy import NO_VALIDATION, Blobs, loader_cfg
 from typing_extensions import override
 
-import mm_dist
 from mm_runner.hooks import Hook
 
 
@@ -140,12 +139,6 @@ def test_what_is_done_already_is_not_advised(make_runner):
 def test_another_error_is_given_no_advice_on_memory(make_runner):
     runner, _, _ = facts_of_crash(make_runner)
     assert "To need less memory" not in told(runner)
-
-
-def test_a_process_alone_keeps_no_record_of_a_group_that_it_once_had(make_runner, monkeypatch):
-    monkeypatch.setattr(mm_dist, "read_flight_records", lambda: {"gloo": b"as torch wrote it"})
-    _, _, folder = facts_of_crash(make_runner)
-    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "rank0.json"]
 
 
 def test_an_error_without_a_text_is_raised_and_leaves_a_bundle(make_runner):

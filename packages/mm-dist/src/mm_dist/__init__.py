@@ -70,7 +70,6 @@ from mm_dist._wrappers import (
     is_model_wrapper,
     revert_sync_batchnorm,
 )
-from mm_dist.diagnose._flight_recorder import read_flight_records
 
 __all__ = [
     "ArgumentTypeError",
@@ -124,7 +123,6 @@ __all__ = [
     "local_device",
     "mark_iteration",
     "master_only",
-    "read_flight_records",
     "revert_sync_batchnorm",
     "sync_random_seed",
 ]

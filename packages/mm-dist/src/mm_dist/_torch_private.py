@@ -3,7 +3,7 @@
 Everything else in this package reads them through these functions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -99,15 +99,6 @@ def set_timeout(backend: Any, timeout: timedelta) -> None:
 def can_nccl_timeout_change() -> bool:
     """Return whether torch changes the timeout of NCCL's groups with effect."""
     return _find(_C10D, "_set_pg_timeout") is not None
-
-
-def flight_recorders() -> Iterator[Callable[..., bytes]]:
-    """Yield the functions that dump torch's flight recorders: the common one, then NCCL's."""
-    bindings = _find(torch._C, "_distributed_c10d")  # noqa: SLF001
-    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
-        dump = _find(bindings, name)
-        if dump is not None:
-            yield dump
 
 
 def has_common_flight_recorder() -> bool:

@@ -252,7 +252,7 @@ def _variables_for_torch(
         # Without it torch 1.x keeps to no timeout; torchrun sets it, srun and mpirun do not.
         variables["NCCL_ASYNC_ERROR_HANDLING"] = env.get("NCCL_ASYNC_ERROR_HANDLING", "1")
     if is_watched:
-        from mm_dist.diagnose._flight_recorder import recorder_variables  # noqa: PLC0415
+        from mm_dist.diagnose._hang_report import recorder_variables  # noqa: PLC0415
 
         variables.update(recorder_variables(backend, env))
     return variables

@@ -1,4 +1,4 @@
-"""The thread that notices when this rank stands still, and says which rank it waits for."""
+"""The thread that notices when this rank stands still, and reports which rank it waits for."""
 
 import atexit
 import logging
@@ -8,6 +8,7 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -19,17 +20,17 @@ from mm_dist._dist_info import DistInfo
 from mm_dist._errors import LaunchError
 from mm_dist._progress import current_iteration
 from mm_dist._rendezvous._store import StoreAddress
-from mm_dist._torch_private import default_store
-from mm_dist.diagnose._board import FINAL, Board, note_departure
+from mm_dist._torch_private import default_store, has_common_flight_recorder
+from mm_dist.diagnose._board import Board, note_departure
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout
 from mm_dist.diagnose._report import Report, Timing, plan_timing, write_report
 from mm_dist.diagnose._sample import Observer
 from mm_dist.diagnose._stack import read_traceback
 
 _logger = logging.getLogger(__name__)
-# torch's type information does not list all of its names.
-_DIST: Any = dist
-# Longest time that the end of a process may be held up by its thread.
+# torch's type information does not list it.
+_TCP_STORE: Any = dist.TCPStore  # type: ignore[attr-defined]
+# Longest time that the thread may delay the end of the process.
 _JOIN_S, _FAILURE_S = 1.0, 3.0
 # In which a store answers that answers at all: a rank that has failed must not hang for long.
 _ANSWER_S = 1.5
@@ -41,16 +42,16 @@ class HangReport:
     """Looks at this rank now and then, until it is stopped.
 
     As long as collectives begin, it reads a few counters and does nothing else. When none has
-    begun for a quarter of the timeout it connects to the store, and listens there for requests.
-    Shortly before the timeout, one of the waiting ranks asks all others and prints the report.
+    begun for a quarter of the timeout it connects to the store, and publishes at every look where
+    this rank is. Shortly before the timeout, a waiting rank reads all and prints the report.
 
     Args:
         rank: This rank.
-        world_size: How many there are.
+        world_size: Number of ranks.
         address: Where the ranks' store is.
         prefix: What the keys of this group begin with.
         timeout: How long a collective may take.
-        store: torch's own connection to it, by which this rank says that it leaves.
+        store: torch's own connection to it, by which this rank notes its departure.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class HangReport:
         self._address, self._prefix = address, prefix
         self._observer = Observer(threading.get_ident(), timeout.total_seconds())
         self._board: Board | None = None
-        self._num_answers = self._num_reports = 0
+        self._num_reports = 0
         self._report: Report | None = None
         self._tried_at = self._unreachable_until = -math.inf
         self._failure: BaseException | None = None
-        # Since this rank failed: that the store has answered, and that all has been said.
+        # Since this rank failed: whether the store has answered, and whether all has been said.
         self._is_answered, self._is_explained = threading.Event(), threading.Event()
         self._is_out_of_reach = False
         self._wake_up = threading.Event()
@@ -93,7 +94,7 @@ class HangReport:
         self._observer.set_timeout(timeout.total_seconds())
 
     def explain(self, error: BaseException) -> str:
-        """Return who was waited for, in one sentence, if that is what ends this rank; else nothing.
+        """Return which rank was waited for, in one sentence, if that ends this rank; else nothing.
 
         Call it on the way out, before the group is destroyed. After a timeout the report is made
         if it was not made in time. Any other error is published for the others' reports.
@@ -134,7 +135,8 @@ class HangReport:
             while not self._is_stopping:
                 self._wake_up.wait(self._look_timing.interval_s)
                 self._wake_up.clear()
-                self._act_in_reach()
+                if not self._is_stopping:
+                    self._look()
         except Exception:
             # A failure here must not stop training.
             _logger.debug("no hang report from now on", exc_info=True)
@@ -143,13 +145,17 @@ class HangReport:
             self._is_explained.set()
             self._disconnect()
 
-    def _act_in_reach(self) -> None:
-        """Act, unless the store cannot be reached now; without it there is no report."""
-        if time.monotonic() < self._unreachable_until and self._failure is None:
+    def _look(self) -> None:
+        """Look at this rank, and act unless the store cannot be reached now."""
+        if self._failure is None:
             self._observer.look()
-            return
+            if time.monotonic() < self._unreachable_until:
+                return
         try:
-            self._act()
+            if self._failure is not None:
+                self._act_on(self._failure)
+            else:
+                self._act()
         except (RuntimeError, OSError, LaunchError):
             # It may be busy, or its name unknown for a moment; or it has ended with rank 0.
             _logger.debug("the store cannot be reached", exc_info=True)
@@ -161,12 +167,6 @@ class HangReport:
                 self._is_explained.set()
 
     def _act(self) -> None:
-        if self._is_stopping:
-            return
-        if self._failure is not None:
-            self._act_on(self._failure)
-            return
-        self._observer.look()
         if self._observer.quiet_s < self._look_timing.quiet_s:
             if self._board is not None:
                 self._board.check_store()
@@ -174,35 +174,29 @@ class HangReport:
                 self._report = None
                 self._disconnect()
             return
-        self._observer.look_at_stack()
-        board = self._connect()
-        self._answer(board)
-        if self._is_due():
+        board = self._publish()
+        timing = self._wait_timing
+        is_due = self._observer.quiet_s >= timing.due_s and self._observer.may_wait
+        is_inside = self._observer.is_in_collective(timing.min_same_place_s)
+        pause_s = 2 * timing.interval_s if is_inside else timing.quiet_s
+        if self._report is None and is_due and time.monotonic() >= self._tried_at + pause_s:
             self._make_report(board)
 
     def _act_on(self, error: BaseException) -> None:
-        """Publish the error, or find out what the others have to do with it."""
+        """Publish the error, or after a timeout find out which rank has caused it."""
         if self._is_explained.is_set():
-            self._answer(self._connect())
             return
         self._observer.freeze(read_traceback(error.__traceback__))
-        board = self._connect()
-        if not is_timeout(error):
-            sample = self._observer.take_sample(error=describe_error(error))
-            board.publish(self._rank, FINAL, sample)
-            self._is_answered.set()
-            self._is_explained.set()
-            return
-        self._answer(board)
+        board = self._publish("" if is_timeout(error) else describe_error(error))
         self._is_answered.set()
-        if self._report is None:
+        if is_timeout(error) and self._report is None:
             self._make_report(board, is_certain=True)
-        if self._report is not None:
+        if not is_timeout(error) or self._report is not None:
             self._is_explained.set()
 
     @property
     def _look_timing(self) -> Timing:
-        """How often to look, and from when on to listen: for the shortest timeout of any group."""
+        """How often to look, and when to publish: for the shortest timeout of any group."""
         return plan_timing(self._observer.shortest_timeout_s, self._world_size)
 
     @property
@@ -210,49 +204,33 @@ class HangReport:
         """How long the wait that this rank may be in is allowed to take."""
         return plan_timing(self._observer.newest_timeout_s, self._world_size)
 
-    def _connect(self) -> Board:
-        """Connect, and show where this rank is, in case that it dies in silence."""
-        if self._board is None:
-            self._board = Board(self._address, self._prefix)
-            self._num_reports = self._board.count("reports")
-            self._num_answers = self._board.count("requests")
-            self._board.publish(self._rank, self._num_answers, self._observer.take_sample())
-        return self._board
+    def _publish(self, error: str = "") -> Board:
+        """Publish where this rank is, and fetch a report that another rank has made."""
+        board = self._board
+        if board is None:
+            board = self._board = Board(self._address, self._prefix)
+            self._num_reports = board.count("reports")
+        board.check_store()
+        board.publish(self._rank, self._observer.take_sample(error=error))
+        num_reports = board.count("reports")
+        if num_reports > self._num_reports:
+            self._num_reports = num_reports
+            self._tried_at = time.monotonic()
+            self._report = board.read_report(num_reports - 1) or self._report
+        return board
 
     def _disconnect(self) -> None:
         if self._board is not None:
             self._board.close()
             self._board = None
 
-    def _answer(self, board: Board) -> None:
-        """Answer a request, and fetch a report."""
-        board.check_store()
-        num_requests = board.count("requests")
-        if num_requests > self._num_answers:
-            board.publish(self._rank, num_requests, self._observer.take_sample())
-            self._num_answers = num_requests
-        num_reports = board.count("reports")
-        if num_reports > self._num_reports:
-            self._num_reports = num_reports
-            self._tried_at = time.monotonic()
-            self._report = board.read_report(num_reports - 1) or self._report
-
-    def _is_due(self) -> bool:
-        timing = self._wait_timing
-        is_due = self._observer.quiet_s >= timing.due_s and self._observer.may_wait
-        if self._report is not None or not is_due:
-            return False
-        is_inside = self._observer.is_in_collective(timing.min_same_place_s)
-        pause_s = 2 * timing.interval_s if is_inside else timing.quiet_s
-        return time.monotonic() >= self._tried_at + pause_s
-
     def _make_report(self, board: Board, *, is_certain: bool = False) -> None:
-        """Ask all ranks and print the report, unless another rank is at it."""
+        """Read all ranks and print the report, unless another rank is doing so."""
         self._tried_at = time.monotonic()
         if board.count(f"claim/{self._num_reports}", 1) > 1:
             return
         timing, own = self._wait_timing, self._observer.take_sample()
-        survey = board.ask_ranks(self._rank, own, self._world_size, timing.collect_s)
+        survey = board.survey(self._rank, own, self._world_size, timing.collect_s)
         self._report = write_report(survey, self._rank, timing, is_certain=is_certain)
         board.write_report(self._num_reports, self._report)
         self._num_reports += 1
@@ -277,7 +255,7 @@ def start_hang_report(info: DistInfo, timeout: timedelta) -> HangReport | None:
     store = prefixed
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    if info.world_size == 1 or not isinstance(store, _DIST.TCPStore):
+    if info.world_size == 1 or not isinstance(store, _TCP_STORE):
         return None
     # Keys that no earlier group has used, although the store may be older.
     key = f"mm_dist/hang_report/{next(_next_group)}"
@@ -286,3 +264,18 @@ def start_hang_report(info: DistInfo, timeout: timedelta) -> HangReport | None:
     prefix = f"mm_dist/hang_report/{bytes(prefixed.get(key)).decode()}"
     address = StoreAddress(store.host, store.port)
     return HangReport(info.rank, info.world_size, address, prefix, timeout, store)
+
+
+def recorder_variables(backend: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make NCCL keep a flight record, and write it to a file on timeout.
+
+    None that the user has set. They must be set before the process group is created.
+    """
+    # The newer name, and the one that torch before 2.9 knows.
+    sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    if "nccl" not in backend:
+        return {}
+    wanted = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    if not any(name in env for name in sizes):
+        wanted[sizes[0 if has_common_flight_recorder() else 1]] = "2000"
+    return {name: value for name, value in wanted.items() if name not in env}

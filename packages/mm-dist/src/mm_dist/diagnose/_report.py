@@ -1,9 +1,8 @@
-"""Write the report: who did not come, where it is instead, and who waits."""
+"""Text of the report: which rank did not come, where it is instead, and which ranks wait."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from mm_dist._rank_spans import format_ranks
@@ -16,16 +15,14 @@ _NUM_SHOWN = 8
 
 
 class Timing(NamedTuple):
-    """When to look, ask and report, in seconds without a new collective.
+    """When to look and report, in seconds without a new collective.
 
     Attributes:
         timeout_s: How long torch lets a collective take.
         interval_s: From one look to the next.
-        quiet_s: When a rank begins to listen for requests.
+        quiet_s: When a rank begins to publish where it is.
         due_s: When a waiting rank makes the report.
-        collect_s: How long the report waits for the answers of other ranks.
-        min_age_s: How long a rank must have waited to be reported: ranks look at different moments.
-        min_same_place_s: For how long a waiting rank's stack has not changed then.
+        collect_s: How long the report waits for other ranks.
     """
 
     timeout_s: float
@@ -33,8 +30,16 @@ class Timing(NamedTuple):
     quiet_s: float
     due_s: float
     collect_s: float
-    min_age_s: float
-    min_same_place_s: float
+
+    @property
+    def min_age_s(self) -> float:
+        """How long a rank must have waited to be reported: ranks look at different moments."""
+        return self.due_s - 2 * self.interval_s
+
+    @property
+    def min_same_place_s(self) -> float:
+        """For how long the stack of a waiting rank has not changed by then."""
+        return self.min_age_s - self.quiet_s
 
 
 @lru_cache(maxsize=16)
@@ -47,19 +52,15 @@ def plan_timing(timeout_s: float, world_size: int) -> Timing:
     """
     interval_s = min(max(timeout_s / 20, _SHORTEST_INTERVAL_S), _LONGEST_INTERVAL_S)
     lead_s = min(_LONGEST_LEAD_S + _LEAD_PER_RANK_S * world_size, timeout_s / 4)
-    quiet_s, due_s = timeout_s / 4, timeout_s - lead_s
-    min_age_s = due_s - 2 * interval_s
-    times = (timeout_s, interval_s, quiet_s, due_s, 0.75 * lead_s)
-    return Timing(*times, min_age_s, min_age_s - quiet_s)
+    return Timing(timeout_s, interval_s, timeout_s / 4, timeout_s - lead_s, 0.75 * lead_s)
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """What is known about one rank.
 
     Attributes:
         sample: What it published last; ``None`` if it never did.
-        is_answer: Whether that answers the present request.
+        is_answer: Whether it still publishes, or has published its error.
         has_left: Whether it ended its process group.
         last_iteration: The iteration in which it did; ``None`` if it did not, or did not count.
     """
@@ -76,7 +77,7 @@ class Peer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it will certainly enter no collective any more."""
+        """Whether the rank has exited."""
         return self.has_left or (self.sample is not None and bool(self.sample.error))
 
 
@@ -96,22 +97,16 @@ class Survey(NamedTuple):
     def sample(self, rank: int) -> Sample:
         """Return the sample of a rank that has published one."""
         sample = self.peers[rank].sample
-        assert sample is not None, "a rank that waits has said so"
+        assert sample is not None, "a rank that waits has published a sample"
         return sample
 
     def counts(self, key: str) -> dict[int, int]:
-        """Return how far each rank that has said so has come in a group."""
-        samples = {rank: peer.sample for rank, peer in self.peers.items()}
+        """Return how far each rank that has published a sample has come in a group."""
         return {
-            rank: sample.standings[key].count
-            for rank, sample in samples.items()
-            if sample is not None and key in sample.standings
+            rank: peer.sample.standings[key].count
+            for rank, peer in self.peers.items()
+            if peer.sample is not None and key in peer.sample.standings
         }
-
-    def groups(self) -> list[str]:
-        """Return the groups in which some rank has said how far it has come."""
-        samples = [peer.sample for peer in self.peers.values() if peer.sample is not None]
-        return sorted({key for sample in samples for key in sample.standings})
 
     def ranks_of(self, key: str) -> Sequence[int]:
         """Return the ranks of a group."""
@@ -119,18 +114,13 @@ class Survey(NamedTuple):
             return list(self.peers)
         return self.members.get(group_of(key)) or list(self.counts(key))
 
-    def name_group(self, key: str) -> str:
-        """Return `` among ranks 0, 2``, or nothing for the group of all ranks."""
-        is_default = group_of(key) == self.default_group
-        return "" if is_default else f" among {_name_ranks(self.ranks_of(key))}"
-
 
 class Standstill(NamedTuple):
     """A group in which some ranks wait for others.
 
     Attributes:
         key: The group.
-        counts: How far each of its ranks has come; those that never spoke are missing.
+        counts: How far each of its ranks has come; those that never published are missing.
         waiting: The ranks that are in its newest collective.
         behind: The others, and those of which nothing is known.
     """
@@ -142,12 +132,7 @@ class Standstill(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What was found.
-
-    Attributes:
-        summary: The sentence that matters most.
-        text: All of it, in lines.
-    """
+    """The sentence that matters most, and the whole text."""
 
     summary: str
     text: str
@@ -166,7 +151,11 @@ def write_report(
     """
     standstills = _find_standstills(survey, 2 * timing.interval_s)
     sample = survey.sample(reporter)
-    is_due = is_certain or any(_is_overdue(survey, each) for each in standstills)
+    is_due = is_certain or any(
+        age_s >= plan_timing(timeout_s, len(survey.peers)).min_age_s
+        for each in standstills
+        for age_s, timeout_s in _ages(survey, each)
+    )
     if standstills and is_due:
         body = list(_describe_standstills(survey, standstills))
     elif is_certain or (sample.is_collective and sample.same_place_s >= timing.min_same_place_s):
@@ -185,7 +174,9 @@ def _find_standstills(survey: Survey, min_age_s: float) -> list[Standstill]:
 
     What is younger than ``min_age_s`` is the time between two ranks' answers.
     """
-    found = filter(None, (_compare(survey, key) for key in survey.groups()))
+    samples = [peer.sample for peer in survey.peers.values() if peer.sample is not None]
+    keys = sorted({key for sample in samples for key in sample.standings})
+    found = filter(None, (_compare(survey, key) for key in keys))
     return [each for each in found if any(age >= min_age_s for age, _ in _ages(survey, each))]
 
 
@@ -222,13 +213,6 @@ def _ages(survey: Survey, standstill: Standstill) -> Iterator[tuple[float, float
             yield standing.age_s, standing.timeout_s
 
 
-def _is_overdue(survey: Survey, standstill: Standstill) -> bool:
-    return any(
-        age_s >= plan_timing(timeout_s, len(survey.peers)).min_age_s
-        for age_s, timeout_s in _ages(survey, standstill)
-    )
-
-
 def _describe_standstills(survey: Survey, standstills: Sequence[Standstill]) -> Iterator[str]:
     behind = {rank for standstill in standstills for rank in standstill.behind}
     waiting = {rank for standstill in standstills for rank in standstill.waiting}
@@ -237,34 +221,25 @@ def _describe_standstills(survey: Survey, standstills: Sequence[Standstill]) -> 
     for is_root in (True, False):
         for standstill in standstills:
             ranks = [rank for rank in standstill.behind if (rank in roots) is is_root]
-            yield from _describe_behind(survey, standstill, ranks)
-    for standstill in standstills:
-        yield from _describe_waiting(survey, standstill)
+            yield from _describe_alike(survey, ranks, partial(_describe_late, survey, standstill))
+    for key, counts, stuck, _ in standstills:
+        yield from _describe_alike(
+            survey,
+            stuck,
+            lambda rank, key=key, counts=counts: (  # type: ignore[misc]
+                f"waiting in {_name_call(survey, rank, key, counts[rank])}"
+            ),
+        )
 
 
-def _describe_behind(
-    survey: Survey, standstill: Standstill, ranks: Collection[int]
-) -> Iterator[str]:
+def _describe_late(survey: Survey, standstill: Standstill, rank: int) -> str:
     key, counts, waiting, _ = standstill
-    front = max(counts.values())
-
-    def describe(rank: int) -> str:
-        peer = survey.peers[rank]
-        is_known = rank in counts or peer.is_gone
-        missing = min(counts.get(rank, front - 1) + 1, front)
-        call = _name_call(survey, waiting[0], key, missing)
-        entered = "never entered" if is_known else "may not have entered"
-        return f"{entered} {call}, {_describe_place(peer)}"
-
-    yield from _describe_alike(survey, ranks, describe)
-
-
-def _describe_waiting(survey: Survey, standstill: Standstill) -> Iterator[str]:
-    def describe(rank: int) -> str:
-        call = _name_call(survey, rank, standstill.key, standstill.counts[rank])
-        return f"waiting in {call}"
-
-    yield from _describe_alike(survey, standstill.waiting, describe)
+    peer, front = survey.peers[rank], max(counts.values())
+    missing = min(counts.get(rank, front - 1) + 1, front)
+    call = _name_call(survey, waiting[0], key, missing)
+    is_known = rank in counts or peer.is_gone
+    entered = "never entered" if is_known else "may not have entered"
+    return f"{entered} {call}, {_describe_place(peer)}"
 
 
 def _describe_gathering(survey: Survey, reporter: int) -> Iterator[str]:
@@ -275,7 +250,9 @@ def _describe_gathering(survey: Survey, reporter: int) -> Iterator[str]:
     """
     key = _newest_group(survey.sample(reporter))
     everyone = survey.ranks_of(key) if key is not None else list(survey.peers)
-    inside = [rank for rank in everyone if _is_inside(survey.peers[rank])]
+    inside = [
+        rank for rank in everyone if survey.peers[rank].is_running and survey.sample(rank).operation
+    ]
     absent = [rank for rank in everyone if rank not in inside]
     expected = _name_newest(survey, reporter)
 
@@ -286,30 +263,20 @@ def _describe_gathering(survey: Survey, reporter: int) -> Iterator[str]:
         return f"{_describe_place(peer)}; {surely} in {expected}"
 
     yield from _describe_alike(survey, absent, describe_absent)
-    if not absent:
-        yield f"  {_explain_meeting(survey, inside, expected)}"
+    calls: dict[str, list[int]] = {}
+    for rank in inside:
+        calls.setdefault(_name_newest(survey, rank), []).append(rank)
+    if not absent and len({call.partition(" (")[0] for call in calls}) > 1:
+        listed = [f"{_name_ranks(same)} in {call}" for call, same in calls.items()]
+        shown = "; ".join(listed[:_NUM_SHOWN])
+        yield f"  the ranks are in different collectives, which never meet: {shown}"
+    elif not absent:
+        yield (
+            f"  every rank has entered {expected}, and it does not end: look at the network "
+            "between them, and at the sizes of their tensors, which MM_DIST_DEBUG=1 compares"
+        )
     yield from _describe_alike(
         survey, inside, lambda rank: f"waiting in {_name_newest(survey, rank)}"
-    )
-
-
-def _is_inside(peer: Peer) -> bool:
-    return peer.is_running and peer.sample is not None and bool(peer.sample.operation)
-
-
-def _explain_meeting(survey: Survey, ranks: Sequence[int], expected: str) -> str:
-    calls: dict[str, list[int]] = {}
-    for rank in ranks:
-        calls.setdefault(_name_newest(survey, rank), []).append(rank)
-    if len({call.partition(" (")[0] for call in calls}) > 1:
-        listed = [f"{_name_ranks(same)} in {call}" for call, same in calls.items()]
-        return (
-            "the ranks are in different collectives, which never meet: "
-            f"{'; '.join(listed[:_NUM_SHOWN])}"
-        )
-    return (
-        f"every rank has entered {expected}, and it does not end: look at the network between "
-        "them, and at the sizes of their tensors, which MM_DIST_DEBUG=1 compares"
     )
 
 
@@ -327,15 +294,10 @@ def _name_newest(survey: Survey, rank: int) -> str:
 
 
 def _name_call(survey: Survey, rank: int, key: str, number: int) -> str:
-    """Name a collective, as ``all_reduce #8 (train.py:7)``.
-
-    Args:
-        survey: All ranks.
-        rank: One that has begun it.
-        key: The collective's process group.
-        number: Its number there.
-    """
-    sample, group = survey.sample(rank), survey.name_group(key)
+    """Name a group's collective that ``rank`` has begun, as ``all_reduce #8 (train.py:7)``."""
+    sample, group = survey.sample(rank), ""
+    if group_of(key) != survey.default_group:
+        group = f" among {_name_ranks(survey.ranks_of(key))}"
     # Older torch begins to count anywhere: only counts from the group's start are shown.
     tag = f" #{number}" if number < RANDOM_START else ""
     if sample.is_collective and number == sample.standings[key].count:

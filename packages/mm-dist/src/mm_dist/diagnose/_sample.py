@@ -23,7 +23,7 @@ class Standing:
 
     Attributes:
         count: How many collectives it has begun there; more than ``RANDOM_START`` where older
-            torch began to count anywhere, before the group was watched.
+            torch began to count anywhere.
         is_exact: Whether torch counts collectives only; on gloo it can count sends, too.
         age_s: Seconds since the last one began.
         timeout_s: How long a collective of the group may take.
@@ -96,11 +96,9 @@ class Observer:
     def set_timeout(self, timeout_s: float) -> None:
         """Set the timeout of the default group, and read those of the others again."""
         self._default_timeout_s = timeout_s
-        self._timeouts = {group_name(group): _read_timeout(group) for group, _ in list_groups()}
+        timeouts = {group_name(group): read_group_timeout(group) for group, _ in list_groups()}
+        self._timeouts = {name: each.total_seconds() for name, each in timeouts.items() if each}
         self._timeouts[group_name(dist.group.WORLD)] = timeout_s
-
-    def _timeout_of(self, key: str) -> float:
-        return self._timeouts.get(group_of(key)) or self._default_timeout_s
 
     @property
     def shortest_timeout_s(self) -> float:
@@ -110,15 +108,25 @@ class Observer:
     @property
     def newest_timeout_s(self) -> float:
         """The timeout of the group that moved last: that of the collective this rank is in."""
-        newest = max(self._moved_at, key=lambda key: self._moved_at[key], default="")
-        return self._timeout_of(newest)
+        return self._timeout_of(max(self._moved_at, key=self._moved_at.__getitem__, default=""))
 
     @property
     def quiet_s(self) -> float:
         """For how many seconds no group has moved; where no backend counts, the thread."""
         if not self._moved_at:
-            self.look_at_stack()
+            self._look_at_stack()
         return time.monotonic() - max(self._moved_at.values(), default=self._same_since)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the thread may be waiting for other ranks; with an accelerator always."""
+        is_exact = any(backend != "gloo" for _, backend in self._counts.values())
+        return is_exact or bool(find_wait(self._stack)[0])
+
+    def is_in_collective(self, min_same_place_s: float) -> bool:
+        """Whether the stack has been a wait for other ranks, at one place, for so long."""
+        is_still = self._looked_at - self._same_since >= min_same_place_s
+        return is_still and find_wait(self._stack)[1]
 
     def look(self) -> None:
         """Notice which groups have moved since the last look; reads a few counters."""
@@ -134,33 +142,12 @@ class Observer:
         self._counts, self._looked_at = counts, now
 
     def freeze(self, stack: Sequence[Frame]) -> None:
-        """Take this for the thread's stack from now on: where the error that ends it was raised."""
+        """Use this stack from now on: where the error that ends the thread was raised."""
         self._final_stack = stack
 
-    def look_at_stack(self) -> None:
-        """Read the thread's stack, and notice whether it has changed."""
-        stack = self._final_stack or read_stack(self._thread_id)
-        if stack != self._stack:
-            self._stack, self._same_since = stack, time.monotonic()
-
-    def is_in_collective(self, min_same_place_s: float) -> bool:
-        """Return whether the stack has been a wait for other ranks, at one place, for so long."""
-        is_still = self._looked_at - self._same_since >= min_same_place_s
-        return is_still and find_wait(self._stack)[1]
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether the thread may be waiting for other ranks; with an accelerator always."""
-        is_exact = any(backend != "gloo" for _, backend in self._counts.values())
-        return is_exact or bool(find_wait(self._stack)[0])
-
     def take_sample(self, *, error: str = "") -> Sample:
-        """Return what there is to say now.
-
-        Args:
-            error: Type and message of the exception that ends this rank.
-        """
-        self.look_at_stack()
+        """Return a sample; ``error`` is type and message of the exception that ends this rank."""
+        self._look_at_stack()
         now = time.monotonic()
         operation, is_collective = find_wait(self._stack)
         standings = {
@@ -184,6 +171,14 @@ class Observer:
             error=error,
         )
 
+    def _look_at_stack(self) -> None:
+        stack = self._final_stack or read_stack(self._thread_id)
+        if stack != self._stack:
+            self._stack, self._same_since = stack, time.monotonic()
+
+    def _timeout_of(self, key: str) -> float:
+        return self._timeouts.get(group_of(key)) or self._default_timeout_s
+
 
 def _read_counts() -> Iterator[tuple[str, tuple[int, str]]]:
     """Yield each group of this process, with torch's count of its collectives and who counts.
@@ -198,11 +193,6 @@ def _read_counts() -> Iterator[tuple[str, tuple[int, str]]]:
             if count is not None:
                 name = group_name(group)
                 yield (f"{name}/{part}" if device_type else name), (count, backend)
-
-
-def _read_timeout(group: Any) -> float:
-    timeout = read_group_timeout(group)
-    return 0.0 if timeout is None else timeout.total_seconds()
 
 
 def group_of(key: str) -> str:

@@ -47,7 +47,7 @@ def read_stack(thread_id: int) -> list[Frame]:
     while frame is not None:
         frames.append(Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
         frame = frame.f_back
-    return _drop_start(frames)
+    return _without_start(frames)
 
 
 def read_traceback(trace: TracebackType | None) -> list[Frame]:
@@ -57,14 +57,13 @@ def read_traceback(trace: TracebackType | None) -> list[Frame]:
         code = trace.tb_frame.f_code
         frames.append(Frame(code.co_filename, trace.tb_lineno or 0, code.co_name))
         trace = trace.tb_next
-    return _drop_start(frames[::-1])
+    return _without_start(frames[::-1])
 
 
-def _drop_start(frames: list[Frame]) -> list[Frame]:
-    end = len(frames)
-    while end and frames[end - 1].file in _START_FILES:
-        end -= 1
-    return frames[:end]
+def _without_start(frames: list[Frame]) -> list[Frame]:
+    while frames and frames[-1].file in _START_FILES:
+        frames.pop()
+    return frames
 
 
 def find_wait(stack: Sequence[Frame]) -> tuple[str, bool]:

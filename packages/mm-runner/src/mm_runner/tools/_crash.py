@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-import mm_dist
 from mm_runner._error_text import text_of
 from mm_runner._torch_private import dump_memory_history
 from mm_runner.checkpoint import rng_state
@@ -86,9 +85,6 @@ def _write(runner: RunView, error: Exception, folder: Path) -> None:
         (folder / CONFIG_FILE).write_bytes(config.read_bytes())
     text = json.dumps(_facts(runner, error), indent=2, default=lambda value: type(value).__name__)
     (folder / f"rank{runner.rank}.json").write_text(f"{text}\n", encoding="utf-8")
-    if runner.world_size > 1:  # as torchfrtrace reads them
-        for backend, record in mm_dist.read_flight_records().items():
-            (folder / f"{backend}_trace_rank_{runner.rank}").write_bytes(record)
     if is_out_of_memory(error):
         _attempt(lambda: _write_memory(runner.device, folder, runner.rank))
 
