@@ -24,7 +24,7 @@ from toy import CPU_LOW_PRECISION, NO_VALIDATION, loader_cfg, needs_compile, run
 import mm_compile
 from mm_runner import ConfigError, Runner
 from mm_runner.model import apply_module_settings, describe_module_settings, unwrap_model
-from mm_runner.tools import make_plan, plan_as_text, verify_resume
+from mm_runner.tools import make_plan, verify_resume
 
 KEY = "activation_checkpointing"
 # Dynamo looks at the gradient of a tensor that has none, such as a loss.
@@ -344,8 +344,7 @@ def test_the_plan_names_it(tmp_path):
     cfg = runner_arguments(tmp_path, model=model, activation_checkpointing="blocks.1")
     plan = make_plan(cfg)
     assert describe_module_settings(model) == {KEY: "stem"}  # it is another run's
-    assert plan["acceleration"][KEY] == "blocks.1"
-    assert "\ncheckpointed  blocks.1\n" in plan_as_text(plan)
+    assert "\ncheckpointed  blocks.1\n" in plan
 
 
 def _train_on_ranks(rank, work_dir, cfgs):

@@ -266,7 +266,7 @@ def test_ranks_share_the_samples_and_the_plan_counts_them(tmp_path):
     arguments = runner_arguments(
         tmp_path, train_dataloader={"dataset": _rare_blobs(), "batch_size": 4}
     )
-    assert make_plan(arguments, world_size=2)["length"]["steps_per_epoch"] == 4
+    assert "epochs x 4\n" in make_plan(arguments, world_size=2)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

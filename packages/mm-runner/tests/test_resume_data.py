@@ -194,7 +194,7 @@ def test_verifying_a_resume_goes_on_with_the_data(tmp_path):
 
 def test_the_plan_of_a_run_says_so(tmp_path):
     plan = make_plan({**runner_arguments(tmp_path / "unused"), "resume_data": False})
-    assert "A resumed run starts its data anew (resume_data)." in plan["notes"]
+    assert "A resumed run starts its data anew (resume_data)." in plan
 
 
 class StopOnce(Hook):

@@ -40,19 +40,19 @@ class Check:
         parser.add_argument(
             "--world-size",
             type=int,
+            default=1,
             metavar="N",
-            help="processes to plan for (default: those of the launcher, else 1)",
+            help="processes to plan for (%(default)s)",
         )
-        parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, options: Namespace) -> int:
         """Print the plan; return the exit status."""
-        from mm_runner.tools import make_plan, plan_as_text  # noqa: PLC0415 - imports torch
+        from mm_runner.tools import make_plan  # noqa: PLC0415 - imports torch
 
         cfg = load_config(options)
         with locating(cfg):
             plan = make_plan(cfg, world_size=options.world_size)
-        _print([json.dumps(plan, indent=2) if options.json else plan_as_text(plan).rstrip("\n")])
+        _print([plan.rstrip("\n")])
         return 0
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ._find_batch_size import BatchSizeReport, BatchTrial, find_batch_size
     from ._find_lr import LearningRateReport, RatePoint, find_learning_rate
     from ._plan import make_plan
-    from ._plan_text import plan_as_text
     from ._plot import plot_curves, plot_rates, plot_runs, read_scalars
     from ._replay import replay_crash
     from ._verify_resume import ResumeDifference, ResumeReport, verify_resume
@@ -31,7 +30,6 @@ __all__ = [
     "find_batch_size",
     "find_learning_rate",
     "make_plan",
-    "plan_as_text",
     "plot_curves",
     "plot_rates",
     "plot_runs",
@@ -47,7 +45,6 @@ _MODULES = {
     "_find_batch_size": ("BatchSizeReport", "BatchTrial", "find_batch_size"),
     "_find_lr": ("LearningRateReport", "RatePoint", "find_learning_rate"),
     "_plan": ("make_plan",),
-    "_plan_text": ("plan_as_text",),
     "_plot": ("plot_curves", "plot_rates", "plot_runs", "read_scalars"),
     "_replay": ("replay_crash",),
     "_verify_resume": ("ResumeDifference", "ResumeReport", "verify_resume"),
