@@ -99,7 +99,7 @@ def build_dataloader(
     _add_speed(options, dataset, settings)
     return make_seekable(
         # Not by torch's annotation, which a list of samples would not fit.
-        call_component(DataLoader, {"dataset": dataset, **options}, where, checked=("dataset",)),
+        call_component(DataLoader, {"dataset": dataset, **options}, where),
         settings,
     )
 

@@ -4,10 +4,20 @@ A name is resolved among the components registered in this process, then torch's
 entry points of installed distributions (:mod:`mm_runner.registry` lists their groups).
 """
 
+from __future__ import annotations
+
+from inspect import isclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import lr_scheduler
+
+from mm_runner._torch_private import scheduler_base
+
 from ._arguments import check_arguments, check_type, describe_annotation, fits, short_repr
 from ._build import build_from_cfg, call_component, check_cfg
 from ._registry import Registry
-from ._torch_components import torch_model_wrappers, torch_optimizers, torch_param_schedulers
 
 __all__ = [
     "DATASETS",
@@ -34,14 +44,29 @@ __all__ = [
     "short_repr",
 ]
 
+
+def _public_classes(module: Any, base: type) -> dict[str, Any]:
+    """Return what a module of torch has now, so that new classes need no change here."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isclass(value) and issubclass(value, base) and value is not base and name[0] != "_"
+    }
+
+
 MODELS = Registry("model", entry_point_group="mm.models")
 MODEL_WRAPPERS = Registry(
     "model wrapper",
     entry_point_group="mm.model_wrappers",
-    torch_components=torch_model_wrappers,
+    torch_components=lambda: {
+        "DataParallel": DataParallel,
+        "DistributedDataParallel": DistributedDataParallel,
+    },
 )
 OPTIMIZERS = Registry(
-    "optimizer", entry_point_group="mm.optimizers", torch_components=torch_optimizers
+    "optimizer",
+    entry_point_group="mm.optimizers",
+    torch_components=lambda: _public_classes(torch.optim, torch.optim.Optimizer),
 )
 OPTIM_WRAPPERS = Registry("optim wrapper", entry_point_group="mm.optim_wrappers")
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(
@@ -50,7 +75,7 @@ OPTIM_WRAPPER_CONSTRUCTORS = Registry(
 PARAM_SCHEDULERS = Registry(
     "parameter scheduler",
     entry_point_group="mm.param_schedulers",
-    torch_components=torch_param_schedulers,
+    torch_components=lambda: _public_classes(lr_scheduler, scheduler_base()),
 )
 HOOKS = Registry("hook", entry_point_group="mm.hooks")
 LOOPS = Registry("loop", entry_point_group="mm.loops")

@@ -69,15 +69,14 @@ def check_arguments(
                 f"{where}.{argument}: unknown argument of {name}, which takes "
                 f"{', '.join(known) or 'none'}.{hint}"
             )
-    for parameter in () if is_partial else known.values():
-        if parameter.default is parameter.empty and parameter.name not in arguments:
+    for parameter in known.values():
+        if parameter.name in arguments:
+            check_type(component, parameter, arguments[parameter.name], f"{where}.{parameter.name}")
+        elif parameter.default is parameter.empty and not is_partial:
             raise ConfigError(
                 f"{where}.{parameter.name}: {name} needs this argument; "
                 f"given: {', '.join(map(repr, arguments)) or 'none'}."
             )
-    for argument, value in arguments.items():
-        if argument in known:
-            check_type(component, known[argument], value, f"{where}.{argument}")
 
 
 def check_type(
@@ -88,13 +87,20 @@ def check_type(
     Raises:
         ConfigError: If it is of another type.
     """
-    annotation = _annotation_of(component, parameter)
-    if value is None and parameter.default is None:
-        return  # implicitly optional, as was once usual
-    is_number = isinstance(parameter.default, (bool, int, float))
-    if annotation is Any and is_number and isinstance(value, (str, Mapping)):
-        annotation = type(parameter.default)
-    if not fits(value, annotation):
+    annotation, default = parameter.annotation, parameter.default
+    if annotation is parameter.empty:
+        # A number by default is one, though it may also be a list of them.
+        is_other = type(default) in (bool, int, float) and isinstance(value, (str, Mapping))
+        annotation = type(default) if is_other else Any
+    if isinstance(annotation, str):
+        function = component.__init__ if inspect.isclass(component) else component
+        names = {**vars(typing), **getattr(inspect.unwrap(function), "__globals__", {})}
+        try:
+            annotation = eval(annotation, names)  # noqa: S307 - the component's own source
+        except Exception:  # noqa: BLE001 - a name that only type checkers know
+            annotation = Any
+    is_optional = value is None and default is None  # implicitly, as was once usual
+    if not is_optional and not fits(value, annotation):
         wanted = describe_annotation(annotation)
         raise ConfigError(f"{where}: {wanted} is needed, got {short_repr(value)}.")
 
@@ -120,10 +126,8 @@ def describe_annotation(annotation: Any) -> str:
     """
     words: list[str] = []
     for kind in _simple_kinds(annotation):
-        if get_origin(kind) is Literal:
-            words += map(repr, get_args(kind))
-        else:
-            words.append(_WORDS[kind])
+        is_literal = get_origin(kind) is Literal
+        words += map(repr, get_args(kind)) if is_literal else [_WORDS[kind]]
     return " or ".join(word for word in words if word != "None" or len(words) == 1)
 
 
@@ -148,18 +152,3 @@ def _is_a(value: Any, kind: Any) -> bool:
         number = Integral if kind is int else Real
         return isinstance(value, number) and not isinstance(value, bool)
     return isinstance(value, kind)
-
-
-def _annotation_of(component: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return the annotation of a parameter, ``Any`` if there is none."""
-    annotation = parameter.annotation
-    if annotation is inspect.Parameter.empty:
-        return Any
-    if not isinstance(annotation, str):
-        return annotation
-    function = component.__init__ if inspect.isclass(component) else component
-    names = {**vars(typing), **getattr(inspect.unwrap(function), "__globals__", {})}
-    try:
-        return eval(annotation, names)  # noqa: S307 - the component's own source
-    except Exception:  # noqa: BLE001 - a name that only type checkers know
-        return Any

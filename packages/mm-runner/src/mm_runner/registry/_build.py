@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_runner._error_text import with_place
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 
 from ._arguments import check_arguments
@@ -21,11 +19,9 @@ __all__ = ["build_from_cfg", "call_component", "check_cfg", "holds_configs", "pa
 
 # Errors of constructors that do not check their arguments.
 _PYTHONS_OWN = (TypeError, ValueError, AttributeError, IndexError, KeyError)
-# Path and arguments of the component under construction.
-_under_construction: ContextVar[tuple[str, Any] | None] = ContextVar(
-    "mm_runner_under_construction", default=None
-)
 _OUR_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu", "mm_runner")
+# Path and arguments of the component under construction.
+_under_construction: ContextVar[tuple[str, Any]] = ContextVar("mm_runner_under_construction")
 
 
 def build_from_cfg(
@@ -75,15 +71,21 @@ def check_cfg(
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: a dict with the key 'type' is needed, got {cfg!r}.")
     arguments = {**(default_args or {}), **cfg}
-    kind = arguments.pop("type", None)
-    if kind is None:
+    component = arguments.pop("type", None)
+    if component is None:
         raise ConfigError(
             f"{where}: the key 'type' is missing; given: {', '.join(map(repr, cfg)) or 'nothing'}. "
             f"It names a {registry.name}: {', '.join(registry.names()[:20])}."
         )
-    component = _look_up(kind, registry, where) if isinstance(kind, str) else kind
+    if isinstance(component, str):
+        try:
+            component = registry.get(component)
+        except (ComponentNotFoundError, ConfigError) as error:
+            raise type(error)(f"{where}.type: {error}") from error
     if not callable(component):
-        raise ConfigError(f"{where}.type: a name, a class or a function is needed, got {kind!r}.")
+        raise ConfigError(
+            f"{where}.type: a name, a class or a function is needed, got {component!r}."
+        )
     check_arguments(component, arguments, where, is_partial=is_partial)
     return component, arguments
 
@@ -92,88 +94,47 @@ def holds_configs(value: Any, registry: Registry) -> bool:
     """Return whether ``value`` is a list of configs, as its first item tells."""
     is_list = isinstance(value, (list, tuple)) and len(value) > 0
     kind = value[0].get("type") if is_list and isinstance(value[0], Mapping) else None
-    if not isinstance(kind, str):
-        return callable(kind)
     try:
-        return callable(registry.get(kind))
+        return callable(registry.get(kind) if isinstance(kind, str) else kind)
     except Exception:  # noqa: BLE001 - importing what a sample is called may end in anything
         return False
 
 
-def call_component(
-    component: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    where: str,
-    *,
-    checked: Collection[str] = (),
-) -> Any:
-    """Check ``arguments``, but for those that have been ``checked``, and call ``component``.
+def call_component(component: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
+    """Check ``arguments`` and call ``component``.
 
     Raises:
         ConfigError: If they do not fit, or ``component`` refuses them with one of Python's own
             errors, whose text says what but not where.
     """
-    unchecked = {name: value for name, value in arguments.items() if name not in checked}
-    check_arguments(component, unchecked, where, is_partial=bool(checked))
+    check_arguments(component, arguments, where)
     return _call(component, arguments, where)
 
 
-def _look_up(name: str, registry: Registry, where: str) -> Any:
-    try:
-        return registry.get(name)
-    except (ComponentNotFoundError, ConfigError) as error:
-        raise type(error)(f"{where}.type: {error}") from error
-
-
 def _call(component: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
+    token = _under_construction.set((where, arguments))
     try:
-        with _constructing(where, arguments):
-            return component(**arguments)
+        return component(**arguments)
     except Exception as error:
         if type(error) in _PYTHONS_OWN:
             name = getattr(component, "__name__", repr(component))
             raise ConfigError(
-                f"{where}: {name} refused its arguments: {_describe(error)}"
+                f"{where}: {name} refused its arguments: {with_place(error)}"
             ) from error
-        if _is_ours(error) and not str(error).startswith(where):
-            raise type(error)(_with_path(str(error), where, arguments)) from error
+        text, package = str(error), type(error).__module__.partition(".")[0]
+        is_ours = package in _OUR_PACKAGES and not isinstance(error, Warning)
+        if is_ours and len(error.args) == 1 and not text.startswith(where):
+            begins_with_key = re.split(r"[ .=:\[]", text, maxsplit=1)[0] in arguments
+            raise type(error)(f"{where}{'.' if begins_with_key else ': '}{text}") from error
         raise  # an error of somebody's own says more than we could
-
-
-def _with_path(text: str, where: str, arguments: Mapping[str, Any]) -> str:
-    """Prefix a message with the path of the config."""
-    begins_with_key = re.split(r"[ .=:\[]", text, maxsplit=1)[0] in arguments
-    return f"{where}.{text}" if begins_with_key else f"{where}: {text}"
-
-
-def _is_ours(error: Exception) -> bool:
-    if isinstance(error, Warning):  # which somebody made an error of
-        return False
-    return type(error).__module__.partition(".")[0] in _OUR_PACKAGES and len(error.args) == 1
-
-
-def _describe(error: Exception) -> str:
-    """Return the text of one of Python's errors, with the file and line that raised it."""
-    kind = "" if type(error) in (TypeError, ValueError) else f"{type(error).__name__}: "
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is _call
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{kind}{error}{place}"
-
-
-@contextmanager
-def _constructing(where: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Let :func:`path_within` find configs among ``arguments`` within the block."""
-    token = _under_construction.set((where, arguments))
-    try:
-        yield
     finally:
         _under_construction.reset(token)
 
 
 def path_within(cfg: object) -> str | None:
     """Return the path of ``cfg`` if it is among the arguments under construction."""
-    outer = _under_construction.get()
-    return None if outer is None else _search(cfg, outer[1], outer[0])
+    where, arguments = _under_construction.get(("", None))
+    return _search(cfg, arguments, where)
 
 
 def _search(wanted: object, holder: Any, where: str) -> str | None:

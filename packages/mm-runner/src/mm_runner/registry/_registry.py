@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
+from functools import lru_cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mm_runner._error_text import with_place
-from mm_runner.errors import ComponentNotFoundError, did_you_mean
+from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
 
 from ._build import build_from_cfg
-from ._entry_points import installed_names, load_entry_point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -44,11 +46,11 @@ class Registry:
         name: str,
         *,
         entry_point_group: str | None = None,
-        torch_components: Callable[[], Mapping[str, Any]] | None = None,
+        torch_components: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.name = name
         self.entry_point_group = entry_point_group
-        self._torch_components = torch_components
+        self._torch = torch_components
         self._registered: dict[str, Callable[..., Any]] = {}
         self._clashes_warned: set[str] = set()
 
@@ -68,7 +70,8 @@ class Registry:
 
     def names(self) -> list[str]:
         """List all names; imports nothing but torch."""
-        return sorted({*self._registered, *self._torch(), *self._installed()})
+        advertised = (entry.name for entry in self._advertised())
+        return sorted({*self._registered, *self._torch(), *advertised})
 
     @overload
     def register_module(
@@ -105,22 +108,28 @@ class Registry:
             TypeError: If ``name`` is no string, or ``module`` cannot be called. Both also when
                 the decorator is used without parentheses.
         """
-        if name is not None and not isinstance(name, str):
-            if callable(name):
-                raise TypeError(
-                    f"register_module got {name!r} as name; write @register_module() "
-                    "with parentheses, or register_module(module=...)."
-                )
-            name = list(name)
-        if module is not None:
-            self._register(module, name, force=force)
-            return module
+        if callable(name):
+            raise TypeError(
+                f"register_module got {name!r} as name; write @register_module() with "
+                "parentheses, or register_module(module=...)."
+            )
+        names = [name] if isinstance(name, str) or name is None else list(name)
 
-        def decorator(component: Component) -> Component:
-            self._register(component, name, force=force)
+        def register(component: Component) -> Component:
+            if not callable(component):
+                raise TypeError(f"A {self.name} must be a class or function, got {component!r}.")
+            for one in names:
+                own = component.__name__ if one is None else one
+                if own in self._registered and not force:
+                    raise KeyError(
+                        f"{self.name} {own!r} is registered already, as "
+                        f"{self._registered[own]!r}; pass force=True to replace it, or another "
+                        "name."
+                    )
+                self._registered[own] = component
             return component
 
-        return decorator
+        return register if module is None else register(module)
 
     def get(self, name: str, *, others: Iterable[str] = ()) -> Callable[..., Any]:
         """Return the component called ``name``, importing it if needed.
@@ -135,17 +144,37 @@ class Registry:
         """
         if name in self._registered:
             return self._registered[name]
-        torch_own = self._torch().get(name)
-        if torch_own is not None:
-            self._warn_clash(name)
-            return torch_own  # type: ignore[no-any-return]
+        advertised = {one.value: one for one in self._advertised() if one.name == name}
+        torchs: Callable[..., Any] | None = self._torch().get(name)
+        if torchs is not None:
+            if advertised and name not in self._clashes_warned:
+                self._clashes_warned.add(name)
+                warnings.warn(
+                    f"{self.name} {name!r} is torch's own and also provided by an installed "
+                    "plugin; torch's is used. Give the plugin's import path 'package.module:Name' "
+                    "to use it.",
+                    stacklevel=3,
+                )
+            return torchs
         if ":" in name or "." in name:
-            return self._import_path(name)
-        if self.entry_point_group is not None:
-            component = load_entry_point(self.entry_point_group, name)
-            if component is not None:
-                return component  # type: ignore[return-value]
-        raise ComponentNotFoundError(self._not_found(name, others))
+            return self._import(name)
+        if len(advertised) > 1:
+            providers = (
+                f"{one.dist and one.dist.name} ({one.value})" for one in advertised.values()
+            )
+            raise ConfigError(
+                f"{name!r} was asked for in {self.entry_point_group!r}, and "
+                f"{', '.join(sorted(providers))} provide it; uninstall all but one, or give the "
+                "import path 'package.module:Name' as type."
+            )
+        for entry in advertised.values():
+            return entry.load()  # type: ignore[no-any-return]
+        names = sorted({*self.names(), *others})
+        raise ComponentNotFoundError(
+            f"No {self.name} named {name!r}; there are: {', '.join(names) or 'none'}."
+            f"{did_you_mean(name, names)} Register yours with @register_module(), or give its "
+            "import path 'package.module:Name'."
+        )
 
     def build(self, cfg: Mapping[str, Any] | object, **default_args: Any) -> Any:
         """Build the component that ``cfg['type']`` names, with the other keys as arguments.
@@ -162,45 +191,11 @@ class Registry:
         """
         return build_from_cfg(cfg, self, default_args)
 
-    def _register(
-        self, component: Callable[..., Any], name: str | list[str] | None, *, force: bool
-    ) -> None:
-        if not callable(component):
-            raise TypeError(f"A {self.name} must be a class or function, got {component!r}.")
-        names = [component.__name__] if name is None else [name] if isinstance(name, str) else name
-        for one in names:
-            if one in self._registered and not force:
-                raise KeyError(
-                    f"{self.name} {one!r} is registered already, as {self._registered[one]!r}; "
-                    "pass force=True to replace it, or another name."
-                )
-            self._registered[one] = component
+    def _advertised(self) -> EntryPoints | tuple[()]:
+        group = self.entry_point_group
+        return _entry_points(group, tuple(sys.path)) if group else ()
 
-    def _torch(self) -> Mapping[str, Any]:
-        return self._torch_components() if self._torch_components is not None else {}
-
-    def _installed(self) -> list[str]:
-        return installed_names(self.entry_point_group) if self.entry_point_group else []
-
-    def _warn_clash(self, name: str) -> None:
-        if name in self._clashes_warned or name not in self._installed():
-            return
-        self._clashes_warned.add(name)
-        warnings.warn(
-            f"{self.name} {name!r} is torch's own and also provided by an installed plugin; "
-            "torch's is used. Give the plugin's import path 'package.module:Name' to use it.",
-            stacklevel=4,
-        )
-
-    def _not_found(self, name: str, others: Iterable[str]) -> str:
-        names = sorted({*self.names(), *others})
-        return (
-            f"No {self.name} named {name!r}; there are: {', '.join(names) or 'none'}."
-            f"{did_you_mean(name, names)} Register yours with "
-            "@register_module(), or give its import path 'package.module:Name'."
-        )
-
-    def _import_path(self, path: str) -> Callable[..., Any]:
+    def _import(self, path: str) -> Callable[..., Any]:
         module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
         remedy = "Write it as 'package.module:Name' of something that can be imported."
         if attribute in self.names():
@@ -223,3 +218,10 @@ class Registry:
                 f"{did_you_mean(attribute, vars(module))} {remedy}"
             )
         return component
+
+
+@lru_cache(maxsize=64)
+def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """Read every distribution on ``path``, which takes long where many are installed."""
+    del path  # sys.path, which entry_points() reads
+    return entry_points(group=group)
