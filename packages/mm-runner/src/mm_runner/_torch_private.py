@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules import module as _module
 from torch.optim import lr_scheduler
 from typing_extensions import override
 
@@ -47,7 +46,6 @@ __all__ = [
     "convolve_with",
     "default_store",
     "dump_memory_history",
-    "has_global_hooks",
     "parameters_of",
     "read_with",
     "scheduler_base",
@@ -142,12 +140,6 @@ def buffers_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def version_of_module(module: nn.Module) -> int | None:
     """Return the version of a module's state, or ``None`` if it has none."""
     return getattr(module, "_version", None)
-
-
-def has_global_hooks() -> bool:
-    """Return whether forward hooks of all modules are registered."""
-    names = ("_global_forward_pre_hooks", "_global_forward_hooks")
-    return any(getattr(_module, name, True) for name in names)
 
 
 def version_of(tensor: Tensor) -> int:

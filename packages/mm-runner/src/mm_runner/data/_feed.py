@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
 __all__ = ["BatchFeed", "as_channels_last", "feed_of_run", "has_streams"]
-
-_END = object()
 
 
 class BatchFeed:
@@ -40,8 +39,7 @@ class BatchFeed:
         start: Epoch, batch and samples where the batches begin in the loader, as in
             :meth:`SeekableBatchSampler.seek`.
         num_given: Batches handed out since :meth:`over` was last called.
-        loaded_s: Seconds that this process waited for the loader so far.
-        copied_s: Seconds that it took to start the copies.
+        waited_s: Seconds that this process has spent loading batches and starting copies.
 
     Example:
         >>> feed = BatchFeed(torch.device("cuda"), looks_ahead=True)  # doctest: +SKIP
@@ -63,81 +61,70 @@ class BatchFeed:
         self._looks_ahead = looks_ahead and self._device is not None
         self._channels_last = channels_last
         self._loader = loader
-        self._num_drawn = 0
         self.start: tuple[int, int, int | None] = (0, 0, 0)
-        self.loaded_s = self.copied_s = 0.0
+        self.waited_s = 0.0
         self.num_given = 0
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield each of ``batches``, on the device."""
-        self.num_given = self._num_drawn = 0
-        return (placed for _, placed in self.pairs(batches))
+        return map(itemgetter(1), self.pairs(batches))
 
     def pairs(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
         """Yield each of ``batches`` as it is, and on the device: metrics may want it on the host.
 
         An error of the loader is raised when its batch is due, not while it is prefetched.
         """
-        batch = self._draw(batches)
-        placed = self._begin(batch)
-        while batch is not _END:
-            if isinstance(batch, _Failure):
-                raise batch.error
-            ready, following = placed, None
-            if self._looks_ahead:
-                following = self._draw(batches)
-            if self._device is not None:
-                self._wait_for_copies(ready)  # before the next begins, which it need not wait for
-            if self._looks_ahead:
-                placed = self._begin(following)
-            self.num_given += 1
-            yield batch, ready
-            if not self._looks_ahead:
-                following = self._draw(batches)
-                placed = self._begin(following)
-            batch = following
+        self.num_given = 0
+        copies = self._device is not None
+        ahead: tuple[Any, Any] | None = None
+        error: Exception | None = None
+        while error is None:
+            ready, ahead = ahead, None
+            begin = time.perf_counter()
+            try:
+                batch = next(batches)
+            except Exception as raised:  # noqa: BLE001 - raised when its batch is due
+                error = self._explained(raised, self.num_given + (ready is not None))
+            if ready is not None:
+                self._wait_for_copies(ready[1])  # before the next begins, which is not waited for
+            if error is None:
+                placed = self._place(batch) if copies or self._channels_last else batch
+                ahead = batch, placed
+            self.waited_s += time.perf_counter() - begin
+            if ahead is not None and not self._looks_ahead:
+                ready, ahead = ahead, None
+                if copies:
+                    self._wait_for_copies(ready[1])
+            if ready is not None:
+                self.num_given += 1
+                yield ready
+        if not isinstance(error, StopIteration):
+            raise error
 
-    def _draw(self, batches: Iterator[Any]) -> Any:
-        begin = time.perf_counter()
-        try:
-            return next(batches)
-        except Exception as error:  # noqa: BLE001 - raised when its batch is due
-            return self._explained(error)
-        finally:
-            self.loaded_s += time.perf_counter() - begin
-            self._num_drawn += 1
-
-    def _explained(self, error: Exception) -> Any:
-        """Return the end of the batches, or an error that knows the sample it comes from."""
+    def _explained(self, error: Exception, number: int) -> Exception:
+        """Return ``error``, raised for batch ``number``, with the sample that it comes from."""
         sampler = getattr(self._loader, "batch_sampler", None)
         is_end = isinstance(error, StopIteration)
         # What killed a worker is not read again here: it would kill this process too.
         is_sample = not getattr(self._loader, "num_workers", 0) or "Caught " in str(error)
-        if isinstance(sampler, SeekableBatchSampler) and (is_sample or is_end):
-            epoch, batch, samples = self.start
-            is_due = self._num_drawn >= sampler.num_from(batch, samples)
-            indices = None
-            if not (is_end and is_due):
-                if samples is not None:
-                    samples += self._num_drawn * (sampler.num_samples_per_batch or 0)
-                indices = sampler.indices_of(epoch, batch + self._num_drawn, samples)
-            if indices:
-                return _Failure(attach_sample(error, self._loader.dataset, indices))
-        return _END if is_end else _Failure(error)
+        if not isinstance(sampler, SeekableBatchSampler) or not (is_sample or is_end):
+            return error
+        epoch, batch, samples = self.start
+        if is_end and number >= sampler.num_from(batch, samples):
+            return error
+        if samples is not None:
+            samples += number * (sampler.num_samples_per_batch or 0)
+        indices = sampler.indices_of(epoch, batch + number, samples)
+        return attach_sample(error, self._loader.dataset, indices) if indices else error
 
-    def _begin(self, batch: Any) -> Any:
+    def _place(self, batch: Any) -> Any:
         """Start the copy of ``batch``, and return what it will be."""
-        if batch is _END or isinstance(batch, _Failure):
-            return batch
         if self._device is None:
-            return map_tensors(batch, as_channels_last) if self._channels_last else batch
-        begin = time.perf_counter()
+            return map_tensors(batch, as_channels_last)
         if self._stream is None:  # not before there is something to copy
             self._stream = self._module.Stream(self._device)
         with self._module.stream(self._stream):
-            batch = map_tensors(batch, self._copy)
-        self.copied_s += time.perf_counter() - begin
-        return batch
+            return map_tensors(batch, self._copy)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         if not _is_plain(tensor) or tensor.device.type != "cpu":
@@ -173,11 +160,6 @@ def feed_of_run(runner: RunView, loader: Any) -> BatchFeed:
         channels_last=bool(runner.cfg.get("channels_last")),
         loader=loader,
     )
-
-
-class _Failure:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
 
 
 def has_streams(device: torch.device) -> bool:

@@ -19,11 +19,12 @@ from mm_runner._tf32 import uses_tf32
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.hooks._arguments import check_integer
-from mm_runner.hooks._iter_timer import DataWaits
+from mm_runner.hooks._iter_timer import feed_of_training
 from mm_runner.hooks._logger import count_samples
 from mm_runner.optim import computes_in_half, named_wrappers
 
 if TYPE_CHECKING:
+    from mm_runner.data import BatchFeed
     from mm_runner.run_view import RunView
 
 __all__ = ["ThroughputHook", "peak_memory"]
@@ -110,7 +111,8 @@ class ThroughputHook(Hook):
         self._flop_counter: Any = None
         self._measured = Measured()
         self._forward: _ForwardTimer | None = None
-        self._waits: DataWaits | None = None
+        self._feed: BatchFeed | None = None
+        self._waited_s = 0.0  # up to the newest step
         self._last = 0.0
         self._counts_flops = False
 
@@ -119,7 +121,8 @@ class ThroughputHook(Hook):
         compiled = runner.cfg.get("compile")
         self._measured = Measured()
         self._counts_flops = self.flops_per_sample is None and not compiled
-        self._waits = DataWaits.of_run(runner)
+        self._feed = feed_of_training(runner)
+        self._waited_s = self._feed.waited_s if self._feed is not None else 0.0
         # Hooks of a step that is compiled as a whole would be compiled with it.
         whole_step = isinstance(compiled, dict) and compiled.get("target") == "train_step"
         if runner.world_size > 1 and not whole_step:
@@ -137,10 +140,11 @@ class ThroughputHook(Hook):
 
     @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        if self._waits is not None:
-            self._measured.waited_s += self._waits.take_s()
-        else:
+        if self._feed is None:  # a loop that times no batches
             self._measured.waited_s += time.perf_counter() - self._last
+        else:
+            self._measured.waited_s += self._feed.waited_s - self._waited_s
+            self._waited_s = self._feed.waited_s
         # Not in the first step, which may do what later ones do not.
         if self._counts_flops and (self._measured.steps or self.ranks):
             self._counts_flops = False

@@ -99,6 +99,7 @@ class AbstractTrainLoop(ABC):
         self._sanity_val_batches = sanity_val_batches
         self._limit: int | None = None
         self._step: Any = None
+        self._optim_wrapper: Any = None
         self._before_step: Any = None
         self._after_step: Any = None
         self._is_steady = False
@@ -328,6 +329,7 @@ class AbstractTrainLoop(ABC):
     def _begin_steps(self) -> None:
         self._collect_hooks()
         self._step = train_step_of(self.runner.model)
+        self._optim_wrapper = self.runner.optim_wrapper
 
     def _collect_hooks(self) -> None:
         hooks, call_hook = self.runner.hooks_list, self.runner.call_hook
@@ -343,7 +345,7 @@ class AbstractTrainLoop(ABC):
         mm_dist.mark_iteration(self.iter + 1)
         for act in self._before_step:
             act(runner, index, batch)
-        outputs = self._step(batch, runner.optim_wrapper)
+        outputs = self._step(batch, self._optim_wrapper)
         self._iters_done = self.iter + 1
         self._batches_done += 1
         for act in self._after_step:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from mm_runner._torch_private import has_global_hooks
 from mm_runner.data import map_tensors
 
 __all__ = ["BaseDataPreprocessor"]
@@ -53,17 +52,6 @@ class BaseDataPreprocessor(nn.Module):
     def forward(self, data: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002, ARG002
         """Prepare one batch. ``training`` tells a subclass whether to augment."""
         return self.cast_data(data)
-
-    def _only_casts(self) -> bool:
-        """Return whether a call is :meth:`cast_data` and nothing else: no hooks, no override."""
-        own = vars(self)
-        return type(self) is BaseDataPreprocessor and not (
-            own["_forward_pre_hooks"]
-            or own["_forward_hooks"]
-            or "forward" in own
-            or own.get("_compiled_call_impl") is not None
-            or has_global_hooks()
-        )
 
     def _placed(self, tensor: Tensor) -> Tensor:
         # Asking costs a tenth of a copy that copies nothing.

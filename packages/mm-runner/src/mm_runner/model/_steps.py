@@ -12,8 +12,6 @@ import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.registry import MODEL_WRAPPERS
 
-from ._data_preprocessor import BaseDataPreprocessor
-
 __all__ = [
     "EvalStep",
     "TrainStep",
@@ -95,12 +93,7 @@ def eval_step_of(model: nn.Module, name: str) -> EvalStep:
 def run_train_step(model: nn.Module, module: Any, data: Any, optim_wrapper: Any) -> Any:
     """Train one step: forward through ``model``, the rest with ``module``, which it may wrap."""
     with optim_wrapper.optim_context(model):
-        preprocessor = module.data_preprocessor
-        is_ours = isinstance(preprocessor, BaseDataPreprocessor)
-        if is_ours and preprocessor._only_casts():  # noqa: SLF001 - of this package
-            data = preprocessor.cast_data(data)  # a call of a module costs five times as much
-        else:
-            data = preprocessor(data, True)  # noqa: FBT003 - MMEngine's signature
+        data = module.data_preprocessor(data, True)  # noqa: FBT003 - MMEngine's signature
         # The common batch, with a call less.
         losses = model(**data, mode="loss") if type(data) is dict else _forward(model, data, "loss")
     # Autocast has ended: neither the sum of losses nor backward may run under it.

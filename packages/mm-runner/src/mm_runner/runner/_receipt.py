@@ -1,35 +1,31 @@
-"""The last lines of a training's log, and a warning if it waits for its data."""
+"""The last lines of a training's log."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from mm_runner.evaluator import as_number
 from mm_runner.hooks import CheckpointHook, Hook
+from mm_runner.hooks._iter_timer import feed_of_training
 from mm_runner.optim import named_wrappers
 
 from ._summary import aligned, batch_of_process, checkpoint_places
 
 if TYPE_CHECKING:
-    from mm_runner.data import BatchFeed
     from mm_runner.run_view import RunView
 
     from ._runner import Runner
 
 __all__ = ["RunReceipt"]
 
-# The share of the time of a window of steps that is worth a warning.
-_WAITS_TOO_LONG, _WINDOW = 0.3, 50
-
 
 class RunReceipt(Hook):
-    """Times a training, warns once if it waits for its data, and logs the result at the end.
+    """Times a training, and logs the result at the end.
 
     Attributes:
         has_ended: Whether the training has come to ``after_train``, and all hooks before this.
@@ -42,16 +38,11 @@ class RunReceipt(Hook):
         self._newest: dict[str, float] = {}
         self._started_s = self._evaluated_s = self._left_s = 0.0
         self._first_iter = 0
-        self._feed: BatchFeed | None = None
-        self._window_s = self._waited_s = 0.0  # where the window began
-        self._has_warned = False
 
     @override
     def before_train(self, runner: RunView) -> None:
         self._started_s, self._evaluated_s = time.perf_counter(), 0.0
         self._first_iter = runner.iter
-        self._feed = getattr(getattr(runner.train_loop, "batches", None), "feed", None)
-        self._begin_window()
 
     @override
     def after_train(self, runner: RunView) -> None:
@@ -69,29 +60,7 @@ class RunReceipt(Hook):
 
     @override
     def after_val(self, runner: RunView) -> None:
-        spent = time.perf_counter() - self._left_s
-        self._evaluated_s += spent
-        self._window_s += spent
-
-    @override
-    def after_train_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
-    ) -> None:
-        steps = runner.iter + 1 - self._first_iter
-        if steps % _WINDOW or self._has_warned or self._feed is None:
-            return
-        share = (self._total_wait() - self._waited_s) / (time.perf_counter() - self._window_s)
-        # In the first window workers start and kernels are compiled.
-        if share > _WAITS_TOO_LONG and steps > _WINDOW and runner.rank == 0:
-            self._has_warned = True
-            workers = getattr(runner.train_dataloader, "num_workers", 0)
-            runner.logger.warning(
-                f"{share:.0%} of the last {_WINDOW} steps' time was spent waiting for data. Raise "
-                f"train_dataloader.num_workers, which is {workers} (this machine has "
-                f"{os.cpu_count()} cores), store samples in a form that is cheaper to read, or "
-                "move augmentation to the device."
-            )
-        self._begin_window()
+        self._evaluated_s += time.perf_counter() - self._left_s
 
     def log(self, runner: Runner) -> None:
         """Log the summary of the training; on the main process."""
@@ -99,12 +68,6 @@ class RunReceipt(Hook):
         steps = runner.iter - self._first_iter
         title = f"Trained {runner.model_name}: {steps:,} steps in {_clock(spent)}"
         runner.logger.info(aligned(title, self._lines(runner, steps, spent)))
-
-    def _begin_window(self) -> None:
-        self._window_s, self._waited_s = time.perf_counter(), self._total_wait()
-
-    def _total_wait(self) -> float:
-        return self._feed.loaded_s + self._feed.copied_s if self._feed is not None else 0.0
 
     def _lines(self, runner: Runner, steps: int, spent: float) -> Iterator[tuple[str, str]]:
         training_s = max(spent - self._evaluated_s, 1e-9)
@@ -115,8 +78,9 @@ class RunReceipt(Hook):
             rate = steps * runner.world_size * (size or 0) / training_s
             samples = "" if size is None else f"{rate:,.1f} samples/s, "
             yield "speed", f"{samples}{1000 * training_s / steps:.3g} ms per step"
-        if self._feed is not None:
-            yield "data", f"{self._total_wait() / training_s:.0%} of it waiting for data"
+        feed = feed_of_training(runner)
+        if feed is not None:
+            yield "data", f"{feed.waited_s / training_s:.0%} of it waiting for data"
         if self._evaluated_s:
             yield "validation", _clock(self._evaluated_s)
         yield from self._scores(runner)
