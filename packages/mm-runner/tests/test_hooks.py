@@ -13,7 +13,6 @@ from mm_runner.hooks import (
     HookList,
     IterTimerHook,
     LoggerHook,
-    RuntimeInfoHook,
     build_hooks,
     priority_of,
 )
@@ -415,25 +414,3 @@ def test_a_hook_may_take_the_run_back(make_runner):
     train_cfg = {"by_epoch": True, "max_epochs": 1}
     make_runner(custom_hooks=[Rollback()], train_cfg=train_cfg).train()
     assert seen == [0, 1, 2, 1, 2, 3]
-
-
-def test_default_hooks_shared_with_a_run_within_a_run_tell_them_apart(make_runner, tmp_path):
-    shared = {"runtime_info": RuntimeInfoHook(), "timer": IterTimerHook()}
-    inner = []
-
-    class Within(Hook):
-        def after_train_iter(self, _, batch_idx, **__):
-            if batch_idx == 2:
-                other = make_runner(work_dir=tmp_path / "inner", default_hooks=dict(shared))
-                other.train()
-                inner.append(other)
-
-    runner = make_runner(
-        default_hooks=dict(shared),
-        custom_hooks=[Within()],
-        train_cfg={"by_epoch": True, "max_epochs": 1},
-        log_processor={"window_size": 100},
-    )
-    runner.train()
-    for name in ("loss", "time"):
-        assert len(runner.message_hub.state_dict()[f"train/{name}"]) == 6

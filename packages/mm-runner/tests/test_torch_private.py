@@ -1,6 +1,5 @@
 """Every private name of torch may be missing: mm-runner then does what its table of them says."""
 
-
 import pytest
 import torch
 from torch.utils.data import DataLoader

@@ -12,14 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import profiler
 
-_is_compiling: Callable[[], bool] | None = getattr(
-    getattr(torch, "compiler", None), "is_compiling", None
-)  # torch 2.3
-
-
-def is_compiling() -> bool:
-    """Whether ``torch.compile`` is tracing this call; always False before torch 2.3."""
-    return _is_compiling is not None and _is_compiling()
+_HAS_IS_COMPILING = hasattr(getattr(torch, "compiler", None), "is_compiling")  # torch 2.3
+# Whether ``torch.compile`` is tracing this call; always False before torch 2.3.
+is_compiling: Callable[[], bool] = torch.compiler.is_compiling if _HAS_IS_COMPILING else bool
 
 
 def call_eagerly(function: Callable[..., Any], *args: Any) -> Any:
@@ -27,7 +22,7 @@ def call_eagerly(function: Callable[..., Any], *args: Any) -> Any:
 
     Before torch 2.3 the compiler fails where it breaks a graph within autocast.
     """
-    compiler: Any = None if _is_compiling is not None else sys.modules.get("torch._dynamo")
+    compiler: Any = None if _HAS_IS_COMPILING else sys.modules.get("torch._dynamo")
     if compiler is not None:
         function = compiler.disable(function)
     return function(*args)

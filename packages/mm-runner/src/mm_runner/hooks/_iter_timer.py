@@ -57,20 +57,35 @@ class IterTimerHook(Hook):
         self._last = time.perf_counter() - self._before_val_s
 
     @override
-    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        if self._feed is None:  # a loop that times no batches
+    def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
+        self._last = time.perf_counter()
+
+    @override
+    def _before_iter(
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, mode: str = "train"
+    ) -> None:
+        if mode != "train" or self._feed is None:  # a loop that times no batches
             waited_s = time.perf_counter() - self._last
-        else:
-            waited_s, self._waited_s = self._feed.waited_s - self._waited_s, self._feed.waited_s
+            runner.message_hub.update_scalar(f"{mode}/data_time", waited_s)
+            return
+        waited_s, self._waited_s = self._feed.waited_s - self._waited_s, self._feed.waited_s
         self._record_wait(waited_s)
         self._window_waited_s += waited_s
 
     @override
-    def after_train_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    def _after_iter(
+        self,
+        runner: RunView,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Any = None,
+        mode: str = "train",
     ) -> None:
         now = time.perf_counter()
         step_s, self._last = now - self._last, now
+        if mode != "train":
+            runner.message_hub.update_scalar(f"{mode}/time", step_s)
+            return
         self._record_step(step_s)
         self._window_s += step_s
         self._num_steps += 1
@@ -91,29 +106,6 @@ class IterTimerHook(Hook):
                 f"{os.cpu_count()} cores), store samples in a form that is cheaper to read, or "
                 "move augmentation to the device."
             )
-
-    @override
-    def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
-        self._last = time.perf_counter()
-
-    @override
-    def _before_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, mode: str = "train"
-    ) -> None:
-        runner.message_hub.update_scalar(f"{mode}/data_time", time.perf_counter() - self._last)
-
-    @override
-    def _after_iter(
-        self,
-        runner: RunView,
-        batch_idx: int,
-        data_batch: Any = None,
-        outputs: Any = None,
-        mode: str = "train",
-    ) -> None:
-        now = time.perf_counter()
-        runner.message_hub.update_scalar(f"{mode}/time", now - self._last)
-        self._last = now
 
 
 def feed_of_training(runner: RunView) -> BatchFeed | None:

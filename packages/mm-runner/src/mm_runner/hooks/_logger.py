@@ -86,7 +86,7 @@ class LoggerHook(Hook):
         self.log_metric_by_epoch = log_metric_by_epoch
         self._clock = TrainingClock()
         self._by_epoch = True
-        self._epoch_length = 0
+        self._epoch_length = self._num_steps = 0
         # What every step asks, found out once.
         self._has_bar = False
         self._last_line: int | None = None
@@ -98,6 +98,7 @@ class LoggerHook(Hook):
     def before_train(self, runner: RunView) -> None:
         self._by_epoch = getattr(runner.train_loop, "by_epoch", True)
         self._clock = TrainingClock(runner.iter)
+        self._num_steps = runner.iter
         runner.console.start_progress("training", runner.max_iters, runner.iter)
         self._has_bar = runner.console.has_bar
         self._not_finite.clear()
@@ -117,10 +118,11 @@ class LoggerHook(Hook):
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        step, done = batch_idx + 1, runner.train_loop.iter + 1
+        step = batch_idx + 1
+        self._num_steps += 1
         if self._has_bar:
-            runner.console.update_progress(done, clock=self._clock)
-        if self.interval_exp_name > 0 and done % self.interval_exp_name == 0:
+            runner.console.update_progress(runner.iter + 1, clock=self._clock)
+        if self.interval_exp_name > 0 and self._num_steps % self.interval_exp_name == 0:
             runner.logger.info(f"Experiment {runner.experiment_name}")
         if step % self.interval == 0 or step == self._last_line:
             self._log_training(runner, step, data_batch)

@@ -43,10 +43,18 @@ class ParamSchedulerHook(Hook):
             )
         self.on_skip = on_skip
         self._num_skipped: dict[str, int] = {}
+        # Schedules by iteration, with the name and the wrapper that they belong to.
+        self._by_step: list[tuple[str, Any, list[Any]]] = []
 
     @override
     def before_train(self, runner: RunView) -> None:
         self._num_skipped = {}
+        self._by_step = []
+        for name, schedulers in named_schedulers(runner.param_schedulers).items():
+            by_step = [one for one in schedulers if not one.by_epoch]
+            if by_step:
+                wrapper = named_wrappers(runner.optim_wrapper)[name]
+                self._by_step.append((name, wrapper, by_step))
         if getattr(runner.train_loop, "by_epoch", True):
             return
         for schedulers in named_schedulers(runner.param_schedulers).values():
@@ -61,15 +69,11 @@ class ParamSchedulerHook(Hook):
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        if not runner.param_schedulers:
-            return
-        wrappers = named_wrappers(runner.optim_wrapper)
-        for name, schedulers in named_schedulers(runner.param_schedulers).items():
-            if self.on_skip == "hold" and self._has_just_skipped(name, wrappers[name]):
+        for name, wrapper, schedulers in self._by_step:
+            if self.on_skip == "hold" and self._has_just_skipped(name, wrapper):
                 continue
             for scheduler in schedulers:
-                if not scheduler.by_epoch:
-                    scheduler.step()
+                scheduler.step()
 
     def _has_just_skipped(self, name: str, wrapper: Any) -> bool:
         """Return whether a skip became known since the last call.

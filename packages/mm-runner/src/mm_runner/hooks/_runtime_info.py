@@ -38,11 +38,11 @@ class RuntimeInfoHook(Hook):
     def __init__(self) -> None:
         self._wrappers: dict[str, Any] = {}
         self._last_results: dict[str, Any] = {}
-        self._hub: Any = None
         self._record: dict[str, Callable[[Any], None]] = {}
 
     @override
     def before_train(self, runner: RunView) -> None:
+        self._record = {}
         for name in ("epoch", "iter", "max_epochs", "max_iters"):
             runner.message_hub.follow_info(name, partial(getattr, runner, name))
         runner.message_hub.follow_scalars("train", lambda: learning_rates(runner.optim_wrapper))
@@ -70,8 +70,6 @@ class RuntimeInfoHook(Hook):
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         hub = runner.message_hub
-        if hub is not self._hub:  # another run
-            self._hub, self._record = hub, {}
         if isinstance(outputs, dict):
             for name, value in outputs.items():
                 # The usual case, without further checks.
