@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from conftest import needs_cpu_float16, train_step
+from conftest import train_step
 from recording import make_model
 from torch import nn
 
@@ -21,22 +21,6 @@ def _make_batches(total):
         return torch.randn(3, columns, generator=generator, dtype=torch.float64)
 
     return [[(rows(4), rows(1)) for _ in range(_RANKS)] for _ in range(total)]
-
-
-def _expect_sharded_scaler_to_agree(rank):
-    """An overflow on one rank is one on all, though nothing else is exchanged."""
-    model = make_model().float()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapper = AmpOptimWrapper(optimizer, {"init_scale": 64.0}, "float16", use_fsdp=True)
-    inputs, targets = (tensor.float() for tensor in _make_batches(1)[0][rank])
-    factor = float("inf") if rank == 0 else 1.0
-    assert train_step(wrapper, model, (inputs, targets * factor)).skipped
-    assert wrapper.loss_scaler.get_scale() == 32.0
-
-
-@needs_cpu_float16
-def test_ranks_of_a_sharded_scaler_agree_on_an_overflow(run_ranks):
-    run_ranks(_expect_sharded_scaler_to_agree, _RANKS)
 
 
 def _expect_sharded_overflow(rank):

@@ -8,9 +8,8 @@ import pytest
 import torch
 from conftest import needs_cpu_float16, train_step
 from recording import make_model
-from torch import nn
 
-from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper, TorchVersionError
+from mm_amp import AmpOptimWrapper, ConfigError, OptimWrapper
 
 
 def _optimizer(model):
@@ -40,29 +39,6 @@ def test_disabled_scaler_is_none(model, sgd):
 
 
 @needs_cpu_float16
-def test_use_fsdp_builds_the_sharded_scaler(sgd):
-    wrapper = AmpOptimWrapper(sgd, dtype="float16", use_fsdp=True)
-    assert type(wrapper.loss_scaler).__name__ == "ShardedGradScaler"
-
-
-class _OldFusedSGD(torch.optim.SGD):
-    """As fused optimizers were in torch 1.13: given the scaler, they unscale by themselves."""
-
-    _step_supports_amp_scaling = True
-
-    def step(self, closure=None, *, grad_scaler=None):
-        del grad_scaler
-        return super().step(closure)
-
-
-@needs_cpu_float16
-def test_clipping_is_refused_where_the_optimizer_would_unscale_again():
-    optimizer = _OldFusedSGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    AmpOptimWrapper(optimizer, dtype="float16")
-    with pytest.raises(TorchVersionError, match="fused _OldFusedSGD"):
-        AmpOptimWrapper(optimizer, dtype="float16", clip_grad={"max_norm": 1.0})
-
-
 @pytest.mark.parametrize("typo", ["dyn", "Dynamic", "dynamc"])
 def test_typo_of_dynamic_is_recognized(sgd, typo):
     with pytest.raises(ConfigError, match=f"loss_scale is '{typo}'.*; did you mean 'dynamic'"):

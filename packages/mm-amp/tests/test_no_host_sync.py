@@ -136,7 +136,7 @@ def test_float16_waits_no_more_often_than_torch(
     clip_grad = max_norm and {"max_norm": max_norm}
     wrapper = AmpOptimWrapper(make_optimizer(model), dtype="float16", clip_grad=clip_grad)
     # The locator reads after a skip, and only then.
-    monkeypatch.setattr("mm_amp._scaling._locator.OverflowLocator.report", lambda *_: None)
+    monkeypatch.setattr("mm_amp._scaling._locator.OverflowLocator.report", lambda *_, **__: None)
     ours = _count_reads(lambda batch: _step(wrapper, model, batch, None), batches)
     assert ours == _count_reads(step_by_hand, batches)
     assert wrapper.num_skipped > 0, "no step overflowed, so the way of skipped ones was not counted"

@@ -3,8 +3,6 @@
 No other module of this package reads a private name of torch.
 """
 
-import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,20 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import profiler
 
+_IS_TORCH_2 = hasattr(torch, "compile")
 _HAS_IS_COMPILING = hasattr(getattr(torch, "compiler", None), "is_compiling")  # torch 2.3
 # Whether ``torch.compile`` is tracing this call; always False before torch 2.3.
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling if _HAS_IS_COMPILING else bool
-
-
-def call_eagerly(function: Callable[..., Any], *args: Any) -> Any:
-    """Call ``function`` outside the graph of an old compiler.
-
-    Before torch 2.3 the compiler fails where it breaks a graph within autocast.
-    """
-    compiler: Any = None if _HAS_IS_COMPILING else sys.modules.get("torch._dynamo")
-    if compiler is not None:
-        function = compiler.disable(function)
-    return function(*args)
 
 
 def dispatch_mode() -> Any:
@@ -37,28 +25,24 @@ def dispatch_mode() -> Any:
     return TorchDispatchMode
 
 
-def _drops_gradients(zero_grad: Any) -> bool:
-    """Whether ``zero_grad`` is torch's own and sets gradients to None by default (torch 2.0)."""
-    is_torchs = getattr(zero_grad, "__globals__", {}).get("__name__", "").startswith("torch.")
-    return is_torchs and inspect.signature(zero_grad).parameters["set_to_none"].default is True
-
-
 _zero_grad: Any = torch.optim.Optimizer.zero_grad
-_is_profiling: Callable[[], bool] | None = getattr(torch.autograd, "_profiler_enabled", None)
-_HAS_FAST_ZERO_GRAD = _drops_gradients(_zero_grad) and _is_profiling is not None
+# Before torch 2.0, zero_grad() fills gradients with zeros.
+_is_profiling: Callable[[], bool] | None = (
+    getattr(torch.autograd, "_profiler_enabled", None) if _IS_TORCH_2 else None
+)
 
 
 def zero_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Do what ``optimizer.zero_grad()`` does, 5 microseconds faster while no profiler runs.
+    """Do what ``optimizer.zero_grad()`` does, 5 to 13 microseconds faster without a profiler.
 
     Without ``_profiler_enabled``, or where ``zero_grad`` is overridden, torch's own is called.
     """
     if (
         is_compiling()  # first: the compiler cannot trace the others
-        or not _HAS_FAST_ZERO_GRAD
+        or _is_profiling is None
         or type(optimizer).zero_grad is not _zero_grad
         or "zero_grad" in vars(optimizer)
-        or _is_profiling()  # type: ignore[misc]
+        or _is_profiling()
         or getattr(profiler, "_is_profiler_enabled", False)  # of all threads
     ):
         optimizer.zero_grad()
@@ -81,7 +65,7 @@ def current_scale(scaler: Any) -> Tensor | None:
 
 def can_skip_in_kernel(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
     """Whether a fused step may decide on the device: its overflow flag has to be readable."""
-    return skips_in_kernel(optimizer) and hasattr(scaler, "_found_inf_per_device")
+    return _IS_TORCH_2 and is_fused(optimizer) and hasattr(scaler, "_found_inf_per_device")
 
 
 def found_overflow(scaler: Any, optimizer: torch.optim.Optimizer) -> Tensor:
@@ -92,12 +76,12 @@ def found_overflow(scaler: Any, optimizer: torch.optim.Optimizer) -> Tensor:
     return overflow
 
 
-def skips_in_kernel(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer is fused: its kernel unscales and skips. Without the mark: no."""
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's kernel can unscale and skip. Without the mark: no."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def set_skips_in_kernel(optimizer: Any, *, value: bool) -> None:
+def mark_fused(optimizer: Any, *, value: bool) -> None:
     """Set the mark that makes a ``GradScaler`` leave unscaling and skipping to the kernel."""
     optimizer._step_supports_amp_scaling = value  # noqa: SLF001
 
@@ -133,18 +117,6 @@ def stored_values(gradient: Tensor) -> Tensor:
     return found
 
 
-def children_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return children under all of their names; without ``_modules``, each under its first."""
-    children = getattr(module, "_modules", None)
-    listed = module.named_children() if children is None else children.items()
-    return [(name, child) for name, child in listed if child is not None]
-
-
 def is_compiled_in_place(module: nn.Module) -> bool:
     """Whether ``module.compile()`` was called; without the name: no."""
     return getattr(module, "_compiled_call_impl", None) is not None
-
-
-def replica_group(module: Any) -> Any:
-    """Return the group between the nodes of the first FSDP's hybrid sharding, or None."""
-    return getattr(module, "_inter_node_pg", None)

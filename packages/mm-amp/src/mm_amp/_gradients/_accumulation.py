@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from mm_amp._checks import check_count, check_weight
 from mm_amp._errors import ConfigError
+from mm_amp._gradients._norms import scale_gradients
 from mm_amp._gradients._sync import AveragingRanks
-from mm_amp._model._parameters import local_gradients
-from mm_amp._torch_private import foreach_mul_
+from mm_amp._model._parameters import parameters_of
 
 _logger = logging.getLogger(__name__)
 _TINY = 1e-30  # instead of dividing by 0 where everything has weight 0
@@ -108,14 +108,6 @@ class WindowWeights:
         self._sum: float | Tensor = 0.0
         self.num_due = 0
 
-    def save(self) -> dict[str, Any]:
-        """Return the present state for ``restore``; none of its tensors is changed in place."""
-        return dict(vars(self))
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Return to a saved state."""
-        vars(self).update(saved)
-
     def check_use(self, *, is_weighted: bool) -> None:
         """Raise if weighted and unweighted micro-batches are mixed.
 
@@ -131,8 +123,8 @@ class WindowWeights:
                 "weight in every call, update_params(loss, weight=n), or in none."
             )
 
-    def weigh(self, loss: Tensor, weight: Any, window: int, model: Any) -> Tensor:
-        """Return ``loss`` times its share of the window.
+    def weigh(self, loss: Tensor, weight: Any, window: int, model: Any) -> tuple[Tensor, Any]:
+        """Return ``loss`` times its share of the window, and the weight for ``count``.
 
         Args:
             loss: The mean over ``weight`` samples or tokens.
@@ -142,39 +134,40 @@ class WindowWeights:
         """
         if self._ranks is None or self._ranks.model is not model:
             self._ranks = AveragingRanks(model)
-        share = _to_device(check_weight(weight), loss.device, self._ranks)
+        share = check_weight(weight)
+        if isinstance(share, Tensor):
+            share = share.detach().reshape(()).to(loss.device, torch.float32, non_blocking=True)
+        elif not self._ranks.is_alone:  # else it never has to leave the host
+            share = torch.full((), share, dtype=torch.float32, device=loss.device)
         if window == 1:  # known as a whole: gradients need no correction
-            return _times(loss, share / _at_least_tiny(_mean_over(self._ranks, share)))
+            return _times(loss, share / _at_least_tiny(self._mean_over_ranks(share))), None
         if self.num_due == 0:
-            usual = _mean_over(self._ranks, share) if self._usual is None else self._usual
+            usual = self._mean_over_ranks(share) if self._usual is None else self._usual
             self._expected = _positive_or(usual, 1.0) * window
-        self._sum = self._sum + share
-        self.num_due += 1
-        return _times(loss, share / self._expected)
+        return _times(loss, share / self._expected), share
+
+    def count(self, share: Any) -> None:
+        """Count the weight of a micro-batch whose backward is done."""
+        if share is not None:
+            self._sum = self._sum + share
+            self.num_due += 1
 
     def correct_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Turn the gradients of a full window into those of one big batch."""
-        assert self._ranks is not None
-        mean_sum = _mean_over(self._ranks, self._sum)  # the window's only exchange
+        mean_sum = self._mean_over_ranks(self._sum)  # the window's only exchange
         factor = self._expected / _at_least_tiny(mean_sum)
         # A window of weight 0 says nothing about the next: keep the previous expectation.
         self._usual = _positive_or(mean_sum / self.num_due, self._usual)
         self._sum, self.num_due = 0.0, 0
+        gradients = [one.grad for one in parameters_of(optimizer) if one.grad is not None]
         with torch.no_grad():
-            _multiply(local_gradients(optimizer), factor)
+            scale_gradients(gradients, factor)
 
-
-def _to_device(weight: float | Tensor, device: torch.device, ranks: AveragingRanks) -> Any:
-    """Return the weight as a float if it never has to leave the host, else on ``device``."""
-    if isinstance(weight, Tensor):
-        return weight.detach().reshape(()).to(device, torch.float32, non_blocking=True)
-    if ranks.is_alone:
-        return weight
-    return torch.full((), weight, dtype=torch.float32, device=device)
-
-
-def _mean_over(ranks: AveragingRanks, value: Any) -> Any:
-    return value if ranks.is_alone else ranks.all_reduce(value.clone()) / ranks.count
+    def _mean_over_ranks(self, value: Any) -> Any:
+        assert self._ranks is not None
+        if self._ranks.is_alone:
+            return value
+        return self._ranks.all_reduce(value.clone()) / self._ranks.count
 
 
 def _at_least_tiny(value: Any) -> Any:
@@ -195,15 +188,3 @@ def _times(loss: Tensor, factor: float | Tensor) -> Tensor:
         return loss * factor if factor else (loss * factor).nan_to_num(nan=0.0)
     factor = factor.to(loss.dtype)  # two 0-d tensors would compute in the wider dtype of both
     return (loss * factor).masked_fill(factor == 0, 0.0)
-
-
-def _multiply(gradients: list[Tensor], factor: float | Tensor) -> None:
-    if not isinstance(factor, Tensor):
-        if factor != 1.0 and gradients:
-            foreach_mul_(gradients, factor)
-        return
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for gradient in gradients:
-        by_device.setdefault(gradient.device, []).append(gradient)
-    for device, there in by_device.items():
-        foreach_mul_(there, factor.to(device, non_blocking=True))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mm_amp._checks import check_loss
 from mm_amp._errors import ConfigError
 from mm_amp._model._names import named_parameters
-from mm_amp._model._parameters import first_fsdp_modules
+from mm_amp._model._parameters import refuse_first_fsdp
 
 _logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def detect_anomalous_params(loss: Tensor, model: nn.Module) -> list[str]:
         >>> detect_anomalous_params(used(torch.ones(1, 2)).sum(), model)
         ['idle.weight', 'idle.bias']
     """
-    is_sharded = any(hasattr(part, "set_requires_gradient_sync") for part in model.modules())
-    if is_sharded or first_fsdp_modules(model):
+    refuse_first_fsdp(model)
+    if any(hasattr(part, "set_requires_gradient_sync") for part in model.modules()):
         raise ConfigError(
             f"detect_anomalous_params was asked about a {type(model).__name__} that is sharded, "
             "whose own parameters are not those in the graph; ask before sharding."

@@ -1,12 +1,11 @@
 """Warnings about gradients that were made, stepped or zeroed without the wrapper."""
 
 import logging
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mm_amp._model._parameters import first_fsdp_modules, parameters_of
+from mm_amp._model._parameters import parameters_of
 from mm_amp._torch_private import version_of
 
 _logger = logging.getLogger(__name__)
@@ -32,13 +31,12 @@ class GradientWatch:
         self._num_marked = 0
         self._has_warned_of_zeroing = False
 
-    def check(self, model: Any) -> None:
+    def check(self) -> None:
         """Warn, once, if gradients changed without the wrapper."""
         if self.expects_none is None:
             return
         if self._probe.grad is not None and self.expects_none:
             self._warn(
-                model,
                 "There are gradients at the start of this step that no backward of this wrapper "
                 "made; the optimizer steps with them too. If the loss of another optimizer reached "
                 "these parameters, as a generator's reaches its discriminator, call zero_grad() of "
@@ -48,7 +46,6 @@ class GradientWatch:
             self._probe.grad is None or (self._mark is not None and self._mark != self._versions())
         ):
             self._warn(
-                model,
                 "The gradients of this wrapper's backward were stepped or zeroed by another call "
                 "than its own, such as optimizer.step() or optimizer.zero_grad(), which ignores "
                 "loss scale, clipping and accumulation. Call step() and zero_grad() of the "
@@ -85,8 +82,7 @@ class GradientWatch:
         state = self._optimizer.state.get(self._probe) or {"": self._probe}
         return [version_of(one) for one in state.values() if isinstance(one, Tensor)]
 
-    def _warn(self, model: Any, message: str) -> None:
+    def _warn(self, message: str) -> None:
         self._probe = nn.Parameter(torch.empty(0))  # never has a gradient: nothing more is found
         self.expects_none = True
-        if not first_fsdp_modules(model):  # which replaces gradients by itself
-            _logger.warning(message)
+        _logger.warning(message)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_amp._errors import ConfigError
+from mm_amp._errors import ConfigError, UnsupportedError
 
 
 class ModelOrder:
@@ -24,12 +24,7 @@ class ModelOrder:
     def parameters_with_gradient(
         self, optimizer: torch.optim.Optimizer, model: Any
     ) -> list[Tensor]:
-        """Return the trainable parameters that have a gradient.
-
-        Args:
-            optimizer: Its parameters are listed.
-            model: A module gives the order, in which others come last; else group by group.
-        """
+        """Return the trainable parameters that have a gradient; those outside a model last."""
         groups = optimizer.param_groups
         found = [p for g in groups for p in g["params"] if p.grad is not None and p.requires_grad]
         if not isinstance(model, nn.Module):
@@ -45,11 +40,6 @@ class ModelOrder:
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return all parameters of the optimizer, group by group."""
     return [one for group in optimizer.param_groups for one in group["params"]]
-
-
-def local_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the live gradients; of a sharded parameter the part on this rank."""
-    return [local_part(one.grad) for one in parameters_of(optimizer) if one.grad is not None]
 
 
 def local_part(tensor: Any) -> Tensor:
@@ -69,35 +59,30 @@ def first_device(optimizer: torch.optim.Optimizer) -> torch.device:
     Raises:
         ConfigError: If there is none, or it is on the meta device.
     """
-    for parameter in parameters_of(optimizer):
-        if parameter.device.type == "meta":
-            raise ConfigError(
-                "the device of autocast is that of the first parameter, which is still on "
-                "'meta'; pass device_type, such as device_type='cuda'."
-            )
-        return parameter.device
-    raise ConfigError("the optimizer has no parameters; give it some before wrapping it.")
+    parameters = parameters_of(optimizer)
+    if not parameters:
+        raise ConfigError("the optimizer has no parameters; give it some before wrapping it.")
+    if parameters[0].device.type == "meta":
+        raise ConfigError(
+            "the device of autocast is that of the first parameter, which is still on 'meta'; "
+            "pass device_type, such as device_type='cuda'."
+        )
+    return parameters[0].device
 
 
 def check_no_half_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if a loss scaler could not unscale the gradients of a parameter.
-
-    Raises:
-        ConfigError: Naming the first parameter in float16 or of a complex dtype.
-    """
+    """Raise ``ConfigError`` for a parameter whose gradient a loss scaler could not unscale."""
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
-            if not parameter.requires_grad:
+            is_half = parameter.dtype == torch.float16
+            if not parameter.requires_grad or not (is_half or parameter.is_complex()):
                 continue
-            if parameter.is_complex():
-                remedy = "use dtype='bfloat16', which needs no scaler."
-            elif parameter.dtype == torch.float16:
+            remedy = "use dtype='bfloat16', which needs no scaler."
+            if is_half:
                 remedy = (
                     "keep the parameters in float32 with model.float() (autocast casts them in "
-                    "the forward), or use dtype='bfloat16'."
+                    f"the forward), or {remedy}"
                 )
-            else:
-                continue
             stored = str(parameter.dtype).removeprefix("torch.")
             raise ConfigError(
                 f"parameter {position} of group {index}, of shape {tuple(parameter.shape)}, is "
@@ -105,11 +90,14 @@ def check_no_half_parameters(optimizer: torch.optim.Optimizer) -> None:
             )
 
 
-def first_fsdp_modules(model: Any) -> list[Any]:
-    """Return the modules of ``model`` that torch's ``FullyShardedDataParallel`` wraps."""
+def refuse_first_fsdp(model: Any) -> None:
+    """Raise ``UnsupportedError`` if torch's ``FullyShardedDataParallel`` is in ``model``."""
     # Importing it takes seconds; where it was never imported, no module can be one.
-    module = sys.modules.get("torch.distributed.fsdp")
-    wrapper = getattr(module, "FullyShardedDataParallel", None)
-    if wrapper is None or not hasattr(model, "modules"):
-        return []
-    return [part for part in model.modules() if isinstance(part, wrapper)]
+    wrapper = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    if wrapper is None or not isinstance(model, nn.Module):
+        return
+    if any(isinstance(part, wrapper) for part in model.modules()):
+        raise UnsupportedError(
+            "the model has parts in torch's first FSDP, FullyShardedDataParallel, which is not "
+            "supported; shard it with torch.distributed.fsdp.fully_shard (torch 2.6)."
+        )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -10,7 +9,6 @@ from mm_amp._errors import ConfigError, ConfigTypeError
 from mm_amp._model._names import find_modules, parse_patterns
 from mm_amp._model._nested import HALF_DTYPES, tensors_in, to_float32
 from mm_amp._precision._autocast import no_autocast, parse_device
-from mm_amp._torch_private import call_eagerly
 
 _KEY = "_mm_amp_fp32_island"  # where a module keeps its island
 
@@ -37,7 +35,8 @@ def add_fp32_islands(
             of the module's parameters, or without any, of the first tensor among its arguments.
 
     Returns:
-        A handle: ``names`` of the islands, and ``undo()``.
+        A handle: ``names`` of the islands, and ``undo()``. A module that is an island already
+        stays one until the handle that made it is undone.
 
     Raises:
         ConfigError: If a pattern matches no module, or the arguments are of the wrong type.
@@ -58,18 +57,15 @@ def add_fp32_islands(
     if device_type is not None:
         device_type = parse_device(device_type).type
     found = find_modules("fp32_modules", model, parse_patterns("fp32_modules", patterns))
-    modules = []
+    made = []
     for matched, name in found.items():
         # Parts that fully_shard gathers by themselves may cast by themselves too: check each.
         parts = [part for part in matched.modules() if hasattr(part, "set_requires_gradient_sync")]
         for module in dict.fromkeys([matched, *parts]):
-            island = vars(module).get(_KEY)
-            if island is None:
-                island = _Island(module, name, device_type)
-                island.install()
-            island.num_users += 1
-            modules.append(module)
-    return Fp32Islands(tuple(found.values()), modules)
+            if _KEY not in vars(module):
+                _Island(module, name, device_type)
+                made.append(module)
+    return Fp32Islands(tuple(found.values()), made)
 
 
 class Fp32Islands:
@@ -84,71 +80,29 @@ class Fp32Islands:
         self._modules = modules
 
     def undo(self) -> None:
-        """Make them ordinary modules again, unless another call keeps them in float32 too."""
+        """Make them ordinary modules again."""
         while self._modules:
-            island = vars(self._modules.pop())[_KEY]
-            island.num_users -= 1
-            if not island.num_users:
-                island.remove()
+            vars(self._modules.pop())[_KEY].remove()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.names)})"
-
-
-class WrapperIslands:
-    """Islands that an optimizer wrapper makes in each model it meets.
-
-    Args:
-        patterns: As of ``add_fp32_islands``.
-    """
-
-    def __init__(self, patterns: str | Iterable[str]) -> None:
-        self.patterns = parse_patterns("fp32_modules", patterns)
-        self._by_model: WeakKeyDictionary[nn.Module, Fp32Islands] = WeakKeyDictionary()
-
-    def add_to(self, model: Any, device_type: str) -> None:
-        """Make the islands of ``model``, unless that is done.
-
-        Raises:
-            ConfigError: If a pattern matches no module of it.
-        """
-        if self.patterns and model not in self._by_model:
-            islands = add_fp32_islands(model, self.patterns, device_type=device_type)
-            self._by_model[model] = islands
-
-    def undo(self) -> None:
-        """Make the islands of all models ordinary modules again."""
-        for islands in self._by_model.values():
-            islands.undo()
-        self._by_model.clear()
-
-    # Weak references can neither be copied nor pickled.
-    def __getstate__(self) -> tuple[tuple[str, ...], list[tuple[nn.Module, Fp32Islands]]]:
-        return self.patterns, list(self._by_model.items())
-
-    def __setstate__(
-        self, state: tuple[tuple[str, ...], list[tuple[nn.Module, Fp32Islands]]]
-    ) -> None:
-        self.patterns, by_model = state
-        self._by_model = WeakKeyDictionary(dict(by_model))
 
 
 class _Island:
     """Forward of one module in float32. Copies and pickles with its module."""
 
     def __init__(self, module: nn.Module, name: str, device_type: str | None) -> None:
-        self.num_users = 0
+        self._is_on = True
         self._module = module
         self._name = name
         self._device_type = device_type
         # A forward of the instance wraps the class's; else the class is asked in each call.
         self._replaced_forward = vars(module).get("forward")
-
-    def install(self) -> None:
-        vars(self._module)[_KEY] = self
-        self._module.forward = self.run
+        vars(module)[_KEY] = self
+        module.forward = self.run
 
     def remove(self) -> None:
+        self._is_on = False
         del vars(self._module)[_KEY]
         if vars(self._module).get("forward") != self.run:
             return  # wrapped again since: stays in place, and passes everything through
@@ -158,11 +112,8 @@ class _Island:
             self._module.forward = self._replaced_forward
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.num_users:
+        if not self._is_on:
             return self._forward(args, kwargs)
-        return call_eagerly(self._run_in_float32, args, kwargs)
-
-    def _run_in_float32(self, args: Any, kwargs: Any) -> Any:
         with no_autocast(self._device_type or self._find_device_type(args, kwargs)):
             for parameter in self._module.parameters():
                 if parameter.dtype in HALF_DTYPES:

@@ -43,7 +43,9 @@ class ModuleWork(NamedTuple):
     @property
     def low_precision_share(self) -> float:
         """The part of the floating-point operations that ran in 16 bits or less, 0 to 1."""
-        return _low_precision_share(self.flops)
+        total = sum(self.flops.values())
+        low = sum(number for dtype, number in self.flops.items() if dtype.itemsize <= 2)
+        return low / total if total else 0.0
 
 
 class AmpReceipt:
@@ -51,6 +53,9 @@ class AmpReceipt:
 
     Floating-point operations are those of torch's ``FlopCounterMode``: products, convolutions and
     attention. The dtype of an operation is that of its first floating-point input.
+
+    Attributes:
+        num_casts: Number of casts from one floating-point dtype to another.
     """
 
     def __init__(self) -> None:
@@ -83,32 +88,26 @@ class AmpReceipt:
     @property
     def low_precision_share(self) -> float:
         """The part of the floating-point operations that ran in 16 bits or less, 0 to 1."""
-        return _low_precision_share(self.flops)
+        return ModuleWork("all", 0, {}, self.flops).low_precision_share
 
     def __str__(self) -> str:
         lines = [
             ("module type", "count", "dtypes that ran (operations)", "MFLOPs", "low precision")
         ]
-        for row in self.rows:
+        for row in (*self.rows, ModuleWork("all", 0, {}, self.flops)):
             by_number = sorted(row.calls.items(), key=lambda item: -item[1])
             dtypes = ", ".join(f"{str(dtype).removeprefix('torch.')} {n}" for dtype, n in by_number)
-            lines.append((row.module_type, str(row.num_modules or ""), dtypes, *_cells(row.flops)))
-        lines.append(("all", "", f"{self.num_casts} casts", *_cells(self.flops)))
+            if not row.calls:
+                dtypes = f"{self.num_casts} casts"
+            total = sum(row.flops.values())
+            share = f"{row.low_precision_share:.1%}" if total else "-"
+            count = str(row.num_modules or "")
+            lines.append((row.module_type, count, dtypes, f"{total / 1e6:.3f}", share))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             f"{a:{w[0]}}  {b:>{w[1]}}  {c:{w[2]}}  {d:>{w[3]}}  {e:>{w[4]}}".rstrip()
             for (a, b, c, d, e), w in ((line, widths) for line in lines)
         )
-
-
-def _low_precision_share(flops: Mapping[torch.dtype, int]) -> float:
-    total = sum(flops.values())
-    return sum(n for dtype, n in flops.items() if dtype.itemsize <= 2) / total if total else 0.0
-
-
-def _cells(flops: Mapping[torch.dtype, int]) -> tuple[str, str]:
-    total = sum(flops.values())
-    return f"{total / 1e6:.3f}", f"{_low_precision_share(flops):.1%}" if total else "-"
 
 
 def amp_receipt(model: nn.Module) -> AbstractContextManager[AmpReceipt]:
@@ -165,44 +164,38 @@ class _Recorder(_DispatchMode):  # type: ignore[misc]
         super().__init__()
         self._counter = counter
         self._receipt = receipt
-        self._type_of = cache(lambda name: _type_name(_find(model, name)))
+        self._type_of = cache(lambda name: _find_type(model, name))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = self._counter.get_total_flops()
         output = func(*args, **(kwargs or {}))
-        tracker = self._counter.mod_tracker
+        tracker, receipt = self._counter.mod_tracker, self._receipt
         running = tracker.parents - {"Global"}
         if not running and not tracker.is_bw and not torch.is_grad_enabled():
             return output  # the optimizer and the loss scaler
+        operation = func.name().partition(".")[0]
         dtype = next((one.dtype for one in tensors_in(args) if one.is_floating_point()), None)
-        if func.name().partition(".")[0] == "aten::_to_copy":
-            self._receipt.num_casts += dtype is not None and output.dtype != dtype
-        elif dtype is not None and _computes(func):
+        if operation == "aten::_to_copy":
+            receipt.num_casts += dtype is not None and output.dtype != dtype
+        elif (
+            dtype is not None
+            and operation.startswith("aten::")
+            and operation not in _NO_COMPUTATION
+            and not func.is_view
+        ):
             name = max(running, key=lambda one: one.count("."), default="")
             flops = self._counter.get_total_flops() - before
-            self._receipt.add(self._type_of(name) if name else _OUTSIDE, name, dtype, flops)
+            receipt.add(self._type_of(name) if name else _OUTSIDE, name, dtype, flops)
         return output
 
 
-def _computes(func: Any) -> bool:
-    name = func.name().partition(".")[0]
-    return name.startswith("aten::") and name not in _NO_COMPUTATION and not func.is_view
-
-
-def _find(model: nn.Module, name: str) -> Any:
-    """Return the module that torch's tracker calls by the class of a root and a path from it."""
+def _find_type(model: nn.Module, name: str) -> str:
+    """Return the class of a module that torch's tracker calls by the class of a root and a path."""
     root_type, _, path = name.partition(".")
     for root in model.modules():
         if type(root).__name__ == root_type:
             try:
-                return root.get_submodule(path)
+                return type(root.get_submodule(path)).__name__
             except AttributeError:
                 continue
-    return None
-
-
-def _type_name(module: Any) -> str:
-    """Return the name of the class; of a sharded module that from before ``fully_shard``."""
-    bases = type(module).__bases__
-    is_sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
-    return (bases[1] if is_sharded else type(module)).__name__
+    return root_type

@@ -12,9 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from mm_amp._errors import NonFiniteError
 from mm_amp._gradients._norms import local_norms, norms_on_all_ranks
-from mm_amp._model._names import NamedParameter, child_name, optimized_parameters
+from mm_amp._model._names import NamedParameter, optimized_parameters, walk
 from mm_amp._model._nested import tensors_in
-from mm_amp._scaling._skips import SkippedStep
+from mm_amp._scaling._skips import SkipLog
 from mm_amp._torch_private import is_compiled_in_place
 
 _logger = logging.getLogger(__name__)
@@ -45,43 +45,64 @@ class OverflowLocator:
         self._num_skipped = 0
         self._watch = ForwardWatch()
 
-    def report(self, step: SkippedStep, norms: Tensor | None, loss: Tensor | None) -> None:
-        """Log a skipped step.
+    def report(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: Any,
+        skips: SkipLog,
+        *,
+        loss_scale: float | Tensor,
+        loss: Tensor | None,
+        norms: Tensor | None = None,
+    ) -> None:
+        """Log a skipped step, before its gradients are zeroed.
 
         Args:
-            step: The step.
-            norms: Norms of its gradients from before clipping, if they were taken.
+            optimizer: The optimizer.
+            model: The model last given to ``optim_context``, or ``None``.
+            skips: The skips so far, this one included.
+            loss_scale: The factor that the loss of the last step was multiplied with.
             loss: The loss, without the loss scale, if it was kept.
+            norms: Norms of the gradients from before clipping, if they were taken.
 
         Raises:
             NonFiniteError: If it was the last of ``max_skips`` in a row; on all ranks together.
         """
         self._num_skipped += 1
         value = math.nan if loss is None else float(loss)
-        is_last = step.num_in_a_row >= self._max_skips
+        is_last = skips.num_in_a_row >= self._max_skips
         # Ranks exchange norms in here, depending on counts only, which are equal on all of them.
         if is_last or self._num_skipped & (self._num_skipped - 1) == 0:
-            found, first = _describe_gradients(step, norms)
+            named = optimized_parameters(optimizer, model)
+            parameters = [one.parameter for one in named]
+            norms = local_norms(parameters) if norms is None else norms
+            found, first = describe_nonfinite(
+                named, norms_on_all_ranks(norms, parameters, model).tolist()
+            )
+            if not found and skips.is_late:
+                found = "Its gradients are gone: a fused optimizer reports a skip one step late."
             module = self._watch.first_bad()
             message = (
                 "An optimizer step was skipped: gradients are not finite. "
                 f"Loss {'unknown' if loss is None else f'{value:g}'}, loss scale "
-                f"{float(step.loss_scale):g}, skipped in a row: {step.num_in_a_row}. {found}"
+                f"{float(loss_scale):g}, skipped in a row: {skips.num_in_a_row}. "
+                f"{found or 'No gradient is infinite or NaN any more: clipping has changed them.'}"
             )
             if module:
                 message += f" The first module whose output is not finite: {module}."
             if is_last:
-                raise NonFiniteError(f"{message} {self._remedy(step, first, module)}")
+                layer = module.partition(" ")[0] if module else first.module if first else ""
+                is_scaled = isinstance(loss_scale, Tensor)
+                raise NonFiniteError(f"{message} {self._remedy(layer, is_scaled=is_scaled)}")
             is_loss_finite = loss is None or math.isfinite(value)
-            may_adapt = self._is_adaptive and is_loss_finite and float(step.loss_scale) > 1.0
+            may_adapt = self._is_adaptive and is_loss_finite and float(loss_scale) > 1.0
             _logger.log(logging.INFO if may_adapt else logging.WARNING, "%s", message)
-        if loss is not None and not math.isfinite(value) and isinstance(step.model, nn.Module):
-            self._watch.start(step.model, self._num_forwards)
+        if loss is not None and not math.isfinite(value) and isinstance(model, nn.Module):
+            self._watch.start(model, self._num_forwards)
 
-    def _remedy(self, step: SkippedStep, first: NamedParameter | None, module: str | None) -> str:
-        layer = module.partition(" ")[0] if module else first.module if first else ""
+    def _remedy(self, layer: str, *, is_scaled: bool) -> str:
         ways = ["lower the learning rate or set clip_grad", "check the data of these steps"]
-        if isinstance(step.loss_scale, Tensor):  # there is a loss scaler, so it is float16
+        if is_scaled:  # so it is float16
             island = f"fp32_modules=[{layer!r}]" if layer else "fp32_modules"
             ways = [
                 "use dtype='bfloat16', which has the range of float32",
@@ -89,7 +110,7 @@ class OverflowLocator:
                 *ways,
             ]
         return (
-            f"These were {step.num_in_a_row} in a row and max_skips is {self._max_skips}, so "
+            f"These were {self._max_skips} in a row and max_skips is {self._max_skips}, so "
             f"training stops. Resume from a checkpoint and do one of: {'; '.join(ways)}."
         )
 
@@ -120,22 +141,6 @@ def _describe(one: NamedParameter, norm: float) -> str:
     return f"{one.name}{owner}, {one.parameter.dtype}, norm {norm:g}"
 
 
-def _describe_gradients(
-    step: SkippedStep, norms: Tensor | None
-) -> tuple[str, NamedParameter | None]:
-    named = optimized_parameters(step.optimizer, step.model)
-    parameters = [one.parameter for one in named]
-    norms = local_norms(parameters) if norms is None else norms
-    said, first = describe_nonfinite(
-        named, norms_on_all_ranks(norms, parameters, step.model).tolist()
-    )
-    if said:
-        return said, first
-    if step.is_late:
-        return "Its gradients are gone: a fused optimizer reports a skip one step late.", None
-    return "No gradient is infinite or NaN any more: clipping has changed them.", None
-
-
 class ForwardWatch:
     """Finds the first module of a forward with a non-finite output; compiled ones from outside.
 
@@ -154,7 +159,7 @@ class ForwardWatch:
         self._seen = []
         self._num_forwards_left = num_forwards
         self._max_seen = _MANY_OUTPUTS * num_forwards * sum(1 for _ in model.modules())
-        for name, module in _eager_modules(model, ""):
+        for name, module in _eager_modules(model):
             self._handles.append(module.register_forward_hook(partial(self._look, name)))
         self._handles.append(model.register_forward_hook(self._end_forward))
 
@@ -187,12 +192,14 @@ class ForwardWatch:
             self.stop()
 
 
-def _eager_modules(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+def _eager_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield plain names and modules whose hooks are outside compiled graphs."""
-    if is_compiled_in_place(module):
-        return
-    yield name, module
-    if type(module).__name__ == "OptimizedModule":  # by torch.compile(module)
-        return
-    for own_name, child in module.named_children():
-        yield from _eager_modules(child, child_name(module, name, own_name))
+    compiled: list[str] = []
+    for name, full_name, module in walk(model):
+        if any(full_name.startswith(prefix) for prefix in compiled):
+            continue
+        is_compiled = is_compiled_in_place(module)
+        if is_compiled or type(module).__name__ == "OptimizedModule":  # by torch.compile(module)
+            compiled.append(f"{full_name}." if full_name else "")
+        if not is_compiled:
+            yield name, module

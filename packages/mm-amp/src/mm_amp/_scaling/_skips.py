@@ -1,38 +1,16 @@
-"""Skipped steps: count them without waiting for the device, and undo a step that is not finite."""
+"""Skipped steps: count them without waiting for the device, and find those that are not finite."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mm_amp._checks import check_count
-from mm_amp._gradients._norms import dense_part, local_norms
+from mm_amp._gradients._norms import local_norms
 from mm_amp._gradients._sync import AveragingRanks
-from mm_amp._model._parameters import local_part, parameters_of
-from mm_amp._scaling._loss_scaling import step_fused_unless, unscales_by_itself
-from mm_amp._torch_private import skips_in_kernel
+from mm_amp._model._parameters import parameters_of
 
 SKIPS_KEY = "skipped_steps"
-
-
-class SkippedStep(NamedTuple):
-    """A skipped step, before its gradients are zeroed, as the overflow locator sees it.
-
-    Attributes:
-        optimizer: The optimizer.
-        model: The model last given to ``optim_context``, or ``None``.
-        loss_scale: The factor that the loss of *this* step was multiplied with.
-        num_in_a_row: Number of steps in a row that were skipped, this one included.
-        is_late: Whether the step *before* this one was skipped: a fused optimizer decides on the
-            device, and the gradients are those of the step after.
-    """
-
-    optimizer: torch.optim.Optimizer
-    model: Any
-    loss_scale: float | Tensor
-    num_in_a_row: int
-    is_late: bool
 
 
 class SkipLog:
@@ -67,7 +45,7 @@ class SkipLog:
 
     @property
     def is_late(self) -> bool:
-        """Whether the last step is not known yet."""
+        """Whether the last step is not known yet: the skip that is known was the one before."""
         return self._pending is not None
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,99 +126,37 @@ class HostFlag:
 
 
 class FiniteGuard:
-    """Leaves out a step whose loss or gradients are not finite, on all ranks alike.
-
-    Only the device knows whether that happened: the optimizer is called as always, and the host
-    learns one step late. A fused optimizer leaves the step out in its kernel; of any other,
-    parameters and state are copied before the step, and restored where it is bad.
-
-    Args:
-        max_skips: Checked here.
+    """Finds steps whose loss or gradients are not finite, on all ranks alike.
 
     Attributes:
-        max_skips: Number of bad steps in a row that ends the training.
+        losses: Losses of the micro-batches since the last step.
+        loss: Their sum at the last step; ``None`` without any.
+        norms: Norms of the gradients at the last step.
     """
 
-    def __init__(self, max_skips: object) -> None:
-        self.max_skips = check_count("max_skips", max_skips, least=1)
-        self._losses: list[Tensor] = []
-        self._now: tuple[Tensor, Tensor | None] | None = None
-        self._before: tuple[Tensor, Tensor | None] | None = None
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+        self.loss: Tensor | None = None
+        self.norms: Tensor | None = None
         self._ranks: AveragingRanks | None = None
-        self._has_stepped = False
 
-    def note_loss(self, loss: Tensor) -> None:
-        """Record the loss of one micro-batch; its value is not read."""
-        self._losses.append(loss.detach())
-
-    def drop_losses(self) -> None:
-        """Forget the losses of the next step: its gradients were zeroed."""
-        self._losses.clear()
-
-    def is_bad(self, optimizer: torch.optim.Optimizer, model: Any) -> Tensor:
-        """Return whether loss or gradients are not finite, on any rank: 0-d, bool, on the device.
+    def is_bad(self, optimizer: torch.optim.Optimizer, model: Any) -> bool:
+        """Return whether loss or gradients are not finite on any rank; waits for the device.
 
         Args:
             optimizer: Its step is due, and its gradients are not clipped yet.
             model: The model last used in a forward, or ``None``.
         """
-        norms = local_norms(parameters_of(optimizer))
-        losses, self._losses = self._losses, []
-        loss = torch.stack([one.reshape(()).to(norms) for one in losses]).sum() if losses else None
-        self._before, self._now = self._now, (norms, loss)
-        is_bad = ~norms.isfinite().all()
-        if loss is not None:
-            is_bad = is_bad | ~loss.isfinite()
-        if model is None:
-            return is_bad
-        if self._ranks is None or self._ranks.model is not model:
-            self._ranks = AveragingRanks(model)
-        return is_bad if self._ranks.is_alone else self._ranks.all_reduce(is_bad.float()) > 0
-
-    def evidence(self, *, is_late: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Return norms of the gradients, and the loss, of this step or the previous one."""
-        return (self._before if is_late else self._now) or (None, None)
-
-    def step(
-        self, optimizer: torch.optim.Optimizer, is_bad: Tensor, kwargs: Mapping[str, Any]
-    ) -> None:
-        """Step the optimizer unless ``is_bad``; the host waits until the first step is taken."""
-        if not self._has_stepped:  # the state that it creates could not be restored
-            if not bool(is_bad):
-                optimizer.step(**kwargs)
-                self._has_stepped = True
-        elif skips_in_kernel(optimizer) and not unscales_by_itself(optimizer):
-            step_fused_unless(is_bad, optimizer, kwargs)
-        else:
-            _step_or_undo(optimizer, is_bad, kwargs)
-
-
-@torch.no_grad()
-def _step_or_undo(
-    optimizer: torch.optim.Optimizer, is_bad: Tensor, kwargs: Mapping[str, Any]
-) -> None:
-    """Step with gradients of zero, and restore everything that changed, if ``is_bad``."""
-    parameters = [one for one in parameters_of(optimizer) if one.grad is not None]
-    devices = {parameter.device for parameter in parameters}
-    masks = {one: is_bad.to(one, non_blocking=one.type != "cpu") for one in devices}
-    for parameter in parameters:  # optimizer state that is not restored has to stay finite too
-        part = dense_part(parameter.grad)
-        part.masked_fill_(masks[part.device], 0)
-    # A step counter in host memory cannot follow the device without waiting for it.
-    changed = [one for one in _changed_by_step(optimizer, parameters) if one.device in masks]
-    before = [one.clone() for one in changed]
-    with torch.enable_grad():
-        optimizer.step(**kwargs)
-    for now, old in zip(changed, before, strict=True):
-        now.copy_(torch.where(masks[now.device], old, now))
-
-
-def _changed_by_step(
-    optimizer: torch.optim.Optimizer, parameters: list[Tensor]
-) -> Iterator[Tensor]:
-    """Yield parameters and their state, of sharded ones the part on this rank; live tensors."""
-    for parameter in parameters:
-        yield local_part(parameter.detach())
-        for value in optimizer.state.get(parameter, {}).values():
-            if isinstance(value, Tensor):
-                yield local_part(value)
+        self.norms = local_norms(parameters_of(optimizer))
+        losses, self.losses = self.losses, []
+        parts = [one.reshape(()).to(self.norms) for one in losses]
+        self.loss = torch.stack(parts).sum() if parts else None
+        is_bad = ~self.norms.isfinite().all()
+        if self.loss is not None:
+            is_bad = is_bad | ~self.loss.isfinite()
+        if model is not None:
+            if self._ranks is None or self._ranks.model is not model:
+                self._ranks = AveragingRanks(model)
+            if not self._ranks.is_alone:
+                is_bad = self._ranks.all_reduce(is_bad.float()) > 0
+        return bool(is_bad)

@@ -6,30 +6,19 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from mm_amp._checks import check_bool
-from mm_amp._errors import TorchVersionError
-from mm_amp._gradients._norms import local_norms
-from mm_amp._model._parameters import (
-    check_no_half_parameters,
-    first_device,
-    first_fsdp_modules,
-    parameters_of,
-)
+from mm_amp._model._names import parse_patterns
+from mm_amp._model._parameters import check_no_half_parameters, first_device
 from mm_amp._precision._autocast import check_autocast, parse_device, resolve_dtype
-from mm_amp._scaling._loss_scaling import (
-    LossScaling,
-    build_scaler,
-    parse_loss_scale,
-    unscales_by_itself,
-)
-from mm_amp._scaling._skips import SkippedStep
+from mm_amp._scaling._loss_scale import build_scaler, parse_loss_scale
+from mm_amp._scaling._loss_scaling import LossScaling
 from mm_amp._wrapper._optim_wrapper import NO_CONTEXT, OptimWrapper
 
 if TYPE_CHECKING:
-    from mm_amp._precision._islands import WrapperIslands
+    from mm_amp._precision._islands import Fp32Islands
 
 _logger = logging.getLogger(__name__)
 
@@ -48,8 +37,8 @@ class AmpOptimWrapper(OptimWrapper):
             of them as a ``torch.dtype``; ``'auto'``: bfloat16 where the device computes in it
             natively, else float16; or ``None`` (the default): torch's own choice for the device,
             which is float16 on CUDA, bfloat16 on the CPU.
-        use_fsdp: Whether parameters are sharded by torch's first FSDP, whose ranks have to agree
-            on an overflow. Models of ``fully_shard`` do not need it. Defaults to ``False``.
+        use_fsdp: Accepted for MMEngine's configs, and without effect: models of ``fully_shard``
+            need no flag, and torch's first FSDP is refused at the first forward.
         accumulative_counts: As of ``OptimWrapper``.
         clip_grad: As of ``OptimWrapper``; clipping sees gradients without the loss scale.
         device_type: Such as ``'cuda'``. Defaults to that of the optimizer's first parameter,
@@ -61,9 +50,9 @@ class AmpOptimWrapper(OptimWrapper):
         enabled: ``False`` is the same as ``dtype='float32'``. Defaults to ``True``.
         max_skips: With a loss scaler: number of skipped steps in a row that raises
             ``NonFiniteError``, which names the loss, the layer and remedies. Defaults to ``None``:
-            as many as make a dynamic loss scale too small to be the cause, 32 for torch's default
-            scale. Skipped steps are located and logged, at level INFO while the scale can adapt,
-            else WARNING. Without a scaler: as of ``OptimWrapper``.
+            32, after which a dynamic loss scale is too small to be the cause. Skipped steps are
+            located and logged, at level INFO while the scale can adapt, else WARNING. Without a
+            scaler: as of ``OptimWrapper``.
 
     Raises:
         ConfigError: If an argument has an invalid value, or a parameter to be trained is stored in
@@ -87,7 +76,7 @@ class AmpOptimWrapper(OptimWrapper):
         optimizer: torch.optim.Optimizer,
         loss_scale: str | float | Mapping[str, Any] = "dynamic",
         dtype: str | torch.dtype | None = None,
-        use_fsdp: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        use_fsdp: bool = False,  # noqa: ARG002, FBT001, FBT002 - MMEngine's signature
         *,
         accumulative_counts: int = 1,
         clip_grad: Mapping[str, Any] | None = None,
@@ -100,11 +89,9 @@ class AmpOptimWrapper(OptimWrapper):
         self._loss_scale = parse_loss_scale(loss_scale)
         is_mixed = check_bool("enabled", enabled) and dtype not in {"float32", torch.float32}
         self._asked_dtype = dtype if is_mixed else torch.float32
-        self._use_fsdp = use_fsdp
-        self._islands = _build_islands(fp32_modules)
+        self._fp32_modules = parse_patterns("fp32_modules", fp32_modules)
+        self._islands: dict[nn.Module, Fp32Islands] = {}
         self._is_device_given = device_type is not None
-        self._has_run_forward = False
-        self._norms: Tensor | None = None  # before clipping, while steps are skipped
         self._resolve(parse_device(device_type) if device_type else first_device(optimizer))
 
     def _resolve(self, device: torch.device) -> None:
@@ -115,81 +102,49 @@ class AmpOptimWrapper(OptimWrapper):
         if self._asked_dtype != torch.float32:
             self._dtype = resolve_dtype(self._asked_dtype, device)
             check_autocast(device.type, self._dtype)
-        if self._dtype == torch.float16:
-            self._scaling = self._build_scaling()
-
-    def _build_scaling(self) -> LossScaling | None:
-        scaler = build_scaler(self._loss_scale, self._device_type, use_fsdp=self._use_fsdp)
-        if not scaler.is_enabled():
-            return None
-        if not self._use_fsdp:  # the sharded scaler takes float16 gradients
+        options, static = self._loss_scale
+        if self._dtype == torch.float16 and options.get("enabled", True):
             check_no_half_parameters(self.optimizer)
-        if self._clipper is not None and unscales_by_itself(self.optimizer):
-            raise TorchVersionError(
-                f"clip_grad was asked for with a fused {type(self.optimizer).__name__} and a "
-                f"loss scaler, which torch {torch.__version__} cannot combine; "
-                "use fused=False, dtype='bfloat16', or torch 2.0 or newer."
-            )
-        return LossScaling(scaler, self.optimizer, self._loss_scale, is_sharded=self._use_fsdp)
+            scaler = build_scaler(options, device.type)
+            self._scaling = LossScaling(scaler, self.optimizer, static)
 
     @override
-    def _forward_context(self, model: Any) -> AbstractContextManager[object]:
-        if not self._has_run_forward:
-            self._check_model(model)
-        if self._islands is not None:
-            self._islands.add_to(model, self._device_type)
-        if self._dtype == torch.float32:
-            return NO_CONTEXT
-        return torch.autocast(self._device_type, dtype=self._dtype)
-
-    def _check_model(self, model: Any) -> None:
-        """Resolve again if the parameters moved, or the model is one of torch's first FSDP."""
-        self._has_run_forward = True
+    def _prepare(self, model: Any) -> None:
+        super()._prepare(model)
         device = first_device(self.optimizer)
-        has_moved = not self._is_device_given and device.type != self._device_type
-        is_sharded = not self._use_fsdp and bool(first_fsdp_modules(model))
-        if not has_moved and not (is_sharded and self._scaling is not None):
-            return
-        self._use_fsdp = self._use_fsdp or is_sharded
-        before, state = self._scaling, self.loss_scaler and self.loss_scaler.state_dict()
-        self._resolve(device if has_moved else torch.device(self._device_type))
-        if before is not None and self._scaling is not None:
-            self._scaling.load_state_dict(state)
-        if has_moved:
-            if self._islands is not None:
-                self._islands.undo()  # they know the device; the forward makes them again
+        if device.type != self._device_type and not self._is_device_given:
+            state = self.loss_scaler and self.loss_scaler.state_dict()
+            self._resolve(device)
+            if state and self._scaling is not None:
+                self._scaling.load_state_dict(state)
+            for islands in self._islands.values():  # they know the device
+                islands.undo()
+            self._islands.clear()
             _logger.info(
                 "The parameters moved since this wrapper was built: autocast to %s on %s.",
                 self._dtype,
                 self._device_type,
             )
+        self._add_islands(model)
+
+    def _add_islands(self, model: Any) -> None:
+        if self._fp32_modules and model not in self._islands:
+            from mm_amp._precision._islands import add_fp32_islands  # noqa: PLC0415 - rarely used
+
+            self._islands[model] = add_fp32_islands(
+                model, self._fp32_modules, device_type=self._device_type
+            )
+
+    @override
+    def _forward_context(self) -> AbstractContextManager[object]:
+        if self._dtype == torch.float32:
+            return NO_CONTEXT
+        return torch.autocast(self._device_type, dtype=self._dtype)
 
     @override
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
         super().initialize_count_status(model, init_counts, max_counts)
-        if self._islands is not None:
-            self._islands.add_to(model, self._device_type)
-
-    @override
-    def _finish_gradients(self) -> Tensor | None:
-        self._norms = None
-        if self._skips.num_in_a_row and self._scaling is not None and self._clipper is not None:
-            # Clipping may spread a NaN, or hide it.
-            self._norms = local_norms(parameters_of(self.optimizer))
-        return super()._finish_gradients()
-
-    @override
-    def _report_skip(self, step: SkippedStep) -> None:
-        if self._scaling is None:
-            super()._report_skip(step)
-            return
-        if self._locator is None:
-            guard, scale = self._guard, self._loss_scale
-            self._locator = self._build_locator(
-                scale.default_max_skips if guard is None else guard.max_skips,
-                is_adaptive=scale.static is None,
-            )
-        self._locator.report(step, self._norms, self._scaling.last_loss)
+        self._add_islands(model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -212,15 +167,7 @@ class AmpOptimWrapper(OptimWrapper):
         return {
             "dtype": self._dtype,
             "device_type": self._device_type,
-            "fp32_modules": () if self._islands is None else self._islands.patterns,
+            "fp32_modules": self._fp32_modules,
             "loss_scaler": scaler,
             **super()._describe(),
         }
-
-
-def _build_islands(patterns: str | Iterable[str]) -> "WrapperIslands | None":
-    if patterns == ():
-        return None
-    from mm_amp._precision._islands import WrapperIslands  # noqa: PLC0415 - most runs have none
-
-    return WrapperIslands(patterns)

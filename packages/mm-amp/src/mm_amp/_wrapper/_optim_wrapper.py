@@ -1,5 +1,6 @@
 """Optimizer wrapper: accumulate, clip, step and zero, in the right order."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -10,22 +11,25 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from mm_amp._checks import check_loss, check_optimizer
-from mm_amp._errors import ConfigTypeError, UnsupportedError
+from mm_amp._checks import check_count, check_loss, check_optimizer
+from mm_amp._errors import ConfigError, ConfigTypeError, UnsupportedError
 from mm_amp._gradients._accumulation import MicroBatches, WindowWeights
-from mm_amp._gradients._sync import DeferredSyncContext, SyncDeferral
+from mm_amp._gradients._sync import SyncDeferral
 from mm_amp._gradients._watch import GradientWatch
-from mm_amp._model._parameters import ModelOrder, have_gradient
+from mm_amp._model._parameters import ModelOrder, have_gradient, refuse_first_fsdp
 from mm_amp._scaling._loss_scaling import SCALER_KEY, LossScaling
-from mm_amp._scaling._skips import FiniteGuard, SkipLog, SkippedStep
+from mm_amp._scaling._skips import SKIPS_KEY, FiniteGuard, SkipLog
 from mm_amp._torch_private import zero_gradients
-from mm_amp._wrapper._optim_state import load_optimizer_state, log_scaler_state, momentum_of
 from mm_amp._wrapper._result import ACCUMULATED, STEPPED, StepResult
 
 if TYPE_CHECKING:
     from mm_amp._scaling._locator import OverflowLocator
 
 NO_CONTEXT = nullcontext()  # holds no state, so all forwards can share it
+_logger = logging.getLogger(__name__)
+_DEFAULT_MAX_SKIPS = 32  # after which torch's dynamic loss scale is too small to be the cause
+_NOT_TORCH = (SCALER_KEY, SKIPS_KEY, "base_param_settings")
+_EXPECTED_STATE = "pass what state_dict() of a wrapper or of a torch optimizer returned."
 
 
 def _method_of_optimizer(name: str) -> Any:
@@ -42,24 +46,21 @@ class OptimWrapper(torch.optim.Optimizer):
 
     Names and arguments are those of MMEngine's ``OptimWrapper``. It is an optimizer to torch's
     schedulers, whose parameter groups, state and hooks are those of the optimizer given. Nothing
-    in a step copies from the device, so the host can run ahead of it.
+    in a step copies from the device, so the host can run ahead of it, unless an argument says so.
 
     Args:
         optimizer: A ``torch.optim.Optimizer``.
         accumulative_counts: Micro-batches per optimizer step. Defaults to 1.
         clip_grad: ``dict(max_norm=1.0)`` to clip by the total norm (further keys: ``norm_type``,
-            default 2; ``foreach``; ``error_if_nonfinite``, which waits for the device in every
-            step, and raises ``NonFiniteError``); ``dict(type='value', clip_value=0.5)`` to clamp
-            each element; ``dict(type='agc', clip_factor=0.01)`` to clip each unit of each
-            parameter by its own norm (further key: ``eps``, default 0.001); or ``None`` (the
-            default). The dict is not changed.
-        max_skips: Leave out a step whose loss or gradients are not finite, on any rank: parameters
-            and the optimizer's state stay unchanged (only a step counter in host memory advances).
-            That is known one step later, as the device is waited for in the first step only. A
-            warning names the first parameters; ``max_skips`` in a row raise ``NonFiniteError``.
-            Costs one norm per gradient, a copy of parameters and state during the step unless the
-            optimizer is fused, and one scalar all-reduce if ranks average gradients. Defaults to
-            ``None``: nothing is checked.
+            default 2; ``error_if_nonfinite``, which waits for the device in every step, and raises
+            ``NonFiniteError``); ``dict(type='value', clip_value=0.5)`` to clamp each element;
+            ``dict(type='agc', clip_factor=0.01)`` to clip each unit of each parameter by its own
+            norm (further key: ``eps``, default 0.001); or ``None`` (the default). The dict is not
+            changed.
+        max_skips: Leave out a step whose loss or gradients are not finite, on any rank. A warning
+            names the first parameters; ``max_skips`` in a row raise ``NonFiniteError``. Each step
+            waits for the device, and takes one norm per gradient, and one scalar all-reduce if
+            ranks average gradients. Defaults to ``None``: nothing is checked.
 
     Attributes:
         optimizer: The optimizer given.
@@ -108,7 +109,8 @@ class OptimWrapper(torch.optim.Optimizer):
         self._model: nn.Module | None = None  # of the last forward
         self._watch = GradientWatch(optimizer)
         self._skips = SkipLog()
-        self._guard = None if max_skips is None else FiniteGuard(max_skips)
+        self._max_skips = max_skips if max_skips is None else check_count("max_skips", max_skips, 1)
+        self._guard = None if max_skips is None else FiniteGuard()
         self._locator: OverflowLocator | None = None
 
     def update_params(
@@ -144,20 +146,15 @@ class OptimWrapper(torch.optim.Optimizer):
         if weight is None:
             self.backward(self.scale_loss(loss))
         else:
-            self._backward_weighted(loss, weight)
+            window = self._micro_batches.current_window
+            weighed, share = self._weights.weigh(check_loss(loss), weight, window, self._model)
+            self.backward(weighed)
+            self._weights.count(share)
         if not self.should_update():
             return self._note_accumulated()
         result = self.step(**step_kwargs) if step_kwargs else self.step()
         self.zero_grad(**zero_kwargs) if zero_kwargs else self.zero_grad()
         return result
-
-    def _backward_weighted(self, loss: Tensor, weight: float | Tensor) -> None:
-        window, saved = self._micro_batches.current_window, self._weights.save()
-        try:
-            self.backward(self._weights.weigh(check_loss(loss), weight, window, self._model))
-        except BaseException:
-            self._weights.restore(saved)  # a micro-batch that is not counted has no weight either
-            raise
 
     def _note_accumulated(self) -> StepResult:
         self._skips.note_accumulated()
@@ -178,11 +175,11 @@ class OptimWrapper(torch.optim.Optimizer):
         """
         try:
             start: Any = check_loss(loss)
-            self._watch.check(self._model)
+            self._watch.check()
             if self._scaling is not None:
                 start = self._scaling.scale(start)
             elif self._guard is not None:
-                self._guard.note_loss(start)
+                self._guard.losses.append(start.detach())
             start.backward(**kwargs) if kwargs else start.backward()
         finally:
             if self._sync_deferral.is_active:
@@ -245,8 +242,9 @@ class OptimWrapper(torch.optim.Optimizer):
         elif self._guard is not None:
             is_bad = self._guard.is_bad(self.optimizer, self._model)
             grad_norm = self._finish_gradients()
-            self._guard.step(self.optimizer, is_bad, kwargs)
-            self.last_result = self._note(StepResult(~is_bad, is_bad, grad_norm, 1.0))
+            if not is_bad:
+                self.optimizer.step(**kwargs)
+            self.last_result = self._note(StepResult(not is_bad, is_bad, grad_norm, 1.0))
         else:
             has_more = self._clipper is not None or self._gradient_hooks
             grad_norm = self._finish_gradients() if has_more else None
@@ -274,37 +272,35 @@ class OptimWrapper(torch.optim.Optimizer):
         if result.skipped is not False or not self._skips.is_quiet:
             self._skips.note(result.skipped)
             if self._skips.has_news:
-                step = SkippedStep(
-                    self.optimizer,
-                    self._model,
-                    result.loss_scale,
-                    self._skips.num_in_a_row,
-                    self._skips.is_late,
-                )
-                self._report_skip(step)
+                self._report_skip(result.loss_scale)
         return result
 
-    def _report_skip(self, step: SkippedStep) -> None:
+    def _report_skip(self, loss_scale: float | Tensor) -> None:
         """Locate and log a skipped step; raise ``NonFiniteError`` after ``max_skips``."""
-        assert self._guard is not None
+        scaling, guard = self._scaling, self._guard
         if self._locator is None:
-            self._locator = self._build_locator(self._guard.max_skips)
-        self._locator.report(step, *self._guard.evidence(is_late=step.is_late))
+            from mm_amp._scaling._locator import OverflowLocator  # noqa: PLC0415 - rarely needed
 
-    def _build_locator(self, max_skips: int, *, is_adaptive: bool = False) -> "OverflowLocator":
-        from mm_amp._scaling._locator import OverflowLocator  # noqa: PLC0415 - most runs never need one
-
-        num_forwards = self._micro_batches.window
-        return OverflowLocator(max_skips, is_adaptive=is_adaptive, num_forwards=num_forwards)
+            self._locator = OverflowLocator(
+                self._max_skips or _DEFAULT_MAX_SKIPS,
+                is_adaptive=scaling is not None and scaling.static is None,
+                num_forwards=self._micro_batches.window,
+            )
+        loss, norms = (guard.loss, guard.norms) if guard is not None else (None, None)
+        if scaling is not None:
+            loss, norms = scaling.last_loss, None
+        self._locator.report(
+            self.optimizer, self._model, self._skips, loss_scale=loss_scale, loss=loss, norms=norms
+        )
 
     @override
     def zero_grad(self, **kwargs: Any) -> None:  # type: ignore[override]
         """Zero the gradients; arguments are those of ``optimizer.zero_grad``."""
         if self._guard is not None:
-            self._guard.drop_losses()
+            self._guard.losses.clear()
         if self._watch.expects_none is False:  # a backward has had no step of this wrapper
             if self.should_update():
-                self._watch.check(self._model)
+                self._watch.check()
             else:
                 self._watch.warn_of_zeroing(self._micro_batches.window)
         self.optimizer.zero_grad(**kwargs) if kwargs else zero_gradients(self.optimizer)
@@ -346,17 +342,21 @@ class OptimWrapper(torch.optim.Optimizer):
         Args:
             model: The model as it is called: wrapped by DDP or sharded if it is.
         """
-        self._model = model
+        if model is not self._model:
+            self._prepare(model)
         if self._sync_deferral.is_active:  # by a forward that had no backward
             self._sync_deferral.end()
-        context = self._forward_context(model)
+        context = self._forward_context()
         if self._micro_batches.window == 1 or self.should_sync():
             return context
-        return DeferredSyncContext(context, self._sync_deferral, model)
+        return self._sync_deferral.around(context, model)
 
-    def _forward_context(self, model: Any) -> AbstractContextManager[object]:
-        """Return the context of a forward: for a subclass to override."""
-        del model
+    def _prepare(self, model: Any) -> None:
+        """Check another model than that of the last forward."""
+        refuse_first_fsdp(model)
+        self._model = model
+
+    def _forward_context(self) -> AbstractContextManager[object]:
         return NO_CONTEXT
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
@@ -415,12 +415,24 @@ class OptimWrapper(torch.optim.Optimizer):
         Raises:
             ConfigError: If it is no optimizer's state.
         """
-        load_optimizer_state(self.optimizer, state_dict)
-        saved = state_dict.get(SCALER_KEY)  # MMEngine saves an empty dict for a disabled scaler
-        log_scaler_state(is_saved=bool(saved), is_used=self._scaling is not None)
+        state = state_dict
+        if not isinstance(state, Mapping):
+            raise ConfigTypeError(f"the state is a {type(state).__name__}; {_EXPECTED_STATE}")
+        missing = [key for key in ("state", "param_groups") if key not in state]
+        if missing:
+            raise ConfigError(
+                f"the state has no {' and no '.join(missing)}, only {', '.join(map(str, state))}; "
+                f"{_EXPECTED_STATE}"
+            )
+        self.optimizer.load_state_dict({key: state[key] for key in state if key not in _NOT_TORCH})
+        saved = state.get(SCALER_KEY)  # MMEngine saves an empty dict for a disabled scaler
         if saved and self._scaling is not None:
             self._scaling.load_state_dict(saved)
-        self._skips.load_state_dict(state_dict)
+        elif saved:
+            _logger.info("The state holds a loss scaler, which is not used: losses are not scaled.")
+        elif self._scaling is not None:
+            _logger.info("The state holds no loss scaler; the loss scale starts afresh.")
+        self._skips.load_state_dict(state)
         self._watch.expects_none = None  # a restored run may restore gradients too
 
     def get_lr(self) -> dict[str, list[float]]:
@@ -429,7 +441,8 @@ class OptimWrapper(torch.optim.Optimizer):
 
     def get_momentum(self) -> dict[str, list[float]]:
         """Return ``{'momentum': [...]}``: each group's momentum, else its first beta, else 0."""
-        return {"momentum": [momentum_of(group) for group in self.param_groups]}
+        groups = self.param_groups
+        return {"momentum": [g.get("momentum", g.get("betas", (0.0,))[0]) for g in groups]}
 
     @property
     def step_skipped(self) -> bool:

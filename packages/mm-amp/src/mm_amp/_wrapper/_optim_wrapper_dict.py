@@ -1,15 +1,28 @@
 """Named optimizer wrappers, for models that several optimizers train in turn."""
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-from torch import Tensor, nn
+from torch import nn
 
 from mm_amp._checks import did_you_mean
 from mm_amp._errors import ConfigError, ConfigTypeError, UnsupportedError
 from mm_amp._wrapper._optim_wrapper import OptimWrapper
 from mm_amp._wrapper._result import StepResult
+
+
+def _refused(call: str) -> Any:
+    def method(self: "OptimWrapperDict", *_args: Any, **_kwargs: Any) -> NoReturn:
+        names = list(self.optim_wrappers)
+        raise UnsupportedError(
+            f"{call} was called on {len(names)} optimizer wrappers at once; call it on one of them "
+            f"in the model's train_step: optim_wrapper[{names[0]!r}].{call}. There is "
+            f"{', '.join(names)}."
+        )
+
+    method.__name__ = call.partition("(")[0]
+    method.__doc__ = "Raise ``UnsupportedError``: call it on one of the wrappers."
+    return method
 
 
 class OptimWrapperDict:
@@ -48,40 +61,11 @@ class OptimWrapperDict:
                 )
         self.optim_wrappers = optim_wrappers
 
-    def update_params(
-        self,
-        loss: Tensor,
-        step_kwargs: Mapping[str, Any] | None = None,
-        zero_kwargs: Mapping[str, Any] | None = None,
-        *,
-        weight: float | Tensor | None = None,
-    ) -> StepResult:
-        """Raise ``UnsupportedError``: a loss belongs to one of the wrappers."""
-        del loss, step_kwargs, zero_kwargs, weight
-        self._refuse("update_params(loss)")
-
-    def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Raise ``UnsupportedError``: a loss belongs to one of the wrappers."""
-        del loss, kwargs
-        self._refuse("backward(loss)")
-
-    def step(self, **kwargs: Any) -> StepResult:
-        """Raise ``UnsupportedError``: wrappers step one at a time."""
-        del kwargs
-        self._refuse("step()")
-
-    def optim_context(self, model: nn.Module) -> AbstractContextManager[object]:
-        """Raise ``UnsupportedError``: wrappers differ in precision and accumulation."""
-        del model
-        self._refuse("optim_context(model)")
-
-    def _refuse(self, call: str) -> NoReturn:
-        names = list(self.optim_wrappers)
-        raise UnsupportedError(
-            f"{call} was called on {len(names)} optimizer wrappers at once; call it on one of them "
-            f"in the model's train_step: optim_wrapper[{names[0]!r}].{call}. There is "
-            f"{', '.join(names)}."
-        )
+    # A loss belongs to one of the wrappers, which differ in precision and accumulation.
+    update_params = _refused("update_params(loss)")
+    backward = _refused("backward(loss)")
+    step = _refused("step()")
+    optim_context = _refused("optim_context(model)")
 
     def zero_grad(self, **kwargs: Any) -> None:
         """Zero the gradients of all; arguments are those of ``optimizer.zero_grad``."""
@@ -122,25 +106,19 @@ class OptimWrapperDict:
 
     def get_lr(self) -> dict[str, list[float]]:
         """Return ``{'<name>.lr': [...]}``, one learning rate per parameter group."""
-        return self._prefixed({name: wrapper.get_lr() for name, wrapper in self.items()})
+        return {f"{name}.lr": wrapper.get_lr()["lr"] for name, wrapper in self.items()}
 
     def get_momentum(self) -> dict[str, list[float]]:
         """Return ``{'<name>.momentum': [...]}``, one per parameter group."""
-        return self._prefixed({name: wrapper.get_momentum() for name, wrapper in self.items()})
-
-    @staticmethod
-    def _prefixed(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, list[float]]:
-        return {f"{name}.{key}": value for name, own in found.items() for key, value in own.items()}
+        items = self.items()
+        return {f"{name}.momentum": wrapper.get_momentum()["momentum"] for name, wrapper in items}
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the state of each wrapper by its name; the tensors are the live ones."""
         return {name: wrapper.state_dict() for name, wrapper in self.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load a ``state_dict()``, of this package or of MMEngine.
-
-        Args:
-            state_dict: Not changed.
+        """Load a ``state_dict()``, of this package or of MMEngine; it is not changed.
 
         Raises:
             ConfigError: If its names are not those of the wrappers; nothing is loaded then.
