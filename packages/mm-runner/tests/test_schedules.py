@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from test_resume_midway import StopAfter
-from toy import NO_VALIDATION, Killed, RecordRates, Scripted, loader_cfg
+from toy import CPU_LOW_PRECISION, NO_VALIDATION, Killed, RecordRates, Scripted, loader_cfg
 from typing_extensions import override
 
 from mm_runner import ComponentNotFoundError, ConfigError
@@ -366,17 +366,21 @@ def test_a_skipped_step_holds_the_schedule_or_not(make_runner, on_skip):
         **NO_VALIDATION,
     ).train()
     exponents = [round(-math.log2(rate)) for rate in recorded.rates]
-    # max_skips tells of a step one step later, so it is the step after that holds.
-    assert exponents == ([0, 1, 2, 3, 3, 4] if on_skip == "hold" else [0, 1, 2, 3, 4, 5])
+    assert exponents == ([0, 1, 2, 2, 3, 4] if on_skip == "hold" else [0, 1, 2, 3, 4, 5])
 
 
+@pytest.mark.skipif(CPU_LOW_PRECISION != "float16", reason="torch 2.4 has float16 on the CPU")
 def test_a_run_stopped_before_a_skip_is_known_holds_the_schedule_all_the_same(make_runner):
     recorded = RecordRates()
     for stop in (StopAfter(3), None):
         runner = make_runner(
             train_cfg={"max_epochs": 1},
             train_dataloader=loader_cfg(sampler={"type": "DefaultSampler", "shuffle": False}),
-            optim_wrapper={"optimizer": {"type": "SGD", "lr": 1.0}, "max_skips": 3},
+            optim_wrapper={
+                "type": "AmpOptimWrapper",
+                "dtype": "float16",
+                "optimizer": {"type": "SGD", "lr": 1.0, "fused": True},
+            },
             param_scheduler={"type": "StepLR", "step_size": 1, "gamma": 0.5, "by_epoch": False},
             custom_hooks=[recorded, Overflow(2), *filter(None, [stop])],
             resume=stop is None,

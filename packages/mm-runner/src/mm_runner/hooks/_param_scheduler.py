@@ -27,7 +27,7 @@ class ParamSchedulerHook(Hook):
         on_skip: What a step skipped for an overflow does to schedules by iteration: ``"hold"``
             (the default) leaves them where they are, so that no value is left out; ``"advance"``
             counts it as a step, so that they end with the run, as in MMEngine. Where the host
-            learns of a skip one step late (a fused optimizer in float16), the step after that holds.
+            learns of a skip one step late (fused optimizers in float16), the step after that holds.
 
     Raises:
         ConfigError: If ``on_skip`` is something else.
