@@ -78,29 +78,6 @@ def test_the_report_is_logged_once_and_by_a_run_that_compiles_only(make_runner, 
     assert "  compile      off\n" in text_of_log(plain)
 
 
-class LateBackend:
-    """Refuses what it is given after ``num_graphs`` graphs."""
-
-    def __init__(self, num_graphs):
-        self.num_graphs = num_graphs
-
-    def __call__(self, graph_module, _example_inputs):
-        self.num_graphs -= 1
-        if self.num_graphs < 0:
-            raise NotImplementedError("no kernel for this")
-        return graph_module.forward
-
-
-def test_what_falls_back_after_the_report_is_logged_at_the_end(make_runner):
-    compiled = {"backend": LateBackend(1), "on_error": "eager"}
-    # The validation is compiled apart from training.
-    runner = make_runner(cfg={"compile": compiled}, train_dataloader=loader_cfg(size=200))
-    runner.train()
-    text = text_of_log(runner)
-    assert text.index("compile: forward by") < text.index("ended up running eagerly")
-    assert "NotImplementedError: no kernel for this" in text
-
-
 @pytest.mark.skipif(TORCH < (2, 4), reason="this torch compiles no optimizer")
 def test_the_optimizer_is_compiled_if_asked_for_and_once(make_runner):
     backend = CountingBackend()

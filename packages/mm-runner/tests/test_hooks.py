@@ -275,8 +275,8 @@ def test_a_hook_gets_each_argument_of_a_step_however_it_takes_them(arguments):
     exec(f"def after_train_iter(self, {arguments}): seen.append(locals())", space)  # noqa: S102
     hooks = HookList()
     hooks.add(type("Own", (Hook,), {"after_train_iter": space["after_train_iter"]})())
-    (act,) = hooks.of_steps("after_train_iter")
-    act("the run", 7, "batch", "losses")
+    arguments = {"batch_idx": 7, "data_batch": "batch", "outputs": "losses"}
+    hooks.call("the run", "after_train_iter", **arguments)
     (got,) = seen
     values = {**got, **got.pop("given", {}), **got.pop("rest", {})}
     wanted = {"batch_idx": 7, "data_batch": "batch", "outputs": "losses"}

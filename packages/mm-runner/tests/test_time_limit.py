@@ -94,7 +94,6 @@ def log_of(runner):
 )
 def test_times_are_read(value, seconds):
     assert TimeLimitHook(value).max_time_s == seconds
-    assert TimeLimitHook(1e6, margin=value).margin_s == seconds
 
 
 def test_a_time_in_a_file_needs_no_quotes():
@@ -112,9 +111,7 @@ def test_a_time_in_a_file_needs_no_quotes():
         ({"max_time": float("nan")}, "got nan"),
         ({"max_time": True}, "got True"),
         ({"max_time": 1e12}, "got 1000000000000.0"),
-        ({"max_time": 0}, "leaves no time to train"),
-        ({"max_time": 60, "margin": "00:01:00"}, "a margin of '00:01:00', which leaves no time"),
-        ({"max_time": 60, "margin": "soon"}, r"TimeLimitHook\.margin: .* got 'soon'"),
+        ({"max_time": 0}, "got 0"),
         ({"max_time": 60, "then": "stop"}, r"TimeLimitHook\.then: 'end' or 'requeue'.* 'stop'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(map(str, value.values())),
@@ -131,7 +128,7 @@ def test_training_ends_within_an_epoch_as_if_it_were_done_and_goes_on_exactly(
     run = RUN if by_epoch else {**RUN, "train_cfg": {"by_epoch": False, "max_iters": 18}}
     undisturbed = make_runner(work_dir=tmp_path / "whole", **run)
     undisturbed.train()
-    wait = Wait(TimeLimitHook(20.02, margin="00:00:20"))
+    wait = Wait(TimeLimitHook(0.02))
     hooks = [wait, {"type": "TimeLimitHook", "max_time": "1-00:00:00"}]
     runner = make_runner(**run, custom_hooks=hooks)
     assert runner.train() is runner.model

@@ -260,7 +260,6 @@ def _check_average(value: Any, where: str) -> None:
 
 
 _CHECKPOINT_HOOK = {
-    "run?": ("text", lambda value: isinstance(value, str)),
     "kept?": [_FILE],
     "best?": _mapping({"score": _NUMBER, "epoch": _COUNT, "iter": _COUNT, "file": _FILE}),
 }

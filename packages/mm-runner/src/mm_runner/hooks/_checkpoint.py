@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +14,15 @@ from mm_runner._main_process import run_on_main
 from mm_runner._untrusted import is_file_name
 from mm_runner.checkpoint import BackgroundWriter
 from mm_runner.errors import CheckpointWriteError, ConfigError
+from mm_runner.evaluator import as_number, score_of
 
-from ._arguments import check_integer, name_list
-from ._best_checkpoints import BestCheckpoints, file_of
-from ._checkpoint_files import absolute, clean, delete, is_of_template, publish
+from ._arguments import check_integer
+from ._checkpoint_files import clean, delete, is_of_template, publish
 from ._hook import Hook
+from ._metrics import is_better, rule_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mm_runner.run_view import RunView
 
@@ -27,7 +30,7 @@ __all__ = ["CheckpointHook"]
 
 
 class CheckpointHook(Hook):
-    """Saves a checkpoint every so often, and the best one by a metric.
+    """Saves a checkpoint at an interval, and the best one by a metric.
 
     A file that cannot be written is reported, training continues, and the next interval saves
     again; the last checkpoint is tried once more, and is an error then. Older files are deleted
@@ -58,20 +61,23 @@ class CheckpointHook(Hook):
         greater_keys: Parts of names of metrics of which the greater value is better, besides the
             usual ones.
         less_keys: Likewise, the less.
-        file_client_args: Refused unless ``None``: MMEngine's storage back ends.
         filename_tmpl: File name with ``{}`` for the epoch or step; ``"epoch_{}.pth"`` or
             ``"iter_{}.pth"`` by default.
-        backend_args: Refused unless ``None``.
         published_keys: Entries of the checkpoint, such as ``"state_dict"``. At the end of training
             the last and the best ones are written once more with these entries only, as
             ``<name>-<8 digits of the SHA-256>.pth``.
         save_begin: The first epoch, or step, that is saved; the others come at ``interval`` from
             there. Defaults to 0, which saves the first at ``interval``.
-        async_save: Let a thread write while training goes on, which then waits only for a copy in
+        async_save: Let a thread write while training continues, which waits only for a copy in
             memory. One file is written at a time; a failure is reported at the next save. The end
             of training and a preemption wait for the file.
         minutes: Save also whenever so many minutes have passed since the last one, between two
             steps, as ``iter_N.pth``. The main process's clock counts.
+
+    Attributes:
+        save_best: Names of metrics, or ``["auto"]``.
+        best_records: The best validation so far by metric: ``score``, ``epoch``, ``iter``,
+            ``file``.
 
     Raises:
         ConfigError: If an argument is out of its range.
@@ -92,24 +98,16 @@ class CheckpointHook(Hook):
         rule: str | Sequence[str] | None = None,
         greater_keys: Sequence[str] | None = None,
         less_keys: Sequence[str] | None = None,
-        file_client_args: Any = None,
         filename_tmpl: str | None = None,
-        backend_args: Any = None,
         published_keys: str | Sequence[str] | None = None,
         save_begin: int = 0,
         *,
         async_save: bool = False,
         minutes: float | None = None,
     ) -> None:
-        for name, value in (("interval", interval), ("max_keep_ckpts", max_keep_ckpts)):
-            check_integer(f"CheckpointHook.{name}", value)
+        check_integer("CheckpointHook.interval", interval)
+        check_integer("CheckpointHook.max_keep_ckpts", max_keep_ckpts)
         check_integer("CheckpointHook.save_begin", save_begin, least=0)
-        for name, value in (("file_client_args", file_client_args), ("backend_args", backend_args)):
-            if value is not None:
-                raise ConfigError(
-                    f"CheckpointHook.{name}: {value!r} was given; checkpoints are written to a "
-                    "directory. Leave it out, and mount the storage as a directory for out_dir."
-                )
         if minutes is not None and not minutes > 0:
             raise ConfigError(
                 f"CheckpointHook.minutes: a positive number of minutes is needed, got {minutes!r}."
@@ -120,73 +118,93 @@ class CheckpointHook(Hook):
                 "CheckpointHook.filename_tmpl: '{}' must stand for the epoch or the step in the "
                 f"name of a file, got {filename_tmpl!r}. Give the directory as out_dir."
             )
-        self.interval = interval
-        self.by_epoch = by_epoch
-        self.save_optimizer = save_optimizer
-        self.save_param_scheduler = save_param_scheduler
-        self.out_dir = out_dir
-        self.max_keep_ckpts = max_keep_ckpts
-        self.save_last = save_last
-        self.published_keys = name_list("CheckpointHook.published_keys", published_keys)
-        self.save_begin = save_begin
+        self.interval, self.by_epoch, self.save_begin = interval, by_epoch, save_begin
+        self.save_optimizer, self.save_param_scheduler = save_optimizer, save_param_scheduler
+        self.out_dir, self.max_keep_ckpts, self.save_last = out_dir, max_keep_ckpts, save_last
         self.minutes = minutes
+        self.published_keys = _names("published_keys", published_keys)
+        self.save_best = _names("save_best", save_best)
+        self.best_records: dict[str, dict[str, Any]] = {}
+        self._rules = _names("rule", rule)
+        self._words = {
+            "greater": _names("greater_keys", greater_keys),
+            "less": _names("less_keys", less_keys),
+        }
+        self._check_rules()
         # Names of the numbered files, the oldest first. One is added before it is written, so that
         # the file itself knows of it, and leaves the list once it is deleted: whenever the run is
         # killed, the one that resumes deletes what the killed one could not.
         self._kept: list[str] = []
-        self._best = BestCheckpoints(save_best, rule, greater_keys, less_keys)
         self._writer = BackgroundWriter() if async_save else None
-        self._under_way: _Save | None = None
+        # Called with whether the file under way was written.
+        self._under_way: Callable[[bool], None] | None = None
         # The number of steps in the newest file, and the file.
         self._newest: tuple[int, Path] | None = None
-        self._owes_last = False
+        self._first_iter = 0
         # The epoch, or step, whose checkpoint waits for the next optimizer step.
-        self._postponed: int | None = None
-        # Tells the files of this run, resumed or not, from those of another in the same directory.
-        self._run = ""
+        self._due: int | None = None
+
+    def _check_rules(self) -> None:
+        if "auto" in self.save_best and len(self.save_best) > 1:
+            raise ConfigError(
+                f"CheckpointHook.save_best: {self.save_best!r} was given; name each metric, or "
+                "'auto' alone."
+            )
+        if len(self._rules) > 1 and len(self._rules) != len(self.save_best):
+            raise ConfigError(
+                f"CheckpointHook.rule: {len(self._rules)} rules were given for "
+                f"{len(self.save_best)} metrics in save_best; give one for each, or one for all."
+            )
+        for rule in self._rules:
+            rule_of("", "CheckpointHook.rule", rule)
+        for name in self.followed_metrics:
+            self._rule_of(name)
+
+    def _rule_of(self, metric: str) -> str:
+        if self._rules:
+            return self._rules[self.save_best.index(metric) if len(self._rules) > 1 else 0]
+        for rule, words in self._words.items():
+            if any(word.lower() in metric.lower() for word in words):
+                return rule
+        return rule_of(metric, "CheckpointHook.rule")
 
     @property
     def followed_metrics(self) -> dict[str, str]:
         """Metrics that validations must report, and the argument that asks for them."""
-        return dict.fromkeys(self._best.metrics, "CheckpointHook.save_best")
-
-    @property
-    def best_records(self) -> dict[str, dict[str, Any]]:
-        """The best validation so far by each metric: ``score``, ``epoch``, ``iter``, ``file``."""
-        return {name: dict(record) for name, record in self._best.records.items()}
+        names = [name for name in self.save_best if name != "auto"]
+        return dict.fromkeys(names, "CheckpointHook.save_best")
 
     def directory(self, runner: RunView) -> Path:
         """Return where the files are."""
-        work_dir = absolute(runner.work_dir)
-        if self.out_dir:  # from now on: a program may change its directory
-            self.out_dir = str(absolute(self.out_dir))
-        if not self.out_dir or Path(self.out_dir) == work_dir:
+        if not self.out_dir:
             return Path(runner.work_dir)
-        return Path(self.out_dir) / work_dir.name
+        # Without following links, so that all processes find the same; and from now on, as a
+        # program may change its directory.
+        self.out_dir = os.path.abspath(self.out_dir)  # noqa: PTH100
+        work_dir = Path(os.path.abspath(runner.work_dir))  # noqa: PTH100
+        return work_dir if Path(self.out_dir) == work_dir else Path(self.out_dir, work_dir.name)
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self._run = self._run or runner.experiment_name
-        self._newest = None  # of another training of this process, maybe
+        self._newest, self._first_iter = None, runner.iter
         run_on_main(lambda: clean(self.directory(runner), runner.logger))
-        if self.minutes is not None:
-            saves = runner.interruption.save_every(60 * self.minutes, self.save_now)
-            if not saves:
-                runner.logger.warning(
-                    f"CheckpointHook.minutes: {self.minutes} was given and has no effect, as the "
-                    "processes cannot agree on a step to save after."
-                )
+        if self.minutes is not None and not runner.interruption.save_every(
+            60 * self.minutes, self.save_now
+        ):
+            runner.logger.warning(
+                f"CheckpointHook.minutes: {self.minutes} was given and has no effect, as the "
+                "processes cannot agree on a step to save after."
+            )
 
     @override
     def after_train_epoch(self, runner: RunView) -> None:
-        if not self.by_epoch:
-            return
         is_last = self.save_last and self.is_last_train_epoch(runner)
-        if is_last or self.every_n_epochs(runner, self.interval, self.save_begin):
-            if runner.holds_gradients and not is_last:
-                self._postponed = runner.epoch + 1
-            else:
-                self._save(runner, runner.epoch + 1, num_steps=runner.iter, is_last=is_last)
+        if self.by_epoch and (
+            is_last or self.every_n_epochs(runner, self.interval, self.save_begin)
+        ):
+            self._due = runner.epoch + 1
+            if is_last or not runner.holds_gradients:
+                self._save_due(runner, runner.iter)
 
     @override
     def after_train_iter(
@@ -196,58 +214,67 @@ class CheckpointHook(Hook):
         if not self.by_epoch:
             is_last = self.save_last and self.is_last_train_iter(runner)
             if is_last or self.every_n_train_iters(runner, self.interval, self.save_begin):
-                self._postponed = runner.iter + 1
+                self._due = runner.iter + 1
         # Accumulated gradients are in no checkpoint: it waits for the step that uses them.
-        if self._postponed is not None and (is_last or not runner.holds_gradients):
-            num_steps = runner.iter + 1
-            number = self._postponed if self.by_epoch else num_steps
-            self._postponed = None
-            self._save(runner, number, num_steps=num_steps, is_last=is_last)
+        if self._due is not None and (is_last or not runner.holds_gradients):
+            self._save_due(runner, runner.iter + 1)
+
+    def _save_due(self, runner: RunView, num_steps: int) -> None:
+        number, self._due = self._due if self.by_epoch else num_steps, None
+        self._save(runner, self.filename_tmpl.format(number), num_steps)
 
     @override
     def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
-        if self._best.wants_any and metrics and runner.is_training:
-            for name, score in self._best.improved(metrics).items():
+        if not self.save_best or not metrics or not runner.is_training:
+            return
+        names = self.save_best
+        if names == ["auto"]:  # the first number, or what is refused below
+            numbers = (name for name, value in metrics.items() if as_number(value) is not None)
+            names = list(self.best_records) or [next(numbers, next(iter(metrics)))]
+        for name in names:
+            score = score_of(metrics, name, "CheckpointHook.save_best")
+            if self._is_best(name, score):
                 self._save_best(runner, name, score)
 
     @override
     def after_train(self, runner: RunView) -> None:
         self._settle(runner)
-        is_newest = self._newest is not None and self._newest[0] == runner.iter
-        is_cut_short = self.save_last and getattr(runner.train_loop, "stop_training", False)
-        if is_cut_short and not is_newest and not runner.interruption.saved:
-            self._save_last(runner)
-        if self._owes_last:
-            self._save_last(runner)
-        if self._owes_last:
-            raise CheckpointWriteError(
-                f"The checkpoint at the end of training could not be written to "
-                f"{self.directory(runner)}, twice; the log says why. The older ones are whole."
-            )
+        saved = self._newest[0] if self._newest else self._first_iter
+        if self.save_last and saved != runner.iter and not runner.interruption.saved:
+            # A hook ended the training, or the file could not be written.
+            number = runner.epoch if self.by_epoch else runner.iter
+            name = self.filename_tmpl.format(number)
+            if not self._save(runner, name, runner.iter, and_wait=True):
+                raise CheckpointWriteError(
+                    f"The checkpoint at the end of training could not be written to "
+                    f"{self.directory(runner)}; the log says why. The older ones are whole."
+                )
         if self.published_keys:
-            best = [record["file"] for record in self._best.records.values()]
+            best = [record["file"] for record in self.best_records.values()]
             paths = [self.directory(runner) / name for name in [*self._kept[-1:], *best]]
             run_on_main(lambda: publish(paths, self.published_keys, runner.logger))
 
     @override
     def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
-        state = {"run": self._run, "kept": list(self._kept), "best": self.best_records}
-        checkpoint[self._key(runner)] = state
+        best = {name: dict(record) for name, record in self.best_records.items()}
+        checkpoint[self._key(runner)] = {"kept": list(self._kept), "best": best}
 
     @override
     def after_load_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         if not runner.is_resuming:
             return
         state = checkpoint.get(self._key(runner), {})
-        self._run = state.get("run", "")
-        # No other file is deleted because a checkpoint names it.
+        # No other file is deleted, or taken for a model, because a checkpoint names it.
         templates = (self.filename_tmpl, "epoch_{}.pth", "iter_{}.pth")
         self._kept = [
             name
             for name in state.get("kept", [])
             if any(is_of_template(name, template) for template in templates)
         ]
-        self._best.take_over(state.get("best", {}))
+        for name, record in state.get("best", {}).items():
+            is_followed = name in self.save_best or self.save_best == ["auto"]
+            if is_followed and record.get("file") == _file_of_best(name):
+                self.best_records[name] = dict(record)
 
     def save_now(self, runner: RunView, *, and_wait: bool = False) -> Path | None:
         """Save between two steps, whatever the interval; every process must call this.
@@ -262,13 +289,13 @@ class CheckpointHook(Hook):
         """
         is_written, now = self._settle(runner), runner.iter
         if not (is_written and self._newest and self._newest[0] == now):
-            template = "iter_{}.pth" if self.by_epoch else None
-            self._save(runner, now, template, num_steps=now, is_last=False, and_wait=and_wait)
+            template = "iter_{}.pth" if self.by_epoch else self.filename_tmpl
+            self._save(runner, template.format(now), now, and_wait=and_wait)
         return self._newest[1] if self._newest and self._newest[0] == now else None
 
     def settle_all(self, runner: RunView) -> None:
         """Wait for the files under way, others' too: they, or what names them, may be the same."""
-        for hook in [one for one in [*runner.hooks, self] if isinstance(one, CheckpointHook)]:
+        for hook in dict.fromkeys([*_checkpoint_hooks(runner), self]):
             hook._settle(runner)  # noqa: SLF001 - of this class
 
     def finish_writing(self) -> None:
@@ -276,132 +303,116 @@ class CheckpointHook(Hook):
         if self._writer is not None:
             self._writer.abandon()
 
-    def _save_last(self, runner: RunView) -> None:
-        count = runner.epoch if self.by_epoch else runner.iter
-        self._save(runner, count, num_steps=runner.iter, is_last=True, and_wait=True)
+    def _is_best(self, name: str, score: float) -> bool:
+        before = self.best_records.get(name, {}).get("score", math.nan)
+        if math.isnan(before):
+            return not math.isnan(score)
+        return is_better(score, before, self._rule_of(name))
 
-    def _save(
-        self,
-        runner: RunView,
-        number: int,
-        template: str | None = None,
-        *,
-        num_steps: int,
-        is_last: bool,
-        and_wait: bool = False,
-    ) -> None:
+    def _save(self, runner: RunView, name: str, num_steps: int, *, and_wait: bool = False) -> bool:
+        """Save to the file ``name``; return whether it was, or may yet be, written."""
         self.settle_all(runner)  # what became of the files before decides what is kept
-        name = (template or self.filename_tmpl).format(number)
-        path = self.directory(runner) / name
+        directory = self.directory(runner)
+        before = self._kept, self._newest
         self._kept = [*(one for one in self._kept if one != name), name]
-        limit = self.max_keep_ckpts
-        superfluous = self._kept[:-limit] if limit > 0 else []
-        kept_by_others = {one for hook in self._beside(runner) for one in hook._kept}  # noqa: SLF001
-        newest, self._newest = self._newest, (num_steps, path)
-        self._owes_last = False
+        self._newest = num_steps, directory / name
+        superfluous = self._kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
+        others = [hook for hook in _checkpoint_hooks(runner) if hook is not self]
+        kept = {one for hook in others if hook.directory(runner) == directory for one in hook._kept}  # noqa: SLF001
+        paths = [directory / one for one in superfluous if one not in kept]
 
-        def on_written() -> None:
-            self._kept = [one for one in self._kept if one not in superfluous]
+        def settle(is_written: bool) -> None:  # noqa: FBT001
+            if is_written:
+                self._kept = [one for one in self._kept if one not in superfluous]
+            else:
+                self._kept, self._newest = before
 
-        def on_failed() -> None:
-            self._kept.remove(name)
-            self._newest, self._owes_last = newest, is_last
-
-        save = _Save(
-            path,
-            {
-                "save_optimizer": self.save_optimizer,
-                "save_param_scheduler": self.save_param_scheduler,
-                "then": lambda: delete(
-                    [path.with_name(one) for one in superfluous if one not in kept_by_others],
-                    runner.logger,
-                ),
-            },
-            on_written,
-            on_failed,
+        is_written = self._write(
+            runner,
+            directory / name,
+            settle,
+            and_wait=and_wait,
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            then=lambda: delete(paths, runner.logger),
         )
-        self._write(runner, save, and_wait=and_wait)
         runner.interruption.note_saved()
+        return is_written
 
     def _save_best(self, runner: RunView, metric: str, score: float) -> None:
         self.settle_all(runner)  # what became of the file before decides what was best before
-        before, file = dict(self._best.records), file_of(metric)
+        before, file = self.best_records, _file_of_best(metric)
         record = {"score": score, "epoch": runner.epoch, "iter": runner.iter, "file": file}
-        self._best.records[metric] = record
+        self.best_records = {**before, metric: record}
 
-        def on_failed() -> None:
-            self._best.records = before
+        def settle(is_written: bool) -> None:  # noqa: FBT001
+            if is_written:
+                runner.logger.info(f"Best {metric} so far: {score:.4f}, saved as {file}.")
+            else:
+                self.best_records = before
 
-        save = _Save(
+        self._write(
+            runner,
             self.directory(runner) / file,
-            {
-                "save_optimizer": False,
-                "save_param_scheduler": False,
-                "whole": True,
-                "mark_as_latest": False,
-            },
-            lambda: runner.logger.info(f"Best {metric} so far: {score:.4f}, saved as {file}."),
-            on_failed,
+            settle,
+            save_optimizer=False,
+            save_param_scheduler=False,
+            whole=True,
+            mark_as_latest=False,
         )
-        self._write(runner, save)
 
-    def _write(self, runner: RunView, save: _Save, *, and_wait: bool = False) -> None:
+    def _write(
+        self,
+        runner: RunView,
+        path: Path,
+        settle: Callable[[bool], None],
+        *,
+        and_wait: bool = False,
+        **options: Any,
+    ) -> bool:
+        self._under_way = settle
         try:
-            runner.save_checkpoint(
-                save.path.parent, save.path.name, writer=self._writer, **save.options
-            )
+            runner.save_checkpoint(path.parent, path.name, writer=self._writer, **options)
         except CheckpointWriteError as error:
-            self._fail(runner, save, error)
-            return
-        if self._writer is None:
-            save.on_written()
-            return
-        self._under_way = save
-        if and_wait:
-            self._settle(runner)
+            return self._settle(runner, error)
+        return self._settle(runner) if self._writer is None or and_wait else True
 
-    def _settle(self, runner: RunView) -> bool:
+    def _settle(self, runner: RunView, error: CheckpointWriteError | None = None) -> bool:
         """Wait for the file under way, if any; return whether it was written."""
-        save, self._under_way = self._under_way, None
-        if save is None or self._writer is None:
+        settle, self._under_way = self._under_way, None
+        if settle is None:
             return True
-        try:
-            self._writer.join()  # its part of a sharded model
-            run_on_main(self._writer.wait)
-        except CheckpointWriteError as error:
-            self._fail(runner, save, error)
-            return False
-        save.on_written()
-        return True
-
-    def _fail(self, runner: RunView, save: _Save, error: CheckpointWriteError) -> None:
-        save.on_failed()
-        runner.logger.error(f"{error}{'' if self._owes_last else ' Training continues.'}")
+        if error is None and self._writer is not None:
+            try:
+                self._writer.join()  # its part of a sharded model
+                run_on_main(self._writer.wait)
+            except CheckpointWriteError as failure:
+                error = failure
+        settle(error is None)
+        if error is not None:
+            runner.logger.error(f"{error} Training continues.")
+        return error is None
 
     def _key(self, runner: RunView) -> str:
         """Return the checkpoint's entry of this hook: of several, each has its own."""
-        hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+        hooks = _checkpoint_hooks(runner)
         number = hooks.index(self) + 1 if self in hooks else 1
         return "checkpoint_hook" if number == 1 else f"checkpoint_hook#{number}"
 
-    def _beside(self, runner: RunView) -> list[CheckpointHook]:
-        """Return the other such hooks that save to the same directory."""
-        hooks = (one for one in runner.hooks if isinstance(one, CheckpointHook) and one is not self)
-        return [one for one in hooks if one.directory(runner) == self.directory(runner)]
+
+def _checkpoint_hooks(runner: RunView) -> list[CheckpointHook]:
+    return [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
 
 
-@dataclass(frozen=True)
-class _Save:
-    """One file to be written.
+def _file_of_best(metric: str) -> str:
+    return f"best_{metric.replace('/', '_')}.pth"
 
-    Args:
-        path: The file.
-        options: Of ``Runner.save_checkpoint``.
-        on_written: Called on all processes once the file is known to be whole.
-        on_failed: Called on all processes once writing is known to have failed.
-    """
 
-    path: Path
-    options: dict[str, Any]
-    on_written: Callable[[], None]
-    on_failed: Callable[[], None]
+def _names(argument: str, value: Any) -> list[str]:
+    """Return names as a list: of ``None`` none, of text one."""
+    names = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"CheckpointHook.{argument}: a name or a list of names is needed, got {value!r}."
+        )
+    return list(names)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mm_runner._untrusted import is_file_name
@@ -20,15 +18,9 @@ from mm_runner.errors import CheckpointError
 if TYPE_CHECKING:
     import logging
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
-__all__ = ["absolute", "clean", "delete", "is_of_template", "publish"]
-
-_CHUNK = 1 << 20
-
-
-def absolute(path: str | Path) -> Path:
-    """Return the path from the root, without following links: all processes find the same."""
-    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() follows links
+__all__ = ["clean", "delete", "is_of_template", "publish"]
 
 
 def is_of_template(name: str, template: str) -> bool:
@@ -58,20 +50,15 @@ def delete(paths: Iterable[Path], logger: logging.Logger) -> None:
 def publish(paths: Iterable[Path], keys: Sequence[str], logger: logging.Logger) -> None:
     """Write entries of checkpoints to files named after their SHA-256; report what fails."""
     for path in paths:
+        unnamed = path.with_name(f"{path.stem}-published.pth")
         try:
             content = load_checkpoint_file(path)
-            published = {key: content[key] for key in keys if key in content}
-            unnamed = path.with_name(f"{path.stem}-published.pth")
-            save_checkpoint_file(published, unnamed)
+            save_checkpoint_file({key: content[key] for key in keys if key in content}, unnamed)
         except CheckpointError as error:
             logger.error(f"published_keys: {error}")  # noqa: TRY400 - says it all
             continue
-        digest = hashlib.sha256()
-        with unnamed.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-        named = path.with_name(f"{path.stem}-{digest.hexdigest()[:8]}.pth")
-        unnamed.replace(named)
+        digest = hashlib.sha256(unnamed.read_bytes()).hexdigest()
+        named = unnamed.replace(path.with_name(f"{path.stem}-{digest[:8]}.pth"))
         missing = [repr(key) for key in keys if key not in content]
         if missing:
             logger.warning(f"published_keys: {path.name} has no {', '.join(missing)}.")

@@ -12,7 +12,7 @@ from mm_runner.evaluator import score_of
 
 from ._arguments import check_integer
 from ._hook import Hook
-from ._metrics import rule_of
+from ._metrics import is_better, rule_of
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -52,10 +52,6 @@ class EarlyStoppingHook(Hook):
         patience: int = 5,
         stopping_threshold: float | None = None,
     ) -> None:
-        if rule not in (None, "greater", "less"):
-            raise ConfigError(
-                f"EarlyStoppingHook.rule: 'greater' or 'less' is needed, got {rule!r}."
-            )
         check_integer("EarlyStoppingHook.patience", patience, least=0)
         if not min_delta >= 0:
             raise ConfigError(
@@ -63,14 +59,10 @@ class EarlyStoppingHook(Hook):
                 "distance, whatever the rule."
             )
         self.monitor = monitor
-        self.rule = rule or rule_of(monitor, "EarlyStoppingHook.rule")
-        self.min_delta = min_delta
-        self.strict = strict
-        self.check_finite = check_finite
-        self.patience = patience
-        self.stopping_threshold = stopping_threshold
-        self.wait_count = 0
-        self.best_score = -math.inf if self.rule == "greater" else math.inf
+        self.rule = rule_of(monitor, "EarlyStoppingHook.rule", rule)
+        self.min_delta, self.strict, self.check_finite = min_delta, strict, check_finite
+        self.patience, self.stopping_threshold = max(patience, 1), stopping_threshold
+        self.wait_count, self.best_score = 0, self._worst()
 
     @property
     def followed_metrics(self) -> dict[str, str]:
@@ -79,13 +71,13 @@ class EarlyStoppingHook(Hook):
 
     @override
     def before_run(self, runner: RunView) -> None:
-        self.wait_count = 0  # of a training before; a resumed one loads its state after this
-        self.best_score = -math.inf if self.rule == "greater" else math.inf
+        # Of a training before; a resumed one loads its state after this.
+        self.wait_count, self.best_score = 0, self._worst()
 
     @override
     def before_train(self, runner: RunView) -> None:
         # A checkpoint written after the validation that ended training ends a resumed run, too.
-        if self._has_waited() or self._is_enough(self.best_score):
+        if self.wait_count >= self.patience or self._is_enough(self.best_score):
             runner.train_loop.stop_training = True
             runner.logger.info(
                 f"EarlyStoppingHook: the checkpoint says that {self.monitor} ended "
@@ -128,25 +120,22 @@ class EarlyStoppingHook(Hook):
             return f"{self.monitor} is {score:g}, {self.rule} than {self.stopping_threshold:g}"
         delta = self.min_delta if self.rule == "greater" else -self.min_delta
         # The same once more is no progress, nor is a NaN, of which neither is better.
-        if self._is_better(score, self.best_score) and not self._is_better(
-            self.best_score + delta, score
+        if is_better(score, self.best_score, self.rule) and not is_better(
+            self.best_score + delta, score, self.rule
         ):
             self.best_score, self.wait_count = score, 0
             return None
         self.wait_count += 1
-        if not self._has_waited():
+        if self.wait_count < self.patience:
             return None
         return (
             f"{self.monitor} did not become {self.rule} by min_delta={self.min_delta:g} in "
             f"{self.wait_count} validations (patience={self.patience}); {best}"
         )
 
-    def _has_waited(self) -> bool:
-        return bool(self.wait_count >= max(self.patience, 1))
+    def _worst(self) -> float:
+        return -math.inf if self.rule == "greater" else math.inf
 
     def _is_enough(self, score: float) -> bool:
         threshold = self.stopping_threshold
-        return threshold is not None and self._is_better(score, threshold)
-
-    def _is_better(self, one: float, other: float) -> bool:
-        return one > other if self.rule == "greater" else one < other
+        return threshold is not None and is_better(score, threshold, self.rule)

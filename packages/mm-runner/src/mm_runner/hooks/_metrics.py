@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ._hook import Hook
 
-__all__ = ["refuse_missing_metrics", "rule_of"]
+__all__ = ["is_better", "refuse_missing_metrics", "rule_of"]
 
 # Words of a name, in lower case; those of the first list win: "mape" is an error, "map" is not.
 _LESS = re.compile(r"loss|error|err|mae|mape|mse|rmse|nme|epe|fid|perplexity")
@@ -24,20 +24,21 @@ _GREATER = re.compile(
 )
 
 
-def rule_of(metric: str, where: str) -> str:
+def rule_of(metric: str, where: str, given: str | None = None) -> str:
     """Return ``"greater"`` or ``"less"``, whichever is better.
 
     Args:
         metric: Its name.
-        where: The argument that could name the rule, for the message.
+        where: The argument that could name the rule, for messages.
+        given: Its value; ``None`` tells the rule from the name.
 
     Raises:
-        ConfigError: If the name tells neither.
-
-    Example:
-        >>> rule_of("coco/bbox_mAP_50", "rule"), rule_of("val_loss", "rule")
-        ('greater', 'less')
+        ConfigError: If the value is neither, or the name tells neither.
     """
+    if given is not None:
+        if given not in ("greater", "less"):
+            raise ConfigError(f"{where}: 'greater' or 'less' is needed, got {given!r}.")
+        return given
     words = re.split(r"[/_\s-]+", metric.lower())
     if any(_LESS.fullmatch(word) for word in words):
         return "less"
@@ -49,6 +50,11 @@ def rule_of(metric: str, where: str) -> str:
     )
 
 
+def is_better(one: float, other: float, rule: str) -> bool:
+    """Return whether ``one`` is better than ``other``; NaN never is."""
+    return one > other if rule == "greater" else one < other
+
+
 def refuse_missing_metrics(
     reported: Iterable[str],
     hooks: Iterable[Hook],
@@ -56,7 +62,7 @@ def refuse_missing_metrics(
     *,
     is_all: bool = True,
 ) -> None:
-    """Refuse metrics that validations do not report.
+    """Refuse metrics that hooks and schedulers follow and validations do not report.
 
     Args:
         reported: Names that a validation reports.

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mm_runner.errors import ConfigError
 from mm_runner.optim import named_schedulers, named_wrappers
 
 from ._hook import Hook
@@ -23,24 +22,14 @@ class ParamSchedulerHook(Hook):
     A schedule that follows a metric gets the results of every validation in training. Each of
     several optimizer wrappers has its own schedules, which its own skipped steps hold.
 
-    Args:
-        on_skip: What a step skipped for an overflow does to schedules by iteration: ``"hold"``
-            (the default) leaves them where they are, so that no value is left out; ``"advance"``
-            counts it as a step, so that they end with the run, as in MMEngine. Where the host
-            learns of a skip one step late (fused optimizers in float16), the step after that holds.
-
-    Raises:
-        ConfigError: If ``on_skip`` is something else.
+    A step skipped for an overflow leaves schedules by iteration where they are, so that no value is
+    left out. Where the host learns of a skip one step late (fused optimizers in float16), the step
+    after that holds.
     """
 
     priority = "LOW"
 
-    def __init__(self, on_skip: str = "hold") -> None:
-        if on_skip not in {"hold", "advance"}:
-            raise ConfigError(
-                f"ParamSchedulerHook.on_skip: 'hold' or 'advance' is needed, got {on_skip!r}."
-            )
-        self.on_skip = on_skip
+    def __init__(self) -> None:
         self._num_skipped: dict[str, int] = {}
         # Schedules by iteration, with the name and the wrapper that they belong to.
         self._by_step: list[tuple[str, Any, list[Any]]] = []
@@ -69,7 +58,7 @@ class ParamSchedulerHook(Hook):
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         for name, wrapper, schedulers in self._by_step:
-            if self.on_skip == "hold" and self._has_just_skipped(name, wrapper):
+            if self._has_just_skipped(name, wrapper):
                 continue
             for scheduler in schedulers:
                 scheduler.step()

@@ -31,53 +31,42 @@ class TimeLimitHook(Hook):
     whole time again.
 
     Args:
-        max_time: ``"HH:MM:SS"``, ``"D-HH:MM:SS"``, seconds, or a ``timedelta``.
+        max_time: ``"HH:MM:SS"``, ``"D-HH:MM:SS"``, seconds, or a ``timedelta``. Keep time free for
+            a step and for saving.
         then: ``"end"``: training ends as if it were done, with ``after_train`` and ``after_run``,
             but without the last validation; ``"requeue"``: the run leaves as after SIGTERM, by
             :class:`~mm_runner.errors.RunStopped` with status 75. Defaults to ``"end"``.
-        margin: Time to keep free for a step and for saving; as ``max_time``. Defaults to 0.
 
     Raises:
-        ConfigError: If a time cannot be read, or ``margin`` leaves nothing of ``max_time``.
+        ConfigError: If the time cannot be read.
 
     Example:
-        >>> hook = TimeLimitHook("1-12:00:00", then="requeue", margin="00:05:00")
+        >>> hook = TimeLimitHook("1-11:55:00", then="requeue")
     """
 
     def __init__(
-        self,
-        max_time: str | float | timedelta,
-        then: Literal["end", "requeue"] = "end",
-        margin: str | float | timedelta = 0,
+        self, max_time: str | float | timedelta, then: Literal["end", "requeue"] = "end"
     ) -> None:
         if then not in ("end", "requeue"):
             raise ConfigError(f"TimeLimitHook.then: 'end' or 'requeue' is needed, got {then!r}.")
-        self.max_time_s = _seconds(max_time, "max_time")
-        self.margin_s = _seconds(margin, "margin")
+        self.max_time_s = _seconds(max_time)
         self.then: Literal["end", "requeue"] = then
-        if self.max_time_s <= self.margin_s:
-            raise ConfigError(
-                f"TimeLimitHook.max_time: {max_time!r} was given with a margin of {margin!r}, "
-                "which leaves no time to train. Give a longer one."
-            )
 
     @override
     def before_run(self, runner: RunView) -> None:
         if not runner.is_training:
             return
-        seconds = self.max_time_s - self.margin_s
-        if not runner.interruption.end_after(seconds, self.then):
+        if not runner.interruption.end_after(self.max_time_s, self.then):
             runner.logger.warning(
                 "TimeLimitHook: the time limit cannot be kept, as the processes cannot agree on a "
                 "step to end after: training goes on to its end."
             )
             return
-        runner.logger.info(
-            f"TimeLimitHook: training ends in {timedelta(seconds=round(seconds, 3))} at the latest."
-        )
+        limit = timedelta(seconds=round(self.max_time_s, 3))
+        runner.logger.info(f"TimeLimitHook: training ends in {limit} at the latest.")
 
 
-def _seconds(value: Any, name: str) -> float:
+def _seconds(value: Any) -> float:
     seconds = math.nan
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
@@ -86,9 +75,9 @@ def _seconds(value: Any, name: str) -> float:
     elif isinstance(value, str) and (match := _CLOCK.match(value.strip())):
         days, hours, minutes, whole = (float(number or 0) for number in match.groups())
         seconds = 86400 * days + 3600 * hours + 60 * minutes + whole
-    if not 0 <= seconds <= _MOST_S:
+    if not 0 < seconds <= _MOST_S:
         raise ConfigError(
-            f"TimeLimitHook.{name}: 'HH:MM:SS', 'D-HH:MM:SS' or a number of seconds is needed, got "
-            f"{value!r}."
+            "TimeLimitHook.max_time: 'HH:MM:SS', 'D-HH:MM:SS' or a positive number of seconds is "
+            f"needed, got {value!r}."
         )
     return seconds

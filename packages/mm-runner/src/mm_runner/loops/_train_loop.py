@@ -100,8 +100,7 @@ class AbstractTrainLoop(ABC):
         self._limit: int | None = None
         self._step: Any = None
         self._optim_wrapper: Any = None
-        self._before_step: Any = None
-        self._after_step: Any = None
+        self._methods: Any = None
         self._is_steady = False
         self._has_own_body = any(map(self._is_overridden, ("run", "run_epoch")))
         # During the hooks after a step or an epoch, these are one ahead of the public counters.
@@ -321,21 +320,16 @@ class AbstractTrainLoop(ABC):
 
     # Steps.
 
-    def renew_hooks(self) -> None:
-        """Let hooks act in steps that were registered since training began."""
-        if self._after_step is not None:
-            self._collect_hooks()
-
     def _begin_steps(self) -> None:
-        self._collect_hooks()
-        self._step = train_step_of(self.runner.model)
-        self._optim_wrapper = self.runner.optim_wrapper
-
-    def _collect_hooks(self) -> None:
-        hooks, call_hook = self.runner.hooks_list, self.runner.call_hook
-        own = None if call_hook.__module__.startswith("mm_runner.") else call_hook
-        self._before_step = hooks.of_steps("before_train_iter", own)
-        self._after_step = hooks.of_steps("after_train_iter", own)
+        runner = self.runner
+        self._methods = runner.hooks_list.methods
+        if not runner.call_hook.__module__.startswith("mm_runner."):  # overridden by a subclass
+            self._methods = {
+                stage: [lambda _, stage=stage, **given: runner.call_hook(stage, **given)]
+                for stage in ("before_train_iter", "after_train_iter")
+            }
+        self._step = train_step_of(runner.model)
+        self._optim_wrapper = runner.optim_wrapper
 
     def _run_step(self, index: int, batch: Any) -> None:
         """Train on one batch, with the hooks before and after."""
@@ -343,13 +337,13 @@ class AbstractTrainLoop(ABC):
         if self._step is None:
             self._begin_steps()
         mm_dist.mark_iteration(self.iter + 1)
-        for act in self._before_step:
-            act(runner, index, batch)
+        for act in self._methods["before_train_iter"]:
+            act(runner, batch_idx=index, data_batch=batch)
         outputs = self._step(batch, self._optim_wrapper)
         self._iters_done = self.iter + 1
         self._batches_done += 1
-        for act in self._after_step:
-            act(runner, index, batch, outputs)
+        for act in self._methods["after_train_iter"]:
+            act(runner, batch_idx=index, data_batch=batch, outputs=outputs)
         self.iter += 1
         if not self._is_steady:  # kernels are compiled: dist_cfg's steady_timeout may hold
             mm_dist.enter_steady_state()

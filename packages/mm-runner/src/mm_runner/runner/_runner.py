@@ -254,16 +254,13 @@ class Runner:
         loop: Any = vars(self).get("train_loop")
         if hasattr(loop, "enter_stage"):
             loop.enter_stage(stage)
-        self.hooks_list.call(self, stage, arguments)
+        self.hooks_list.call(self, stage, **arguments)
         if hasattr(loop, "enter_stage"):
             loop.leave_stage(stage)
 
     def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
         """Add a hook or its config; it acts from the next call of a stage on."""
         self.hooks_list.add(hook, priority, where="register_hook")
-        loop: Any = vars(self).get("train_loop")
-        if hasattr(loop, "renew_hooks"):  # a training under way holds what it calls in its steps
-            loop.renew_hooks()
 
     def register_custom_hooks(self, hooks: Sequence[Any]) -> None:
         """Add hooks or their configs, as in ``custom_hooks``."""

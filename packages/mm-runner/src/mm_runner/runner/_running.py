@@ -210,7 +210,7 @@ def _check_metrics(run: Runner) -> None:
     waiting += [
         f"{type(hook).__name__}.save_best was given, and will save nothing"
         for hook in run.hooks
-        if isinstance(hook, CheckpointHook) and hook._best.wants_any  # noqa: SLF001
+        if isinstance(hook, CheckpointHook) and hook.save_best
     ]
     for text in waiting:
         run.logger.warning(

@@ -16,7 +16,7 @@ from mm_runner.data._datasets import check_dataset
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric, refuse_evaluator
 from mm_runner.hooks import Hook
-from mm_runner.hooks._hook_list import _DEFAULT_HOOKS as DEFAULT_HOOK_NAMES
+from mm_runner.hooks._hook_list import DEFAULT_HOOKS
 from mm_runner.loops import IterBasedTrainLoop
 from mm_runner.model import check_module_settings
 from mm_runner.registry import (
@@ -226,8 +226,8 @@ def _check_metrics(value: Any, where: str) -> None:
 
 def _check_default_hooks(hooks: Any, where: str) -> None:
     for name, hook in need_mapping(hooks, where).items():
-        hint = did_you_mean(str(name), DEFAULT_HOOK_NAMES, cutoff=0.8)
-        if name not in DEFAULT_HOOK_NAMES and hint:  # others are the user's own
+        hint = did_you_mean(str(name), DEFAULT_HOOKS, cutoff=0.8)
+        if name not in DEFAULT_HOOKS and hint:  # others are the user's own
             raise ConfigError(f"{where}.{name}: unknown key.{hint}")
         if hook is not None and not (isinstance(hook, Mapping) and "type" not in hook):
             _check_hook(hook, f"{where}.{name}")

@@ -1,0 +1,209 @@
+"""Hooks of a few lines each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+import mm_dist
+from mm_amp import NonFiniteError
+from mm_runner.data import announce_epoch
+from mm_runner.errors import ConfigError
+from mm_runner.registry import MODELS, build_from_cfg, check_cfg
+
+from ._arguments import check_integer
+from ._hook import Hook
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
+
+__all__ = [
+    "CheckInvalidLossHook",
+    "CompileReportHook",
+    "DistSamplerSeedHook",
+    "EmptyCacheHook",
+    "PrepareTTAHook",
+    "SyncBuffersHook",
+]
+
+# Stands for the model, which is not built yet; fits every annotation.
+_MODEL: Any = object()
+
+
+class CheckInvalidLossHook(Hook):
+    """Reads the losses every ``interval`` steps, and ends the run if one is not finite.
+
+    All ranks end together, whichever rank's loss it was. To skip single steps instead, give the
+    optimizer wrapper ``max_skips``.
+
+    Args:
+        interval: Training steps between two checks, each of which waits for the device. Defaults
+            to 50.
+
+    Raises:
+        ConfigError: If ``interval`` is not a positive integer.
+    """
+
+    def __init__(self, interval: int = 50) -> None:
+        check_integer("CheckInvalidLossHook.interval", interval, least=1)
+        self.interval = interval
+
+    @override
+    def after_train_iter(
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if not self.every_n_train_iters(runner, self.interval):
+            return
+        losses = {
+            name: float(value)
+            for name, value in (outputs.items() if isinstance(outputs, dict) else ())
+            if "loss" in name and isinstance(value, (Tensor, int, float))
+        }
+        bad = [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)]
+        num_bad = torch.tensor(float(len(bad)))
+        mm_dist.all_reduce(num_bad)
+        if num_bad:
+            raise NonFiniteError(
+                f"CheckInvalidLossHook: after step {runner.iter + 1} a loss is not finite: "
+                f"{', '.join(bad) or 'on another rank'}. Lower the learning rate, clip gradients, "
+                "or give the optimizer wrapper max_skips."
+            )
+
+
+class CompileReportHook(Hook):
+    """Logs the report of ``runner.compile_handle`` once steps are timed, or when training ends.
+
+    The Runner adds it to a run that compiles.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(self) -> None:
+        self._has_reported = False
+
+    @override
+    def before_train(self, runner: RunView) -> None:
+        self._has_reported = False
+
+    @override
+    def after_train_iter(
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if not self._has_reported and runner.compile_handle.is_warm:
+            self.after_train(runner)
+
+    @override
+    def after_train(self, runner: RunView) -> None:
+        if not self._has_reported:
+            self._has_reported = True
+            runner.logger.info(f"compile: {runner.compile_handle.report()}")
+
+
+class DistSamplerSeedHook(Hook):
+    """Sets the sampler's epoch, and seeds the loader by it.
+
+    Every epoch is shuffled differently, alike on all ranks, also in a resumed run. A loop over
+    iterations sets the sampler's epoch itself.
+    """
+
+    @override
+    def before_train_epoch(self, runner: RunView) -> None:
+        runner.loader_generator.manual_seed(runner.seed + runner.epoch)
+        announce_epoch(runner.train_dataloader, runner.epoch)
+
+
+class EmptyCacheHook(Hook):
+    """Empties the device's memory cache, in training, validation and test.
+
+    That makes room for other programs, not for this one, and waits for the device.
+
+    Args:
+        before_epoch: Whether before each epoch. Defaults to ``False``.
+        after_epoch: Whether after each epoch. Defaults to ``True``.
+        after_iter: Whether after each iteration. Defaults to ``False``.
+    """
+
+    def __init__(
+        self,
+        before_epoch: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        after_epoch: bool = True,  # noqa: FBT001, FBT002
+        after_iter: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        self.before_epoch, self.after_epoch, self.after_iter = before_epoch, after_epoch, after_iter
+
+    @override
+    def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
+        self._empty(runner, is_due=self.before_epoch)
+
+    @override
+    def _after_epoch(self, runner: RunView, mode: str = "train") -> None:
+        self._empty(runner, is_due=self.after_epoch)
+
+    @override
+    def _after_iter(self, runner: RunView, *batch: Any, mode: str = "train", **more: Any) -> None:
+        self._empty(runner, is_due=self.after_iter)
+
+    def _empty(self, runner: RunView, *, is_due: bool) -> None:
+        # torch.cuda, torch.npu, torch.xpu and so on; the CPU has no cache.
+        empty = getattr(getattr(torch, runner.device.type, None), "empty_cache", None)
+        if is_due and empty is not None:
+            empty()
+
+
+class PrepareTTAHook(Hook):
+    """Wraps the model in a :class:`~mm_runner.model.BaseTTAModel` for tests.
+
+    Training, validation, checkpoints and ``runner.model`` use the bare model.
+
+    Args:
+        tta_cfg: Config of the ``BaseTTAModel``; its ``module`` is the model of the run.
+
+    Raises:
+        ConfigError: If ``tta_cfg`` does not fit.
+        ComponentNotFoundError: If its ``type`` names nothing.
+
+    Example:
+        >>> hook = dict(type="PrepareTTAHook", tta_cfg=dict(type="my_package.tta:Averaged"))
+    """
+
+    def __init__(self, tta_cfg: Mapping[str, Any]) -> None:
+        check_cfg(tta_cfg, MODELS, {"module": _MODEL}, where="tta_cfg")
+        self.tta_cfg = dict(tta_cfg)
+
+    @override
+    def before_test(self, runner: RunView) -> None:
+        loop = runner.test_loop
+        if not hasattr(loop, "use_model"):
+            raise ConfigError(
+                "PrepareTTAHook: the test loop is a TestLoop, or has its use_model(model); this "
+                f"one is a {type(loop).__name__}. Let it call the BaseTTAModel itself."
+            )
+        # Not runner.model: hooks that load or average weights know it by its parameters' names.
+        arguments = {"module": runner.model}
+        loop.use_model(build_from_cfg(self.tta_cfg, MODELS, arguments, where="tta_cfg"))
+
+
+class SyncBuffersHook(Hook):
+    """Averages the floating-point buffers over the ranks, such as BatchNorm's running statistics.
+
+    It does so after each training epoch and before each validation, so that results do not depend
+    on the data of the first rank; and before hooks of the default priority, such as the EMA.
+    """
+
+    priority = "ABOVE_NORMAL"
+
+    @override
+    def after_train_epoch(self, runner: RunView) -> None:
+        if runner.distributed:
+            buffers = (buffer for buffer in runner.model.buffers() if buffer.is_floating_point())
+            mm_dist.all_reduce_params(buffers, op="mean")
+
+    @override
+    def before_val_epoch(self, runner: RunView) -> None:
+        if runner.is_training:
+            self.after_train_epoch(runner)
