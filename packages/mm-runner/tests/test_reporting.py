@@ -294,27 +294,3 @@ def test_two_loggers_of_one_name_are_two(tmp_path):
     assert (tmp_path / "a.log").read_text().endswith(" a\n")
     assert (tmp_path / "b.log").read_text().endswith(" b\n")
     assert file.getvalue().count("\n") == 2
-
-
-def test_a_recorder_adds_to_the_window_that_is_read():
-    hub = MessageHub(window_size=2)
-    record = hub.recorder("train/time")
-    assert hub.means("train") == {}
-    assert hub.state_dict() == {}
-    with pytest.raises(ConfigError, match="'train/time' was asked for; there are none"):
-        hub.get_scalar("train/time")
-    for value in (9.0, 1.0, torch.tensor(3.0)):
-        record(value)
-    hub.update_scalar("train/time", 5.0)
-    assert hub.means("train") == {"time": 4.0}
-
-
-def test_a_recorder_outlives_what_its_window_held():
-    hub = MessageHub()
-    record = hub.recorder("train/time")
-    record(1.0)
-    hub.clear("train")
-    record(2.0)
-    hub.load_state_dict({"train/time": [4.0], "train/loss": [1.0]})
-    record(6.0)
-    assert hub.means("train") == {"time": 5.0, "loss": 1.0}

@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from test_reporting_writers import RECORD
 
-from mm_runner import ConfigError
 from mm_runner.reporting import WandbWriter
 
 
@@ -70,20 +69,6 @@ def test_stand_in_wandb_gets_named_scalars_by_step_and_the_config(monkeypatch, t
     ]
 
 
-def test_stand_in_wandb_draws_by_epoch_what_is_to_be(monkeypatch, tmp_path):
-    stand_in = Wandb("key")
-    monkeypatch.setitem(sys.modules, "wandb", stand_in)
-    writer = WandbWriter(tmp_path)
-    validation = {"mode": "val", "epoch": 1, "step": 6, "axis": "epoch", "accuracy": 0.5}
-    for record in (RECORD, validation, validation):
-        writer.write(record)
-    assert stand_in.calls[3:] == [
-        ("log", {"train/loss": 0.5, "epoch": 1, "step": 5}),
-        ("metric", ("val/accuracy",), {"step_metric": "epoch"}),
-        *2 * [("log", {"val/accuracy": 0.5, "epoch": 1, "step": 6})],
-    ]
-
-
 class Kept:
     """Keeps the records."""
 
@@ -133,13 +118,6 @@ def test_stand_in_wandb_without_a_key_is_kept_offline_unless_told_otherwise(
     assert mode(mode="disabled") == "disabled"
     monkeypatch.setenv("WANDB_MODE", "online")
     assert mode() is None
-
-
-def test_stand_in_wandb_checks_its_definitions(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "wandb", Wandb(None))
-    with pytest.raises(ConfigError, match=r"define_metric_cfg: a dict of summaries .*got 5"):
-        WandbWriter(tmp_path, define_metric_cfg=5)
-    WandbWriter(tmp_path, define_metric_cfg=[{"name": "loss", "summary": "min"}]).close()
 
 
 @pytest.mark.skipif(

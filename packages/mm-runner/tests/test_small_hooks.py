@@ -17,7 +17,6 @@ from mm_runner.hooks import (
     CheckInvalidLossHook,
     EmptyCacheHook,
     Hook,
-    LoggerHook,
 )
 from mm_runner.hooks._scalars import mean_over_ranks
 
@@ -132,27 +131,6 @@ def test_the_logger_names_the_experiment_at_intervals(make_runner):
     assert log.count(f"Experiment {runner.experiment_name}") == 2
 
 
-@pytest.mark.parametrize("keep_local", [True, False])
-def test_the_logs_are_copied_at_the_end(make_runner, tmp_path, keep_local):
-    out_dir = tmp_path / "elsewhere"
-    logger = {"out_dir": str(out_dir), "out_suffix": [".jsonl", ".log"], "keep_local": keep_local}
-    runner = make_runner(default_hooks={"logger": logger})
-    runner.train()
-    copied = sorted(path.suffix for path in (out_dir / "run" / runner.log_dir.name).iterdir())
-    assert copied == [".jsonl", ".log"]
-    left = {path.suffix for path in runner.log_dir.iterdir()}
-    assert (".jsonl" in left) is keep_local
-    assert ".yaml" in left
-
-
-def test_logs_that_cannot_be_copied_do_not_end_a_run(make_runner, tmp_path):
-    (tmp_path / "file").write_text("")
-    runner = make_runner(default_hooks={"logger": {"out_dir": str(tmp_path / "file")}})
-    runner.train()
-    log = next(runner.log_dir.glob("*.log")).read_text()
-    assert "LoggerHook.out_dir: the logs could not be copied" in log
-
-
 class Arrays(BaseMetric):
     @override
     def process(self, data_batch, data_samples):
@@ -236,20 +214,6 @@ def test_what_is_shorter_than_the_interval_has_a_line(make_runner, train_cfg):
     runner.train()
     records = (runner.log_dir / "scalars.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in records] == [6]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"backend_args": {"backend": "petrel"}}, r"LoggerHook\.backend_args: .*Mount the storage"),
-        ({"file_client_args": {}}, r"LoggerHook\.file_client_args: \{\} was given"),
-        ({"keep_local": False}, r"keep_local: False was given without out_dir"),
-    ],
-    ids=["backend", "client", "lost"],
-)
-def test_wrong_arguments_of_the_logger_are_named(options, message):
-    with pytest.raises(ConfigError, match=message):
-        LoggerHook(**options)
 
 
 def test_an_invalid_loss_ends_a_run(make_runner):

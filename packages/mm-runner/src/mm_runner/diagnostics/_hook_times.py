@@ -73,7 +73,6 @@ class HookTimesHook(Hook):
         if self._steps == self.begin and runner.rank == 0:
             self._is_timing = True
             runner.hooks_list.wrap(self._timed)
-            _renew_hooks(runner)
         elif self._steps == self.begin + self.iters:
             self._finish(runner)
         self._last = time.perf_counter()
@@ -94,7 +93,6 @@ class HookTimesHook(Hook):
 
     def _finish(self, runner: RunView) -> None:
         self.clean_up(runner)
-        _renew_hooks(runner)
         steps = self._steps - self.begin
         if runner.rank != 0:
             return
@@ -141,10 +139,3 @@ class HookTimesHook(Hook):
                 self._sums[type(hook).__name__][stage] += time.perf_counter() - began
 
         return timed
-
-
-def _renew_hooks(runner: RunView) -> None:
-    """Let the loop look up again the methods that it calls in each step."""
-    renew = getattr(runner.train_loop, "renew_hooks", None)
-    if renew is not None:
-        renew()

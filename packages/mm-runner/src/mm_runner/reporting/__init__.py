@@ -1,6 +1,6 @@
 """Logging: scalars, log lines, the progress bar and files."""
 
-from ._console import RunConsole, TrainingClock, as_clock
+from ._console import RunConsole, as_clock
 from ._log_processor import LogProcessor, build_log_processor
 from ._message_hub import MessageHub
 from ._run_logger import close_logger, open_logger, recent_lines
@@ -22,7 +22,6 @@ __all__ = [
     "MessageHub",
     "RunConsole",
     "TensorBoardWriter",
-    "TrainingClock",
     "WandbWriter",
     "as_clock",
     "as_numbers",

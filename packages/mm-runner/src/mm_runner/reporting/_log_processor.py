@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.errors import ConfigError
 from mm_runner.registry import Registry, build_from_cfg, short_repr
 
 from ._console import as_clock
@@ -17,9 +16,9 @@ from ._statistics import EPOCH, parse_statistics
 __all__ = ["LogProcessor", "build_log_processor"]
 
 _SECONDS = ("time", "data_time")
-_WHERE = "log_processor"
-# Names without a dot are not looked up in it: there is one of ours, and import paths.
-_IMPORT_PATHS = Registry("log processor")
+_LOG_PROCESSORS = Registry("log processor")  # ours, and import paths
+# MMEngine's, by a path or with a scope.
+_MMENGINES = re.compile(r"(mmengine\.(\w+\.)*|\w+\.)LogProcessor")
 
 
 class LogProcessor:
@@ -29,13 +28,10 @@ class LogProcessor:
     entry of ``custom_cfg`` adds a number, or takes the place of the mean: a dict with
 
     * ``data_src``: which scalar it is about, such as ``"loss"`` or ``"time"``;
-    * ``method_name``: ``"mean"``, ``"min"``, ``"max"``, ``"current"``; or a function of a list of
-      numbers, the oldest first, its import path (``"statistics:median"``), or its name among
-      :data:`mm_runner.registry.FUNCTIONS`. Other keys of the entry are then its arguments;
+    * ``method_name``: ``"mean"``, ``"min"``, ``"max"`` or ``"current"``;
     * ``log_name``: what the line calls it; by default ``data_src``, in whose place it stands then;
     * ``window_size``: over how many of the newest steps; ``"epoch"``: those of the epoch so far;
-      ``"global"``, the default: all of the run, also before it was resumed. A function of the
-      user's own needs a number.
+      ``"global"``, the default: all of the run, also before it was resumed.
 
     The values are read when a line is due. Of several processes a line has the mean.
 
@@ -52,7 +48,6 @@ class LogProcessor:
     Raises:
         ConfigError: If an argument is out of its range, an entry does not fit, or two scalars of a
             line would have one name.
-        ComponentNotFoundError: If a ``method_name`` names nothing.
 
     Example:
         >>> peak = dict(data_src="loss", method_name="max", log_name="peak", window_size="epoch")
@@ -146,6 +141,9 @@ class LogProcessor:
         return "  ".join(parts)
 
 
+_LOG_PROCESSORS.register_module(module=LogProcessor)
+
+
 def build_log_processor(value: Any) -> LogProcessor:
     """Return ``value`` if it is a :class:`LogProcessor`, else one built from its arguments.
 
@@ -161,29 +159,18 @@ def build_log_processor(value: Any) -> LogProcessor:
     if isinstance(value, LogProcessor):
         return value
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{_WHERE}: a dict or a LogProcessor is needed, got {short_repr(value)}.")
-    cfg = dict(value or {})
-    cfg["type"] = _class_of(cfg.get("type") or LogProcessor)
-    built: LogProcessor = build_from_cfg(cfg, _IMPORT_PATHS, where=_WHERE)
-    return built
-
-
-def _class_of(kind: Any) -> Any:
-    """Return the class that ``type`` names; ours for MMEngine's, by a path or with a scope."""
-    path = f"{kind.__module__}.{kind.__qualname__}" if inspect.isclass(kind) else str(kind)
-    scope, _, name = path.replace(":", ".").rpartition(".")
-    if name == "LogProcessor" and ("." not in scope or scope.startswith("mmengine.")):
-        return LogProcessor
-    found = kind
-    if isinstance(kind, str) and scope:
-        try:
-            found = _IMPORT_PATHS.get(kind)
-        except LookupError as error:
-            raise type(error)(f"{_WHERE}.type: {error}") from error
-    if not (inspect.isclass(found) and issubclass(found, LogProcessor)):
         raise ConfigError(
-            f"{_WHERE}.type: {short_repr(kind)} was given; there is LogProcessor, or give a class "
-            "derived from mm_runner.reporting.LogProcessor, or its import path "
-            f"'package.module:Name'.{did_you_mean(path, ['LogProcessor'])}"
+            f"log_processor: a dict or a LogProcessor is needed, got {short_repr(value)}."
         )
-    return found
+    cfg = dict(value or {})
+    cfg["type"] = cfg.get("type") or LogProcessor
+    if _MMENGINES.fullmatch(str(cfg["type"])):
+        cfg["type"] = LogProcessor
+    built = build_from_cfg(cfg, _LOG_PROCESSORS, where="log_processor")
+    if not isinstance(built, LogProcessor):
+        raise ConfigError(
+            f"log_processor.type: {short_repr(cfg['type'])} was given; give LogProcessor, or a "
+            "class derived from mm_runner.reporting.LogProcessor, or its import path "
+            "'package.module:Name'."
+        )
+    return built

@@ -16,7 +16,7 @@ from mm_dist import is_main_process
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import as_number
 
-from ._statistics import EPOCH, Statistic, Total, TotalledWindow, as_numbers
+from ._statistics import EPOCH, NO_VALUES, Statistic, TotalledWindow, as_numbers
 
 __all__ = ["MessageHub"]
 
@@ -43,26 +43,25 @@ class ScalarWindow:
     def __init__(self, values: Iterable[Any]) -> None:
         self._values = list(values)
 
+    def _newest(self, window_size: int | None) -> list[float]:
+        return [float(number) for number in as_numbers(self._values[-(window_size or 0) :])]
+
     def current(self) -> float:
         """Return the newest value."""
-        return self._numbers(1)[0]
+        return self._newest(1)[0]
 
     def mean(self, window_size: int | None = None) -> float:
         """Return the mean of the newest ``window_size`` values, by default of all that are kept."""
-        values = self._numbers(window_size or 0)
+        values = self._newest(window_size)
         return sum(values) / len(values)
 
     def max(self, window_size: int | None = None) -> float:
         """Return the greatest of these."""
-        return max(self._numbers(window_size or 0))
+        return max(self._newest(window_size))
 
     def min(self, window_size: int | None = None) -> float:
         """Return the least of these."""
-        return min(self._numbers(window_size or 0))
-
-    def _numbers(self, count: int) -> list[float]:
-        """Return the newest ``count`` values, all for 0; they come to the host at once."""
-        return [float(number) for number in as_numbers(self._values[-count:])]
+        return min(self._newest(window_size))
 
 
 class MessageHub:
@@ -100,13 +99,13 @@ class MessageHub:
         self._num_lines = 0
         self._epoch = -1  # none has begun
         self._is_resumed = False  # perhaps in the middle of an epoch
-        # One deque for each scalar, for good: recorders hold on to it. It is empty before the first
-        # value.
+        # One deque for each scalar, for good: recorders hold on to it.
         self._scalars: dict[str, deque[Any]] = {}
         self._results: dict[str, deque[float]] = {}  # of evaluations
-        self._scalar_readers: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._info: dict[str, Any] = {}
-        self._readers: dict[str, Callable[[], Any]] = {}
+        # What is read when it is asked for, at no cost for steps.
+        self._scalar_readers: dict[str, Callable[[], Mapping[str, float]]] = {}
+        self._info_readers: dict[str, Callable[[], Any]] = {}
 
     def update_scalar(self, name: str, value: float | Tensor) -> None:
         """Add a value: a number, or a tensor of one element, which is not read now.
@@ -119,7 +118,7 @@ class MessageHub:
             ConfigError: If a tensor has more elements than one.
         """
         if isinstance(value, Tensor):
-            if value.numel() != 1:
+            if value.ndim and value.numel() != 1:
                 raise ConfigError(
                     f"{name!r} was to be logged and has the shape {tuple(value.shape)}; a tensor "
                     "of one element is needed. Let train_step return its mean, or leave it out."
@@ -136,11 +135,6 @@ class MessageHub:
                 without a graph.
         """
         return self._window(name).append
-
-    def update_info(self, name: str, value: Any) -> None:
-        """Remember a fact about the run under ``name``."""
-        self._readers.pop(name, None)
-        self._info[name] = value
 
     def update_scalars(self, log_dict: Mapping[str, float | Tensor]) -> None:
         """Add a value to each of several scalars, by name."""
@@ -161,10 +155,7 @@ class MessageHub:
                 kept.append(float(number))
 
     def follow_scalars(self, phase: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """Read scalars of ``phase`` by ``read``, at no cost for steps.
-
-        Only their present values are known, and log lines do not have them.
-        """
+        """Read scalars of ``phase`` by ``read`` when :meth:`get_scalar` asks for one."""
         self._scalar_readers[phase] = read
 
     def get_scalar(self, name: str) -> ScalarWindow:
@@ -181,7 +172,8 @@ class MessageHub:
         """
         known: dict[str, Iterable[Any]] = {**self._filled(), **self._results}
         if name not in known:
-            known.update(self._followed())
+            for phase, read in self._scalar_readers.items():
+                known.update({f"{phase}/{key}": [value] for key, value in read().items()})
         if name not in known:
             raise ConfigError(
                 f"The scalar {name!r} was asked for; there are "
@@ -189,76 +181,77 @@ class MessageHub:
             )
         return ScalarWindow(known[name])
 
+    def update_info(self, name: str, value: Any) -> None:
+        """Remember a fact about the run under ``name``."""
+        self._info_readers.pop(name, None)
+        self._info[name] = value
+
     def update_info_dict(self, info_dict: Mapping[str, Any]) -> None:
         """Remember several facts, by name."""
         for name, value in info_dict.items():
             self.update_info(name, value)
 
     def follow_info(self, name: str, read: Callable[[], Any]) -> None:
-        """Read the fact ``name`` by ``read``, at no cost for steps."""
-        self._readers[name] = read
+        """Read the fact ``name`` by ``read`` when it is asked for."""
+        self._info_readers[name] = read
 
     def get_info(self, name: str, default: Any = None) -> Any:
         """Return the fact ``name``."""
-        read = self._readers.get(name)
+        read = self._info_readers.get(name)
         return self._info.get(name, default) if read is None else read()
 
     def means(self, phase: str) -> dict[str, float]:
         """Return the mean of every scalar of ``phase`` over its window, and other statistics.
 
         This waits for the device: call it once per log line.
-
-        Returns:
-            Numbers by name.
-
-        Raises:
-            ConfigError: If a statistic has the name of another scalar, or is no number.
         """
-        windows = self._of_phase(phase)
+        windows = self._filled(phase)
         kept = _read(windows)
         newest = {name: values[-self._window_size :] for name, values in kept.items()}
         self.not_finite = [
             name for name, values in newest.items() if not any(map(math.isfinite, values))
         ]
+        pattern = self._mean_pattern
         line = {
-            name: sum(values) / len(values) if self._takes_mean(name) else float(values[-1])
+            name: sum(values) / len(values)
+            if pattern is None or pattern.search(name)
+            else float(values[-1])
             for name, values in newest.items()
         }
         for one in self._statistics:
-            if one.source not in newest:
-                continue
-            if one.name in newest and one.name != one.source:
-                raise ConfigError(
-                    f"{one.where}.log_name: {one.name!r} is the name of a scalar that is logged "
-                    "itself; give another name."
-                )
-            totals = getattr(windows[one.source], "totals", {})
-            line[one.name] = one.of(kept[one.source], totals)
+            if one.source in newest:
+                totals = getattr(windows[one.source], "totals", {})
+                line[one.name] = one.of(kept[one.source], totals)
         if phase == "train" and newest:
             self._warn_unknown(newest)
         return line
+
+    def newest(self, phase: str) -> dict[str, float]:
+        """Return the newest value of every scalar of ``phase``, by name; this waits too."""
+        return {name: float(window[-1]) for name, window in self._filled(phase).items()}
 
     def begin_epoch(self, epoch: int) -> None:
         """Reset the statistics of an epoch, unless ``epoch`` is resumed in its middle."""
         continues = self._is_resumed and epoch == self._epoch
         self._epoch, self._is_resumed = epoch, False
         if not continues:
-            self._end_epoch("train/")
+            self._end_epoch("train")
 
-    def newest(self, phase: str) -> dict[str, float]:
-        """Return the newest value of every scalar of ``phase``, by name; this waits too."""
-        return {name: float(window[-1]) for name, window in self._of_phase(phase).items()}
+    def clear(self, phase: str) -> None:
+        """Forget the scalars of ``phase``; statistics of the whole run are kept."""
+        self._end_epoch(phase)
+        for window in self._filled(phase).values():
+            window.clear()
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the windows, as numbers: a resumed run averages over the same steps."""
-        state = _read(self._filled())
+        filled = self._filled()
+        state = _read(filled)
         state.update({f"{_RESULT}{name}": list(kept) for name, kept in self._results.items()})
-        totalled = self._totalled()
-        if totalled:
-            state["#epoch"] = [self._epoch]
-        for name, window in totalled.items():
-            for kind, total in window.totals.items():
-                state[f"{kind}#{name}"] = [total.num, total.sum, total.min, total.max]
+        for name, window in filled.items():
+            if isinstance(window, TotalledWindow):
+                state["#epoch"] = [self._epoch]
+                state.update({f"{span}#{name}": list(t) for span, t in window.totals.items()})
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
@@ -266,57 +259,36 @@ class MessageHub:
         self._epoch, self._is_resumed = -1, True
         for window in self._scalars.values():
             window.clear()
-        for totalled in self._totalled().values():
-            totalled.pending.clear()
-            totalled.totals = {kind: Total() for kind in totalled.totals}
         self._results.clear()
         for name, values in state_dict.items():
+            span, separator, scalar = name.partition("#")
             if name.startswith(_RESULT):
                 kept = deque(map(float, values), maxlen=_MOST_RESULTS)
                 self._results[name.removeprefix(_RESULT)] = kept
-                continue
-            kind, separator, scalar = name.partition("#")
-            if not separator or "/" in kind:
+            elif not separator or "/" in span:
                 self._window(name).extend(values)  # unlike append(), not pending
-            elif not kind:
+            elif not span:
                 (self._epoch,) = map(int, values)
-            else:
-                window = self._window(scalar)
-                if isinstance(window, TotalledWindow) and kind in window.totals:
-                    window.totals[kind] = Total(*values)
-
-    def clear(self, phase: str) -> None:
-        """Forget the scalars of ``phase``; statistics of the whole run are kept."""
-        self._end_epoch(f"{phase}/")
-        for window in self._of_phase(phase).values():
-            window.clear()
+            else:  # after the window of this name
+                totals = getattr(self._scalars.get(scalar), "totals", {})
+                totals.update({span: tuple(values)} if span in totals else {})
 
     def _window(self, name: str) -> deque[Any]:
-        if name not in self._scalars:
-            source = name.partition("/")[2]
-            about = [one for one in self._statistics if one.source == source]
-            sizes = [one.window for one in about if isinstance(one.window, int)]
-            kinds = sorted({str(one.window) for one in about if one.needs_total})
-            size = max([self._window_size, *sizes])
-            self._scalars[name] = TotalledWindow(size, kinds) if kinds else deque(maxlen=size)
-        return self._scalars[name]
+        if name in self._scalars:
+            return self._scalars[name]
+        about = [one for one in self._statistics if one.source == name.partition("/")[2]]
+        size = max([self._window_size, *(n.window for n in about if isinstance(n.window, int))])
+        spans = sorted({one.window for one in about if isinstance(one.window, str)})
+        window = TotalledWindow(size, spans) if spans else deque[Any](maxlen=size)
+        self._scalars[name] = window
+        return window
 
-    def _totalled(self, prefix: str = "") -> dict[str, TotalledWindow]:
-        return {
-            name: window
-            for name, window in self._scalars.items()
-            if isinstance(window, TotalledWindow) and name.startswith(prefix)
-        }
-
-    def _end_epoch(self, prefix: str) -> None:
-        windows = self._totalled(prefix)
+    def _end_epoch(self, phase: str) -> None:
+        windows = self._filled(phase)
         _read(windows)
         for window in windows.values():
-            if EPOCH in window.totals:
-                window.totals[EPOCH] = Total()
-
-    def _takes_mean(self, name: str) -> bool:
-        return self._mean_pattern is None or self._mean_pattern.search(name) is not None
+            if isinstance(window, TotalledWindow) and EPOCH in window.totals:
+                window.totals[EPOCH] = NO_VALUES
 
     def _warn_unknown(self, names: Iterable[str]) -> None:
         """Warn once of statistics about scalars that training does not log."""
@@ -331,19 +303,11 @@ class MessageHub:
                     stacklevel=3,
                 )
 
-    def _followed(self) -> dict[str, list[float]]:
-        return {
-            f"{phase}/{name}": [value]
-            for phase, read in self._scalar_readers.items()
-            for name, value in read().items()
-        }
-
-    def _filled(self) -> dict[str, deque[Any]]:
-        return {name: window for name, window in self._scalars.items() if window}
-
-    def _of_phase(self, phase: str) -> dict[str, deque[Any]]:
-        prefix = f"{phase}/"
-        return {k[len(prefix) :]: v for k, v in self._filled().items() if k.startswith(prefix)}
+    def _filled(self, phase: str | None = None) -> dict[str, deque[Any]]:
+        """Return the windows that have values, by name; those of a phase without its prefix."""
+        prefix = "" if phase is None else f"{phase}/"
+        found = ((name, window) for name, window in self._scalars.items() if window)
+        return {name[len(prefix) :]: one for name, one in found if name.startswith(prefix)}
 
 
 def _read(windows: Mapping[str, deque[Any]]) -> dict[str, list[float]]:

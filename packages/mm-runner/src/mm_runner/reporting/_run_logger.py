@@ -48,7 +48,7 @@ def open_logger(
         ) from error
     logger.propagate = False
     form = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%m/%d %H:%M:%S")
-    handlers: list[logging.Handler] = [_ConsoleHandler(console), _RecentLines()]
+    handlers: list[logging.Handler] = [_ConsoleHandler(console)]
     if log_file is not None:
         handlers.append(_FileHandler(log_file, console))
     for handler in handlers:
@@ -66,15 +66,22 @@ def close_logger(logger: logging.Logger) -> None:
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints above the progress bar instead of through it."""
+    """Prints above the progress bar, and keeps recent lines on every process."""
 
     def __init__(self, console: RunConsole) -> None:
         super().__init__()
         self._console = console
+        self.recent: deque[str] = deque(maxlen=_NUM_RECENT)
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print_record(record, self.format(record))
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - as any handler: a wrong format string ends no run
+            self.handleError(record)
+            return
+        self.recent.append(line)
+        self._console.print_record(record, line)
 
 
 class _FileHandler(logging.FileHandler):
@@ -92,27 +99,12 @@ class _FileHandler(logging.FileHandler):
             self._console.print(f"{self.baseFilename} could not be written: {sys.exc_info()[1]}.")
 
 
-class _RecentLines(logging.Handler):
-    """Ring buffer of recent log lines, on every process, for crash reports."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: deque[str] = deque(maxlen=_NUM_RECENT)
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self.records.append(self.format(record))
-        except Exception:  # noqa: BLE001 - as any handler: a wrong format string ends no run
-            self.handleError(record)
-
-
 def recent_lines(logger: logging.Logger) -> list[str]:
-    """Return the last lines of the log of a run, at most fifty."""
-    records = [
+    """Return the last lines of the log of a run, at most fifty, for crash reports."""
+    found = [
         text
         for handler in logger.handlers
-        if isinstance(handler, _RecentLines)
-        for text in handler.records
+        if isinstance(handler, _ConsoleHandler)
+        for text in handler.recent
     ]
-    return "\n".join(records).splitlines()[-_NUM_RECENT:]
+    return "\n".join(found).splitlines()[-_NUM_RECENT:]

@@ -6,13 +6,13 @@ import atexit
 import inspect
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mm_runner.errors import ConfigError
 
-from ._writers import axis_of, named_scalars
+from ._writers import named_scalars
 
 __all__ = ["WandbWriter"]
 
@@ -61,21 +61,18 @@ class WandbWriter:
             "name": f"{log_dir.parent.name}/{log_dir.name}",
             **(init_kwargs or {}),
         }
-        self._metrics = _metric_definitions(define_metric_cfg)
+        cfg = define_metric_cfg or []
+        if isinstance(cfg, Mapping):
+            cfg = [{"name": name, "summary": summary} for name, summary in cfg.items()]
+        self._metrics = [{"step_metric": "step", **metric} for metric in cfg]
         self._config_file = log_dir / "config.yaml"
         self._run: Any = None
         self._is_own = True
-        # What the configuration says of a metric is as it is.
-        self._by_epoch = {metric["name"] for metric in self._metrics if "name" in metric}
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Log the numbers of ``record``, with ``epoch`` and ``step``, by which curves are drawn."""
-        run = self._started()
-        scalars = named_scalars(record)
-        if axis_of(record) == "epoch":
-            self._draw_by_epoch(scalars)
         position = {name: record[name] for name in ("epoch", "step") if name in record}
-        run.log({**scalars, **position})
+        self._started().log({**named_scalars(record), **position})
 
     def add_image(self, name: str, image: Any, step: int) -> None:
         """Log an image of shape ``(height, width)`` or ``(height, width, channels)``."""
@@ -86,12 +83,6 @@ class WandbWriter:
         """Change keys of the configuration that the run shows."""
         self._started().config.update(dict(config), allow_val_change=True)
 
-    def _draw_by_epoch(self, names: Iterable[str]) -> None:
-        # Full names win over the pattern for all.
-        for name in (one for one in names if one not in self._by_epoch):
-            self._by_epoch.add(name)
-            self._run.define_metric(name, step_metric="epoch")
-
     def close(self) -> None:
         """Upload the rest, and end the run, unless the program has started it."""
         run, self._run = self._run, None
@@ -101,11 +92,9 @@ class WandbWriter:
         run.finish()
 
     def _started(self) -> Any:
-        if self._run is None:  # not before: it may wait for a network
-            self._run = self._start()
-        return self._run
-
-    def _start(self) -> Any:
+        """Return the run; begun at the first record, as that may wait for a network."""
+        if self._run is not None:
+            return self._run
         arguments = dict(self._arguments)
         if "mode" not in arguments and "WANDB_MODE" not in os.environ and not self._has_key():
             arguments["mode"] = "offline"
@@ -118,7 +107,7 @@ class WandbWriter:
         if before is not None:
             before.close()
         active = getattr(self._wandb, "run", None)
-        run = self._wandb.init(**arguments)
+        self._run = run = self._wandb.init(**arguments)
         self._is_own = run is not active
         WandbWriter._newest = weakref.ref(self)
         # Before wandb's own end of the process, behind which no run can be ended any more.
@@ -135,17 +124,3 @@ class WandbWriter:
         if "prompt" in inspect.signature(login).parameters:
             return bool(login(prompt=False, verify=False))
         return bool(self._wandb.api.api_key)  # newer versions warn of it
-
-
-def _metric_definitions(cfg: Any) -> list[dict[str, Any]]:
-    if isinstance(cfg, Mapping):
-        return [
-            {"name": name, "summary": summary, "step_metric": "step"}
-            for name, summary in cfg.items()
-        ]
-    if cfg is not None and not isinstance(cfg, (list, tuple)):
-        raise ConfigError(
-            "define_metric_cfg: a dict of summaries by name, or a list of dicts, is needed, got "
-            f"{cfg!r}."
-        )
-    return [{"step_metric": "step", **metric} for metric in cfg or ()]

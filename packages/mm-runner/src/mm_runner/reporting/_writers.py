@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,9 +58,7 @@ class JsonLinesWriter:
     """
 
     def __init__(self, log_dir: Path, save_dir: str | Path | None = None) -> None:
-        directory = log_dir if save_dir is None else Path(save_dir)
-        directory.mkdir(parents=True, exist_ok=True)
-        self._path = directory / "scalars.jsonl"
+        self._path = Path(save_dir or log_dir) / "scalars.jsonl"
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append ``record``; a value that JSON has no number for (nan, inf) becomes ``null``."""
@@ -70,22 +67,10 @@ class JsonLinesWriter:
             for key, value in record.items()
             if key != "axis"  # both are here
         }
-        line = (json.dumps(finite) + "\n").encode()
-        try:
-            self._append(line)
-        except FileNotFoundError:  # its directory was removed
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(line)
-
-    def _append(self, line: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         # Opened for each line: lines are rare, and what a killed run wrote last is on the disk.
-        # Without Python's layers of files, which take five times as long.
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            while line:
-                line = line[os.write(file, line) :]
-        finally:
-            os.close(file)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite) + "\n")
 
 
 class GuardedWriter:
@@ -202,12 +187,12 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
 
     Args:
         visualizer: ``dict(vis_backends=[dict(type='TensorboardVisBackend'), ...])``, of which other
-            keys are ignored: nothing is drawn here; or ``None``. One that is near ``vis_backends``,
-            ``type``, ``name`` or ``save_dir`` is taken for a slip.
+            keys are ignored: nothing is drawn here; or ``None``.
         log_writers: A name, a config, a writer, or a list of these; or ``None``.
 
     Raises:
-        ConfigError: If one of them is something else, or a key of ``visualizer`` is a slip.
+        ConfigError: If one of them is something else, or a key of ``visualizer`` is nearly one of
+            MMEngine's.
 
     Example:
         >>> writer_configs(None, ["TensorBoardWriter"])
@@ -237,23 +222,16 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
     for where, given in (("visualizer.vis_backends", backends), ("log_writers", log_writers)):
         entries = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
         for index, entry in enumerate(entries):
-            cfg = _as_config(entry, f"{where}[{index}]")
-            is_there_anyway = cfg == {"type": "JsonLinesWriter"}
-            if not is_there_anyway and cfg not in found.values():
-                found[f"{where}[{index}]"] = cfg
+            cfg, place = {"type": entry} if isinstance(entry, str) else entry, f"{where}[{index}]"
+            if isinstance(cfg, Mapping):
+                name = cfg.get("type")
+                known = _MMENGINES_NAMES.get(name) if isinstance(name, str) else None
+                cfg = {**cfg, "type": known} if known else dict(cfg)
+            elif isinstance(cfg, type) or not callable(getattr(cfg, "write", None)):
+                raise ConfigError(
+                    f"{place}: the name of a writer, a dict with 'type', or an object with "
+                    f"write(record) is needed, got {cfg!r}."
+                )
+            if cfg != {"type": "JsonLinesWriter"} and cfg not in found.values():
+                found[place] = cfg
     return found
-
-
-def _as_config(entry: Any, where: str) -> Any:
-    if isinstance(entry, str):
-        entry = {"type": entry}
-    if isinstance(entry, Mapping):
-        kind = entry.get("type")
-        known = _MMENGINES_NAMES.get(kind, kind) if isinstance(kind, str) else kind
-        return {**entry, "type": known} if "type" in entry else dict(entry)
-    if callable(getattr(entry, "write", None)) and not isinstance(entry, type):
-        return entry
-    raise ConfigError(
-        f"{where}: the name of a writer, a dict with 'type', or an object with write(record) is "
-        f"needed, got {entry!r}."
-    )

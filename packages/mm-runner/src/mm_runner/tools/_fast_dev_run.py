@@ -56,7 +56,7 @@ def _run(cfg: Mapping[str, Any], trial: _FirstBatches) -> None:
             runner.hooks_list.remove(hook)
             trial.saving.append(hook)
         elif type(hook) is LoggerHook:
-            hook.interval, hook.out_dir, hook.keep_local = 1, None, True
+            hook.interval = 1
     runner.register_hook(trial)
     runner.interruption.saves = False
     runner.train()
