@@ -259,6 +259,8 @@ class MessageHub:
         self._epoch, self._is_resumed = -1, True
         for window in self._scalars.values():
             window.clear()
+            if isinstance(window, TotalledWindow):
+                window.totals = dict.fromkeys(window.totals, NO_VALUES)
         self._results.clear()
         for name, values in state_dict.items():
             span, separator, scalar = name.partition("#")
