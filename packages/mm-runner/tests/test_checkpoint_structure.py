@@ -206,7 +206,7 @@ def test_a_marker_that_is_no_path_is_passed_over_in_one_short_line(saved, tmp_pa
     told = []
     path, _ = latest_readable(tmp_path, told.append)
     assert path.name == "epoch_1.pth"
-    assert told == [f"{tmp_path / LAST_CHECKPOINT} is too long: it names no checkpoint."]
+    assert told == [f"{tmp_path / LAST_CHECKPOINT} names no checkpoint."]
 
 
 LAUGHS = "a: &a [x]\n" + "".join(

@@ -110,21 +110,17 @@ def damaged(path: Path, error: BaseException) -> CheckpointError:
         path: The file.
         error: Raised by the loader; its reason follows what looks like a checkpoint.
     """
-    begin, reason = _begin_of(path), first_line(error).split(". ")[0].rstrip(".")
-    if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason:
-        reason = ""  # torch's advice to load it unsafely
-    if _has_end(path):
-        what = reason or "a part of it cannot be read"
-    elif not begin:
+    begin, what = _begin_of(path), first_line(error).split(". ")[0].rstrip(".")
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in what:
+        what = "a part of it cannot be read"  # torch advises to load it unsafely
+    if not begin:
         what = "it is empty"
-    elif begin.startswith((_ARCHIVE[: len(begin)], _PICKLE)):
-        size = f"{path.stat().st_size:,} bytes"
-        what = f"it is cut off: {size}, no end of its archive"
-        if begin.startswith(_PICKLE):
-            what = f"it is cut off, or a pickle that torch.save did not write: {size}"
-        what += f" ({reason})" if reason else ""
-    else:
-        what = f"it is no checkpoint, and begins with {begin!r}"
+    elif not _has_end(path):
+        if begin.startswith((_ARCHIVE[: len(begin)], _PICKLE)):
+            size = f"{path.stat().st_size:,} bytes"
+            what = f"it is cut off: {size}, no end of its archive ({what})"
+        else:
+            what = f"it is no checkpoint, and begins with {begin!r}"
     return CheckpointError(f"{path} is damaged: {what}.")
 
 

@@ -120,9 +120,8 @@ def latest_readable(
     candidates = find_latest_checkpoint(work_dir)
     marker = work_dir / LAST_CHECKPOINT
     names_none = _name_in(marker) == ""
-    fault = "too long" if names_none and marker.stat().st_size > _LONGEST_PATH else "empty"
     if names_none:
-        warn(f"{marker} is {fault}: it names no checkpoint.")
+        warn(f"{marker} names no checkpoint.")
     for path in candidates:
         try:
             content = load_checkpoint_file(path)
@@ -138,7 +137,7 @@ def latest_readable(
         )
     if names_none:  # it may have named one elsewhere
         raise CheckpointError(
-            f"resume was asked for; {marker} is {fault}, and no checkpoint lies beside "
-            "it. Name one with load_from, or remove that file to train from the start."
+            f"resume was asked for; {marker} names no checkpoint, and none lies beside it. Name "
+            "one with load_from, or remove that file to train from the start."
         )
     return None

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mm_runner.errors import CheckpointError
+
+from ._atomic import first_line
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -33,18 +37,25 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Return the generators to ``state``; those that this process lacks are passed over."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(state["torch"])
-    if device.type in state and device.type != "cpu":
-        _device_module(device).set_rng_state(state[device.type], device)
+    """Return the generators to ``state``; those that this process lacks are passed over.
+
+    Raises:
+        CheckpointError: If it is no state of generators.
+    """
     numpy = sys.modules.get("numpy")
-    if numpy is not None and "numpy" in state:
-        name, keys, position, has_gauss, cached = state["numpy"]
-        numpy.random.set_state(
-            (name, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached)
-        )
+    try:
+        version, internal, gauss = state["python"]
+        random.setstate((version, tuple(internal), gauss))
+        torch.set_rng_state(state["torch"])
+        if device.type in state and device.type != "cpu":
+            _device_module(device).set_rng_state(state[device.type], device)
+        if numpy is not None and "numpy" in state:
+            name, keys, *others = state["numpy"]
+            numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *others))
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The checkpoint's rng cannot be used: {type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def _device_module(device: torch.device) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["BackgroundWriter"]
-
-_NICENESS = 10
 
 
 class BackgroundWriter:
@@ -112,18 +108,10 @@ class BackgroundWriter:
         return plain(checkpoint, to_host=copy)
 
     def _run(self, write: Callable[[Any], object], copied: Any) -> None:
-        _let_others_go_first()
         try:
             write(copied)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
             self._failure = error
-
-
-def _let_others_go_first() -> None:
-    """Give this thread a processor when training needs none, where threads have priorities."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _is_alike(one: Tensor, other: Tensor) -> bool:
