@@ -91,7 +91,7 @@ def test_unpacking_writes_a_link_as_the_text_that_it_is(cache, tmp_path):
     assert not (other / FOLDER / "link").is_symlink()
 
 
-def test_unpacking_refuses_damage_bombs_and_doubles(cache, tmp_path):
+def test_unpacking_refuses_damage_and_bombs(cache, tmp_path):
     file, other = tmp_path / "cache.zip", tmp_path / "other"
     pack_cache(cache, file)
     content = file.read_bytes()
@@ -103,12 +103,6 @@ def test_unpacking_refuses_damage_bombs_and_doubles(cache, tmp_path):
         archive.writestr(f"{FOLDER}/zeros", b"0" * 10**7)
     with pytest.raises(CacheFileError, match="declares more than it holds"):
         unpack_cache(file, other)
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(f"{FOLDER}/a", b"0")
-        with pytest.warns(UserWarning, match="Duplicate"):
-            archive.writestr(f"{FOLDER}/a", b"1")
-    with pytest.raises(CacheFileError, match="no file of pack_cache"):
-        unpack_cache(file, other)
     assert not other.exists()
     with pytest.raises(ConfigError, match=r"the directory for unpack_cache is .* is a file"):
         unpack_cache(file, file)
@@ -118,9 +112,9 @@ def test_a_file_that_cannot_be_read_or_written_is_named(cache, tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()
     for directory in (tmp_path / "a" / "b", kept):
-        with pytest.raises(CacheFileError, match=r"none\.zip cannot be read: No such file"):
+        with pytest.raises(CacheFileError, match=r"none\.zip cannot be unpacked .*: No such file"):
             unpack_cache(tmp_path / "none.zip", directory)
-    with pytest.raises(CacheFileError, match="kept cannot be read"):
+    with pytest.raises(CacheFileError, match="kept cannot be unpacked"):
         unpack_cache(kept, tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()
     with pytest.raises(CacheFileError, match=r"none/cache\.zip cannot be written"):

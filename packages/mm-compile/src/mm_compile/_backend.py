@@ -44,12 +44,11 @@ class GuardedBackend:
     def __init__(
         self,
         keywords: Mapping[str, Any],
-        *,
-        dynamic: bool | None,
-        catches: bool,
         code_cache: CodeCache | None = None,
+        *,
+        catches: bool,
     ) -> None:
-        self._compile = _backend_function(keywords, dynamic=dynamic)
+        self._compile = _backend_function(keywords)
         if code_cache is not None:
             self._compile = code_cache.wrap(self._compile)
         # torch shows this name in messages.
@@ -104,10 +103,10 @@ class GuardedBackend:
         return run
 
 
-def _backend_function(keywords: Mapping[str, Any], *, dynamic: bool | None) -> Compiled:
+def _backend_function(keywords: Mapping[str, Any]) -> Compiled:
     if keywords.get("backend", "inductor") == "inductor":
         compiled: Compiled = torch_private.inductor_backend(
-            keywords.get("mode"), keywords.get("options"), dynamic=dynamic
+            keywords.get("mode"), keywords.get("options"), dynamic=keywords.get("dynamic")
         )
         return compiled
     function = _lookup(keywords)

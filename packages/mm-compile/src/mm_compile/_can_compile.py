@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ._config import check_against_torch, parse_config
 from ._errors import TorchVersionError
 from ._torch import compile_refusal, describe_backend
@@ -19,7 +17,6 @@ from ._torch_private import has_code_generator
 
 # Devices whose kernels inductor writes in Triton; for the CPU it writes C++.
 _TRITON_DEVICES = ("cuda", "xpu")
-_LEAST_CAPABILITY = (7, 0)
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,8 @@ def can_compile(
     """Say whether ``compile_model(model, cfg)`` has what it needs on this machine.
 
     Looks for torch >= 2.0 and a Python that it compiles on. For inductor, also for Python's
-    headers, and a C++ compiler (CPU), or Triton, a C compiler and a supported GPU (CUDA, XPU), or a
-    code generator for the device. Compiles nothing.
+    headers, and a C++ compiler (CPU), or Triton and a C compiler (CUDA, XPU), or a code generator
+    for the device. Compiles nothing.
 
     Args:
         cfg: A config of ``compile_model``.
@@ -74,52 +71,39 @@ def can_compile(
 
 
 def _missing_for_inductor(device_type: str) -> str | None:
-    missing = _missing_on_machine(device_type)
-    if missing is None:
-        return None
-    return f"backend 'inductor' on {device_type} {missing}, or use backend 'aot_eager'."
-
-
-def _missing_on_machine(device_type: str) -> str | None:
+    """Return what is missing and what to do, or None."""
+    missing = None
+    headers = Path(sysconfig.get_path("include"), "Python.h")
     if device_type == "cpu":
         # Inductor looks there too: CXX, or else the platform's usual compiler.
         usual = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
         compiler = os.environ.get("CXX", usual)
         if shutil.which(compiler) is None:
-            return (
+            missing = (
                 f"needs a C++ compiler, and {compiler!r} is not on PATH: install one (Debian and "
                 "Ubuntu: apt-get install g++), set CXX"
             )
     elif device_type in _TRITON_DEVICES:
-        missing = _missing_for_triton(device_type)
-        if missing is not None:
-            return missing
+        # Triton compiles the launchers of its kernels in C.
+        compilers = (os.environ.get("CC", "cc"), "gcc", "clang")
+        if find_spec("triton") is None:
+            missing = (
+                "needs Triton, which is not installed: install the triton that belongs to this "
+                "torch"
+            )
+        elif not any(map(shutil.which, compilers)):
+            missing = (
+                "needs a C compiler for Triton, and there is no gcc or clang on PATH: install one "
+                "(Debian and Ubuntu: apt-get install gcc), set CC"
+            )
     elif not has_code_generator(device_type):
         question = "Did you mean 'cuda'? " if device_type == "gpu" else ""
-        return f"has no code generator. {question}Name the backend that comes with the device"
-    folder = Path(sysconfig.get_path("include"))
-    if device_type in ("cpu", *_TRITON_DEVICES) and not (folder / "Python.h").exists():
-        return (
-            f"needs Python's headers, and {folder} has no Python.h: install them (Debian and "
-            "Ubuntu: apt-get install python3-dev)"
+        missing = f"has no code generator. {question}Name the backend that comes with the device"
+    if missing is None and device_type in ("cpu", *_TRITON_DEVICES) and not headers.exists():
+        missing = (
+            f"needs Python's headers, and {headers.parent} has no Python.h: install them (Debian "
+            "and Ubuntu: apt-get install python3-dev)"
         )
-    return None
-
-
-def _missing_for_triton(device_type: str) -> str | None:
-    if find_spec("triton") is None:
-        return "needs Triton, which is not installed: install the triton that belongs to this torch"
-    if device_type == "cuda" and torch.version.hip is None and torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability()
-        if capability < _LEAST_CAPABILITY:
-            return (
-                "needs a GPU of CUDA capability >= 7.0; this is "
-                f"{torch.cuda.get_device_name()} of {capability[0]}.{capability[1]}: take another"
-            )
-    # Triton compiles the launchers of its kernels in C.
-    if not any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
-        return (
-            "needs a C compiler for Triton, and there is no gcc or clang on PATH: install one "
-            "(Debian and Ubuntu: apt-get install gcc), set CC"
-        )
-    return None
+    if missing is None:
+        return None
+    return f"backend 'inductor' on {device_type} {missing}, or use backend 'aot_eager'."

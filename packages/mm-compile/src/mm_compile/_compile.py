@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,14 @@ from . import _torch_private as torch_private
 from ._backend import unsupported_keywords
 from ._cache._code_cache import open_cache
 from ._compiled_code import RegionKind, mode_of
-from ._config import TRAINED, CompileConfig, check_against_torch, parse_config, with_keywords
+from ._config import TRAINED, CompileConfig, check_against_torch, parse_config
 from ._device_graphs import DeviceGraphs, records_graphs
 from ._errors import AlreadyCompiledError, ConfigError, MMCompileError
 from ._handle import CompileHandle
 from ._method import function_of, instance_method
 from ._model_call import ModelCall
 from ._region import Region
-from ._select import NamedModule, find_regions, has_forward, signature_of
+from ._select import find_regions, has_forward, signature_of
 from ._torch import describe_backend, rare_collections, shares_code
 from ._verify import Verifier
 from ._warm_up import WarmUp
@@ -90,7 +90,7 @@ def compile_model(
         raise ConfigError(
             f"compile_model got {type(model).__name__}; it compiles a torch.nn.Module."
         )
-    config = parse_config(with_keywords(cfg, keywords))
+    config = parse_config(cfg, keywords)
     if not config.enabled:
         return CompileHandle(config, [])
     check_against_torch(config)
@@ -169,18 +169,26 @@ def _make_regions(model: nn.Module, attribute: str, config: CompileConfig) -> li
     # ends graphs at the gradient buckets.
     inner = _unwrapped(model) if attribute == "forward" else model
     _refuse_compiled(inner)
-    modules = [("", inner)]
-    if config.regions is not None:
-        modules = find_regions(inner, config.regions)
-        if not modules:
-            _logger.info(
-                "compile: regions='auto' found too few equal blocks in %s; it is compiled whole.",
-                type(inner).__name__,
-            )
-            modules = [("", inner)]
+    modules = [] if config.regions is None else find_regions(inner, config.regions)
+    if config.regions is not None and not modules:
+        _logger.info(
+            "compile: regions='auto' found too few equal blocks in %s; it is compiled whole.",
+            type(inner).__name__,
+        )
+    modules = modules or [("", inner)]
     for _, module in modules:
         _refuse(module, attribute)
-    return _group(modules, attribute, config)
+    kinds: dict[object, RegionKind] = {}
+    regions = []
+    for name, module in modules:
+        is_alone = not shares_code() or instance_method(module, attribute) is not None
+        key = id(module) if is_alone else signature_of(module)
+        if key not in kinds:
+            kinds[key] = RegionKind(function_of(module, attribute), config)
+            # Compiles nothing, but torch checks its arguments now.
+            kinds[key].code(mode_of(module))
+        regions.append(Region(module, attribute, name, kinds[key]))
+    return regions
 
 
 def _refuse_compiled(module: nn.Module) -> None:
@@ -211,7 +219,7 @@ def _refuse(module: nn.Module, attribute: str) -> None:
             f"{asked} has no forward to compile. Give the model that holds it, or name by regions "
             "what it holds, such as regions=['*']."
         )
-    if is_forward and getattr(module, "_compiled_call_impl", None) is not None:
+    if is_forward and torch_private.is_compiled_by_module(module):
         raise AlreadyCompiledError(
             f"{asked} is compiled already, by its own compile(), which is torch's. Drop that call, "
             "or leave this out."
@@ -222,17 +230,3 @@ def _refuse(module: nn.Module, attribute: str) -> None:
             f"{asked} is compiled already. Call undo() on the handle of the first compile_model "
             "before compiling again."
         )
-
-
-def _group(modules: Sequence[NamedModule], attribute: str, config: CompileConfig) -> list[Region]:
-    kinds: dict[object, RegionKind] = {}
-    regions = []
-    for name, module in modules:
-        is_alone = not shares_code() or instance_method(module, attribute) is not None
-        key = id(module) if is_alone else signature_of(module)
-        if key not in kinds:
-            kinds[key] = RegionKind(function_of(module, attribute), config)
-            # Compiles nothing, but torch checks its arguments now.
-            kinds[key].code(mode_of(module))
-        regions.append(Region(module, attribute, name, kinds[key]))
-    return regions

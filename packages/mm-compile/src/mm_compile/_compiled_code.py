@@ -48,10 +48,7 @@ class CompiledCode:
             keywords["dynamic"] = True
         self.is_dynamic = keywords.get("dynamic") is True
         self.backend = GuardedBackend(
-            keywords,
-            dynamic=keywords.get("dynamic"),
-            catches=config.on_error == "eager",
-            code_cache=config.code_cache,
+            keywords, config.code_cache, catches=config.on_error == "eager"
         )
         rest = {name: keywords[name] for name in keywords.keys() - {"backend", "mode", "options"}}
         if takes_version_limit() and config.num_versions > torch_private.version_limit():

@@ -3,22 +3,15 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ._backend import unsupported_keywords
 from ._cache._code_cache import CodeCache
 from ._cache._directory import parse_cache
 from ._errors import ConfigError
-from ._torch import (
-    backend_names,
-    compile_keywords,
-    inductor_modes,
-    inductor_options,
-    require_compile,
-    require_torch_2_4,
-    takes_version_limit,
-)
-from ._torch_private import version_limit
+from ._torch import compile_keywords, require_compile, require_torch_2_4, takes_version_limit
+from ._torch_private import backend_names, inductor_modes, inductor_options, version_limit
 from ._words import suggest
 
 TARGETS = ("forward", "train_step", "val_step", "test_step", "loss", "predict")
@@ -32,14 +25,7 @@ _CHOICES = {
     "on_recompile": ("dynamic", "eager", "raise"),
 }
 # Keys of this package; the others are torch.compile's.
-_OWN_KEYS = (
-    *_CHOICES,
-    "regions",
-    "recompile_limit",
-    "optimizer",
-    "cache",
-    "verify",
-)
+_OWN_KEYS = (*_CHOICES, "regions", "recompile_limit", "optimizer", "cache", "verify")
 # Types of values, and their description. torch checks keywords that are missing here.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "target": ((str, list, tuple), "a method's name or a list of names"),
@@ -55,6 +41,9 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "options": ((dict,), "a dict of options by their names"),
     "disable": ((bool, str), "True, False or 'auto'"),
     "verify": ((int, Mapping), "True, a number of training calls or a dict"),
+    "verify.steps": ((int,), "a number of training calls, 0 or more"),
+    "verify.rtol": ((int, float), "a tolerance, 0 or more"),
+    "verify.atol": ((int, float), "a tolerance, 0 or more"),
 }
 _AUTO: Mapping[str, Any] = {"disable": "auto", "regions": "auto", "on_error": "eager"}
 # Dynamo keeps 8 versions of a function by default: the first one, recompilations, and those of
@@ -114,38 +103,41 @@ class CompileConfig:
 
     @property
     def num_versions(self) -> int:
-        """How many versions of one function dynamo has to keep."""
+        """Number of versions of one function that dynamo has to keep."""
         return self.recompile_limit + _VERSIONS_RESERVED
 
 
-def with_keywords(cfg: Any, keywords: Mapping[str, Any]) -> Any:
-    """Return ``cfg`` with more keys; a config that is off stays off."""
-    if not keywords or cfg is None or cfg is False:
-        return cfg
-    given = {} if cfg is True else _AUTO if cfg == "auto" else cfg
-    if not isinstance(given, Mapping):
-        return cfg  # refused by parse_config
-    for key in () if given is _AUTO else keywords.keys() & given.keys():
-        raise ConfigError(
-            f"compile_model got {key}={keywords[key]!r}, and {given[key]!r} for it in the config. "
-            "Give it once."
-        )
-    return {**given, **keywords}
+def parse_config(
+    cfg: bool | str | Mapping[str, Any] | None,  # noqa: FBT001 - a config value
+    keywords: Mapping[str, Any] = MappingProxyType({}),
+) -> CompileConfig:
+    """Parse ``cfg`` without changing it, and check what needs no compiler.
 
-
-def parse_config(cfg: bool | str | Mapping[str, Any] | None) -> CompileConfig:  # noqa: FBT001 - a config value
-    """Parse ``cfg`` without changing it, and check what needs no compiler."""
-    if cfg is None or isinstance(cfg, bool):
-        return CompileConfig(enabled=bool(cfg))
-    if cfg == "auto":
-        cfg = _AUTO
-    if not isinstance(cfg, Mapping):
+    ``keywords`` are further keys; a config that is off stays off.
+    """
+    if cfg is None or cfg is False:
+        return CompileConfig(enabled=False)
+    is_preset = isinstance(cfg, (bool, str)) and cfg in (True, "auto")
+    preset = _AUTO if cfg == "auto" else {}
+    if not is_preset and not isinstance(cfg, Mapping):
         raise ConfigError(
             f"compile is {cfg!r}; it takes True, False, None, 'auto' or a dict of "
             "torch.compile's arguments. Write compile=True for the defaults."
         )
-    _check_keys_and_types(cfg)
-    given = {key: value for key, value in cfg.items() if value is not None}
+    own_cfg: Mapping[str, Any] = cfg if isinstance(cfg, Mapping) else {}
+    for key in keywords.keys() & own_cfg.keys():
+        raise ConfigError(
+            f"compile_model got {key}={keywords[key]!r}, and {own_cfg[key]!r} for it in the "
+            "config. Give it once."
+        )
+    merged = {**preset, **own_cfg, **keywords}
+    known = tuple(dict.fromkeys((*_OWN_KEYS, *compile_keywords())))
+    for key in merged:
+        if key not in known:
+            raise ConfigError(f"compile has no argument {key!r}. {suggest(key, known)}")
+    given = {key: value for key, value in merged.items() if value is not None}
+    for key, value in given.items():
+        _check_type(key, value)
     target = given.get("target", "forward")
     # Names of the wrong type may not be hashable; they are refused as unknown names.
     names = [target] if isinstance(target, str) else map(str, target)
@@ -182,8 +174,9 @@ def check_against_torch(config: CompileConfig) -> None:
     if config.verify is not None:
         require_torch_2_4("verify", "which names the dtype of autocast for every device")
     backend = config.keywords.get("backend", "inductor")
-    if isinstance(backend, str) and backend != "inductor":
-        _check_name("compile backend", backend, backend_names())
+    known = backend_names()
+    if isinstance(backend, str) and backend != "inductor" and known is not None:
+        _check_name("compile backend", backend, known)
     # Another backend that takes modes may have others.
     if backend == "inductor" or "mode" in unsupported_keywords(config.keywords):
         _check_name("compile mode", config.keywords.get("mode", "default"), inductor_modes())
@@ -199,14 +192,10 @@ def _check_name(kind: str, name: str, known: Collection[str]) -> None:
         raise ConfigError(f"{kind} {name!r} does not exist. {suggest(name, known)}")
 
 
-def _check_keys_and_types(cfg: Mapping[str, Any]) -> None:
-    known = tuple(dict.fromkeys((*_OWN_KEYS, *compile_keywords())))
-    for key, value in cfg.items():
-        if key not in known:
-            raise ConfigError(f"compile has no argument {key!r}. {suggest(key, known)}")
-        types, wanted = _TYPES.get(key, ((object,), "anything"))
-        if value is not None and not isinstance(value, types):
-            raise ConfigError(f"compile.{key} is {value!r}; it takes {wanted}.")
+def _check_type(key: str, value: Any, *, is_wrong: bool = False) -> None:
+    types, wanted = _TYPES.get(key, ((object,), "anything"))
+    if is_wrong or not isinstance(value, types):
+        raise ConfigError(f"compile.{key} is {value!r}; it takes {wanted}.")
 
 
 def _check_values(given: Mapping[str, Any]) -> None:
@@ -224,43 +213,38 @@ def _check_values(given: Mapping[str, Any]) -> None:
         "recompile_limit": isinstance(limit, bool) or limit < 0,
         "options": not all(isinstance(name, str) for name in given.get("options", ())),
     }
-    for key, is_wrong in problems.items():
-        if is_wrong:
-            raise ConfigError(f"compile.{key} is {given[key]!r}; it takes {_TYPES[key][1]}.")
+    for key in (key for key, is_wrong in problems.items() if is_wrong):
+        _check_type(key, given[key], is_wrong=True)
 
 
 def _check_combinations(given: Mapping[str, Any]) -> None:
     targets, is_auto = set(given["target"]), given.get("disable") == "auto"
     # An empty dict is a verify with its defaults.
     is_verified = given.get("verify", False) not in (False, 0)
-    problems = (
-        (
+    trained, repeatable = (", ".join(map(repr, names)) for names in (TRAINED, REPEATABLE))
+    problems = {
+        ("regions", "target"): (
             "regions" in given and targets != {"forward"},
-            ("regions", "target"),
             "regions are modules whose forward is compiled. Drop one.",
         ),
-        (
+        ("mode", "options"): (
             "mode" in given and "options" in given,
-            ("mode", "options"),
             "torch.compile takes one of them. Write the mode's options out, or drop one.",
         ),
-        (
+        ("disable", "target"): (
             is_auto and (len(targets) != 1 or not targets <= set(TRAINED)),
-            ("disable", "target"),
-            f"'auto' weighs one method that trains: {', '.join(map(repr, TRAINED))}. Name one.",
+            f"'auto' weighs one method that trains: {trained}. Name one.",
         ),
-        (
+        ("disable", "optimizer"): (
             is_auto and given.get("optimizer", False),
-            ("disable", "optimizer"),
             "'auto' weighs the model alone. Drop one of the two.",
         ),
-        (
+        ("verify", "target"): (
             is_verified and not targets <= set(REPEATABLE),
-            ("verify", "target"),
-            f"compared code runs twice, which only {', '.join(map(repr, REPEATABLE))} may.",
+            f"compared code runs twice, which only {repeatable} may.",
         ),
-    )
-    for is_wrong, keys, reason in problems:
+    }
+    for keys, (is_wrong, reason) in problems.items():
         if is_wrong:
             values = " and ".join(f"{key}={given[key]!r}" for key in keys)
             raise ConfigError(f"compile has {values}; {reason}")
@@ -272,11 +256,10 @@ def _parse_verify(verify: int | Mapping[str, Any]) -> VerifyConfig | None:
     for key, value in given.items():
         if key not in known:
             raise ConfigError(f"compile.verify has no key {key!r}. {suggest(key, known)}")
-        kinds = (int,) if key == "steps" else (int, float)
-        # NaN would refuse everything.
-        if value is not None and not (isinstance(value, kinds) and value >= 0):
-            wanted = "a number of training calls" if key == "steps" else "a tolerance"
-            raise ConfigError(f"compile.verify.{key} is {value!r}; it takes {wanted}, 0 or more.")
+        if value is not None:
+            _check_type(f"verify.{key}", value)
+            # NaN would refuse everything.
+            _check_type(f"verify.{key}", value, is_wrong=not value >= 0)
     steps = given.pop("steps", None)
     steps = 1 if steps is None else steps
     return VerifyConfig(steps=int(steps), **given) if steps else None

@@ -10,7 +10,6 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch.fx import Node
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared as text
 _OWN_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared as text
@@ -48,12 +47,15 @@ class Failure:
 def failure_of_backend(error: Exception, graph_module: Any) -> Failure:
     """Describe what a backend raised for ``graph_module``."""
     reason = f"{type(error).__name__}: {_first_lines(str(error))}"
-    node = _node_at(error)
-    if node is not None and (frame := _user_frame(node.stack_trace or "")) is not None:
-        return Failure(reason, frame)
-    traces = (getattr(node, "stack_trace", None) for node in graph_module.graph.nodes)
-    trace = next((trace for trace in traces if trace), "")
-    return Failure(reason, _user_frame(trace), is_first=True)
+    # Backends that interpret a graph node by node do so in fx's Interpreter.run_node.
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    running = [f.f_locals.get("n") for f in frames if f.f_code.co_name == "run_node"]
+    for is_first, nodes in ((False, reversed(running)), (True, graph_module.graph.nodes)):
+        for node in nodes:
+            place = _user_frame(getattr(node, "stack_trace", None) or "")
+            if place is not None:
+                return Failure(reason, place, is_first=is_first)
+    return Failure(reason)
 
 
 def note_failure(error: Exception, graph_module: Any) -> None:
@@ -96,21 +98,11 @@ def _first_lines(text: str) -> str:
     return words if len(words) > _LONGEST_REASON // 2 else f"{text[: _LONGEST_REASON - 4]} ..."
 
 
-def _node_at(error: BaseException) -> Node | None:
-    # Backends that interpret a graph node by node do so in fx's Interpreter.run_node.
-    nodes = [
-        frame.f_locals.get("n")
-        for frame, _ in walk_tb(error.__traceback__)
-        if frame.f_code.co_name == "run_node"
-    ]
-    return next((node for node in reversed(nodes) if isinstance(node, Node)), None)
-
-
 def _user_frame(trace: str) -> str | None:
-    return innermost_user_frame((found["file"], found["line"]) for found in _FRAME.finditer(trace))
+    return _innermost_frame((found["file"], found["line"]) for found in _FRAME.finditer(trace))
 
 
-def innermost_user_frame(frames: Iterable[tuple[str, str]]) -> str | None:
+def _innermost_frame(frames: Iterable[tuple[str, str]]) -> str | None:
     """Return ``file:line`` of the last frame outside of torch and this package, or None."""
     own = [
         f"{file}:{line}"
@@ -142,7 +134,7 @@ def add_breaks(known: list[GraphBreak], reasons: Iterable[Any]) -> None:
     for reason in reasons:
         frames = [(each.filename, str(each.lineno)) for each in getattr(reason, "user_stack", ())]
         # An optimizer's step consists of torch's code only.
-        frame = innermost_user_frame(frames) or (":".join(frames[-1]) if frames else None)
+        frame = _innermost_frame(frames) or (":".join(frames[-1]) if frames else None)
         # Newer versions add hints, and context for developers of dynamo.
         text = str(reason.reason).strip("'\"").partition("Hint:")[0].partition("Developer debug")[0]
         text = ". ".join(

@@ -73,14 +73,12 @@ class CompileHandle:
         return self._warm_up is not None and self._warm_up.is_done
 
     def expect_steps(self, num_steps: int) -> None:
-        """Set the number of training calls of the model to come.
+        """Set how many training calls of the model ``"auto"`` expects.
 
-        ``"auto"`` weighs them; otherwise it expects as many as there have been. Does nothing where
-        nothing is compiled.
+        Otherwise it expects as many as there have been. Does nothing where nothing is compiled.
 
         Args:
-            num_steps: Calls of the model in training, each micro-batch of an accumulating run
-                counted.
+            num_steps: Calls of the model in training, micro-batches counted.
 
         Raises:
             ConfigError: If it is not a finite number, or negative.

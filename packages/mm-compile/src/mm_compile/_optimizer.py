@@ -1,7 +1,8 @@
 """The optimizer's step, compiled."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -47,10 +48,7 @@ class CompiledStep:
             # Otherwise an earlier scheduler warns that its wrapper was lost; it is called inside.
             self._wrapped_by_lr_sched = True
         self.backend = GuardedBackend(
-            config.keywords,
-            dynamic=config.keywords.get("dynamic"),
-            catches=config.on_error == "eager",
-            code_cache=config.code_cache,
+            config.keywords, config.code_cache, catches=config.on_error == "eager"
         )
         self._run = torch.compile(copy_function(_calling(self._eager)), backend=self.backend)
         self._errors = torch_private.dynamo_errors()
@@ -68,7 +66,7 @@ class CompiledStep:
         backend = self.backend
         num_graphs, num_breaks = backend.num_graphs, len(backend.break_reasons)
         try:
-            with _RatesAsTensors(self._optimizer, self._rates):
+            with _rates_as_tensors(self._optimizer, self._rates):
                 outputs = self._run()
         except Exception as error:
             if not torch_private.is_of_dynamo(error, self._errors):
@@ -125,29 +123,24 @@ class CompiledStep:
         )
 
 
-class _RatesAsTensors:
-    """Context in which tensors stand for the learning rates.
+@contextmanager
+def _rates_as_tensors(optimizer: Optimizer, tensors: list[torch.Tensor]) -> Iterator[None]:
+    """Put tensors in the place of the learning rates.
 
     Adam and AdamW refuse a tensor with ``foreach=True``: there, ``foreach`` is left to torch.
     """
-
-    def __init__(self, optimizer: Optimizer, tensors: list[torch.Tensor]) -> None:
-        self._groups = optimizer.param_groups
-        self._tensors = tensors
-        self._before: list[tuple[Any, ...]] = []
-
-    def __enter__(self) -> None:
-        for _ in range(len(self._tensors), len(self._groups)):
-            self._tensors.append(torch.zeros(()))
-        for group, tensor in zip(self._groups, self._tensors, strict=False):
-            self._before.append((group["lr"], group.get("foreach")))
-            if isinstance(group["lr"], float):
-                group["lr"] = tensor.fill_(group["lr"])
-                if group.get("foreach") and group.get("capturable") is False:
-                    group["foreach"] = None
-
-    def __exit__(self, *_: object) -> None:
-        for group, (rate, foreach) in zip(self._groups, self._before, strict=True):
+    groups = optimizer.param_groups
+    tensors += [torch.zeros(()) for _ in groups[len(tensors) :]]
+    before = [(group["lr"], group.get("foreach")) for group in groups]
+    for group, tensor in zip(groups, tensors, strict=False):
+        if isinstance(group["lr"], float):
+            group["lr"] = tensor.fill_(group["lr"])
+            if group.get("foreach") and group.get("capturable") is False:
+                group["foreach"] = None
+    try:
+        yield
+    finally:
+        for group, (rate, foreach) in zip(groups, before, strict=True):
             group["lr"] = rate
             if "foreach" in group:
                 group["foreach"] = foreach

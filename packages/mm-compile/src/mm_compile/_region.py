@@ -12,11 +12,7 @@ from . import _torch_private as torch_private
 from ._compiled_code import CompiledCode, Mode, RegionKind, mode_of
 from ._config import REPEATABLE
 from ._errors import CompileError
-from ._failure import (
-    Failure,
-    failure_of_dynamo,
-    passing_error,
-)
+from ._failure import Failure, failure_of_dynamo, passing_error
 from ._method import MethodSlot
 from ._model_call import ModelCall, is_compiling
 from ._torch import rare_collections
@@ -35,16 +31,13 @@ class Region:
 
     Attributes:
         name: The module's name in the model; empty for the model itself.
-        attribute: The method's name.
         index: Its place among the regions of the model.
-        label: Names and class, for messages.
         kind: The regions that it shares code with.
         failure: Why it runs eagerly; None while it is compiled.
         raised: Why its last call raised under ``on_error="raise"``; else None.
         held_back: Why it is not compiled now, although nothing failed; else None.
         model_call: Callbacks of the whole model, if a call of the region may be a call of it.
         check: Compares the first calls with eager ones.
-        is_active: Whether it is installed.
     """
 
     def __init__(

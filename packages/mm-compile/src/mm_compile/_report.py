@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
@@ -35,9 +36,12 @@ class Verified:
     @property
     def ratio(self) -> float:
         """The deviation relative to what is allowed."""
-        return (
-            self.deviation / self.allowed if self.allowed else float("inf") * bool(self.deviation)
-        )
+        if not self.deviation:
+            return 0.0
+        return self.deviation / self.allowed if self.allowed else float("inf")
+
+    def __str__(self) -> str:
+        return f"{self.tensor} deviates by {self.deviation:.2g}, {self.allowed:.2g} allowed"
 
 
 @dataclass(frozen=True)
@@ -156,44 +160,51 @@ class CompileReport:
         if self.steps is not None:
             fields["steps"]["saved_s"] = self.steps.saved_s
             fields["steps"]["break_even_steps"] = self.steps.break_even_steps
-        plain: dict[str, Any] = _with_lists(fields)
+        plain: dict[str, Any] = json.loads(json.dumps(fields))  # lists for tuples
         return plain
 
     def __str__(self) -> str:
         mode = f" (mode {self.mode})" if self.mode else ""
-        first = (
-            f"{self.target} by {self.backend}{mode}: {counted(self.graphs, 'graph')}, "
-            f"{counted(self.graph_breaks, 'graph break')}, "
-            f"{counted(self.recompiles, 'recompile')}, "
-            f"{self.compile_seconds:.1f} s in the compiler"
+        counts = (
+            counted(self.graphs, "graph"),
+            counted(self.graph_breaks, "graph break"),
+            counted(self.recompiles, "recompile"),
+            f"{self.compile_seconds:.1f} s in the compiler",
         )
-        lines = [first]
+        lines = [f"{self.target} by {self.backend}{mode}: {', '.join(counts)}"]
         if self.regions:
-            lines += self._lines_about_regions()
-        if self.decision is not None:
-            lines.append(self.decision)
-        if self.steps is not None:
-            lines.append(str(self.steps))
+            num_compiled = sum(region.is_compiled for region in self.regions)
+            lines.append(f"{num_compiled} of {counted(len(self.regions), 'region')} compiled")
+            lines += self._lines_about_parts((*self.regions, *self.optimizers))
+        lines += [str(each) for each in (self.decision, self.steps) if each is not None]
         return "\n  ".join(lines)
 
-    def _lines_about_regions(self) -> Iterator[str]:
-        regions, everything = self.regions, (*self.regions, *self.optimizers)
-        num_compiled = sum(region.is_compiled for region in regions)
-        yield f"{num_compiled} of {counted(len(regions), 'region')} compiled"
-        for labels, _ in _grouped((step.label, "") for step in self.optimizers if step.is_compiled):
-            yield f"compiled: {labels}"
-        failures = ((each.label, each.failure) for each in everything if each.failure)
-        for labels, reason in _grouped(failures):
-            # The decision has a line of its own.
-            shown = "as auto decided" if reason == self.decision else reason
-            yield f"not compiled: {labels}: {shown}"
-        breaks = [(each.label, str(place)) for each in everything for place in each.graph_breaks]
-        for labels, place in _grouped(breaks):
-            yield f"graph break in {labels} at {place}"
-        changes = ((region.label, change) for region in regions for change in region.changes)
-        for labels, change in _grouped(changes):
-            yield f"compiled again: {labels}: {change}"
-        yield from _lines_about_verified(regions)
+    def _lines_about_parts(self, parts: Sequence[RegionStatus]) -> Iterator[str]:
+        steps = [(step.label, "") for step in self.optimizers if step.is_compiled]
+        # The decision has a line of its own.
+        failures = [
+            (each.label, "as auto decided" if each.failure == self.decision else each.failure)
+            for each in parts
+            if each.failure
+        ]
+        breaks = [(each.label, str(place)) for each in parts for place in each.graph_breaks]
+        changes = [(each.label, change) for each in parts for change in each.changes]
+        notes = [
+            (each.label, each.verified.note)
+            for each in parts
+            if each.verified is not None and each.verified.note
+        ]
+        yield from (f"compiled: {labels}" for labels, _ in _grouped(steps))
+        yield from (f"not compiled: {labels}: {reason}" for labels, reason in _grouped(failures))
+        yield from (f"graph break in {labels} at {place}" for labels, place in _grouped(breaks))
+        yield from (f"compiled again: {labels}: {change}" for labels, change in _grouped(changes))
+        compared = [(each.label, each.verified) for each in parts if each.verified is not None]
+        compared = [(label, verified) for label, verified in compared if verified.tensor]
+        if compared:
+            label, worst = max(compared, key=lambda pair: pair[1].ratio)
+            number = counted(len(compared), "region")
+            yield f"verified: {number} against eager; most in {label}, where {worst}"
+        yield from (f"not verified: {labels}: {note}" for labels, note in _grouped(notes))
 
 
 def status_of(region: Region, verified: Verified | None) -> RegionStatus:
@@ -214,21 +225,6 @@ def status_of(region: Region, verified: Verified | None) -> RegionStatus:
     )
 
 
-def _lines_about_verified(regions: Iterable[RegionStatus]) -> Iterator[str]:
-    verified = [(region, region.verified) for region in regions if region.verified is not None]
-    compared = [(region, each) for region, each in verified if each.tensor is not None]
-    if compared:
-        region, worst = max(compared, key=lambda pair: pair[1].deviation / (pair[1].allowed or 1.0))
-        yield (
-            f"verified: {counted(len(compared), 'region')} against eager; most in "
-            f"{region.label}, where {worst.tensor} deviates by {worst.deviation:.2g}, "
-            f"{worst.allowed:.2g} allowed"
-        )
-    notes = ((region.label, each.note) for region, each in verified if each.note)
-    for labels, note in _grouped(notes):
-        yield f"not verified: {labels}: {note}"
-
-
 def _grouped(pairs: Iterable[tuple[str, str | None]]) -> Iterator[tuple[str, str]]:
     """Yield each text once, with the labels that it applies to."""
     labels: dict[str, Counter[str]] = {}
@@ -238,10 +234,3 @@ def _grouped(pairs: Iterable[tuple[str, str | None]]) -> Iterator[tuple[str, str
         first, times = next(iter(named)), max(named.values())
         more = f" and {len(named) - 1} more" if len(named) > 1 else ""
         yield f"{first}{more}{f', {times} times' if times > 1 else ''}", text
-
-
-def _with_lists(value: Any) -> Any:
-    # JSON has lists for tuples: the result equals what is read back.
-    if isinstance(value, dict):
-        return {key: _with_lists(item) for key, item in value.items()}
-    return [_with_lists(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -15,9 +15,8 @@ import torch
 
 from ._errors import TorchVersionError
 
-# The keywords and modes of torch 2.0, for a torch that does not list them.
+# For torch 1.13, which has no torch.compile to ask.
 _KEYWORDS_OF_TORCH_2_0 = ("fullgraph", "dynamic", "backend", "mode", "options", "disable")
-_MODES_OF_TORCH_2_0 = ("default", "reduce-overhead", "max-autotune")
 # Allocations between two collections of young objects; garbage of some ten MiB.
 _GC_THRESHOLD = 300_000
 
@@ -46,31 +45,6 @@ def takes_version_limit() -> bool:
     return "recompile_limit" in compile_keywords()
 
 
-def backend_names() -> list[str]:
-    """Return every backend known to dynamo: built in, experimental, and from entry points."""
-    from torch._dynamo import list_backends  # noqa: PLC0415 - imports dynamo
-
-    names: list[str] = list_backends(())
-    return [name for name in names if not name.endswith("_TESTING_ONLY")]
-
-
-def inductor_modes() -> tuple[str, ...]:
-    """Return the modes of the inductor backend."""
-    import torch._inductor as inductor  # noqa: PLC0415 - loaded only to compile
-
-    list_mode_options = getattr(inductor, "list_mode_options", None)
-    return tuple(list_mode_options()) if list_mode_options else _MODES_OF_TORCH_2_0
-
-
-def inductor_options() -> tuple[str, ...] | None:
-    """Return the options of the inductor backend, or None where this torch does not list them."""
-    import torch._inductor as inductor  # noqa: PLC0415 - loaded only to compile
-
-    list_options = getattr(inductor, "list_options", None)
-    # torch.compile reads the last two itself and lists them nowhere.
-    return (*list_options(), "guard_filter_fn", "use_aoti") if list_options else None
-
-
 def compile_refusal() -> str | None:
     """Say why this torch cannot compile on this Python, or return None.
 
@@ -83,7 +57,7 @@ def compile_refusal() -> str | None:
             "which has no torch.compile."
         )
     try:
-        torch.compile(_nothing, backend="eager")
+        torch.compile(lambda: None, backend="eager")
     except RuntimeError as error:
         return (
             f"compile needs a Python that PyTorch {torch.__version__} can compile on; "
@@ -120,7 +94,7 @@ class _RareCollections(ContextDecorator):
     """Context in which Python's garbage collector runs rarely; it nests, also across threads.
 
     Capturing and generating code makes hundreds of thousands of objects that stay, which each
-    collection walks through again: 0.5 s of processor time of a warm start.
+    collection walks through again: 0.7 s of processor time of a warm start.
     """
 
     def __init__(self) -> None:
@@ -144,7 +118,3 @@ class _RareCollections(ContextDecorator):
 
 
 rare_collections = _RareCollections()
-
-
-def _nothing() -> None:
-    """Do nothing: compiled to ask torch whether it compiles."""

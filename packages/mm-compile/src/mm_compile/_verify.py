@@ -67,16 +67,14 @@ class Verifier:
         known = self.results.get(region.index, Verified())
         if found is None:
             return None
+        num_calls = known.num_calls + (found.note is None)
+        is_worse = known.tensor is None or found.note or found.ratio > known.ratio
+        self.results[region.index] = replace(found if is_worse else known, num_calls=num_calls)
         if found.note is not None:
-            region.check = None
-            self.results[region.index] = replace(found, num_calls=known.num_calls)
             _logger.warning("compile: %s cannot be verified: %s.", region.label, found.note)
-            return None
-        worst = max(found, known, key=lambda each: each.ratio) if known.tensor else found
-        self.results[region.index] = replace(worst, num_calls=known.num_calls + 1)
-        if known.num_calls + 1 >= self._verify.steps:
+        if found.note is not None or num_calls >= self._verify.steps:
             region.check = None
-        return None if found.deviation <= found.allowed else self._refuse(region, found)
+        return None if found.ratio <= 1 else self._refuse(region, found)
 
     def _compare(
         self, region: Region, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -126,8 +124,7 @@ class Verifier:
         return max(found, key=lambda each: each.ratio, default=None)
 
     def _refuse(self, region: Region, worst: Verified) -> Failure:
-        deviation = f"{worst.tensor} deviates by {worst.deviation:.2g}"
-        reason = f"verify: {deviation}, {worst.allowed:.2g} allowed (compiled against eager)"
+        reason = f"verify: {worst} (compiled against eager)"
         if self._raises:
             raise NumericsError(
                 f"compile: {region.label} computes something else compiled: {reason}. Set "
@@ -158,7 +155,7 @@ class _Trace:
         before = _random_states(device)
         with _restored(module, device):
             # Checkpointing counts what a forward saves, and must not see this one.
-            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
                 outputs = list(find_tensors("the output", run(*args, **kwargs)))
             self.random = _random_states(device)
             # As in a training step, whose backward runs after autocast has ended.
@@ -205,7 +202,7 @@ def _signs(tensor: Tensor) -> Tensor:
 def _restored(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore buffers and torch's random numbers afterwards."""
     values = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]  # noqa: SLF001
+    tables = [(table, dict(table)) for table in torch_private.buffer_tables(module)]
     has_numbers = device.type not in _WITHOUT_NUMBERS
     devices, kind = ([device.index or 0], device.type) if has_numbers else ([], "cuda")
     with torch.random.fork_rng(devices, device_type=kind):
@@ -224,10 +221,6 @@ def _random_states(device: torch.device) -> list[Tensor]:
     has_numbers = device.type not in _WITHOUT_NUMBERS
     own = [getattr(torch, device.type).get_rng_state(device)] if has_numbers else []
     return [torch.get_rng_state(), *own]
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _largest(tensor: Tensor) -> float:

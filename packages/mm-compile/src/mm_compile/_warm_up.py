@@ -7,6 +7,7 @@ import json
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from time import perf_counter
 from typing import Any
@@ -124,7 +125,7 @@ class WarmUp:
 
     def stop(self) -> None:
         """Leave the model as it is now."""
-        if self._begin_call in self._model_call.on_begin:
+        with suppress(ValueError):
             self._model_call.on_begin.remove(self._begin_call)
 
     def _begin_call(self) -> None:
@@ -230,12 +231,11 @@ class WarmUp:
         if stage != self._stage:
             self._stage, self._num_settling = stage, _SETTLING_STEPS
             self._hold_back(message)
-        if message is None:
-            return
-        self.message = message
-        if stage == _REFUSED and (default_store() is None or dist.get_rank() == 0):
-            _logger.warning("compile: %s.", message)
-        self._finish()
+        if message is not None:
+            self.message = message
+            if stage == _REFUSED and (default_store() is None or dist.get_rank() == 0):
+                _logger.warning("compile: %s.", message)
+            self._finish()
 
     def _finish(self) -> None:
         self.is_done = True

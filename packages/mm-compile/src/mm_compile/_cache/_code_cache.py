@@ -15,8 +15,7 @@ from mm_compile import _torch_private as torch_private
 from mm_compile._failure import passing_error
 from mm_compile._torch import describe_backend
 
-from ._directory import is_writable, make_folder, refusal_of
-from ._key import folder_name
+from ._directory import folder_name, is_writable, make_folder, refusal_of
 
 _logger = logging.getLogger(__name__)
 # A large model's code is some ten megabytes.

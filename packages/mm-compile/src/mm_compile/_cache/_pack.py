@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -12,8 +10,7 @@ from pathlib import Path
 
 from mm_compile._errors import CacheFileError, ConfigError
 
-from ._directory import make_folder, parse_cache, parse_directory, refusal_of
-from ._key import FOLDER_NAME
+from ._directory import FOLDER_NAME, make_folder, parse_cache, parse_directory, refusal_of
 
 _COMMENT = b"A compile cache of mm-compile; unpack it with mm_compile.unpack_cache.\n"
 # Such names cannot be absolute, leave the directory, or be hidden.
@@ -22,14 +19,6 @@ _MEMBER = re.compile(r"(?!\.)[\w.,=+-]+(/(?!\.)[\w.,=+-]+)*", re.ASCII)
 _IGNORED = re.compile(r"(.*/)?locks/.*|.*\.(lock|tmp|o|gch)")
 # Code compresses to a tenth.
 _MAX_RATIO = 100
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    NotImplementedError,
-    RuntimeError,
-    EOFError,
-    OSError,
-)
 
 
 def pack_cache(
@@ -96,18 +85,19 @@ def unpack_cache(file: str | os.PathLike[str], directory: str | os.PathLike[str]
     """
     file = Path(file)
     directory = parse_directory(directory, "the directory for unpack_cache")
-    num_added = 0
-    with tempfile.TemporaryDirectory() as draft:
-        names = _extract(file, Path(draft))
-        try:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            _check_members(file, archive)
+            names = [name for name in archive.namelist() if not (directory / name).exists()]
             for name in names:
-                if not (directory / name).exists():
-                    make_folder(directory / name.partition("/")[0])
-                    _add(Path(draft, name), directory / name)
-                    num_added += 1
-        except OSError as error:
-            raise CacheFileError(f"{directory} cannot be written: {error.strerror}.") from error
-    return num_added
+                _add(archive, name, directory)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+        raise CacheFileError(f"{file} is no file of pack_cache, or damaged: {error}.") from error
+    except OSError as error:
+        raise CacheFileError(
+            f"{file} cannot be unpacked into {directory}: {error.strerror}."
+        ) from error
+    return len(names)
 
 
 def _find_members(place: Path, folders: list[Path]) -> Iterator[tuple[str, Path]]:
@@ -139,42 +129,29 @@ def _write_zip(file: Path, members: Mapping[str, Path]) -> int:
     return num_packed
 
 
-def _extract(file: Path, draft: Path) -> list[str]:
-    try:
-        opened = file.open("rb")
-    except OSError as error:
-        raise CacheFileError(
-            f"{file} cannot be read: {error.strerror}. Name a file of pack_cache."
-        ) from error
-    try:
-        with opened, zipfile.ZipFile(opened) as archive:
-            members = archive.infolist()
-            if sum(each.file_size for each in members) > _MAX_RATIO * file.stat().st_size:
-                raise CacheFileError(f"{file} declares more than it holds; nothing was unpacked.")
-            for each in members:
-                if not _is_member(each.filename):
-                    raise CacheFileError(
-                        f"{file} has a member {each.filename!r}, which pack_cache does not write; "
-                        "nothing was unpacked."
-                    )
-                path = draft / each.filename
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(each) as source, path.open("xb") as target:
-                    shutil.copyfileobj(source, target)
-    except _DAMAGE as error:
-        raise CacheFileError(f"{file} is no file of pack_cache, or damaged: {error}.") from error
-    return [each.filename for each in members]
+def _check_members(file: Path, archive: zipfile.ZipFile) -> None:
+    """Check names, sizes and checksums, before anything is unpacked."""
+    members = archive.infolist()
+    if sum(each.file_size for each in members) > _MAX_RATIO * file.stat().st_size:
+        raise CacheFileError(f"{file} declares more than it holds; nothing was unpacked.")
+    for each in members:
+        folder = each.filename.partition("/")[0]
+        if not (_MEMBER.fullmatch(each.filename) and FOLDER_NAME.fullmatch(folder)):
+            raise CacheFileError(
+                f"{file} has a member {each.filename!r}, which pack_cache does not write; "
+                "nothing was unpacked."
+            )
+    damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"checksum of {damaged}")
 
 
-def _is_member(name: str) -> bool:
-    folder = name.partition("/")[0]
-    return bool(_MEMBER.fullmatch(name) and FOLDER_NAME.fullmatch(folder))
-
-
-def _add(source: Path, target: Path) -> None:
-    """Copy a file that becomes visible when it is complete; not writable by others."""
+def _add(archive: zipfile.ZipFile, name: str, directory: Path) -> None:
+    """Unpack a file that becomes visible when it is complete; not writable by others."""
+    target = directory / name
+    make_folder(directory / name.partition("/")[0])
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    shutil.copyfile(source, draft)
+    draft.write_bytes(archive.read(name))
     draft.chmod(0o644)
     draft.replace(target)
