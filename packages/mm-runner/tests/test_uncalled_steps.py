@@ -136,9 +136,8 @@ def test_a_model_that_cannot_be_stepped_is_refused_before_the_first_step(make_ru
             return super().__getitem__(index)
 
     loader = {"dataset": Watched(), "batch_size": 4, "collate_fn": "default_collate"}
-    runner = make_runner(model={"type": Bare}, train_dataloader=loader, cfg=cfg, **NO_VALIDATION)
     with pytest.raises(ConfigError, match=LACKS):
-        runner.train()
+        make_runner(model={"type": Bare}, train_dataloader=loader, cfg=cfg, **NO_VALIDATION).train()
     assert drawn == []
 
 

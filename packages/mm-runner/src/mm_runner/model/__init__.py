@@ -21,7 +21,6 @@ from ._module_settings import (
 from ._steps import (
     EvalStep,
     TrainStep,
-    check_wrapped_step,
     eval_step_of,
     train_step_of,
     uncalled_step,
@@ -45,7 +44,6 @@ __all__ = [
     "TrainStep",
     "apply_module_settings",
     "check_module_settings",
-    "check_wrapped_step",
     "describe_module_settings",
     "eval_step_of",
     "is_model_wrapper",

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
 
-from ._sharded_tensors import distribute_as, full_tensor, local_part, shard_as
+from ._sharded_tensors import distribute_as, local_part, shard_as, sharded_type
 from ._steps import unwrap_model
 
 __all__ = [
@@ -63,7 +63,18 @@ class AveragedWeights(ABC):
         self.interval = interval
         self.device = device
         self.steps: int | Tensor = 0
-        self._sources = _sources(model, parameters, with_buffers=update_buffers)
+        module = unwrap_model(model)
+        chosen = None if parameters is None else {id(parameter) for parameter in parameters}
+        sources: dict[str, Tensor] = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and (chosen is None or id(parameter) in chosen)
+        }
+        if update_buffers:
+            saved = module.state_dict().keys()  # without non-persistent buffers
+            sources.update((name, one) for name, one in module.named_buffers() if name in saved)
+        # The names in checkpoints.
+        self._sources = {name.replace("_orig_mod.", ""): one for name, one in sources.items()}
         self._averages: dict[str, Tensor] = {}
         self._own: list[Tensor] | None = None
 
@@ -99,24 +110,23 @@ class AveragedWeights(ABC):
             self._begin()
             self.steps = self.steps + 1
             return
-        weight = self._count_update(stepped)
-        if weight is not None:
-            _move(list(self._averages.values()), self._parts(), weight)
-
-    def _count_update(self, stepped: bool | Tensor) -> Any:  # noqa: FBT001
-        """Count the update, and return the weight of the new values, ``None`` for none."""
-        if isinstance(stepped, Tensor) and not isinstance(self.steps, Tensor):
-            self.steps = torch.full((), self.steps, dtype=torch.int64, device=stepped.device)
-        steps = self.steps
-        self.steps = steps + (stepped if isinstance(stepped, Tensor) else 1)
-        if isinstance(steps, Tensor):
+        steps: Any = self.steps
+        weight: Any = 0.0
+        if isinstance(stepped, Tensor):  # only the device knows which steps were done
+            if not isinstance(steps, Tensor):
+                steps = torch.full((), steps, dtype=torch.int64, device=stepped.device)
             counts = (steps % self.interval == 0) & stepped
-            return torch.where(counts, self.momentum_at(steps), 0.0)
-        return self.momentum_at(steps) if steps % self.interval == 0 else None
+            weight = torch.where(counts, self.momentum_at(steps), 0.0)
+        elif steps % self.interval == 0:
+            weight = self.momentum_at(steps)
+        self.steps = steps + stepped
+        if isinstance(weight, Tensor) or weight:
+            _move(list(self._averages.values()), self._parts(), weight)
 
     def _begin(self) -> None:
         for name, part in zip(self._sources, self._parts(), strict=True):
-            self._averages[name] = part.detach().to(self.device, _kept_dtype(part), copy=True)
+            dtype = torch.float32 if part.dtype in _HALF else part.dtype
+            self._averages[name] = part.detach().to(self.device, dtype, copy=True)
 
     def _parts(self) -> list[Tensor]:
         return [local_part(source) for source in self._sources.values()]
@@ -126,20 +136,25 @@ class AveragedWeights(ABC):
         """Put the averages into the model; its own weights are kept until :meth:`restore`."""
         if self._own is None and self._averages:
             self._own = [part.detach().clone() for part in self._parts()]
-            _copy(self._parts(), list(self._averages.values()))
+            for part, average in zip(self._parts(), self._averages.values(), strict=True):
+                part.copy_(average)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the model's own weights back. Does nothing if it holds them."""
         if self._own is not None:
-            _copy(self._parts(), self._own)
+            for part, own in zip(self._parts(), self._own, strict=True):
+                part.copy_(own)
             self._own = None
 
     def full_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
         """Return the averages, or the model's ``own`` weights, whole; all ranks must call this."""
-        return {name: full_tensor(one) for name, one in self.spread_tensors(own=own).items()}
+        spread, sharded = self.spread_tensors(own=own), sharded_type()
+        return {
+            n: one.full_tensor() if isinstance(one, sharded) else one for n, one in spread.items()
+        }
 
-    def spread_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
+    def spread_tensors(self, *, own: bool = False) -> dict[str, Any]:
         """Return the same, sharded as the model's weights are."""
         parts = (self._own or self._parts()) if own else list(self._averages.values())
         named = zip(self._sources.items(), parts, strict=True)
@@ -255,27 +270,6 @@ class StochasticWeightAverage(AveragedWeights):
         return 1 / (steps // self.interval + 1)
 
 
-def _sources(
-    model: nn.Module, parameters: Collection[nn.Parameter] | None, *, with_buffers: bool
-) -> dict[str, Tensor]:
-    module = unwrap_model(model)
-    chosen = None if parameters is None else {id(parameter) for parameter in parameters}
-    sources: dict[str, Tensor] = {
-        name: parameter
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and (chosen is None or id(parameter) in chosen)
-    }
-    if with_buffers:
-        saved = module.state_dict().keys()  # without non-persistent buffers
-        sources.update((name, one) for name, one in module.named_buffers() if name in saved)
-    # The names in checkpoints.
-    return {name.replace("_orig_mod.", ""): tensor for name, tensor in sources.items()}
-
-
-def _kept_dtype(source: Tensor) -> torch.dtype:
-    return torch.float32 if source.dtype in _HALF else source.dtype
-
-
 def _move(averages: list[Tensor], sources: list[Tensor], weight: float | Tensor) -> None:
     """Move each average towards its source by ``weight``; copy what is no floating point."""
     together: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -292,8 +286,3 @@ def _move(averages: list[Tensor], sources: list[Tensor], weight: float | Tensor)
             average.lerp_(source.to(average), one)
     if lerp is not None and together[0]:
         lerp(*together, weight)
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)

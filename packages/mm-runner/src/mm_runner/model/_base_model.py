@@ -116,15 +116,24 @@ class BaseModel(nn.Module, ABC):
                 list of tensors.
             ConfigError: If no name contains ``"loss"``.
         """
+        by_whom = f"forward(mode='loss') of {type(self).__name__} returned"
         if not isinstance(losses, (dict, Mapping)):  # a dict first: the cheaper question
             raise ModelOutputError(
-                f"forward(mode='loss') of {type(self).__name__} returned {_describe(losses)}; a "
-                "dict of losses is needed: return dict(loss=...)."
+                f"{by_whom} {_describe(losses)}; a dict of losses is needed: return dict(loss=...)."
             )
         only = losses.get("loss") if len(losses) == 1 else None
         if isinstance(only, Tensor) and not only.ndim:  # what most models return, in every step
             return only, OrderedDict(loss=only.detach())
-        means = {name: _mean(name, value, self) for name, value in losses.items()}
+        means = {}
+        for name, value in losses.items():
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            if not parts or not all(isinstance(part, Tensor) for part in parts):
+                raise ModelOutputError(
+                    f"{by_whom} {name!r}: {_describe(value)}; a tensor with gradient, or a "
+                    "non-empty list of tensors, is needed."
+                )
+            summed = [part.mean() if part.ndim else part for part in parts]
+            means[name] = summed[0] if len(summed) == 1 else torch.stack(summed).sum()
         terms = [value for name, value in means.items() if "loss" in name]
         if not terms:
             raise ConfigError(
@@ -135,18 +144,6 @@ class BaseModel(nn.Module, ABC):
         logged = OrderedDict(loss=loss.detach())
         logged.update((name, value.detach()) for name, value in means.items() if name != "loss")
         return loss, logged
-
-
-def _mean(name: str, value: Any, model: nn.Module) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.mean() if value.ndim else value
-    is_list = isinstance(value, (list, tuple)) and len(value) > 0
-    if is_list and all(isinstance(part, Tensor) for part in value):
-        return torch.stack([part.mean() for part in value]).sum()
-    raise ModelOutputError(
-        f"forward(mode='loss') of {type(model).__name__} returned {name!r}: {_describe(value)}; a "
-        "tensor with gradient, or a non-empty list of tensors, is needed."
-    )
 
 
 def _describe(value: Any) -> str:

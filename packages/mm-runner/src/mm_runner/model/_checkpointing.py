@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,56 +10,37 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mm_runner._torch_private import buffers_of, version_of
-from mm_runner.errors import ConfigError
 
-from ._wrapped_forward import WrappedForward, forward_wrapper
+from ._wrapped_forward import call_replaced
 
-__all__ = ["checkpoint_module", "checkpointed_names"]
+__all__ = ["checkpointed_forward"]
 
-# Buffers of up to this many numbers are copied before each checkpointed forward.
-_MAX_COPIED = 1 << 16
+# Copies of smaller buffers are always kept: torch does not count changes by batch normalization.
+_MAX_KEPT = 1 << 16
 
 _is_compiling: Callable[[], bool] = getattr(
     getattr(torch, "compiler", None), "is_compiling", lambda: False
 )
 
 
-def checkpoint_module(module: nn.Module, name: str) -> None:
-    """Let ``module`` recompute its activations in the backward pass, in place."""
-    _CheckpointedForward(module, name)
+def checkpointed_forward(module: nn.Module, replaced: Any, *args: Any, **kwargs: Any) -> Any:
+    """Recompute the activations of ``module`` in the backward pass; its buffers change once."""
+    if not torch.is_grad_enabled():
+        return call_replaced(module, replaced, *args, **kwargs)
+    # By position: torch's function has keyword arguments too, and finds the device by these.
+    names, values = tuple(kwargs), (*args, *kwargs.values())
 
+    def forward(*values: Any) -> Any:
+        num_args = len(values) - len(names)
+        named = dict(zip(names, values[num_args:]))  # noqa: B905 - compiled by old dynamo
+        return call_replaced(module, replaced, *values[:num_args], **named)
 
-def checkpointed_names(model: nn.Module) -> list[str]:
-    """Return the names of the checkpointed modules in ``model``."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if forward_wrapper(module, _CheckpointedForward)
-    ]
-
-
-class _CheckpointedForward(WrappedForward):
-    def __init__(self, module: nn.Module, name: str) -> None:
-        super().__init__(module)
-        self._name = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return self.call_replaced(*args, **kwargs)
-        # By position: torch's function has keyword arguments too, and finds the device by these.
-        names, values = tuple(kwargs), (*args, *kwargs.values())
-
-        def forward(*values: Any) -> Any:
-            num_args = len(values) - len(names)
-            named = dict(zip(names, values[num_args:]))  # noqa: B905 - compiled by old dynamo
-            return self.call_replaced(*values[:num_args], **named)
-
-        if _is_compiling():  # the compiler knows what a recomputation may change
-            return checkpoint(forward, *values, use_reentrant=False)
-        run = _Run(self.module, forward)
-        outputs = checkpoint(run, *values, use_reentrant=False)
-        run.check_large_buffers(self._name)
-        return outputs
+    if _is_compiling():  # the compiler knows what a recomputation may change
+        return checkpoint(forward, *values, use_reentrant=False)
+    run = _Run(module, forward)
+    outputs = checkpoint(run, *values, use_reentrant=False)
+    run.drop_unchanged()
+    return outputs
 
 
 class _Run:
@@ -76,40 +56,27 @@ class _Run:
             for name, buffer in buffers_of(part)
         ]
         buffers = {id(buffer): buffer for _, _, buffer in self._places}  # one may be in two places
-        self._copies = {
-            key: buffer.detach().clone()
-            for key, buffer in buffers.items()
-            if buffer.numel() <= _MAX_COPIED
-        }
-        large = (buffer for key, buffer in buffers.items() if key not in self._copies)
-        self._large = [(buffer, version_of(buffer)) for buffer in large]
+        self._versions = {key: version_of(buffer) for key, buffer in buffers.items()}
+        self._copies = {key: buffer.detach().clone() for key, buffer in buffers.items()}
+
+    def drop_unchanged(self) -> None:
+        """Drop the copies of large buffers that the forward did not change, such as masks."""
+        for _, _, buffer in self._places:
+            is_same = version_of(buffer) == self._versions[id(buffer)]
+            if is_same and buffer.numel() > _MAX_KEPT:
+                self._copies.pop(id(buffer), None)
 
     def __call__(self, *values: Any) -> Any:
         if not self._has_run:
             self._has_run = True
             return self._forward(*values)
-        with self._buffers_of_forward():
-            return self._forward(*values)
-
-    def check_large_buffers(self, name: str) -> None:
-        """Raise if the forward changed a buffer that was not copied."""
-        if any(version_of(buffer) != version for buffer, version in self._large):
-            raise ConfigError(
-                f"activation_checkpointing: {name!r} changes a buffer of more than "
-                f"{_MAX_COPIED:,} numbers in its forward, which is too large to be copied in each "
-                "step. Change it in another module, or do not name this one."
-            )
-
-    @contextmanager
-    def _buffers_of_forward(self) -> Iterator[None]:
-        """Put copies in place of the buffers, with the values from before the forward."""
         current = [(part, name, getattr(part, name)) for part, name, _ in self._places]
         # Copied again: with retain_graph=True there is more than one recomputation.
         copies = {key: copy.clone() for key, copy in self._copies.items()}
         try:
             for part, name, buffer in self._places:
                 setattr(part, name, copies.get(id(buffer), buffer))
-            yield
+            return self._forward(*values)
         finally:
             for part, name, value in current:
                 setattr(part, name, value)

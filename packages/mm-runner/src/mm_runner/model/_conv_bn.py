@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,9 +24,9 @@ from mm_runner._torch_private import can_convolve_with, convolve_with
 from mm_runner.errors import ConfigError
 
 from ._sharded_tensors import sharded_type
-from ._wrapped_forward import WrappedForward, forward_wrapper, restore_forwards
+from ._wrapped_forward import call_replaced, replace_forward, restore_forwards
 
-__all__ = ["Pair", "find_pairs", "fold_pairs", "folded_names"]
+__all__ = ["Pair", "find_pairs", "fold_pair", "folding_forward"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -34,12 +34,23 @@ _KEY = "efficient_conv_bn_eval"
 _MAX_REASON = 300
 
 
-class Pair(NamedTuple):
+@dataclass
+class Pair:
     """A convolution whose output goes to one batch normalization and nowhere else."""
 
     name: str
     convolution: Any
     norm: Any
+    output: Tensor | None = None  # on its way to the norm
+
+    def error(self) -> ConfigError:
+        """Return the error of an output that went elsewhere."""
+        self.output = None
+        return ConfigError(
+            f"{_KEY}: the output of {self.name!r} did not go to its batch normalization in this "
+            "forward, unlike when it was traced. Remove the module from the list, or name parts of "
+            "it in which each convolution is followed by its batch normalization."
+        )
 
 
 def find_pairs(module: nn.Module, name: str) -> list[Pair]:
@@ -63,70 +74,37 @@ def find_pairs(module: nn.Module, name: str) -> list[Pair]:
             f"{_KEY}: {name!r} ({type(module).__name__}) holds no convolution whose output goes to "
             "one batch normalization and nowhere else. Remove it from the list."
         )
-    return [Pair(f"{name}.{names[0]}", *map(module.get_submodule, names)) for names in found]
+    part = module.get_submodule
+    return [Pair(f"{name}.{conv}", part(conv), part(norm)) for conv, norm in found]
 
 
-def fold_pairs(pairs: Iterable[Pair]) -> None:
-    """Fold each batch normalization into its convolution while it is in eval mode.
-
-    A forward raises :class:`ConfigError` if the output of a folded convolution does not go to its
-    batch normalization.
-    """
-    for pair in pairs:
-        _NormForward(pair.norm, _FoldingForward(pair.convolution, pair))
+def fold_pair(pair: Pair) -> None:
+    """Fold the batch normalization into its convolution while it is in eval mode."""
+    replace_forward(pair.convolution, folding_forward, pair)
+    replace_forward(pair.norm, _passing_forward, pair)
 
 
-def folded_names(model: nn.Module) -> list[str]:
-    """Return the names of the folded convolutions in ``model``."""
-    return [
-        name for name, module in model.named_modules() if forward_wrapper(module, _FoldingForward)
-    ]
-
-
-class _FoldingForward(WrappedForward):
-    def __init__(self, module: nn.Module, pair: Pair) -> None:
-        super().__init__(module)
-        self._pair = pair
-        self._sharded_type = sharded_type()
-        self.output: Tensor | None = None  # on its way to the norm
-
-    def __call__(self, input: Tensor) -> Any:  # noqa: A002 - torch's name
-        if self.output is not None:
-            raise self.error()
-        if not _can_fold(self.module, self._pair.norm, self._sharded_type):
-            return self.call_replaced(input)
-        self.output = _convolve_folded(self.module, self._pair.norm, input)
-        return self.output
-
-    def error(self) -> ConfigError:
-        self.output = None
-        return ConfigError(
-            f"{_KEY}: the output of {self._pair.name!r} did not go to its batch normalization in "
-            "this forward, unlike when it was traced. Remove the module from the list, or name "
-            "parts of it in which each convolution is followed by its batch normalization."
-        )
-
-
-class _NormForward(WrappedForward):
-    def __init__(self, module: nn.Module, convolution: _FoldingForward) -> None:
-        super().__init__(module)
-        self._convolution = convolution
-
-    def __call__(self, input: Tensor) -> Any:  # noqa: A002 - torch's name
-        output = self._convolution.output
-        if output is None:
-            return self.call_replaced(input)
-        if output is not input:
-            raise self._convolution.error()
-        self._convolution.output = None
-        return input
-
-
-def _can_fold(convolution: Any, norm: Any, sharded: Any) -> bool:
-    if norm.training or norm.running_mean is None or not can_convolve_with(convolution):
-        return False
+def folding_forward(module: Any, replaced: Any, pair: Pair, input: Tensor) -> Any:  # noqa: A002
+    """Compute the convolution and its batch normalization in one."""
+    if pair.output is not None:
+        raise pair.error()
+    norm, sharded = pair.norm, sharded_type()
+    can_fold = not norm.training and norm.running_mean is not None and can_convolve_with(module)
     # A module that FSDP2 shards by itself has whole parameters only in its own forward.
-    return not isinstance(convolution.weight, sharded) and not isinstance(norm.weight, sharded)
+    if not can_fold or isinstance(module.weight, sharded) or isinstance(norm.weight, sharded):
+        return call_replaced(module, replaced, input)
+    pair.output = _convolve_folded(module, norm, input)
+    return pair.output
+
+
+def _passing_forward(module: Any, replaced: Any, pair: Pair, input: Tensor) -> Any:  # noqa: A002
+    """Return what the convolution has normalized already."""
+    if pair.output is None:
+        return call_replaced(module, replaced, input)
+    if pair.output is not input:
+        raise pair.error()
+    pair.output = None
+    return input
 
 
 def _convolve_folded(convolution: Any, norm: Any, inputs: Tensor) -> Tensor:
@@ -155,17 +133,13 @@ def _traced_pairs(module: nn.Module) -> list[tuple[str, str]]:
         source: Any = node.args[0] if len(node.args) == 1 and not node.kwargs else None
         convolution = calls.get(source) if isinstance(source, fx.Node) else None
         if (
-            _is_batch_norm(norm)
+            (type(norm) in _NORMS or isinstance(norm, nn.SyncBatchNorm))
             and type(convolution) in _CONVOLUTIONS
             and len(source.users) == 1
             and num_calls[id(norm)] == num_calls[id(convolution)] == 1
         ):
             pairs.append((source.target, node.target))
     return pairs
-
-
-def _is_batch_norm(module: nn.Module) -> bool:
-    return type(module) in _NORMS or isinstance(module, nn.SyncBatchNorm)
 
 
 class _Tracer(fx.Tracer):

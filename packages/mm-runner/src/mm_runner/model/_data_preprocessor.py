@@ -47,20 +47,19 @@ class BaseDataPreprocessor(nn.Module):
                     break
             else:  # most batches on a CPU, and on a device those that were prefetched
                 return data.copy()
-        return map_tensors(data, self._placed, self._placed_object)
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(self._device, non_blocking=self._non_blocking)
+
+        def move_object(value: Any) -> Any:
+            is_movable = hasattr(value, "to") and hasattr(value, "cpu")  # a time zone is not
+            return value.to(self._device) if is_movable else value
+
+        return map_tensors(data, move, move_object)
 
     def forward(self, data: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002, ARG002
         """Prepare one batch. ``training`` tells a subclass whether to augment."""
         return self.cast_data(data)
-
-    def _placed(self, tensor: Tensor) -> Tensor:
-        # Asking costs a tenth of a copy that copies nothing.
-        is_there = tensor.device == self._device
-        return tensor if is_there else tensor.to(self._device, non_blocking=self._non_blocking)
-
-    def _placed_object(self, value: Any) -> Any:
-        is_movable = hasattr(value, "to") and hasattr(value, "cpu")  # a unit or a time zone has not
-        return value.to(self._device) if is_movable else value
 
     @override
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:

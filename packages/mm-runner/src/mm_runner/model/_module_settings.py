@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch.nn.parameter import is_lazy
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-from ._checkpointing import checkpoint_module, checkpointed_names
-from ._conv_bn import Pair, find_pairs, fold_pairs, folded_names
-from ._wrapped_forward import restore_forwards
+from ._checkpointing import checkpointed_forward
+from ._conv_bn import Pair, find_pairs, fold_pair, folding_forward
+from ._wrapped_forward import names_with_forward, replace_forward, restore_forwards
 
 __all__ = [
     "MODULE_SETTINGS",
@@ -60,9 +60,10 @@ def apply_module_settings(model: nn.Module, cfg: Mapping[str, Any]) -> None:
     """
     checkpointed, pairs = _find(model, cfg)
     restore_forwards(model)
-    fold_pairs(pairs)
-    for name, module in checkpointed.items():
-        checkpoint_module(module, name)
+    for pair in pairs:
+        fold_pair(pair)
+    for module in checkpointed.values():
+        replace_forward(module, checkpointed_forward)
 
 
 def plan_module_settings(model: nn.Module, cfg: Mapping[str, Any]) -> dict[str, str]:
@@ -72,12 +73,13 @@ def plan_module_settings(model: nn.Module, cfg: Mapping[str, Any]) -> dict[str, 
         ConfigError: As that does.
     """
     checkpointed, pairs = _find(model, cfg)
-    return _describe(checkpointed, [pair.name for pair in pairs])
+    return _describe(list(checkpointed), [pair.name for pair in pairs])
 
 
 def describe_module_settings(model: nn.Module) -> dict[str, str]:
     """Return which modules of ``model``, which is not wrapped, are changed, by key, as text."""
-    return _describe(checkpointed_names(model), folded_names(model))
+    functions = (checkpointed_forward, folding_forward)
+    return _describe(*(names_with_forward(model, function) for function in functions))
 
 
 def _find(model: nn.Module, cfg: Mapping[str, Any]) -> tuple[dict[str, nn.Module], list[Pair]]:
@@ -87,9 +89,15 @@ def _find(model: nn.Module, cfg: Mapping[str, Any]) -> tuple[dict[str, nn.Module
     return checkpointed, list({id(pair.convolution): pair for pair in pairs}.values())
 
 
-def _describe(checkpointed: Iterable[str], folded: Iterable[str]) -> dict[str, str]:
-    named = {_CHECKPOINTING: list(checkpointed), _CONV_BN: list(folded)}
-    return {key: _shorten(names) for key, names in named.items() if names}
+def _describe(checkpointed: list[str], folded: list[str]) -> dict[str, str]:
+    named = {_CHECKPOINTING: checkpointed, _CONV_BN: folded}
+    return {
+        key: ", ".join(names)
+        if len(names) <= _MAX_NAMES
+        else f"{len(names)} modules: {', '.join(names[:2])}, ..., {names[-1]}"
+        for key, names in named.items()
+        if names
+    }
 
 
 def _names(cfg: Mapping[str, Any], key: str) -> list[str]:
@@ -104,54 +112,42 @@ def _names(cfg: Mapping[str, Any], key: str) -> list[str]:
             f"needed, got {value!r}."
         )
     if _AUTO in names and (len(names) > 1 or not can_be_auto):
-        reason = (
-            "'auto' stands alone." if can_be_auto else "'auto' is not known here; name modules."
-        )
-        raise ConfigError(f"{key}: got {value!r}; {reason}")
+        reason = "stands alone" if can_be_auto else "is not known here; name modules"
+        raise ConfigError(f"{key}: got {value!r}; 'auto' {reason}.")
     return list(names)
 
 
-def _find_modules(model: nn.Module, names: Sequence[str], where: str) -> dict[str, nn.Module]:
+def _find_modules(model: nn.Module, names: list[str], where: str) -> dict[str, nn.Module]:
     """Return the named modules that have a forward, in the model's order; the outermost of nested.
 
     ``names`` are dotted names, patterns of them (``"backbone.layers.*"``), or only ``"auto"``.
     """
-    if list(names) == [_AUTO]:
+    kind = type(model).__name__
+    if names == [_AUTO]:
         blocks = repeated_blocks(model)
         if not blocks:
             raise ConfigError(
-                f"{where}: 'auto' was given, and {type(model).__name__} has no blocks that repeat "
-                "in an nn.ModuleList, nn.Sequential or nn.ModuleDict; name the modules."
+                f"{where}: 'auto' was given, and {kind} has no blocks that repeat in an "
+                "nn.ModuleList, nn.Sequential or nn.ModuleDict; name the modules."
             )
         return blocks
-    chosen = {id(module) for name in names for module in _matches(model, name, where)}
-    return dict(_outermost("", model, chosen, set()))
-
-
-def _shorten(names: Sequence[str]) -> str:
-    """Join names, without the middle of a long list."""
-    if len(names) <= _MAX_NAMES:
-        return ", ".join(names)
-    return f"{len(names)} modules: {', '.join(names[:2])}, ..., {names[-1]}"
-
-
-def _matches(model: nn.Module, pattern: str, where: str) -> list[nn.Module]:
     # A shared module has several names.
-    named = model.named_modules(remove_duplicate=False)
-    modules = {name: module for name, module in named if name}
-    found = [name for name in modules if name == pattern or fnmatchcase(name, pattern)]
-    if not found:
-        children = ", ".join(name for name, _ in model.named_children()) or "nothing"
-        hint = did_you_mean(pattern, modules) or f" It consists of {children}."
-        raise ConfigError(f"{where}: {pattern!r} names no module of {type(model).__name__}.{hint}")
-    usable = [modules[name] for name in found if _has_forward(modules[name])]
-    if not usable:
-        kind = type(modules[found[0]]).__name__
-        raise ConfigError(
-            f"{where}: {pattern!r} names a {kind}, which has no forward that can be replaced. Name "
-            f"other modules, such as {found[0] + '.*'!r}."
-        )
-    return usable
+    modules = {name: one for name, one in model.named_modules(remove_duplicate=False) if name}
+    chosen: set[int] = set()
+    for pattern in names:
+        found = [name for name in modules if name == pattern or fnmatchcase(name, pattern)]
+        if not found:
+            children = ", ".join(name for name, _ in model.named_children()) or "nothing"
+            hint = did_you_mean(pattern, modules) or f" It consists of {children}."
+            raise ConfigError(f"{where}: {pattern!r} names no module of {kind}.{hint}")
+        usable = [id(modules[name]) for name in found if _has_forward(modules[name])]
+        if not usable:
+            raise ConfigError(
+                f"{where}: {pattern!r} names a {type(modules[found[0]]).__name__}, which has no "
+                f"forward that can be replaced. Name other modules, such as {found[0] + '.*'!r}."
+            )
+        chosen.update(usable)
+    return dict(_outermost("", model, chosen, set()))
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -162,18 +158,7 @@ def _has_forward(module: nn.Module) -> bool:
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks that repeat in containers, by name; stages are divided into blocks."""
-    found: dict[str, nn.Module] = {}
-    for name, block in _outermost("", model, _ids_of_blocks(model), set()):
-        inner = repeated_blocks(block)
-        if sum(map(_size, inner.values())) > _STAGE * _size(block):
-            found.update((f"{name}.{rest}", one) for rest, one in inner.items())
-        else:
-            found[name] = block
-    return found
-
-
-def _ids_of_blocks(model: nn.Module) -> set[int]:
-    candidates = {
+    blocks = {
         id(child): child
         for module in model.modules()
         if isinstance(module, _CONTAINERS)
@@ -182,11 +167,18 @@ def _ids_of_blocks(model: nn.Module) -> set[int]:
     }
     # Blocks of one class may differ in size; the class of a plain container says nothing.
     kinds = {
-        number: repr(child) if isinstance(child, _CONTAINERS) else type(child)
-        for number, child in candidates.items()
+        key: repr(one) if isinstance(one, _CONTAINERS) else type(one) for key, one in blocks.items()
     }
-    repeated = Counter(kinds.values())
-    return {number for number, kind in kinds.items() if repeated[kind] > 1}
+    number = Counter(kinds.values())
+    repeated = {key for key, kind in kinds.items() if number[kind] > 1}
+    found: dict[str, nn.Module] = {}
+    for name, block in _outermost("", model, repeated, set()):
+        inner = repeated_blocks(block)
+        if sum(map(_size, inner.values())) > _STAGE * _size(block):
+            found.update((f"{name}.{rest}", one) for rest, one in inner.items())
+        else:
+            found[name] = block
+    return found
 
 
 def _is_block(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["distribute_as", "full_tensor", "local_part", "shard_as", "sharded_type"]
+__all__ = ["distribute_as", "local_part", "shard_as", "sharded_type"]
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -16,40 +16,23 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor if part is None else part
 
 
-def full_tensor(tensor: Any) -> Tensor:
-    """Gather a sharded tensor, return any other as it is; all ranks must call this."""
-    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return gathered
-
-
-def distribute_as(like: Tensor, part: Tensor) -> Tensor:
+def distribute_as(like: Any, part: Tensor) -> Any:
     """Return the tensor, sharded as ``like`` is, of which this rank holds ``part``."""
-    if not hasattr(like, "full_tensor"):
+    if not isinstance(like, sharded_type()):
         return part
-    sharded: Any = like
-    tensor: Tensor = sharded.from_local(
-        part.to(local_part(like).device),
-        sharded.device_mesh,
-        sharded.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
-    return tensor
+    part, options = part.to(local_part(like).device), {"shape": like.shape, "stride": like.stride()}
+    return like.from_local(part, like.device_mesh, like.placements, run_check=False, **options)
 
 
-def shard_as(like: Tensor, full: Tensor) -> Tensor:
+def shard_as(like: Any, full: Tensor) -> Tensor:
     """Return this rank's part of a full tensor, if ``like`` is sharded, else ``full``."""
-    if not hasattr(like, "full_tensor"):
+    if not isinstance(like, sharded_type()):
         return full
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - has torch of 2.5 on
 
-    sharded: Any = like
     if full.is_meta:
-        full = torch.empty_like(full, device=sharded.device)
-    return local_part(
-        distribute_tensor(full.to(sharded.device), sharded.device_mesh, sharded.placements)
-    )
+        full = torch.empty_like(full, device=like.device)
+    return local_part(distribute_tensor(full.to(like.device), like.device_mesh, like.placements))
 
 
 def sharded_type() -> Any:

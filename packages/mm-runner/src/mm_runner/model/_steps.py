@@ -15,7 +15,6 @@ from mm_runner.registry import MODEL_WRAPPERS
 __all__ = [
     "EvalStep",
     "TrainStep",
-    "check_wrapped_step",
     "eval_step_of",
     "run_eval_step",
     "run_train_step",
@@ -58,7 +57,7 @@ def train_step_of(model: nn.Module) -> TrainStep:
     own = getattr(model, "train_step", None)
     inner = unwrap_model(model)
     if inner is not model:
-        check_wrapped_step(inner, type(model))
+        uncalled_step(inner, type(model))  # raises where something is missing
     if own is not None:
         return own  # type: ignore[no-any-return]
     if inner is not model and hasattr(inner, "parse_losses"):
@@ -116,55 +115,37 @@ def uncalled_step(model: nn.Module, wrapper: Any) -> str | None:
         wrapper: The class that wraps it, or will.
 
     Returns:
-        ``None`` if the model has none, it is called, or :func:`check_wrapped_step` raises.
+        ``None`` if the model has none, or it is called.
+
+    Raises:
+        ConfigError: If the model lacks what the wrapper calls instead.
     """
-    definer = next((kind for kind in type(model).__mro__ if "train_step" in vars(kind)), None)
-    if definer is None or definer.__module__.partition(".")[0] in _SAME_STEP:
+    step = getattr(wrapper, "train_step", None)
+    if step is None:  # stepped by train_step_of, unless it passes on attributes of the model
+        is_ours = getattr(wrapper, "__getattr__", None) is nn.Module.__getattr__
+    else:
+        is_ours = step in (
+            mm_dist.MMDistributedDataParallel.train_step,
+            mm_dist.MMFullyShardedDataParallel.train_step,
+        )
+    if not is_ours:
         return None
-    if not _steps_by_itself(wrapper) or _missing_in(model):
+    definer = next((kind for kind in type(model).__mro__ if "train_step" in vars(kind)), None)
+    missing = [name for name in _CALLED if not callable(getattr(model, name, None))]
+    if missing:
+        uncalled = ", and its train_step is not called" if definer else ""
+        raise ConfigError(
+            f"{wrapper.__name__} trains by forward(mode='loss'), {' and '.join(_CALLED)} of the "
+            f"model; {type(model).__name__} has no {' and no '.join(missing)}{uncalled}. Derive it "
+            "from mm_runner.model.BaseModel and return losses from forward(..., mode='loss')"
+            f"{f'; or, for its own train_step, {_REMEDY}' if definer else '.'}"
+        )
+    if definer is None or definer.__module__.partition(".")[0] in _SAME_STEP:
         return None
     return (
         f"The train_step of {definer.__name__} is not called by {wrapper.__name__}, which calls "
         "forward(mode='loss'), data_preprocessor and parse_losses of the model: what else it does "
         f"is left out. Put that into forward; or {_REMEDY}"
-    )
-
-
-def check_wrapped_step(model: nn.Module, wrapper: Any) -> None:
-    """Check that a model has what the ``train_step`` of a wrapper calls.
-
-    Args:
-        model: Not wrapped.
-        wrapper: The class that wraps it, or will.
-
-    Raises:
-        ConfigError: If something is missing.
-    """
-    missing = _missing_in(model)
-    if not missing or not _steps_by_itself(wrapper):
-        return
-    has_step = callable(getattr(model, "train_step", None))
-    uncalled = ", and its train_step is not called" if has_step else ""
-    raise ConfigError(
-        f"{wrapper.__name__} trains by forward(mode='loss'), {' and '.join(_CALLED)} of the model; "
-        f"{type(model).__name__} has no {' and no '.join(missing)}{uncalled}. Derive it from "
-        "mm_runner.model.BaseModel and return losses from forward(..., mode='loss')"
-        f"{f'; or, for its own train_step, {_REMEDY}' if has_step else '.'}"
-    )
-
-
-def _missing_in(model: nn.Module) -> list[str]:
-    return [name for name in _CALLED if not callable(getattr(model, name, None))]
-
-
-def _steps_by_itself(wrapper: Any) -> bool:
-    """Return whether a wrapper's step is one of ours, which does not call the model's own."""
-    step = getattr(wrapper, "train_step", None)
-    if step is None:  # stepped by train_step_of, unless it passes on attributes of the model
-        return getattr(wrapper, "__getattr__", None) is nn.Module.__getattr__
-    return step in (
-        mm_dist.MMDistributedDataParallel.train_step,
-        mm_dist.MMFullyShardedDataParallel.train_step,
     )
 
 

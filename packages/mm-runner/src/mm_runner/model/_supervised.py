@@ -65,7 +65,14 @@ class Supervised(BaseModel):
         if not isinstance(module, nn.Module):
             raise ConfigError(f"module: an nn.Module or its config is needed, got {module!r}.")
         self.net = module
-        self.loss_fn = _build_loss(loss)
+        if isinstance(loss, Mapping):
+            loss = build_from_cfg(loss, MODELS)
+        self.loss_fn: Any = FUNCTIONS.get(loss) if isinstance(loss, str) else loss
+        if not callable(self.loss_fn) or isinstance(self.loss_fn, type):
+            raise ConfigError(
+                "loss: a function of (outputs, targets), a module, an import path or the config "
+                f"of a module is needed, got {loss!r}."
+            )
         self._inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         self._targets = (targets,) if isinstance(targets, str) else tuple(targets)
 
@@ -98,19 +105,6 @@ class Supervised(BaseModel):
             return outputs, targets
         losses = self.loss_fn(outputs, targets)
         return losses if isinstance(losses, Mapping) else {"loss": losses}
-
-
-def _build_loss(loss: Any) -> Callable[..., Any]:
-    if isinstance(loss, Mapping):
-        loss = build_from_cfg(loss, MODELS)
-    if isinstance(loss, str):
-        loss = FUNCTIONS.get(loss)
-    if not callable(loss) or isinstance(loss, type):
-        raise ConfigError(
-            f"loss: a function of (outputs, targets), a module, an import path or the config of a "
-            f"module is needed, got {loss!r}."
-        )
-    return loss  # type: ignore[no-any-return]
 
 
 def _picked(batch: Mapping[str, Any], keys: Sequence[str], role: str) -> list[Any]:

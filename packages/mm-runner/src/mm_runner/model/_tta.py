@@ -113,15 +113,13 @@ class BaseTTAModel(BaseModel):
 
 def _views(data: Any) -> list[Any]:
     """Return a batch for each view."""
-    if isinstance(data, Mapping):
-        names, parts = list(data), list(data.values())
-    elif isinstance(data, (list, tuple)):
-        names, parts = [f"part {index}" for index in range(len(data))], list(data)
-    else:
+    if not isinstance(data, (Mapping, list, tuple)):
         raise ConfigError(
             f"A batch for several views is a dict or a list of parts, got {type(data).__name__}."
         )
-    numbers = {n: len(p) for n, p in zip(names, parts, strict=True) if not isinstance(p, Tensor)}
+    is_dict = isinstance(data, Mapping)
+    named = dict(data) if is_dict else {f"part {i}": part for i, part in enumerate(data)}
+    numbers = {name: len(one) for name, one in named.items() if not isinstance(one, Tensor)}
     if len(set(numbers.values())) != 1 or 0 in numbers.values():
         found = ", ".join(f"{name!r} {number}" for name, number in numbers.items()) or "none"
         raise ConfigError(
@@ -130,7 +128,7 @@ def _views(data: Any) -> list[Any]:
             "default_collate stacks."
         )
     views = [
-        [part if isinstance(part, Tensor) else part[index] for part in parts]
+        {name: one if isinstance(one, Tensor) else one[index] for name, one in named.items()}
         for index in range(next(iter(numbers.values())))
     ]
-    return [dict(zip(names, v, strict=True)) for v in views] if isinstance(data, Mapping) else views
+    return views if is_dict else [list(view.values()) for view in views]

@@ -22,7 +22,6 @@ from mm_runner.hooks import EMAHook, build_hooks
 from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.model import (
     MODULE_SETTINGS,
-    check_wrapped_step,
     plan_module_settings,
     uncalled_step,
     unwrap_model,
@@ -92,7 +91,6 @@ def _plan(cfg: Mapping[str, Any], world_size: int) -> _Lines:
     if cfg.get("optim_wrapper") is not None:
         if world_size > 1:
             kind = type(model) if is_wrapped(model) else wrapper_type(_wrapper_cfg(cfg))
-            check_wrapped_step(unwrap_model(model), kind)
             warning = uncalled_step(unwrap_model(model), kind)
             notes += [warning] if warning is not None else []
         wrapper = build_optim_wrapper(model, _for_meta(cfg["optim_wrapper"], device_type))
