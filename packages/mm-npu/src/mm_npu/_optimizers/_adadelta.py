@@ -1,10 +1,9 @@
 """NpuFusedAdadelta: steps in proportion to a running average of steps."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ._arithmetic import add_decay, add_scaled_
-from ._checks import Check, check_at_most_one, check_not_negative
+from ._checks import HyperParameters, check_at_most_one, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group
 
@@ -45,24 +44,12 @@ class NpuFusedAdadelta(AbstractStackedRule):
 
     native_name = "NpuFusedAdadelta"
     torch_twin = "torch.optim.Adadelta"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = {
-        "lr": check_not_negative,
-        "rho": check_at_most_one,
-        "eps": check_not_negative,
-        "weight_decay": check_not_negative,
+    hyper_parameters: ClassVar[HyperParameters] = {
+        "lr": (1.0, check_not_negative),
+        "rho": (0.9, check_at_most_one),
+        "eps": (1e-6, check_not_negative),
+        "weight_decay": (0, check_not_negative),
     }
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1.0,
-        rho: float = 0.9,
-        eps: float = 1e-6,
-        weight_decay: float = 0,
-        *,
-        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-    ) -> None:
-        super().__init__(params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the running averages of squared gradients and of squared steps."""

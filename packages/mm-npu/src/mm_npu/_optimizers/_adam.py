@@ -1,20 +1,20 @@
 """NpuFusedAdam: Adam with weight decay in the gradient."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
-from ._checks import Check, accept, check_betas, check_not_negative
+from ._checks import HyperParameters, accept, check_betas, check_not_negative
 from ._npu_state import torch_switches
 from ._torch_rule import AbstractTorchRule
 
-ADAM_HYPER_PARAMETERS: Mapping[str, Check] = {
-    "lr": check_not_negative,
-    "betas": check_betas,
-    "eps": check_not_negative,
-    "weight_decay": check_not_negative,
-    "amsgrad": accept,
+ADAM_HYPER_PARAMETERS: HyperParameters = {
+    "lr": (1e-3, check_not_negative),
+    "betas": ((0.9, 0.999), check_betas),
+    "eps": (1e-8, check_not_negative),
+    "weight_decay": (0, check_not_negative),
+    "amsgrad": (False, accept),
 }
 
 
@@ -57,21 +57,6 @@ class NpuFusedAdam(AbstractTorchRule, torch.optim.Adam):
 
     native_name = "NpuFusedAdam"
     torch_twin = "torch.optim.Adam"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = ADAM_HYPER_PARAMETERS
+    hyper_parameters: ClassVar[HyperParameters] = ADAM_HYPER_PARAMETERS
     implementation: ClassVar[Mapping[str, Any]] = torch_switches(decoupled_weight_decay=False)
     torch_class = torch.optim.Adam
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        amsgrad: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
-        *,
-        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-    ) -> None:
-        group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        self.check_group({**group, "amsgrad": amsgrad})
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad)

@@ -1,13 +1,12 @@
 """NpuFusedAdamP: Adam that does not grow the norm of scale-invariant weights."""
 
-from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ._arithmetic import add_scaled_
-from ._checks import Check, accept, check_betas, check_not_negative
+from ._checks import HyperParameters, accept, check_betas, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group
 
@@ -59,40 +58,16 @@ class NpuFusedAdamP(AbstractStackedRule):
     """
 
     native_name = "NpuFusedAdamP"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = {
-        "lr": check_not_negative,
-        "betas": check_betas,
-        "eps": check_not_negative,
-        "weight_decay": check_not_negative,
-        "delta": check_not_negative,
-        "wd_ratio": check_not_negative,
-        "nesterov": accept,
+    hyper_parameters: ClassVar[HyperParameters] = {
+        "lr": (1e-3, check_not_negative),
+        "betas": ((0.9, 0.999), check_betas),
+        "eps": (1e-8, check_not_negative),
+        "weight_decay": (0, check_not_negative),
+        "delta": (0.1, check_not_negative),
+        "wd_ratio": (0.1, check_not_negative),
+        "nesterov": (False, accept),
     }
     takes_norms = True
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        delta: float = 0.1,
-        wd_ratio: float = 0.1,
-        nesterov: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
-        *,
-        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            delta=delta,
-            wd_ratio=wd_ratio,
-            nesterov=nesterov,
-        )
 
     def update(self, operands: Operands, group: Group, step: int) -> None:
         """Make one step; the formula is in the docstring of the class."""

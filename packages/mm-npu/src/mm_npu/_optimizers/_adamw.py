@@ -1,12 +1,12 @@
 """NpuFusedAdamW: Adam with decoupled weight decay."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from ._adam import ADAM_HYPER_PARAMETERS
-from ._checks import Check
+from ._checks import HyperParameters, check_not_negative
 from ._npu_state import torch_switches
 from ._torch_rule import AbstractTorchRule
 
@@ -50,21 +50,9 @@ class NpuFusedAdamW(AbstractTorchRule, torch.optim.AdamW):
 
     native_name = "NpuFusedAdamW"
     torch_twin = "torch.optim.AdamW"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = ADAM_HYPER_PARAMETERS
+    hyper_parameters: ClassVar[HyperParameters] = {
+        **ADAM_HYPER_PARAMETERS,
+        "weight_decay": (1e-2, check_not_negative),
+    }
     implementation: ClassVar[Mapping[str, Any]] = torch_switches(decoupled_weight_decay=True)
     torch_class = torch.optim.AdamW
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
-        *,
-        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-    ) -> None:
-        group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        self.check_group({**group, "amsgrad": amsgrad})
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad)

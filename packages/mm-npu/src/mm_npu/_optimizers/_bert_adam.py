@@ -1,7 +1,7 @@
 """NpuFusedBertAdam: Adam with a built-in schedule and clipping, as BERT was trained."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ import torch
 from mm_npu._errors import ConfigError
 
 from ._arithmetic import add_scaled_
-from ._checks import Check, check_fraction, check_not_negative
+from ._checks import REQUIRED, HyperParameters, check_fraction, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group, Scales, total_norm
 
@@ -108,45 +108,17 @@ class NpuFusedBertAdam(AbstractStackedRule):
     """
 
     native_name = "NpuFusedBertAdam"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = {
-        "lr": check_not_negative,
-        "schedule": _check_schedule,
-        "warmup": _check_warmup,
-        "t_total": _check_t_total,
-        "b1": check_fraction,
-        "b2": check_fraction,
-        "e": check_not_negative,
-        "weight_decay": check_not_negative,
-        "max_grad_norm": _check_number,
+    hyper_parameters: ClassVar[HyperParameters] = {
+        "lr": (REQUIRED, check_not_negative),
+        "warmup": (-1, _check_warmup),
+        "t_total": (-1, _check_t_total),
+        "schedule": ("warmup_linear", _check_schedule),
+        "b1": (0.9, check_fraction),
+        "b2": (0.999, check_fraction),
+        "e": (1e-6, check_not_negative),
+        "weight_decay": (0.01, check_not_negative),
+        "max_grad_norm": (1.0, _check_number),
     }
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        warmup: float = -1,
-        t_total: int = -1,
-        schedule: str = "warmup_linear",
-        b1: float = 0.9,
-        b2: float = 0.999,
-        e: float = 1e-6,
-        weight_decay: float = 0.01,
-        max_grad_norm: float = 1.0,
-        *,
-        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            schedule=schedule,
-            warmup=warmup,
-            t_total=t_total,
-            b1=b1,
-            b2=b2,
-            e=e,
-            weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm,
-        )
 
     @property
     def takes_norms(self) -> bool:

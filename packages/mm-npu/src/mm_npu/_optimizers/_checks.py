@@ -4,7 +4,8 @@ The checks of hyper-parameters take the names of the optimizer and of the hyper-
 error, and its value.
 """
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 from mm_npu._errors import ConfigError
 
 Check = Callable[[str, str, Any], None]
+# By name, in the order of the constructor: the default, and the check.
+HyperParameters = Mapping[str, tuple[Any, Check]]
+REQUIRED = inspect.Parameter.empty
 
 
 def accept(optimizer: str, name: str, value: Any) -> None:

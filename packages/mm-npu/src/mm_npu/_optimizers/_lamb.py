@@ -1,13 +1,13 @@
 """NpuFusedLamb: Adam with a step in proportion to each tensor's norm."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ._arithmetic import add_scaled_
-from ._checks import Check, check_betas, check_not_negative
+from ._checks import HyperParameters, check_betas, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group, Scales, total_norm
 
@@ -55,29 +55,16 @@ class NpuFusedLamb(AbstractStackedRule):
     """
 
     native_name = "NpuFusedLamb"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = {
-        "lr": check_not_negative,
-        "betas": check_betas,
-        "eps": check_not_negative,
-        "weight_decay": check_not_negative,
+    hyper_parameters: ClassVar[HyperParameters] = {
+        "lr": (1e-3, check_not_negative),
+        "betas": ((0.9, 0.999), check_betas),
+        "eps": (1e-6, check_not_negative),
+        "weight_decay": (0, check_not_negative),
     }
+    attributes: ClassVar[Mapping[str, Any]] = {"adam": False, "use_global_grad_norm": False}
+    adam: bool
+    use_global_grad_norm: bool
     takes_norms = True
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0,
-        adam: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
-        use_global_grad_norm: bool = False,  # noqa: FBT001, FBT002
-        *,
-        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-    ) -> None:
-        self.adam = adam
-        self.use_global_grad_norm = use_global_grad_norm
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def gradient_scales(self) -> Scales:
         """Divide all gradients by their common norm, if that is asked for."""

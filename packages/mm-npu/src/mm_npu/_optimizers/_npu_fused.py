@@ -19,7 +19,7 @@ from mm_npu._availability import npu_unavailable_reason
 from mm_npu._errors import ConfigError, NpuUnavailableError, PortableOptimizerWarning
 from mm_npu._settings import is_strict
 
-from ._checks import Check, check_real_parameters
+from ._checks import HyperParameters, check_real_parameters
 from ._guard import guard_native
 from ._npu_state import REFUSED_SWITCHES, with_int_step, without_switches
 
@@ -30,22 +30,39 @@ class AbstractNpuFused(Optimizer):
     """An optimizer that is ``torch_npu``'s on an NPU, and portable elsewhere.
 
     A concrete class names the class of ``torch_npu.optim`` that it stands for (``native_name``),
-    the optimizer of torch with the same rule (``torch_twin``, None if there is none), and the
-    hyper-parameters of its groups with their checks. ``implementation`` is what torch's class keeps
-    in a group besides; state dicts leave it out.
+    the optimizer of torch with the same rule (``torch_twin``, None if there is none), the
+    ``hyper_parameters`` of its groups, and arguments that are none of a group (``attributes``).
+    ``implementation`` is what torch's class keeps in a group besides; state dicts leave it out.
     """
 
     native_name: ClassVar[str]
     torch_twin: ClassVar[str | None] = None
-    hyper_parameters: ClassVar[Mapping[str, Check]]
+    hyper_parameters: ClassVar[HyperParameters]
+    attributes: ClassVar[Mapping[str, Any]] = {}
     implementation: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # __new__ takes anything, and inspect would show that instead of the constructor.
-        signature = inspect.signature(cls.__init__)
-        parameters = list(signature.parameters.values())[1:]
-        cls.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        # inspect would show the arguments of __new__ and __init__, which take anything.
+        if "__init__" in vars(cls):
+            signature = inspect.signature(cls.__init__)
+            parameters = list(signature.parameters.values())[1:]
+            cls.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        elif "hyper_parameters" in vars(cls):
+            cls.__signature__ = _signature_of(cls)  # type: ignore[attr-defined]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        bound = _signature_of(type(self)).bind(*args, **kwargs)
+        bound.apply_defaults()
+        for name in self.attributes:
+            setattr(self, name, bound.arguments[name])
+        group = {name: bound.arguments[name] for name in self.hyper_parameters}
+        self.check_group(group)
+        self.initialize(bound.arguments["params"], group)
+
+    def initialize(self, params: Iterable[Any], group: dict[str, Any]) -> None:
+        """Call the constructor of torch with the defaults of the groups."""
+        Optimizer.__init__(self, params, group)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return ``torch_npu``'s object on an NPU, else a portable one."""
@@ -74,7 +91,7 @@ class AbstractNpuFused(Optimizer):
         Raises:
             ConfigError: If a value is out of range.
         """
-        for name, check in self.hyper_parameters.items():
+        for name, (_, check) in self.hyper_parameters.items():
             check(type(self).__name__, name, group[name])
 
     @abstractmethod
@@ -201,6 +218,16 @@ class AbstractNpuFused(Optimizer):
         if group.get("maximize"):
             raise ConfigError(f"{name} was given a state with maximize=True; it only minimizes.")
         return {**without_switches(group), **self.implementation}
+
+
+def _signature_of(cls: type[AbstractNpuFused]) -> inspect.Signature:
+    """Return the signature that ``torch_npu``'s class has, with ``strict`` besides."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    hyper_parameters = {name: default for name, (default, _) in cls.hyper_parameters.items()}
+    values = {"params": inspect.Parameter.empty, **hyper_parameters, **cls.attributes}
+    parameters = [inspect.Parameter(name, kind, default=value) for name, value in values.items()]
+    strict = inspect.Parameter("strict", inspect.Parameter.KEYWORD_ONLY, default=None)
+    return inspect.Signature([*parameters, strict])
 
 
 def _check_keywords(name: str, made: Callable[..., Any], keywords: Mapping[str, Any]) -> None:

@@ -1,22 +1,22 @@
 """NpuFusedRMSprop and NpuFusedRMSpropTF: divide gradients by the root of their mean square."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
 from ._arithmetic import add_decay, add_ratio_, add_scaled_
-from ._checks import Check, accept, check_not_negative
+from ._checks import HyperParameters, accept, check_not_negative
 from ._stack import Operands
 from ._stacked_rule import AbstractStackedRule, Group
 
-RMSPROP_HYPER_PARAMETERS: Mapping[str, Check] = {
-    "lr": check_not_negative,
-    "alpha": check_not_negative,
-    "eps": check_not_negative,
-    "weight_decay": check_not_negative,
-    "momentum": check_not_negative,
-    "centered": accept,
+RMSPROP_HYPER_PARAMETERS: HyperParameters = {
+    "lr": (1e-2, check_not_negative),
+    "alpha": (0.99, check_not_negative),
+    "eps": (1e-8, check_not_negative),
+    "weight_decay": (0, check_not_negative),
+    "momentum": (0, check_not_negative),
+    "centered": (False, accept),
 }
 
 
@@ -83,29 +83,7 @@ class NpuFusedRMSprop(AbstractRMSprop):
 
     native_name = "NpuFusedRMSprop"
     torch_twin = "torch.optim.RMSprop"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = RMSPROP_HYPER_PARAMETERS
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-2,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        momentum: float = 0,
-        centered: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
-        *,
-        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            alpha=alpha,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            centered=centered,
-        )
+    hyper_parameters: ClassVar[HyperParameters] = RMSPROP_HYPER_PARAMETERS
 
     def update(self, operands: Operands, group: Group, step: int) -> None:
         """Make one step; the formula is in the docstring of the class."""
@@ -167,38 +145,14 @@ class NpuFusedRMSpropTF(AbstractRMSprop):
     """
 
     native_name = "NpuFusedRMSpropTF"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = {
+    hyper_parameters: ClassVar[HyperParameters] = {
         **RMSPROP_HYPER_PARAMETERS,
-        "decoupled_decay": accept,
-        "lr_in_momentum": accept,
+        "alpha": (0.9, check_not_negative),
+        "eps": (1e-10, check_not_negative),
+        "decoupled_decay": (False, accept),
+        "lr_in_momentum": (True, accept),
     }
     starts_at: ClassVar[Mapping[str, float]] = {"square_avg": 1.0}
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-2,
-        alpha: float = 0.9,
-        eps: float = 1e-10,
-        weight_decay: float = 0,
-        momentum: float = 0.0,
-        centered: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
-        decoupled_decay: bool = False,  # noqa: FBT001, FBT002
-        lr_in_momentum: bool = True,  # noqa: FBT001, FBT002
-        *,
-        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            alpha=alpha,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            centered=centered,
-            decoupled_decay=decoupled_decay,
-            lr_in_momentum=lr_in_momentum,
-        )
 
     def update(self, operands: Operands, group: Group, step: int) -> None:
         """Make one step; the formula is in the docstring of the class."""

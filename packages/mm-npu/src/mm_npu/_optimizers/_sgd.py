@@ -1,6 +1,6 @@
 """NpuFusedSGD: stochastic gradient descent, with momentum."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mm_npu._errors import ConfigError
 
-from ._checks import Check, accept, check_not_negative
+from ._checks import REQUIRED, HyperParameters, accept, check_not_negative
 from ._npu_state import torch_switches
 from ._torch_rule import AbstractTorchRule
 
@@ -52,32 +52,17 @@ class NpuFusedSGD(AbstractTorchRule, torch.optim.SGD):
 
     native_name = "NpuFusedSGD"
     torch_twin = "torch.optim.SGD"
-    hyper_parameters: ClassVar[Mapping[str, Check]] = {
-        "lr": check_not_negative,
-        "momentum": check_not_negative,
-        "dampening": accept,
-        "weight_decay": check_not_negative,
-        "nesterov": accept,
+    hyper_parameters: ClassVar[HyperParameters] = {
+        "lr": (REQUIRED, check_not_negative),
+        "momentum": (0.0, check_not_negative),
+        "dampening": (0.0, accept),
+        "weight_decay": (0.0, check_not_negative),
+        "nesterov": (False, accept),
     }
     implementation: ClassVar[Mapping[str, Any]] = torch_switches("capturable")
     torch_class = torch.optim.SGD
     # With halves, the fused kernel of torch 2.13 leaves most elements as they are.
     fused_dtypes = (torch.float64, torch.float32)
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,  # noqa: FBT001, FBT002 - torch_npu's signature
-        *,
-        strict: bool | None = None,  # noqa: ARG002 - read before, when the object is made
-    ) -> None:
-        group = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
-        self.check_group({**group, "weight_decay": weight_decay})
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         """Check the hyper-parameters of one parameter group, and what nesterov needs.

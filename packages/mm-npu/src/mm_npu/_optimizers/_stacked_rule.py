@@ -46,10 +46,6 @@ class AbstractStackedRule(AbstractNpuFused):
     starts_at: ClassVar[Mapping[str, float]] = {}
     _plan: _Plan | None = None
 
-    def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
-        self.check_group(defaults)
-        super().__init__(params, defaults)
-
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the tensors in the state of a group's parameters."""
         del group

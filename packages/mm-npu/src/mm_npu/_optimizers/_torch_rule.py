@@ -1,7 +1,7 @@
 """Portable optimizers that are torch's own, with its fused kernel for the CPU where it is right."""
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +31,10 @@ class AbstractTorchRule(AbstractNpuFused):
         torch.float16,
         torch.bfloat16,
     )
+
+    def initialize(self, params: Iterable[Any], group: dict[str, Any]) -> None:
+        """Call the constructor of torch's class."""
+        self.torch_class.__init__(self, params, **group)
 
     def update_parameters(self) -> None:
         """Update the parameters that have a gradient.
