@@ -356,12 +356,12 @@ def test_a_command_of_another_distribution_is_found(tmp_path, monkeypatch, capsy
     info = tmp_path / "others-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
-    text = "[mm.commands]\ncount = others_cli:Count\nbroken = not_there:Broken\n"
+    text = "[mm.commands]\ncount = others_cli:count\nbroken = not_there:Broken\n"
     (info / "entry_points.txt").write_text(text)
     (tmp_path / "others_cli.py").write_text(
-        "class Count:\n    help = description = 'count to N'\n"
-        "    def add_arguments(self, parser):\n        parser.add_argument('n', type=int)\n"
-        "    def run(self, options):\n        print(*range(options.n))\n        return 3\n"
+        "def count(parser):\n    '''Count to N.'''\n"
+        "    parser.add_argument('n', type=int)\n"
+        "    return lambda options: print(*range(options.n)) or 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["count", "4"]) == 3

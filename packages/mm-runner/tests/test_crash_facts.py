@@ -1,7 +1,6 @@
-"""What a crash bundle says: batch, log, generators, environment, memory, collectives."""
+"""What a crash bundle says: batch, log, environment, memory."""
 
 import json
-import platform
 
 import pytest
 import torch
@@ -82,22 +81,6 @@ def test_the_last_lines_of_the_log_are_kept(make_runner):
     assert facts["log"][-40].endswith("INFO line 0 of step 7")
 
 
-class Draws(Hook):
-    """Draws a number at the end of each step."""
-
-    @override
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        torch.rand(1)
-
-
-def test_generators_are_told_by_digests_that_are_equal_where_their_states_are(make_runner):
-    found = [facts_of_crash(make_runner)[1]["generators"] for _ in range(2)]
-    assert found[0] == found[1]
-    assert {"python", "torch"} <= set(found[0])
-    other = facts_of_crash(make_runner, custom_hooks=[Draws(), Raise(7)])[1]["generators"]
-    assert [name for name in other if other[name] != found[0][name]] == ["torch"]
-
-
 class RunsOut(Hook):
     """Fails as torch does where the device has no memory left."""
 
@@ -116,29 +99,13 @@ def test_running_out_of_memory_tells_what_needs_less(make_runner):
         make_runner, error=torch.cuda.OutOfMemoryError, custom_hooks=[RunsOut()]
     )
     line = told(runner)
-    assert "failed in step 8 with OutOfMemoryError. To need less memory: " in line
-    assert "train_dataloader.batch_size=2 with optim_wrapper.accumulative_counts=2" in line
-    assert "AmpOptimWrapper" in line
-    assert "activation_checkpointing" in line
-    assert "expandable_segments" not in line  # on the CPU there are none
+    assert "failed in step 8 with OutOfMemoryError. Less memory is needed by a smaller" in line
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "rank0.json"]
-
-
-def test_what_is_done_already_is_not_advised(make_runner):
-    amp = {"type": "AmpOptimWrapper", "dtype": "bfloat16", "accumulative_counts": 3}
-    runner, _, _ = facts_of_crash(
-        make_runner,
-        error=torch.cuda.OutOfMemoryError,
-        custom_hooks=[RunsOut()],
-        optim_wrapper={**amp, "optimizer": {"type": "SGD", "lr": 0.1}},
-    )
-    assert "batch_size=2 with optim_wrapper.accumulative_counts=6" in told(runner)
-    assert "mixed precision" not in told(runner)
 
 
 def test_another_error_is_given_no_advice_on_memory(make_runner):
     runner, _, _ = facts_of_crash(make_runner)
-    assert "To need less memory" not in told(runner)
+    assert "Less memory" not in told(runner)
 
 
 def test_an_error_without_a_text_is_raised_and_leaves_a_bundle(make_runner):
@@ -148,16 +115,6 @@ def test_an_error_without_a_text_is_raised_and_leaves_a_bundle(make_runner):
     assert facts["error"] == {"type": "MuteError", "message": text}
     assert facts["place"] == "step 4"
     assert "_fail" in facts["traceback"]
-
-
-def test_a_fact_that_cannot_be_had_takes_nothing_else_with_it(make_runner, monkeypatch):
-    def fails():
-        raise LookupError
-
-    monkeypatch.setattr(platform, "platform", fails)
-    _, facts, _ = facts_of_crash(make_runner)
-    assert facts["platform"] is None
-    assert (facts["error"]["type"], facts["place"]) == ("ArithmeticError", "step 8")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -268,7 +268,8 @@ class Piped(Views):
 _CONFIG = """
 model: {type: "toy:Classifier"}
 test_dataloader:
-  dataset: {type: ConcatDataset, datasets: [{type: "test_tta:Piped", size: 7, pipeline: [one]}]}
+  dataset:
+    {type: RepeatDataset, times: 1, dataset: {type: "test_tta:Piped", size: 7, pipeline: [one]}}
   batch_size: 2
   collate_fn: default_collate
 test_cfg: {}
@@ -289,8 +290,8 @@ def test_the_command_tests_by_views_on_request(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed == f"accuracy: {_accuracy_of_views(model, 7)}"
     for changes, message in (
-        ("tta_model: null", "run.yaml:9: tta_model: --tta was given, and this key is missing"),
-        ("test_dataloader.dataset.datasets: [[1]]", "tta_pipeline: --tta was given, and test_data"),
+        ("tta_model: null", "run.yaml:10: tta_model: --tta was given, and this key is missing"),
+        ("test_dataloader.dataset.dataset: [1]", "tta_pipeline: --tta was given, and test_data"),
     ):
         command = ["test", "run.yaml", "weights.pth", "--tta", "--cfg-options"]
         assert main([*command, changes.replace(": ", "=").replace("null", "None")]) == 1

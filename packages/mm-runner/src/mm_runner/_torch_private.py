@@ -17,8 +17,6 @@ Name                                                Without it
 ``distributed_c10d._get_default_store``             Stops and time limits have no effect on several
                                                     processes; the log says so
 ``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
-``torch.cuda.memory._snapshot``,                    A crash bundle has no history of memory
-``_dump_snapshot``
 ==================================================  =============================================
 """
 
@@ -45,7 +43,6 @@ __all__ = [
     "children_of",
     "convolve_with",
     "default_store",
-    "dump_memory_history",
     "parameters_of",
     "read_with",
     "scheduler_base",
@@ -175,10 +172,3 @@ def scheduler_base() -> Any:
     """Return the base class of torch's schedules."""
     newer = getattr(lr_scheduler, "LRScheduler", None)
     return newer or lr_scheduler._LRScheduler  # noqa: SLF001
-
-
-def dump_memory_history(memory: Any, path: Path) -> None:
-    """Write the history of a device's allocations, if it was recorded."""
-    snapshot, dump = (getattr(memory, name, None) for name in ("_snapshot", "_dump_snapshot"))
-    if snapshot is not None and dump is not None and any(snapshot().get("device_traces", ())):
-        dump(str(path))

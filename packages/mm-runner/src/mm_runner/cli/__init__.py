@@ -1,11 +1,11 @@
 """The ``mm-runner`` command.
 
-A subcommand is a class that a distribution advertises in the entry-point group ``mm.commands``::
+A subcommand is a function that a distribution advertises in the entry-point group ``mm.commands``::
 
     [project.entry-points."mm.commands"]
-    count = "my_package.cli:Count"
+    count = "my_package.cli:count"
 
-It is built without arguments, and has what :class:`Command` has.
+See :data:`Command`.
 """
 
 from ._configuration import add_config_arguments, load_config, locating

@@ -125,8 +125,8 @@ def _apply(cfg: Config, options: Namespace) -> None:
         cfg.launcher = options.launcher
     if "amp" in given:
         cfg.optim_wrapper = _with_amp(cfg.get("optim_wrapper"), options.amp, "optim_wrapper")
-    if "compile" in given and not cfg.get("compile"):
-        cfg.compile = True
+    if "compile" in given:
+        cfg.compile = cfg.get("compile") or True
     if "auto_scale_lr" in given:
         _enable_auto_scale(cfg)
     if "resume" in given:
@@ -137,14 +137,15 @@ def _apply(cfg: Config, options: Namespace) -> None:
         cfg.resume_data = False
 
 
-def _resume(cfg: Config, resume: str) -> None:
-    if resume == "auto" and cfg.get("load_from"):
+def _resume(cfg: Config, checkpoint: str) -> None:
+    is_newest = checkpoint == "auto"
+    if is_newest and cfg.get("load_from"):
         warnings.warn(
             f"--resume ignores load_from={cfg.load_from!r}: it resumes from the newest checkpoint "
             "of work_dir. Give --resume FILE to resume from a file.",
             stacklevel=2,
         )
-    cfg.resume, cfg.load_from = True, None if resume == "auto" else resume
+    cfg.resume, cfg.load_from = True, None if is_newest else checkpoint
 
 
 def _with_amp(wrapper: Any, dtype: str, where: str) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points, version
-from typing import Any, Protocol, cast
+from typing import cast
 
 __all__ = ["Command", "main"]
 
@@ -25,22 +26,10 @@ _PATIENCE_S = 7.0
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
-class Command(Protocol):
-    """A subcommand; its module should import nothing heavy before :meth:`run`.
-
-    Attributes:
-        help: One line for the list of commands.
-        description: Sentences for ``mm-runner COMMAND --help``.
-    """
-
-    help: str
-    description: str
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the arguments of the command to its parser."""
-
-    def run(self, options: Namespace) -> int:
-        """Do it, and return the exit status."""
+# A subcommand adds its arguments to the parser, and returns the function that runs it, whose result
+# is the exit status (None for 0). The first line of its docstring is its entry in the list of
+# commands, the rest its help. Its module should import nothing heavy: the list stays fast.
+Command = Callable[[ArgumentParser], Callable[[Namespace], "int | None"]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,10 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     arguments = [_with_dashes(one) for one in (sys.argv[1:] if arguments is None else arguments)]
-    parser, commands = _build_parser(arguments)
-    options = parser.parse_args(arguments)
+    options = _build_parser(arguments).parse_args(arguments)
     try:
-        return commands[options.command].run(options)
+        return options.run(options) or 0
     except KeyboardInterrupt:
         sys.stderr.write("mm-runner: interrupted\n")
         return 130
@@ -84,8 +72,8 @@ def _with_dashes(argument: str) -> str:
     return f"{name.replace('_', '-')}{separator}{value}"
 
 
-def _build_parser(arguments: Sequence[str]) -> tuple[ArgumentParser, dict[str, Command]]:
-    """Return the parser and the commands: the one in ``arguments``, or all without arguments."""
+def _build_parser(arguments: Sequence[str]) -> ArgumentParser:
+    """Return the parser, with the command in ``arguments``, or with all if there is none."""
     parser = ArgumentParser(
         prog="mm-runner",
         description="Train, test and examine models from their configuration.",
@@ -95,20 +83,25 @@ def _build_parser(arguments: Sequence[str]) -> tuple[ArgumentParser, dict[str, C
     parser.add_argument("--version", action="version", version=f"mm-runner {version('mm-runner')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((one for one in arguments if not one.startswith("-")), None)
-    commands: dict[str, Command] = {}
     found = entry_points(group=_GROUP)
     if chosen in found.names:  # the others may be slow to import, or broken
         found = found.select(name=chosen)
     for entry in found:
-        command = commands[entry.name] = cast("Command", entry.load()())
-        options: dict[str, Any] = {"help": command.help, "description": command.description}
-        own = subparsers.add_parser(entry.name, epilog=_EPILOG, allow_abbrev=False, **options)
+        command = cast("Command", entry.load())
+        title, _, text = (inspect.getdoc(command) or entry.name).partition("\n\n")
+        own = subparsers.add_parser(
+            entry.name,
+            help=title.rstrip("."),
+            description=text or title,
+            epilog=_EPILOG,
+            allow_abbrev=False,
+        )
         if entry.name == chosen:
-            command.add_arguments(own)
+            own.set_defaults(run=command(own))
             own.add_argument(
                 "--traceback", action="store_true", help="show the traceback of every error"
             )
-    return parser, commands
+    return parser
 
 
 def _report_failure(error: Exception, *, show_traceback: bool) -> None:

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from ._crash import CrashBundleHook
     from ._fast_dev_run import fast_dev_run
     from ._find_batch_size import BatchSizeReport, BatchTrial, find_batch_size
-    from ._find_lr import LearningRateReport, RatePoint, find_learning_rate
+    from ._find_lr import LearningRateReport, find_learning_rate
     from ._plan import make_plan
     from ._plot import plot_curves, plot_rates, plot_runs, read_scalars
     from ._replay import replay_crash
-    from ._verify_resume import ResumeDifference, ResumeReport, verify_resume
+    from ._verify_resume import ResumeReport, verify_resume
 
 __all__ = [
     "BatchSizeReport",
@@ -22,8 +22,6 @@ __all__ = [
     "Conversion",
     "CrashBundleHook",
     "LearningRateReport",
-    "RatePoint",
-    "ResumeDifference",
     "ResumeReport",
     "convert_mmengine_checkpoint",
     "fast_dev_run",
@@ -43,20 +41,20 @@ _MODULES = {
     "_crash": ("CrashBundleHook",),
     "_fast_dev_run": ("fast_dev_run",),
     "_find_batch_size": ("BatchSizeReport", "BatchTrial", "find_batch_size"),
-    "_find_lr": ("LearningRateReport", "RatePoint", "find_learning_rate"),
+    "_find_lr": ("LearningRateReport", "find_learning_rate"),
     "_plan": ("make_plan",),
     "_plot": ("plot_curves", "plot_rates", "plot_runs", "read_scalars"),
     "_replay": ("replay_crash",),
-    "_verify_resume": ("ResumeDifference", "ResumeReport", "verify_resume"),
+    "_verify_resume": ("ResumeReport", "verify_resume"),
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Import a tool on first use: every run has the hook of the crash bundle, and no other."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f".{module}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

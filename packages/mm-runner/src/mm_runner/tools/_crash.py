@@ -7,7 +7,8 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +18,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from mm_runner._error_text import text_of
-from mm_runner._torch_private import dump_memory_history
-from mm_runner.checkpoint import rng_state
 from mm_runner.data import failing_sample
 from mm_runner.errors import MMRunnerError
 from mm_runner.hooks import Hook
-from mm_runner.optim import computes_in_half, named_wrappers
 from mm_runner.reporting import recent_lines
 
-from ._fingerprint import fingerprint
 from ._out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -46,15 +43,20 @@ _VARIABLES = (
 # Rather too much is left out than too little.
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "PW", "CREDENTIAL", "AUTH", "JWT")
 _MOST_ITEMS, _MOST_LEVELS = 20, 8
+_MEMORY_ADVICE = (
+    "Less memory is needed by a smaller train_dataloader.batch_size with more "
+    "optim_wrapper.accumulative_counts (mm-runner find-batch-size finds the largest that fits), "
+    "mixed precision (AmpOptimWrapper), activation_checkpointing, sharding over several devices "
+    "(MMFullyShardedDataParallel), and PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+)
 
 
 class CrashBundleHook(Hook):
     """Write a crash bundle to the log directory when training fails, for ``mm-runner replay``.
 
-    Each process that fails writes ``crash/rank<N>.json``, where there are several its record of
-    collectives if torch has one, and after it ran out of memory the summary of the device's
-    allocator; the configuration lies beside them. An error of mm-runner, whose message says what to
-    repair, leaves no bundle. A failure here never hides the error.
+    Each process that fails writes ``crash/rank<N>.json``, and after it ran out of memory the
+    summary of the device's allocator; the configuration lies beside them. An error of mm-runner,
+    whose message says what to repair, leaves no bundle. A failure here never hides the error.
 
     One of the default hooks; ``crash_bundle: false`` in the configuration keeps nothing.
     """
@@ -67,8 +69,7 @@ class CrashBundleHook(Hook):
             return
         folder = runner.log_dir / "crash"
         try:
-            _write(runner, exception, folder)
-            message = _message(runner, exception, folder)
+            message = _write(runner, exception, folder)
         except Exception as failure:  # noqa: BLE001 - the disk may be what failed first
             message = f"The crash bundle could not be written to {folder}: {text_of(failure)}"
         runner.console.stop_progress()
@@ -78,84 +79,68 @@ class CrashBundleHook(Hook):
             sys.stderr.write(f"rank {runner.rank}: {message}\n")
 
 
-def _write(runner: RunView, error: Exception, folder: Path) -> None:
+def _write(runner: RunView, error: Exception, folder: Path) -> str:
+    """Write the bundle, and return what to log."""
     folder.mkdir(exist_ok=True)
     config = runner.log_dir / CONFIG_FILE
     if config.is_file():  # the main process has written it
         (folder / CONFIG_FILE).write_bytes(config.read_bytes())
-    text = json.dumps(_facts(runner, error), indent=2, default=lambda value: type(value).__name__)
+    facts = _facts(runner, error)
+    text = json.dumps(facts, indent=2, default=lambda value: type(value).__name__)
     (folder / f"rank{runner.rank}.json").write_text(f"{text}\n", encoding="utf-8")
+    sample = f" while it read {facts['sample']}" if facts["sample"] else ""
+    message = f"Training failed in {facts['place']} with {type(error).__name__}{sample}."
     if is_out_of_memory(error):
-        _attempt(lambda: _write_memory(runner.device, folder, runner.rank))
+        message = f"{message} {_MEMORY_ADVICE}"
+        module: Any = getattr(torch, runner.device.type, None)
+        if hasattr(module, "memory_summary"):
+            path = folder / f"memory_rank{runner.rank}.txt"
+            with suppress(Exception):  # a device that has failed may answer nothing
+                path.write_text(f"{module.memory_summary(runner.device)}\n", encoding="utf-8")
+    command = f"mm-runner replay {folder}"
+    if runner.world_size > 1 and runner.dist_info.launcher == "pytorch":
+        command = f"torchrun --nproc_per_node={runner.world_size} -m {command.replace('-', '_', 1)}"
+    elif runner.world_size > 1:
+        command += f", under the same launcher with {runner.world_size} processes"
+    return f"{message} To replay it: {command}"
 
 
 def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
     trace = error.__traceback__
-    ask: dict[str, Callable[[], Any]] = {
-        "error": lambda: {"type": type(error).__name__, "message": text_of(error)},
-        "traceback": lambda: "".join(traceback.format_exception(type(error), error, trace)),
-        "place": lambda: _place(runner, error),
-        "iter": lambda: runner.iter,
-        "epoch": lambda: runner.epoch,
-        "seed": lambda: runner.seed,
-        "experiment_name": lambda: runner.experiment_name,
-        "batch": lambda: _describe(_batch_of_step(trace)),
-        "sample": lambda: failing_sample(error),
-        "generators": lambda: {
-            name: fingerprint(state) for name, state in rng_state(runner.device).items()
+    installed = {one.metadata["Name"]: one.version for one in distributions()}
+    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(trace))
+    is_validating = runner.val_loop is not None and any(one is runner.val_loop for one in callers)
+    return {
+        "error": {"type": type(error).__name__, "message": text_of(error)},
+        "traceback": "".join(traceback.format_exception(type(error), error, trace)),
+        "place": f"the validation after step {runner.iter}"
+        if is_validating
+        else f"step {runner.iter + 1}",
+        "iter": runner.iter,
+        "epoch": runner.epoch,
+        "seed": runner.seed,
+        "experiment_name": runner.experiment_name,
+        "batch": _describe(_batch_of_step(trace)),
+        "sample": failing_sample(error),
+        "log": recent_lines(runner.logger),
+        "rank": runner.rank,
+        "world_size": runner.world_size,
+        "launcher": runner.dist_info.launcher,
+        "device": str(runner.device),
+        "work_dir": str(runner.work_dir),
+        "folder": str(Path.cwd()),
+        "command": [sys.executable, *sys.orig_argv[1:]],
+        "python_path": [entry for entry in sys.path if entry],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: installed[name] for name in _PACKAGES if name in installed},
+        "cuda": torch.version.cuda,
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_VARIABLES) and not any(part in name.upper() for part in _SECRETS)
         },
-        "log": lambda: recent_lines(runner.logger),
-        "rank": lambda: runner.rank,
-        "world_size": lambda: runner.world_size,
-        "launcher": lambda: runner.dist_info.launcher,
-        "device": lambda: str(runner.device),
-        "work_dir": lambda: str(runner.work_dir),
-        "folder": lambda: str(Path.cwd()),
-        "command": lambda: [sys.executable, *sys.orig_argv[1:]],
-        "python_path": lambda: [entry for entry in sys.path if entry],
-        "python": platform.python_version,
-        "platform": platform.platform,
-        "versions": _versions,
-        "cuda": lambda: torch.version.cuda,
-        "environment": _environment,
     }
-    return {name: _attempt(one) for name, one in ask.items()}
-
-
-def _attempt(ask: Callable[[], Any]) -> Any:
-    """Return the answer, or ``None``: a device that has failed may answer nothing."""
-    try:
-        return ask()
-    except Exception:  # noqa: BLE001 - see above
-        return None
-
-
-def _message(runner: RunView, error: Exception, folder: Path) -> str:
-    sample = _attempt(lambda: failing_sample(error))
-    reading = f" while it read {sample}" if sample else ""
-    advice = ""
-    if is_out_of_memory(error):
-        advice = f"To need less memory: {'; '.join(_memory_advice(runner))}. "
-    return (
-        f"Training failed in {_place(runner, error)} with {type(error).__name__}{reading}. "
-        f"{advice}To replay it: {_command(runner, folder)}"
-    )
-
-
-def _place(runner: RunView, error: Exception) -> str:
-    """Name the step, or the validation, that failed."""
-    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
-    if runner.val_loop is not None and any(one is runner.val_loop for one in callers):
-        return f"the validation after step {runner.iter}"
-    return f"step {runner.iter + 1}"
-
-
-def _command(runner: RunView, folder: Path) -> str:
-    if runner.world_size == 1:
-        return f"mm-runner replay {folder}"
-    if runner.dist_info.launcher == "pytorch":
-        return f"torchrun --nproc_per_node={runner.world_size} -m mm_runner replay {folder}"
-    return f"mm-runner replay {folder}, under the same launcher with {runner.world_size} processes"
 
 
 def _batch_of_step(trace: TracebackType | None) -> Any:
@@ -180,51 +165,3 @@ def _describe(value: Any, level: int = 0) -> Any:
     items = [_describe(item, level + 1) for item in value[:_MOST_ITEMS]]
     left = len(value) - len(items)
     return [*items, f"... {left} more"] if left else items
-
-
-def _versions() -> dict[str, str]:
-    installed = {one.metadata["Name"]: one.version for one in distributions()}
-    return {name: installed[name] for name in _PACKAGES if name in installed}
-
-
-def _environment() -> dict[str, str]:
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLES) and not any(part in name.upper() for part in _SECRETS)
-    }
-
-
-def _write_memory(device: torch.device, folder: Path, rank: int) -> None:
-    """Write the allocator's summary, and the history of allocations if that was recorded."""
-    module: Any = getattr(torch, device.type, None)
-    if hasattr(module, "memory_summary"):
-        text = module.memory_summary(device)
-        (folder / f"memory_rank{rank}.txt").write_text(f"{text}\n", encoding="utf-8")
-    memory: Any = getattr(module, "memory", None)
-    dump_memory_history(memory, folder / f"memory_rank{rank}.pickle")
-
-
-def _memory_advice(runner: RunView) -> Iterator[str]:
-    """Yield what would need less memory, of what the run does not do yet."""
-    size = getattr(getattr(runner.train_loop, "dataloader", None), "batch_size", None)
-    wrappers = list(named_wrappers(runner.optim_wrapper).values())
-    if isinstance(size, int) and size > 1:
-        counts = getattr(wrappers[0], "accumulative_counts", 1) if wrappers else 1
-        smaller = size // 2
-        yield (
-            f"train_dataloader.batch_size={smaller} with optim_wrapper.accumulative_counts="
-            f"{counts * (size // smaller)}, which keeps the samples per optimizer step "
-            "(mm-runner find-batch-size finds the largest that fits)"
-        )
-    if not any(map(computes_in_half, wrappers)):
-        yield "mixed precision, optim_wrapper.type='AmpOptimWrapper'"
-    if not runner.cfg.get("activation_checkpointing"):
-        yield "activation_checkpointing, which recomputes activations in backward"
-    if runner.world_size > 1 and "FullySharded" not in type(runner.model).__name__:
-        yield "model_wrapper_cfg=dict(type='MMFullyShardedDataParallel'), which shards the model"
-    if runner.device.type == "cuda" and "expandable_segments" not in str(_environment()):
-        yield (
-            "the environment variable PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, where much "
-            "is reserved but not allocated"
-        )

@@ -42,35 +42,28 @@ def fast_dev_run(
     """
     with trial_directory(cfg, "fast-dev-run", work_dir) as (directory, _):
         place = directory if work_dir is not None else directory / "work"
+        left_out = ["log_writers", "visualizer", *(["load_from"] if cfg.get("resume") else [])]
+        kept = {key: one for key, one in without_variables(cfg).items() if key not in left_out}
+        own = {"work_dir": str(place), "resume": False, "crash_bundle": False}
+        runner = _UnsavedRunner.from_cfg({**kept, **own})
         trial = _FirstBatches(num_batches, place)
-        _run(_config_of_trial(cfg, place), trial)
-    kept = "nothing was kept" if work_dir is None else f"the logs are in {directory}"
+        for hook in runner.hooks:
+            if isinstance(hook, CheckpointHook):
+                runner.hooks_list.remove(hook)
+                trial.saving.append(hook)
+            elif type(hook) is LoggerHook:
+                hook.interval = 1
+        runner.register_hook(trial)
+        runner.interruption.saves = False
+        runner.train()
+        # A training loop of the user's own may validate at other times, or never.
+        if cfg.get("val_dataloader") is not None and "val" not in trial.counts:
+            runner.val()
+        if cfg.get("test_dataloader") is not None:
+            runner.test()
+    place_of_logs = "nothing was kept" if work_dir is None else f"the logs are in {directory}"
     ran = ", ".join(f"{_PHASES[phase]} {number}" for phase, number in trial.counts.items())
-    return f"fast-dev-run: {ran} batches in each process: everything ran; {kept}."
-
-
-def _run(cfg: Mapping[str, Any], trial: _FirstBatches) -> None:
-    runner = _UnsavedRunner.from_cfg(cfg)
-    for hook in runner.hooks:
-        if isinstance(hook, CheckpointHook):
-            runner.hooks_list.remove(hook)
-            trial.saving.append(hook)
-        elif type(hook) is LoggerHook:
-            hook.interval = 1
-    runner.register_hook(trial)
-    runner.interruption.saves = False
-    runner.train()
-    # A training loop of the user's own may validate at other times, or never.
-    if cfg.get("val_dataloader") is not None and "val" not in trial.counts:
-        runner.val()
-    if cfg.get("test_dataloader") is not None:
-        runner.test()
-
-
-def _config_of_trial(cfg: Mapping[str, Any], work_dir: Path) -> dict[str, Any]:
-    left_out = ["log_writers", "visualizer", *(["load_from"] if cfg.get("resume") else [])]
-    kept = {name: value for name, value in without_variables(cfg).items() if name not in left_out}
-    return {**kept, "work_dir": str(work_dir), "resume": False, "crash_bundle": False}
+    return f"fast-dev-run: {ran} batches in each process: everything ran; {place_of_logs}."
 
 
 class _UnsavedRunner(Runner):

@@ -13,32 +13,14 @@ from typing_extensions import override
 import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 from mm_runner.optim import named_wrappers
-from mm_runner.registry import HOOKS, LOOPS
 
-from ._trial import (
-    TRAINING_ONLY,
-    EndOfTrialError,
-    check_trains,
-    copied_config,
-    train_with,
-    trial_directory,
-)
+from ._trial import EndOfTrialError, endless_config, train_with, trial_directory
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mm_runner.run_view import RunView
 
-__all__ = [
-    "LearningRateReport",
-    "RatePoint",
-    "config_of_trial",
-    "find_learning_rate",
-    "smoothed_losses",
-    "steepest_rate",
-]
+__all__ = ["LearningRateReport", "RatePoint", "find_learning_rate", "steepest_rate"]
 
 # Of the best loss: "How Do You Find A Good Learning Rate" (S. Gugger, 2018,
 # https://sgugger.github.io/how-do-you-find-a-good-learning-rate.html).
@@ -46,8 +28,6 @@ _DIVERGED = 4.0
 _LEAST_STEPS = 10
 # Weight of the past in a smoothed loss.
 _MEMORY = 0.9
-_OUR_LOOPS = (None, EpochBasedTrainLoop, IterBasedTrainLoop)
-_LEFT_OUT = (*TRAINING_ONLY, "auto_scale_lr", "param_scheduler", "resume")
 
 
 class RatePoint(NamedTuple):
@@ -62,13 +42,12 @@ class LearningRateReport(NamedTuple):
     """Result of :func:`find_learning_rate`.
 
     ``suggestion`` is ``None`` if the loss falls nowhere. ``diverged``: the test ended because
-    the loss grew. ``notes`` are sentences for the user.
+    the loss grew.
     """
 
     suggestion: float | None
     points: tuple[RatePoint, ...]
     diverged: bool
-    notes: tuple[str, ...]
 
 
 def find_learning_rate(
@@ -112,100 +91,27 @@ def find_learning_rate(
         raise ConfigError(
             f"find-lr: steps={steps} was given; {_LEAST_STEPS} are needed at least to see a slope."
         )
-    check_trains(cfg, "find-lr")
+    test = _RangeTest(min_lr, max_lr, steps)
     with trial_directory(cfg, "find-lr") as (directory, _):
-        test = _RangeTest(min_lr, max_lr, steps)
-        train_with(config_of_trial(cfg, directory, "find-lr"), test)
-    if not test.has_ended:
-        test.notes.append(
-            f"The training ended with step {len(test.found)}: a hook or a loop of your own "
-            "stopped it."
-        )
-    scale = cfg.get("auto_scale_lr") or {}
-    if scale.get("enable"):
-        test.notes.append(
-            "auto_scale_lr was off: the rate is for the batch of this run, and not for one of "
-            f"base_batch_size={scale.get('base_batch_size')}."
-        )
-    rates, losses = [rate for rate, _ in test.found], [loss for _, loss in test.found]
-    points = tuple(map(RatePoint, rates, losses, smoothed_losses(losses)))
-    suggestion = steepest_rate(rates, losses)
-    return LearningRateReport(suggestion, points, test.diverged, tuple(test.notes))
+        train_with(endless_config(cfg, directory, "find-lr"), test)
+    return LearningRateReport(steepest_rate(test.points), tuple(test.points), test.diverged)
 
 
-def config_of_trial(
-    cfg: Mapping[str, Any], directory: Path, what: str, *, keep: tuple[type[Hook], ...] = ()
-) -> dict[str, Any]:
-    """Return a copy of ``cfg`` for an endless run that only trains, and writes to ``directory``.
-
-    The hooks of mm-runner, which save, log, stop or average, are left out but for those of the
-    classes in ``keep``.
-    """
-    copied = copied_config(cfg, what, _LEFT_OUT)
-    hooks = {
-        name: hook
-        for name, hook in (copied.get("default_hooks") or {}).items()
-        if _runs_along(hook, keep)
-    }
-    train_cfg = copied["train_cfg"]
-    kind = train_cfg.get("type") if isinstance(train_cfg, Mapping) else object
-    if (LOOPS.get(kind) if isinstance(kind, str) else kind) in _OUR_LOOPS:
-        train_cfg = {"by_epoch": False, "max_iters": 2**31}
-    return {
-        **copied,
-        "custom_hooks": [one for one in copied.get("custom_hooks") or () if _runs_along(one, keep)],
-        "default_hooks": {**hooks, **dict.fromkeys(("checkpoint", "logger", "param_scheduler"))},
-        "train_cfg": train_cfg,
-        "work_dir": str(directory / "work"),  # a cache of compiled code lies beside it
-    }
-
-
-def _runs_along(hook: Any, keep: tuple[type[Hook], ...]) -> bool:
-    kind = hook.get("type") if isinstance(hook, Mapping) else type(hook)
-    if isinstance(kind, str):
-        kind = HOOKS.get(kind)
-    if kind is None:  # changes a default hook
-        return False
-    return kind in keep or not kind.__module__.startswith("mm_runner.")
-
-
-def smoothed_losses(losses: Sequence[float]) -> list[float]:
-    """Return exponential moving averages of ``losses``, corrected for where they begin.
-
-    Example:
-        >>> smoothed_losses([2.0])
-        [2.0]
-    """
-    smoothed, average = [], 0.0
-    for number, loss in enumerate(losses, 1):
-        average = _MEMORY * average + (1 - _MEMORY) * loss
-        smoothed.append(average / (1 - _MEMORY**number))
-    return smoothed
-
-
-def steepest_rate(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Return the rate where the loss falls most steeply over the logarithm of the rate.
+def steepest_rate(points: Sequence[RatePoint]) -> float | None:
+    """Return the rate where the loss falls most steeply, ``None`` if it falls nowhere.
 
     The slope at a step is that of the line fitted by least squares to the losses of a twentieth of
     all steps, two at least, on either side. Steps up to the best smoothed loss count.
-
-    Args:
-        rates: Growing exponentially.
-        losses: Of the steps with these rates.
-
-    Returns:
-        ``None`` if the loss falls nowhere.
     """
-    reach = max(2, round(0.05 * len(losses)))
-    smoothed = smoothed_losses(losses)
-    end = min(len(losses) - reach, smoothed.index(min(smoothed)) + 1) if losses else 0
-    offsets = range(-reach, reach + 1)
-    # Up to a factor that all have in common.
-    slopes = {
-        index: math.fsum(k * losses[index + k] for k in offsets) for index in range(reach, end)
-    }
-    steepest = min(slopes, key=lambda index: slopes[index], default=None)
-    return None if steepest is None or slopes[steepest] >= 0 else rates[steepest]
+    reach = max(2, round(0.05 * len(points)))
+    best = min(range(len(points)), key=lambda index: points[index].smoothed, default=0)
+    steepest, suggestion = 0.0, None
+    for index in range(reach, min(len(points) - reach, best + 1)):
+        # Up to a factor that all have in common.
+        slope = math.fsum(k * points[index + k].loss for k in range(-reach, reach + 1))
+        if slope < steepest:
+            steepest, suggestion = slope, points[index].lr
+    return suggestion
 
 
 class _RangeTest(Hook):
@@ -215,12 +121,11 @@ class _RangeTest(Hook):
 
     def __init__(self, min_lr: float, max_lr: float, steps: int) -> None:
         self._min_lr, self._growth, self._steps = min_lr, max_lr / min_lr, steps
-        self._shares: list[tuple[dict[str, Any], float]] = []
+        self._ratios: list[tuple[dict[str, Any], float]] = []
         self._window = 1
-        self._sum = 0.0
-        self.found: list[tuple[float, float]] = []
-        self.diverged = self.has_ended = False
-        self.notes: list[str] = []
+        self._sum = self._average = 0.0
+        self.points: list[RatePoint] = []
+        self.diverged = False
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -228,32 +133,24 @@ class _RangeTest(Hook):
         self._window = max(getattr(one, "accumulative_counts", 1) for one in wrappers)
         # A loop of the user's own has its own length.
         self._steps = min(self._steps, runner.max_iters // self._window)
-        if self._steps < _LEAST_STEPS:
-            raise ConfigError(
-                f"train_cfg: the training has {self._steps} steps; find-lr needs {_LEAST_STEPS}."
-            )
         groups = [group for one in wrappers for group in one.optimizer.param_groups]
         rates = [float(group["lr"]) for group in groups]
         base = float(wrappers[0].optimizer.defaults.get("lr") or max(rates))
-        if base <= 0:
+        if self._steps < _LEAST_STEPS or base <= 0:
             raise ConfigError(
-                f"optim_wrapper.optimizer.lr: {base:g} was given; find-lr needs a positive rate, "
-                "to which parameter groups have their ratios."
+                f"find-lr: a training of {_LEAST_STEPS} steps with a positive "
+                "optim_wrapper.optimizer.lr, to which parameter groups have their ratios, is "
+                f"needed; this has {self._steps} steps, and lr={base:g}."
             )
-        self._shares = [(group, rate / base) for group, rate in zip(groups, rates, strict=True)]
-        ratios = sorted({round(share, 6) for _, share in self._shares})
-        if ratios != [1.0]:
-            text = ", ".join(f"{ratio:g}" for ratio in ratios)
-            self.notes.append(f"Parameter groups kept their ratios to the rate: {text}.")
+        self._ratios = [(group, rate / base) for group, rate in zip(groups, rates, strict=True)]
 
     @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        rate = self._rate()
-        for group, share in self._shares:
+        for group, ratio in self._ratios:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate * share)
+                group["lr"].fill_(self._rate() * ratio)
             else:
-                group["lr"] = rate * share
+                group["lr"] = self._rate() * ratio
 
     @override
     def after_train_iter(
@@ -265,18 +162,19 @@ class _RangeTest(Hook):
         losses = mm_dist.all_gather_object(self._sum / self._window)
         loss, self._sum = sum(losses) / len(losses), 0.0
         if not math.isfinite(loss):
-            self.diverged = self.has_ended = True
+            self.diverged = True
             raise EndOfTrialError
-        self.found.append((self._rate(), loss))
-        smoothed = smoothed_losses([loss for _, loss in self.found])
-        best = min(smoothed)
-        self.diverged = smoothed[-1] > best + (_DIVERGED - 1) * abs(best)
-        self.has_ended = self.diverged or len(self.found) >= self._steps
-        if self.has_ended:
+        # The exponential moving average, corrected for where it begins.
+        self._average = _MEMORY * self._average + (1 - _MEMORY) * loss
+        smoothed = self._average / (1 - _MEMORY ** (len(self.points) + 1))
+        self.points.append(RatePoint(self._rate(), loss, smoothed))
+        best = min(point.smoothed for point in self.points)
+        self.diverged = smoothed > best + (_DIVERGED - 1) * abs(best)
+        if self.diverged or len(self.points) >= self._steps:
             raise EndOfTrialError
 
     def _rate(self) -> float:
-        part: float = self._growth ** (len(self.found) / (self._steps - 1))
+        part: float = self._growth ** (len(self.points) / (self._steps - 1))
         return self._min_lr * part
 
 

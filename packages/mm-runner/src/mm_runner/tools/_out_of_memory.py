@@ -20,17 +20,15 @@ _FULL = re.compile(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether ``error``, or its cause, says that the memory is full."""
-    seen: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    for _ in range(10):  # a chain may be a circle
+        if cause is None:
+            break
         # torch's for all devices (since 2.5), that for CUDA, torch_npu's.
         names = {kind.__name__ for kind in type(cause).__mro__}
-        if isinstance(cause, MemoryError) or "OutOfMemoryError" in names:
-            return True
-        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
-            return True
-        if isinstance(cause, RuntimeError) and _FULL.search(text_of(cause)):
+        is_full = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
+        is_said = isinstance(cause, RuntimeError) and _FULL.search(text_of(cause)) is not None
+        if is_full or is_said or isinstance(cause, MemoryError) or "OutOfMemoryError" in names:
             return True
         cause = cause.__cause__ if cause.__suppress_context__ else cause.__context__
     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,45 +12,14 @@ from typing import Any
 
 from mm_runner.errors import ConfigError, MMRunnerError, WorkDirError, did_you_mean
 
-__all__ = ["new_figure", "plot_curves", "plot_rates", "plot_runs", "read_scalars"]
+__all__ = ["check_picture", "plot_curves", "plot_rates", "plot_runs", "read_scalars"]
 
 # Keys of a record that are no quantity, and quantities drawn only if they are asked for.
 _POSITION = ("mode", "epoch", "step")
 _ON_REQUEST = ("time", "data_time", "memory")
-_SUFFIXES = (".png", ".svg")
 _COLUMNS = 2
 # Curves of fewer points are drawn with markers.
 _FEW = 40
-
-_Curve = tuple[Sequence[int], Sequence[float]]
-
-
-def read_scalars(work_dir: str | Path) -> list[dict[str, Any]]:
-    """Return the records of all runs in ``work_dir`` as one history.
-
-    Where a resumed run repeats steps of an earlier one, the later run counts.
-
-    Args:
-        work_dir: With the runs' log directories in it; or one of these.
-
-    Raises:
-        ConfigError: If there is no record.
-    """
-    history: list[dict[str, Any]] = []
-    own = Path(work_dir, "scalars.jsonl")
-    found = [own] if own.is_file() else Path(work_dir).glob("*/scalars.jsonl")
-    for path in sorted(found, key=_start_of_run):
-        records = list(_records(path))
-        trained = [record["step"] for record in records if record["mode"] == "train"]
-        if trained:
-            history = [record for record in history if record["step"] < trained[0]]
-        history += records
-    if not history:
-        raise ConfigError(
-            f"{work_dir} has no <run>/scalars.jsonl with records; give the work_dir of a Runner "
-            "that has logged at least one interval."
-        )
-    return history
 
 
 def plot_curves(work_dir: str | Path, picture: str | Path) -> Path:
@@ -83,28 +53,29 @@ def plot_runs(
         MMRunnerError: If matplotlib is not installed.
         WorkDirError: If nothing can be written there.
     """
-    if Path(picture).suffix not in _SUFFIXES:
-        raise ConfigError(f"{picture} was asked for; a picture ends in {' or '.join(_SUFFIXES)}.")
+    check_picture(picture)
     if window_size < 1:
         raise ConfigError(f"window_size={window_size} was given; a positive number is needed.")
-    curves = {_label(one, work_dirs): _curves_of(one) for one in work_dirs}
-    known = list(dict.fromkeys(name for run in curves.values() for name in run))
+    curves = [_curves_of(one) for one in work_dirs]
+    known = list(dict.fromkeys(name for run in curves for name in run))
     wanted = [_find(key, known) for key in keys] if keys else _usual(known)
     if not wanted:
         raise ConfigError(f"No loss and no metric is recorded; there is: {', '.join(known)}.")
+    parents = os.path.commonpath([Path(one).absolute() for one in work_dirs])
+    labels = [os.path.relpath(one, parents) for one in work_dirs]
     columns = 1 if all(map(_is_rate, wanted[1:])) else _COLUMNS
     rows = math.ceil(len(wanted) / columns)
-    figure = new_figure(4.8 * columns, 3.4 * rows)
+    figure = _new_figure(4.8 * columns, 3.4 * rows)
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for name, axes in zip(wanted, grid, strict=False):
         axes.set(title=name, xlabel="training step")
         axes.grid(alpha=0.3)
-        for number, (label, run) in enumerate(curves.items()):
+        for number, (label, run) in enumerate(zip(labels, curves, strict=True)):
             if name in run:
-                steps, values = run[name]
+                steps, values = zip(*run[name], strict=True)
                 marker = "." if len(steps) < _FEW else None
-                smooth = _smooth(values, window_size)
-                axes.plot(steps, smooth, color=f"C{number % 10}", marker=marker, label=label)
+                style = {"color": f"C{number % 10}", "marker": marker, "label": label}
+                axes.plot(steps, _smooth(values, window_size), **style)
         if len(curves) > 1:
             axes.legend()
     for axes in grid[len(wanted) :]:
@@ -118,7 +89,7 @@ def plot_rates(points: Sequence[Any], suggestion: float | None, picture: str | P
     Args:
         points: With ``lr``, ``loss`` and ``smoothed``.
         suggestion: A rate to be marked.
-        picture: File to write; its suffix is the format (``.png``, ``.svg``).
+        picture: File to write, ``.png`` or ``.svg``.
 
     Returns:
         The file written.
@@ -127,7 +98,7 @@ def plot_rates(points: Sequence[Any], suggestion: float | None, picture: str | P
         MMRunnerError: If matplotlib is not installed.
         WorkDirError: If nothing can be written there.
     """
-    figure = new_figure(6.4, 3.6)
+    figure = _new_figure(6.4, 3.6)
     axes = figure.subplots()
     axes.set(xscale="log", xlabel="learning rate", ylabel="training loss")
     rates, smoothed = [one.lr for one in points], [one.smoothed for one in points]
@@ -144,12 +115,14 @@ def plot_rates(points: Sequence[Any], suggestion: float | None, picture: str | P
     return _save(figure, picture)
 
 
-def new_figure(width_in: float, height_in: float) -> Any:
-    """Return an empty figure of that many inches.
+def check_picture(picture: str | Path) -> None:
+    """Raise unless ``picture`` can be drawn: it ends in .png or .svg, and matplotlib is there."""
+    if Path(picture).suffix.lower() not in (".png", ".svg"):
+        raise ConfigError(f"{picture} was asked for; a picture ends in .png or .svg.")
+    _new_figure(1, 1)
 
-    Raises:
-        MMRunnerError: If matplotlib is not installed.
-    """
+
+def _new_figure(width_in: float, height_in: float) -> Any:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -173,6 +146,45 @@ def _save(figure: Any, picture: str | Path) -> Path:
     return path
 
 
+def _curves_of(work_dir: str | Path) -> dict[str, list[tuple[int, float]]]:
+    """Return steps and values by ``phase/name``; values that were not finite are gaps."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for record in read_scalars(work_dir):
+        for name, value in record.items():
+            if name not in _POSITION and (value is None or isinstance(value, (int, float))):
+                point = (record["step"], math.nan if value is None else value)
+                points.setdefault(f"{record['mode']}/{name}", []).append(point)
+    return points
+
+
+def read_scalars(work_dir: str | Path) -> list[dict[str, Any]]:
+    """Return the records of all runs in ``work_dir`` as one history.
+
+    Where a resumed run repeats steps of an earlier one, the later run counts.
+
+    Args:
+        work_dir: With the runs' log directories in it; or one of these.
+
+    Raises:
+        ConfigError: If there is no record.
+    """
+    history: list[dict[str, Any]] = []
+    own = Path(work_dir, "scalars.jsonl")
+    found = [own] if own.is_file() else Path(work_dir).glob("*/scalars.jsonl")
+    for path in sorted(found, key=_start_of_run):
+        records = list(_records(path))
+        trained = [record["step"] for record in records if record["mode"] == "train"]
+        if trained:
+            history = [record for record in history if record["step"] < trained[0]]
+        history += records
+    if not history:
+        raise ConfigError(
+            f"{work_dir} has no <run>/scalars.jsonl with records; give the work_dir of a Runner "
+            "that has logged at least one interval."
+        )
+    return history
+
+
 def _start_of_run(path: Path) -> list[int]:
     # date_time, or date_time_number for runs started within one second
     return [int(part) for part in path.parent.name.split("_") if part.isdecimal()]
@@ -186,27 +198,6 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(record, dict) and {"mode", "step"} <= record.keys():  # else not a Runner's
             yield record
-
-
-def _curves_of(work_dir: str | Path) -> dict[str, _Curve]:
-    """Return steps and values by ``phase/name``; values that were not finite are gaps."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for record in read_scalars(work_dir):
-        for name, value in record.items():
-            if name not in _POSITION and (value is None or isinstance(value, (int, float))):
-                point = (record["step"], math.nan if value is None else value)
-                points.setdefault(f"{record['mode']}/{name}", []).append(point)
-    return {name: ([x for x, _ in found], [y for _, y in found]) for name, found in points.items()}
-
-
-def _label(work_dir: str | Path, work_dirs: Sequence[str | Path]) -> str:
-    """Return the shortest end of the path that differs from the others."""
-    parts = Path(work_dir).absolute().parts
-    others = [Path(one).absolute().parts for one in work_dirs]
-    for length in range(1, len(parts)):
-        if sum(other[-length:] == parts[-length:] for other in others) == 1:
-            return str(Path(*parts[-length:]))
-    return str(work_dir)
 
 
 def _usual(known: Iterable[str]) -> list[str]:

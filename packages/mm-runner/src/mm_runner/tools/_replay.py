@@ -23,6 +23,7 @@ from mm_runner.hooks import Hook
 from mm_runner.runner import Runner
 
 from ._crash import CONFIG_FILE
+from ._trial import EndOfTrialError
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -45,10 +46,6 @@ _FACTS: dict[str, type] = {
 _LOST = re.compile(r"<[\w.]+>|__main__:.*")
 
 
-class _PassedError(Exception):
-    """The step did not fail this time."""
-
-
 class _EndAfter(Hook):
     """End the replay after the step that failed."""
 
@@ -62,7 +59,7 @@ class _EndAfter(Hook):
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         if runner.iter >= self._step:
-            raise _PassedError
+            raise EndOfTrialError
 
 
 def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool = False) -> str:
@@ -96,13 +93,26 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
             f"{lost} was an object that no file can hold, so the configuration alone does not "
             f"start this run again. Start the program again: {' '.join(facts['command'])}"
         )
-    _prepare(cfg, facts, bundle, launcher)
-    with suppress(_PassedError):
+    found = _checkpoint_before(Path(facts["work_dir"]), facts["iter"])
+    if found is not None:
+        checkpoint, experiment = found
+        cfg.load_from, cfg.resume = str(checkpoint), True
+        # The checkpoint's data are those of the run if that has saved it itself.
+        cfg.resume_data = experiment == facts["experiment_name"] or cfg.get("resume_data", True)
+    elif cfg.get("load_from") is None:
+        cfg.resume = False
+    cfg.work_dir = str(bundle / "replay")
+    cfg.randomness = {**(cfg.get("randomness") or {}), "seed": facts["seed"]}
+    cfg.default_hooks = {**(cfg.get("default_hooks") or {}), "checkpoint": None}
+    cfg.custom_hooks = [*(cfg.get("custom_hooks") or ()), _EndAfter(facts["iter"])]
+    cfg.crash_bundle = False
+    if launcher is not None or facts["world_size"] == 1:
+        cfg.launcher = launcher or "none"
+    with suppress(EndOfTrialError):
         Runner.from_cfg(cfg).train()
-    place = facts["place"]
+    place, error = facts["place"], facts["error"]
     return (
-        f"{place[0].upper()}{place[1:]} did not fail this time; it was {facts['error']['type']}: "
-        f"{facts['error']['message']}"
+        f"{place.capitalize()} did not fail this time; it was {error['type']}: {error['message']}"
     )
 
 
@@ -123,28 +133,24 @@ def _read(bundle: Path, *, trust: bool) -> dict[str, Any]:
         facts = json.loads(files[0].read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{files[0]} is damaged: {text_of(error)}") from error
-    _check_facts(facts, files[0])
-    return dict(facts)
-
-
-def _is_own(path: Path) -> bool:
-    """Tell whether only this user, or root, can have written ``path``, where users are known."""
-    if not hasattr(os, "getuid"):
-        return True
-    found = path.stat()
-    return found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH
-
-
-def _check_facts(facts: Any, path: Path) -> None:
     for key, kind in _FACTS.items():
         value = facts.get(key) if isinstance(facts, dict) else None
         is_valid = isinstance(value, kind) and value != "" and not isinstance(value, bool)
         if isinstance(value, list):
             is_valid = all(isinstance(item, str) for item in value)
+        if isinstance(value, dict):
+            is_valid = {"type", "message"} <= value.keys()
         if not is_valid:
-            raise ConfigError(f"{path} is no crash bundle's: {key} is {reprlib.repr(value)}.")
-    if not {"type", "message"} <= facts["error"].keys():
-        raise ConfigError(f"{path} is no crash bundle's: error has no type and message.")
+            raise ConfigError(f"{files[0]} is no crash bundle's: {key} is {reprlib.repr(value)}.")
+    return dict(facts)
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether only this user, or root, can have written ``path``, where users are known."""
+    if not hasattr(os, "getuid"):
+        return True
+    found = path.stat()
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH
 
 
 def _lost_in(value: Any, where: str = "") -> Iterator[str]:
@@ -158,30 +164,8 @@ def _lost_in(value: Any, where: str = "") -> Iterator[str]:
         yield where
 
 
-def _prepare(cfg: Config, facts: Mapping[str, Any], bundle: Path, launcher: str | None) -> None:
-    """Change what the replay does otherwise than the run."""
-    found = _checkpoint_before(Path(facts["work_dir"]), facts["iter"])
-    if found is not None:
-        checkpoint, meta = found
-        cfg.load_from, cfg.resume = str(checkpoint), True
-        # The checkpoint's data are those of the run if that has saved it itself.
-        if meta.get("experiment_name") == facts["experiment_name"]:
-            cfg.resume_data = True
-    elif cfg.get("load_from") is None:
-        cfg.resume = False
-    cfg.work_dir = str(bundle / "replay")
-    cfg.randomness = {**(cfg.get("randomness") or {}), "seed": facts["seed"]}
-    cfg.default_hooks = {**(cfg.get("default_hooks") or {}), "checkpoint": None}
-    cfg.custom_hooks = [*(cfg.get("custom_hooks") or ()), _EndAfter(facts["iter"])]
-    cfg.crash_bundle = False
-    if launcher is not None:
-        cfg.launcher = launcher
-    elif facts["world_size"] == 1:
-        cfg.launcher = "none"
-
-
-def _checkpoint_before(work_dir: Path, step: int) -> tuple[Path, dict[str, Any]] | None:
-    """Return the newest readable checkpoint with no more steps done than ``step``, and its meta."""
+def _checkpoint_before(work_dir: Path, step: int) -> tuple[Path, Any] | None:
+    """Return the newest readable checkpoint of at most ``step`` steps, and its experiment."""
     for path in sorted(work_dir.glob("*.pth"), key=lambda path: -path.stat().st_mtime):
         if path.name.startswith("best_"):
             continue  # without the optimizer
@@ -193,5 +177,5 @@ def _checkpoint_before(work_dir: Path, step: int) -> tuple[Path, dict[str, Any]]
         meta = content.get("meta", {})
         done = meta.get("iter")
         if isinstance(done, int) and done <= step:
-            return path, meta
+            return path, meta.get("experiment_name")
     return None

@@ -17,6 +17,8 @@ import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.errors import ConfigError
+from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
+from mm_runner.registry import HOOKS, LOOPS
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import without_variables
 from mm_runner.runner._environment import fix_cublas_workspace, set_up_process
@@ -24,17 +26,11 @@ from mm_runner.runner._environment import fix_cublas_workspace, set_up_process
 if TYPE_CHECKING:
     from mm_runner.hooks import Hook
 
-__all__ = [
-    "TRAINING_ONLY",
-    "EndOfTrialError",
-    "check_trains",
-    "copied_config",
-    "train_with",
-    "trial_directory",
-]
+__all__ = ["EndOfTrialError", "endless_config", "train_with", "training_config", "trial_directory"]
 
+_NEEDED = ("train_dataloader", "train_cfg", "optim_wrapper")
 # Keys without which a run only trains.
-TRAINING_ONLY = (
+_LEFT_OUT = (
     *("experiment_name", "visualizer", "log_writers"),
     *("val_cfg", "val_dataloader", "val_evaluator"),
     *("test_cfg", "test_dataloader", "test_evaluator"),
@@ -45,31 +41,52 @@ class EndOfTrialError(Exception):
     """Ends a trial."""
 
 
-def check_trains(cfg: Mapping[str, Any], what: str) -> None:
-    """Raise a :class:`ConfigError` if ``cfg`` does not train, which the tool ``what`` needs."""
-    for key in ("train_dataloader", "train_cfg", "optim_wrapper"):
+def training_config(cfg: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return a deep copy of ``cfg`` for a run that only trains, and leaves no crash bundle.
+
+    Raises:
+        ConfigError: If it does not train, which the tool ``what`` needs, or cannot be copied.
+    """
+    for key in _NEEDED:
         if cfg.get(key) is None:
             raise ConfigError(
                 f"{key}: this key is missing; {what} trains some steps, and needs "
-                "train_dataloader, train_cfg and optim_wrapper."
+                f"{', '.join(_NEEDED)}."
             )
-
-
-def copied_config(cfg: Mapping[str, Any], what: str, left_out: tuple[str, ...]) -> dict[str, Any]:
-    """Return a deep copy of ``cfg`` without some keys; what two entries share stays shared.
-
-    Raises:
-        ConfigError: If it cannot be copied.
-    """
     try:
-        copied = copy.deepcopy(dict(cfg))
+        copied = copy.deepcopy({name: one for name, one in cfg.items() if name not in _LEFT_OUT})
     except Exception as error:
         raise ConfigError(
             f"{what}: the configuration is used several times, and cannot be copied: {error}. "
             "Give dicts with 'type' instead of objects."
         ) from error
-    kept = {name: value for name, value in copied.items() if name not in left_out}
-    return {**without_variables(kept), "crash_bundle": False, "log_level": "WARNING"}
+    return {**without_variables(copied), "crash_bundle": False, "log_level": "WARNING"}
+
+
+def endless_config(cfg: Mapping[str, Any], directory: Path, what: str) -> dict[str, Any]:
+    """Return a copy of ``cfg`` for an endless training in ``directory`` without our hooks."""
+    copied = training_config(cfg, what)
+    train_cfg = copied["train_cfg"]
+    kind = train_cfg.get("type") if isinstance(train_cfg, Mapping) else object
+    kind = LOOPS.get(kind) if isinstance(kind, str) else kind
+    if kind in (None, EpochBasedTrainLoop, IterBasedTrainLoop):
+        train_cfg = {"by_epoch": False, "max_iters": 2**31}
+    default_hooks = copied.get("default_hooks") or {}
+    kept = {name: hook for name, hook in default_hooks.items() if _is_users(hook)}
+    return {
+        **{name: one for name, one in copied.items() if name not in ("auto_scale_lr", "resume")},
+        "custom_hooks": [one for one in copied.get("custom_hooks") or () if _is_users(one)],
+        "default_hooks": {**kept, **dict.fromkeys(("checkpoint", "logger", "param_scheduler"))},
+        "param_scheduler": None,
+        "train_cfg": train_cfg,
+        "work_dir": str(directory / "work"),  # a cache of compiled code lies beside it
+    }
+
+
+def _is_users(hook: Any) -> bool:
+    kind = hook.get("type") if isinstance(hook, Mapping) else type(hook)
+    kind = HOOKS.get(kind) if isinstance(kind, str) else kind
+    return kind is not None and not kind.__module__.startswith("mm_runner.")
 
 
 @contextmanager
@@ -78,7 +95,7 @@ def trial_directory(
 ) -> Iterator[tuple[Path, torch.device]]:
     """Set up this process as a run would, and yield a directory for all processes, and the device.
 
-    Random number generators, and the choice of deterministic algorithms, are restored afterwards.
+    Random number generators are restored afterwards.
 
     Args:
         cfg: A full configuration.
@@ -87,7 +104,7 @@ def trial_directory(
     """
     fix_cublas_workspace(cfg.get("randomness"))
     device = set_up_process(cfg.get("launcher") or "auto", cfg.get("env_cfg")).device
-    generators, algorithms = rng_state(device), _algorithms()
+    generators = rng_state(device)
     directory = Path(work_dir or "").absolute()
     if work_dir is None:
         directory = run_on_main(lambda: Path(tempfile.mkdtemp(prefix=f"mm_runner-{what}-")))
@@ -97,7 +114,6 @@ def trial_directory(
     finally:
         gc.collect()  # closes the files of the runs
         set_rng_state(generators, device)
-        _choose_algorithms(*algorithms)
         if work_dir is None and mm_dist.is_main_process():
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -113,19 +129,3 @@ def train_with(cfg: Mapping[str, Any], hook: Hook) -> Runner:
     with suppress(EndOfTrialError):
         runner.train()
     return runner
-
-
-def _algorithms() -> tuple[bool, bool, bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.benchmark,
-    )
-
-
-def _choose_algorithms(*chosen: bool) -> None:
-    is_deterministic, only_warns, cudnn_is, cudnn_compares = chosen
-    torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
-    torch.backends.cudnn.deterministic = cudnn_is
-    torch.backends.cudnn.benchmark = cudnn_compares

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import gc
-import math
+import hashlib
+import io
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 import mm_dist
 from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import clean_name, load_checkpoint_file, rng_state
+from mm_runner.checkpoint import load_checkpoint_file, rng_state
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
 from mm_runner.runner._environment import seed_everything
 
-from ._fingerprint import fingerprint
-from ._trial import TRAINING_ONLY, EndOfTrialError, copied_config, train_with, trial_directory
+from ._trial import EndOfTrialError, train_with, training_config, trial_directory
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["ResumeDifference", "ResumeReport", "verify_resume"]
+__all__ = ["ResumeReport", "verify_resume"]
 
 _MOST_LINES = 12
 # Steps before the stop, and after it.
@@ -47,45 +47,24 @@ _CAUSES = {
     "state": "The steps gave the same outputs, and what later steps depend on differs at the end.",
 }
 _NOT_REPRODUCIBLE = (
-    "But two runs without a stop differ as well (see {}: {}), so this says nothing about resuming: "
-    "make the training reproducible first, with randomness=dict(seed=0, deterministic=True), and "
+    "But two runs without a stop differ as well ({}), so this says nothing about resuming: make "
+    "the training reproducible first, with randomness=dict(seed=0, deterministic=True), and "
     "without random numbers of other generators than Python's, NumPy's global one, and torch's."
 )
-
-
-class ResumeDifference(NamedTuple):
-    """A difference between the two runs.
-
-    ``what`` is ``"data"``, ``"random numbers"``, ``"learning rates"`` or ``"outputs"`` of a step,
-    or ``"state"`` at the end, with ``step=None``; ``name`` is the generator, output or entry of the
-    checkpoint, such as ``"optimizer.layers.0.weight.momentum_buffer"``.
-    """
-
-    what: str
-    name: str
-    detail: str
-    step: int | None = None
-    rank: int = 0
-
-    @override
-    def __str__(self) -> str:
-        where = "at the end" if self.step is None else f"step {self.step}"
-        rank = f"rank {self.rank}, " if self.rank else ""
-        return f"{rank}{where}: {self.what}: {self.name}: {self.detail}"
 
 
 class ResumeReport(NamedTuple):
     """Whether a resumed run took the steps of one that was not stopped, bit by bit.
 
     ``at_step`` is the step after which the run was stopped and resumed, ``steps`` the number of
-    steps of both runs. ``differences`` are those of the first step that has any, else those of the
+    steps of both runs. ``differences`` are lines about the first step that has any, else about the
     state at the end; ``explanation`` says what they mean.
     """
 
     equal: bool
     at_step: int
     steps: int
-    differences: tuple[ResumeDifference, ...] = ()
+    differences: tuple[str, ...] = ()
     explanation: str = ""
 
     @override
@@ -149,16 +128,14 @@ def verify_resume(
         _record(cfg, whole)
         resumed = _Recorder(directory / "resumed", 0, whole.steps)
         _record(cfg, resumed, load_from=str(whole.directory / "stop.pth"), resume=True)
-        differences = _compare(whole, resumed)
-        explanation = ""
+        cause, differences = _compare(whole, resumed)
+        explanation = _CAUSES.get(cause, "")
         if differences:
             again = _Recorder(directory / "again", whole.at_step, whole.steps)
-            seed = {**(cfg.get("randomness") or {}), "seed": whole.seed}
-            _record(cfg, again, randomness=seed)
-            repeats = _compare(whole, again)
-            explanation = _CAUSES[differences[0].what]
+            _record(cfg, again, randomness={**(cfg.get("randomness") or {}), "seed": whole.seed})
+            repeats = _compare(whole, again)[1]
             if repeats:
-                explanation = _NOT_REPRODUCIBLE.format(repeats[0].what, repeats[0].name)
+                explanation = _NOT_REPRODUCIBLE.format(repeats[0])
     assert whole.at_step is not None
     assert whole.steps is not None
     return ResumeReport(
@@ -169,12 +146,10 @@ def verify_resume(
 def _record(cfg: Mapping[str, Any], recorder: _Recorder, **changes: Any) -> None:
     """Train as ``cfg`` says, without what an earlier run left in the generators."""
     seed_everything(random.SystemRandom().getrandbits(32))
-    copied = copied_config(cfg, "verify_resume", TRAINING_ONLY)
+    copied = training_config(cfg, "verify_resume")
     hooks = {**(copied.get("default_hooks") or {}), "checkpoint": None, "logger": None}
     own = {"work_dir": str(recorder.directory), "default_hooks": hooks, "resume_data": True}
-    runner = train_with({**copied, **own, **changes}, recorder)
-    done = runner.iter
-    del runner
+    done = train_with({**copied, **own, **changes}, recorder).iter
     gc.collect()  # workers, and wrappers of the process group, before the next run's
     if not recorder.has_ended:
         raise ConfigError(
@@ -182,11 +157,6 @@ def _record(cfg: Mapping[str, Any], recorder: _Recorder, **changes: Any) -> None
             f"{recorder.steps}, the last one to compare: a hook (TimeLimitHook, EarlyStoppingHook) "
             "or the loop ends it. Leave that hook out, or give steps= a smaller number."
         )
-
-
-# Of a step, by kind and name: fingerprints of its batch and of the generators before it, learning
-# rates and outputs.
-_StepRecord = dict[tuple[str, str], Any]
 
 
 class _Recorder(Hook):
@@ -203,33 +173,23 @@ class _Recorder(Hook):
     priority = "LOWEST"
 
     def __init__(self, directory: Path, at_step: int | None, steps: int | None) -> None:
-        self.directory = directory
-        self.at_step, self.steps = at_step, steps
+        self.directory, self.at_step, self.steps = directory, at_step, steps
         self.seed: int | None = None
-        self.records: dict[int, _StepRecord] = {}
-        # Of the parameters, in the order of each optimizer.
-        self.names: dict[str, list[str]] = {}
+        # Of each step, by kind and name.
+        self.records: dict[int, dict[tuple[str, str], Any]] = {}
         self.has_ended = False
         self._is_saved = at_step == 0
 
     @override
     def before_train(self, runner: RunView) -> None:
-        wrappers = named_wrappers(runner.optim_wrapper)
-        names = {id(one): name for name, one in unwrap_model(runner.model).named_parameters()}
-        self.names = {
-            name: [clean_name(names.get(id(one), "?")) for one in _parameters(wrapper)]
-            for name, wrapper in wrappers.items()
-        }
         self.seed = runner.seed
-        window = max(getattr(one, "accumulative_counts", 1) for one in wrappers.values())
         if self.at_step is None:
             length = getattr(getattr(runner.train_loop, "batches", None), "length", None)
-            within = _NUM_STEPS if length is None else min(max(length // 2, 1), _NUM_STEPS)
-            self.at_step = -(-within // window) * window
+            within = _NUM_STEPS if length is None else max(length // 2, 1)
+            self.at_step = min(within, _NUM_STEPS)
         if self.steps is None:
-            steps = self.at_step + max(_NUM_STEPS, window)
-            self.steps = min(-(-steps // window) * window, runner.max_iters)
-        if not self._is_saved and not 0 < self.at_step < self.steps <= runner.max_iters:
+            self.steps = min(self.at_step + _NUM_STEPS, runner.max_iters)
+        if not self._is_saved and not self.at_step < self.steps <= runner.max_iters:
             raise ConfigError(
                 f"verify_resume: a stop after step {self.at_step} and an end after step "
                 f"{self.steps} were asked for; the training has {runner.max_iters} steps. Let "
@@ -240,12 +200,10 @@ class _Recorder(Hook):
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         wrappers = named_wrappers(runner.optim_wrapper).values()
         rates = [float(group["lr"]) for one in wrappers for group in one.param_groups]
+        generators = rng_state(runner.device).items()
         self.records[runner.iter + 1] = {
-            ("data", "the batch"): fingerprint(data_batch),
-            **{
-                ("random numbers", name): fingerprint(state)
-                for name, state in rng_state(runner.device).items()
-            },
+            ("data", "the batch"): _fingerprint(data_batch),
+            **{("random numbers", name): _fingerprint(state) for name, state in generators},
             ("learning rates", "lr"): rates,
         }
 
@@ -255,7 +213,8 @@ class _Recorder(Hook):
     ) -> None:
         step = runner.iter + 1
         for name, value in outputs.items() if isinstance(outputs, dict) else ():
-            self.records[step]["outputs", name] = _number(value)
+            is_number = isinstance(value, Tensor) and value.numel() == 1
+            self.records[step]["outputs", name] = value.item() if is_number else _fingerprint(value)
         if runner.holds_gradients:
             return
         assert self.at_step is not None
@@ -269,45 +228,30 @@ class _Recorder(Hook):
             raise EndOfTrialError
 
 
-def _parameters(wrapper: Any) -> list[Tensor]:
-    return [one for group in wrapper.param_groups for one in group["params"]]
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    return value if isinstance(value, (bool, int, float, str)) else fingerprint(value)
-
-
-def _compare(whole: _Recorder, other: _Recorder) -> list[ResumeDifference]:
-    """Return the differences of the first step that has any on a process, else at the end."""
-    rank, own = mm_dist.get_rank(), list[ResumeDifference]()
+def _compare(whole: _Recorder, other: _Recorder) -> tuple[str, list[str]]:
+    """Return the kind of the first difference, and lines about all of that step, or of the end."""
+    found: list[tuple[int, str, str]] = []
     for step in sorted(whole.records.keys() & other.records.keys()):
-        if not own:
-            found = _walk(whole.records[step], other.records[step], ())
-            own = [
-                ResumeDifference(what, name, detail, step, rank)
-                for ((what, name), *_), detail in found
+        if not found:
+            found = [
+                (step, what, f"rank {mm_dist.get_rank()}, step {step}: {what}: {name}: {detail}")
+                for ((what, name), *_), detail in _walk(
+                    whole.records[step], other.records[step], ()
+                )
             ]
-    of_all = [one for found in mm_dist.all_gather_object(own) for one in found]
+    of_all = [one for of_rank in mm_dist.all_gather_object(found) for one in of_rank]
     if of_all:
-        first = min(one.step or 0 for one in of_all)
-        return [one for one in of_all if one.step == first]
+        first = min(of_all, key=lambda one: one[0])
+        return first[1], [line for step, _, line in of_all if step == first[0]]
 
-    def compare_ends() -> list[ResumeDifference]:
+    def compare_ends() -> list[str]:
         one, two = (load_checkpoint_file(run.directory / "end.pth") for run in (whole, other))
         return [
-            ResumeDifference("state", _readable(path, whole.names), detail)
+            f"at the end: state: {'.'.join(map(str, path))}: {detail}"
             for path, detail in _walk(_comparable(one), _comparable(two), ())
         ]
 
-    return run_on_main(compare_ends)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return one == other or (math.isnan(one) and math.isnan(other))
-    return type(one) is type(other) and bool(one == other)
+    return "state", run_on_main(compare_ends)
 
 
 def _comparable(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -322,42 +266,51 @@ def _comparable(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _walk(whole: Any, resumed: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yield the path of each difference, and what it is."""
     if isinstance(whole, (list, tuple)) and isinstance(resumed, (list, tuple)):
         whole, resumed = dict(enumerate(whole)), dict(enumerate(resumed))
     if isinstance(whole, Mapping) and isinstance(resumed, Mapping):
-        for key in [*whole, *(key for key in resumed if key not in whole)]:
+        for key in dict.fromkeys([*whole, *resumed]):
             if key not in whole or key not in resumed:
                 run = "resumed run" if key in whole else "run without a stop"
                 yield (*path, key), f"the {run} has none"
             else:
                 yield from _walk(whole[key], resumed[key], (*path, key))
-    elif isinstance(whole, Tensor) and isinstance(resumed, Tensor):
-        detail = _tensor_difference(whole, resumed)
-        if detail:
-            yield path, detail
-    elif not _is_same(whole, resumed):
+    elif isinstance(whole, Tensor) and isinstance(resumed, Tensor) and whole.shape == resumed.shape:
+        # NaN in the same places is the same.
+        differs = (whole != resumed) & ~((whole != whole) & (resumed != resumed))  # noqa: PLR0124
+        if bool(differs.any()) or whole.dtype != resumed.dtype:
+            largest = (whole.double() - resumed.double()).abs().nan_to_num().max().item()
+            count = f"{int(differs.sum())} of {whole.numel()} values"
+            yield path, f"{resumed.dtype}, {count}, by {largest:.3g} at most"
+    elif _fingerprint(whole) != _fingerprint(resumed):
         yield path, f"{repr(resumed)[:60]} instead of {repr(whole)[:60]}"
 
 
-def _tensor_difference(whole: Tensor, resumed: Tensor) -> str:
-    if whole.shape != resumed.shape or whole.dtype != resumed.dtype:
-        return (
-            f"{tuple(resumed.shape)} {resumed.dtype} instead of {tuple(whole.shape)} {whole.dtype}"
-        )
-    # NaN in the same places is the same.
-    differs = (whole != resumed) & ~((whole != whole) & (resumed != resumed))  # noqa: PLR0124
-    if not bool(differs.any()):
-        return ""
-    largest = (whole.double() - resumed.double()).abs().nan_to_num().max().item()
-    return f"{int(differs.sum())} of {whole.numel()} values, by {largest:.3g} at most"
+def _fingerprint(value: Any) -> str:
+    """Return a text that is the same for values of the same bits.
+
+    Tensors, arrays and primitives count, in containers and objects of any depth; of anything else
+    only its class.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    _feed(digest, value, set())
+    return digest.hexdigest()
 
 
-def _readable(path: tuple[Any, ...], names: Mapping[str, list[str]]) -> str:
-    """Return the path with parameters by name, which an optimizer knows by position only."""
-    parts = list(path)
-    for wrapper, of_wrapper in names.items():
-        before = ["optimizer", *([wrapper] if wrapper else []), "state"]
-        position = parts[len(before)] if parts[: len(before)] == before else None
-        if isinstance(position, int) and position < len(of_wrapper):
-            parts[len(before) - 1 : len(before) + 1] = [of_wrapper[position]]
-    return ".".join(map(str, parts))
+def _feed(digest: Any, value: Any, seen: set[int]) -> None:
+    digest.update(type(value).__name__.encode())
+    if isinstance(value, Tensor):  # by torch's serialisation: NumPy does not know every dtype
+        file = io.BytesIO()
+        torch.save(value.detach().cpu().contiguous().clone(), file)
+        digest.update(file.getvalue())
+    elif value is None or isinstance(value, (bool, int, float, str, bytes)):
+        digest.update(repr(value).encode())
+    elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        digest.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
+    elif id(value) not in seen:
+        seen.add(id(value))
+        if not isinstance(value, (Mapping, list, tuple)):
+            value = getattr(value, "__dict__", {})  # a data sample of the user's own class
+        for part in value.items() if isinstance(value, Mapping) else value:
+            _feed(digest, part, seen)

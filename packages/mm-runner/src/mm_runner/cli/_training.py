@@ -1,0 +1,180 @@
+"""``mm-runner train`` and ``mm-runner test``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_runner.config import Config
+from mm_runner.errors import ConfigError
+
+from ._configuration import add_config_arguments, load_config, locating
+
+if TYPE_CHECKING:
+    from mm_runner.evaluator import BaseMetric
+
+__all__ = ["test", "train"]
+
+
+def train(parser: ArgumentParser) -> Callable[[Namespace], None]:
+    """Train a model.
+
+    Train the model of a configuration.
+    """
+    add_config_arguments(parser)
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        metavar="CHECKPOINT",
+        help="resume from a checkpoint; without a value, or with auto, from the newest in work_dir",
+    )
+    start.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="train from the start, and delete the checkpoints of an earlier run in work_dir",
+    )
+    parser.add_argument(
+        "--no-resume-data",
+        action="store_true",
+        help="start the data anew when resuming, for a dataset that has changed",
+    )
+    parser.add_argument(
+        "--fast-dev-run",
+        nargs="?",
+        const=1,
+        type=_number_of_batches,
+        metavar="N",
+        help="train, validate and test N batches each (default: 1) to see that all of it works, "
+        "and keep nothing: no checkpoints, no resuming, a temporary work directory",
+    )
+
+    def run(options: Namespace) -> None:
+        import mm_dist  # noqa: PLC0415 - imports torch, as do the next
+        from mm_runner.runner import Runner  # noqa: PLC0415
+
+        cfg = load_config(options)
+        with locating(cfg):
+            if options.fast_dev_run is None:
+                Runner.from_cfg(cfg).train()
+                return
+            from mm_runner.tools import fast_dev_run  # noqa: PLC0415
+
+            text = fast_dev_run(cfg, options.fast_dev_run, options.work_dir)
+        if mm_dist.is_main_process():
+            sys.stdout.write(f"{text}\n")
+
+    return run
+
+
+def _number_of_batches(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"a positive number is needed, got {text!r}; CONFIG stands first")
+    return int(text)
+
+
+def test(parser: ArgumentParser) -> Callable[[Namespace], None]:
+    """Test a model.
+
+    Test a checkpoint on the test data, and print the metrics.
+    """
+    add_config_arguments(parser, switches=False)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="where the weights are")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the predictions there if it ends in .pkl, .pickle, .pth or .pt (see "
+        "DumpResults), else the metrics, as JSON",
+    )
+    parser.add_argument(
+        "--tta",
+        action="store_true",
+        help="predict from several views of each sample: needs tta_model, and perhaps tta_pipeline",
+    )
+    return _run_test
+
+
+def _run_test(options: Namespace) -> None:
+    import mm_dist  # noqa: PLC0415 - imports torch, as do the next
+    from mm_runner.evaluator import PREDICTION_SUFFIXES, DumpResults  # noqa: PLC0415
+    from mm_runner.runner import Runner  # noqa: PLC0415
+
+    cfg = load_config(options)
+    cfg.load_from, cfg.resume = options.checkpoint, False
+    out = None if options.out is None else Path(options.out)
+    dump = None
+    if out is not None:
+        _check_writable(out)
+        dump = DumpResults(out) if out.suffix.lower() in PREDICTION_SUFFIXES else None
+    if dump is not None and cfg.get("test_evaluator") is not None:  # else the Runner says so
+        cfg.test_evaluator = _with_metric(cfg.test_evaluator, dump)
+    with locating(cfg):
+        if options.tta:
+            _use_views(cfg)
+        metrics = Runner.from_cfg(cfg).test()
+    if mm_dist.is_main_process():
+        for name, value in metrics.items():
+            sys.stdout.write(f"{name}: {value}\n")
+        if dump is None and out is not None:
+            text = json.dumps(metrics, indent=2, default=str)  # a metric may be a table or text
+            out.write_text(f"{text}\n", encoding="utf-8")
+    if dump is not None and dump.failure is not None:
+        raise dump.failure
+
+
+def _with_metric(evaluator: Any, metric: BaseMetric) -> Any:
+    """Return the evaluator, or its config, with one more metric."""
+    from mm_runner.evaluator import Evaluator, evaluator_type  # noqa: PLC0415 - imports torch
+
+    if isinstance(evaluator, Evaluator):
+        evaluator.metrics.append(metric)
+        return evaluator
+    if evaluator_type(evaluator) is not None:
+        return {**evaluator, "metrics": _with_metric(evaluator.get("metrics"), metric)}
+    return [*(evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]), metric]
+
+
+def _check_writable(out: Path) -> None:
+    """Raise if nothing can be written to ``out``: a long test must not end with that."""
+    reason = "is a directory" if out.is_dir() else ""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"its folder cannot be made: {error}"
+    if not reason and not os.access(out if out.exists() else out.parent, os.W_OK):
+        reason = "may not be written"
+    if reason:
+        raise ConfigError(f"--out: {out} was given, and {reason}. Give another file.")
+
+
+def _use_views(cfg: Config) -> None:
+    """Change a configuration so that its test predicts from several views of each sample.
+
+    ``tta_model``, the config of a :class:`~mm_runner.model.BaseTTAModel`, is put around the model;
+    ``tta_pipeline``, if there is one, takes the place of the test dataset's ``pipeline``.
+    """
+    model = cfg.get("tta_model")
+    if not isinstance(model, Mapping):
+        raise ConfigError(
+            f"tta_model: --tta was given, and this key is {'missing' if model is None else model}. "
+            "It is the config of a mm_runner.model.BaseTTAModel, which merges the predictions."
+        )
+    hook = {"type": "PrepareTTAHook", "tta_cfg": {k: v for k, v in model.items() if k != "module"}}
+    cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
+    if cfg.get("tta_pipeline") is None:
+        return
+    dataset = (cfg.get("test_dataloader") or {}).get("dataset")
+    while isinstance(dataset, Mapping) and "pipeline" not in dataset:
+        dataset = dataset.get("dataset")
+    if not isinstance(dataset, dict):
+        raise ConfigError(
+            "tta_pipeline: --tta was given, and test_dataloader.dataset has no 'pipeline' that it "
+            "could replace. Let the test dataset give the views, and leave tta_pipeline out."
+        )
+    dataset["pipeline"] = cfg.tta_pipeline
