@@ -221,15 +221,15 @@ def test_a_ready_loader_that_cannot_be_dealt_out_is_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shuffle": True, "sampler": {"type": "DefaultSampler"}}, r"shuffle: True .* sampler"),
-        ({"shuffle": False, "sampler": range(4)}, r"shuffle: False .* beside sampler"),
+        ({"shuffle": True, "sampler": {"type": "DefaultSampler"}}, r"shuffle: .* beside sampler"),
+        ({"shuffle": False, "sampler": range(4)}, r"shuffle: .* beside sampler"),
         (
             {"shuffle": True, "batch_size": None, "batch_sampler": [[0, 1]]},
-            r"shuffle: True .* beside batch_sampler",
+            r"shuffle: .* beside batch_sampler",
         ),
         (
             {"sampler": range(4), "batch_size": None, "batch_sampler": [[0, 1]]},
-            r"sampler: a sampler was given beside a ready batch_sampler",
+            r"sampler: .* beside batch_sampler",
         ),
     ],
     ids=["sampler-config", "sampler", "batch-sampler", "both"],
@@ -261,17 +261,17 @@ def test_num_batch_per_epoch_without_a_batch_size_says_what_is_missing():
 
 
 def test_num_batch_per_epoch_needs_a_number_and_a_length():
-    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: a positive .* got 0 and Blobs"):
+    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: a positive .* got 0, 4 and Blobs"):
         build(loader_cfg(num_batch_per_epoch=0))
 
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(())
 
-    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 2 and Stream"):
+    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 2, 4 and Stream"):
         build(loader_cfg(dataset=Stream(), num_batch_per_epoch=2))
     Stream.__len__ = lambda _: 9
-    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 2 and Stream"):
+    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 2, 4 and Stream"):
         build(loader_cfg(dataset=Stream(), num_batch_per_epoch=2))
 
 

@@ -145,9 +145,9 @@ def test_metainfo_is_the_first_ones_and_has_to_agree():
     assert joined.metainfo["classes"] == ("cat", "dog")
     assert ConcatDataset([Labelled()]).metainfo is None
     other = {**same, "palette": torch.tensor([1, 3])}
-    with pytest.raises(ConfigError, match=r"datasets\[1\]: the metainfo of Labelled has pal"):
+    with pytest.raises(ConfigError, match=r"datasets\[1\]: 'palette' of the metainfo is"):
         ConcatDataset([Labelled(metainfo=classes), Labelled(metainfo=other)])
-    with pytest.raises(ConfigError, match=r"has no 'classes', that of datasets\[0\] classes=\('ca"):
+    with pytest.raises(ConfigError, match=r"'classes' of the metainfo is None, and \('cat"):
         ConcatDataset([Labelled(metainfo=classes), Blobs()])
     ignored = ConcatDataset(
         [Labelled(metainfo=classes), Labelled(metainfo=other)], ignore_keys="palette"
@@ -162,21 +162,12 @@ def test_metainfo_is_the_first_ones_and_has_to_agree():
         (lambda: ConcatDataset("ab"), r"datasets: a list of datasets.*got 'ab'"),
         (lambda: ConcatDataset([[1], 3]), r"datasets\[1\]: a dataset with a length.*got 3"),
         (lambda: ConcatDataset([Endless()]), r"datasets\[0\]: a dataset with a length and ind"),
-        (lambda: ConcatDataset([[1]], ignore_keys=3), r"ignore_keys: a key or a list.*got 3"),
         (lambda: RepeatDataset([1], 0), r"times: a positive integer is needed, got 0"),
         (lambda: RepeatDataset([1], times=True), r"times: a positive integer is needed, got True"),
         (lambda: RepeatDataset(None, 2), r"dataset: a dataset with a length.*got None"),
-        (lambda: ClassBalancedDataset([1], 0.1), r"get_cat_ids\(index\); list has no such method"),
+        (lambda: ClassBalancedDataset([1], 0.1), r"get_cat_ids\(index\) is needed; list has"),
         (lambda: ClassBalancedDataset(Labelled(), 5), r"oversample_thr: a share.*at most 1.*got 5"),
         (lambda: ClassBalancedDataset(Labelled(), 0.0), r"oversample_thr: a share.*got 0\.0"),
-        (
-            lambda: ClassBalancedDataset(Labelled(cats=[1, 2, 3]), 0.1),
-            r"Labelled\.get_cat_ids\(0\) returned 1; a list of the categories",
-        ),
-        (
-            lambda: ClassBalancedDataset(RepeatDataset([1], 2), 0.1),
-            r"RepeatDataset asks the dataset within for get_cat_ids\(index\); list has no",
-        ),
     ],
 )
 def test_what_is_wrong_with_the_arguments_is_said(make, message):

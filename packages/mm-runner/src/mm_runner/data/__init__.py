@@ -6,7 +6,7 @@ from ._failing_sample import failing_sample
 from ._feed import BatchFeed, as_channels_last, feed_of_run
 from ._map_tensors import map_tensors
 from ._sampler import DefaultSampler, InfiniteSampler, is_endless
-from ._seekable import DataSettings, SeekableBatchSampler, iterate
+from ._seekable import DataSettings, SeekableBatchSampler
 from ._train_batches import DataPosition, TrainBatches, announce_epoch
 from ._workers import batch_seed, ignore_stop_signals
 from ._wrappers import ClassBalancedDataset, ConcatDataset, RepeatDataset
@@ -30,7 +30,6 @@ __all__ = [
     "feed_of_run",
     "ignore_stop_signals",
     "is_endless",
-    "iterate",
     "map_tensors",
     "num_batches",
     "pseudo_collate",

@@ -80,7 +80,12 @@ def build_dataloader(
             f"{where}.dataset: this key is missing; given: {', '.join(map(repr, cfg)) or 'none'}. "
             "It is a dataset, or a dict with its 'type' and arguments."
         )
-    dataset = _build_dataset(options.pop("dataset"), where)
+    dataset = options.pop("dataset")
+    if isinstance(dataset, Mapping):
+        dataset = build_from_cfg(dataset, DATASETS, where=f"{where}.dataset")
+    check_dataset(dataset, f"{where}.dataset")
+    if hasattr(dataset, "full_init"):  # MMEngine's datasets may put off reading annotations
+        dataset.full_init()
     if "batch_sampler" not in options and "batch_size" not in options:
         raise ConfigError(
             f"{where}.batch_size: this key is missing; given: {', '.join(map(repr, cfg))}. "
@@ -93,10 +98,7 @@ def build_dataloader(
     collate_fn = options.get("collate_fn", "pseudo_collate")
     if collate_fn is not None:
         options["collate_fn"] = _function(collate_fn, f"{where}.collate_fn")
-    options["worker_init_fn"] = _worker_init(options, settings, where)
-    # Not the global generator: starting an epoch must not draw from the one that dropout uses.
-    options.setdefault("generator", settings.generator)
-    _add_speed(options, dataset, settings)
+    _add_workers(options, dataset, settings, where)
     return make_seekable(
         # Not by torch's annotation, which a list of samples would not fit.
         call_component(DataLoader, {"dataset": dataset, **options}, where),
@@ -104,15 +106,25 @@ def build_dataloader(
     )
 
 
-def _add_speed(options: dict[str, Any], dataset: Dataset[Any], settings: DataSettings) -> None:
-    """Let workers stay over epochs, and copies to the device start from pinned memory."""
-    num_workers = options.get("num_workers", 0)
-    has_workers = isinstance(num_workers, int) and num_workers > 0
+def _add_workers(
+    options: dict[str, Any], dataset: Dataset[Any], settings: DataSettings, where: str
+) -> None:
+    """Set how workers start and how long they stay, and pinned memory for a device."""
+    init = options.pop("worker_init_fn", None)
+    options["worker_init_fn"] = functools.partial(
+        start_worker,
+        seed=settings.seed,
+        rank=settings.rank,
+        is_quiet=bool(options.pop("disable_subprocess_warning", False)),
+        then=None if init is None else _function(init, f"{where}.worker_init_fn"),
+    )
+    # Not the global generator: starting an epoch must not draw from the one that dropout uses.
+    options.setdefault("generator", settings.generator)
     # Those of an iterable dataset are seeded as they start: a run resumed at an epoch starts them.
-    if has_workers and not isinstance(dataset, IterableDataset):
+    if options.get("num_workers") and not isinstance(dataset, IterableDataset):
         options.setdefault("persistent_workers", True)
     device = settings.device
-    if device is not None and has_streams(device):
+    if device is not None and has_streams(device):  # copies to it start from pinned memory
         options.setdefault("pin_memory", True)
         if device.type != "cuda" and not hasattr(torch, "accelerator"):
             options.setdefault("pin_memory_device", device.type)  # then torch asks for it
@@ -133,16 +145,6 @@ def num_batches(loader: DataLoader[Any], where: str) -> int:
         ) from error
 
 
-def _build_dataset(dataset: Any, where: str) -> Dataset[Any]:
-    if isinstance(dataset, Mapping):
-        dataset = build_from_cfg(dataset, DATASETS, where=f"{where}.dataset")
-    check_dataset(dataset, f"{where}.dataset")
-    # MMEngine's datasets may put off reading their annotations until asked.
-    if hasattr(dataset, "full_init"):
-        dataset.full_init()
-    return dataset  # type: ignore[no-any-return]
-
-
 def _first_batches(
     dataset: Dataset[Any],
     num_batches: Any,
@@ -153,16 +155,12 @@ def _first_batches(
     batch_sampler = options.get("batch_sampler")
     own = batch_sampler.get("batch_size") if isinstance(batch_sampler, Mapping) else None
     batch_size = options.get("batch_size", own)
-    if batch_size is None:
-        raise ConfigError(
-            f"{where}.num_batch_per_epoch={num_batches!r} was given without batch_size; it "
-            "counts batches of that size. Give both, or neither."
-        )
     has_indices = hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
-    if not isinstance(num_batches, int) or num_batches < 1 or not has_indices:
+    if not isinstance(num_batches, int) or num_batches < 1 or not has_indices or not batch_size:
         raise ConfigError(
-            f"{where}.num_batch_per_epoch: a positive integer, and a dataset with a length and "
-            f"indices, are needed; got {num_batches!r} and {type(dataset).__name__}."
+            f"{where}.num_batch_per_epoch: a positive integer, a batch_size, and a dataset with a "
+            f"length and indices, are needed; got {num_batches!r}, {batch_size!r} and "
+            f"{type(dataset).__name__}."
         )
     return FirstSamples(dataset, num_batches * batch_size * settings.world_size)
 
@@ -206,23 +204,21 @@ def _add_sampling(
 
 
 def _check_one_order(options: Mapping[str, Any], dataset: Dataset[Any], where: str) -> None:
-    """Raise if one of two keys that say in which order samples come would be passed over."""
+    """Raise if one of two keys that say in which order samples come would be ignored."""
     batch_sampler = options.get("batch_sampler")
     is_ready = batch_sampler is not None and not isinstance(batch_sampler, Mapping)
-    others = ["sampler"] if options.get("sampler") is not None else []
-    others += ["batch_sampler"] if is_ready else []
-    if options.get("shuffle") and isinstance(dataset, IterableDataset):
-        others.append("an iterable dataset")
-    if options.get("shuffle") is not None and others:
+    given = {
+        "shuffle": options.get("shuffle") is not None,
+        "sampler": options.get("sampler") is not None,
+        "batch_sampler": is_ready,
+        "an iterable dataset": isinstance(dataset, IterableDataset) and options.get("shuffle"),
+    }
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
         raise ConfigError(
-            f"{where}.shuffle: {options['shuffle']!r} was given beside {others[0]}, which alone "
-            "says in which order samples come; give one of them. A config of DefaultSampler has "
-            "'shuffle' itself."
-        )
-    if len(others) > 1:
-        raise ConfigError(
-            f"{where}.sampler: a sampler was given beside a ready batch_sampler, which has its "
-            "own; give one of them, or the batch_sampler as a dict, which gets the sampler."
+            f"{where}.{names[0]}: it was given beside {names[1]}, which alone says in which order "
+            "samples come; give one of them. A config of DefaultSampler has 'shuffle' itself, and "
+            "a batch_sampler given as a dict gets the sampler."
         )
 
 
@@ -242,20 +238,6 @@ def _function(function: Any, where: str) -> Callable[..., Any]:
             f"is needed, got {function!r}."
         )
     return function  # type: ignore[no-any-return]
-
-
-def _worker_init(options: dict[str, Any], settings: DataSettings, where: str) -> Callable[..., Any]:
-    """Take what concerns the start of workers out of ``options``."""
-    function = options.pop("worker_init_fn", None)
-    if function is not None:
-        function = _function(function, f"{where}.worker_init_fn")
-    return functools.partial(
-        start_worker,
-        seed=settings.seed,
-        rank=settings.rank,
-        is_quiet=bool(options.pop("disable_subprocess_warning", False)),
-        then=function,
-    )
 
 
 def _dealt_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> DataLoader[Any]:

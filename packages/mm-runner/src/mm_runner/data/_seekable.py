@@ -23,7 +23,7 @@ from ._workers import batch_seed, seed_process
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DataSettings", "SeekableBatchSampler", "iterate", "make_seekable"]
+__all__ = ["DataSettings", "SeekableBatchSampler", "make_seekable"]
 
 # Their order depends on seed, epoch and position alone, so that it can be drawn again.
 _PURE = (DefaultSampler, InfiniteSampler, SequentialSampler)
@@ -180,24 +180,3 @@ def make_seekable(loader: DataLoader[Any], settings: DataSettings) -> DataLoader
         # Given as an argument, it would leave the loader without its batch_size and drop_last.
         object.__setattr__(loader, "batch_sampler", seekable)
     return loader
-
-
-def iterate(loader: Any) -> Iterator[Any]:
-    """Begin a pass over ``loader``. What workers there are begin now.
-
-    A loader of :func:`make_seekable` without workers is iterated over here: torch's own iterator
-    announces each batch to the profiler, which takes 8 microseconds, half of what a step costs.
-    """
-    is_plain = type(loader) is DataLoader and not (loader.num_workers or loader.pin_memory)
-    if is_plain and isinstance(loader.batch_sampler, SeekableBatchSampler):
-        return _batches_of(loader, iter(loader.batch_sampler))
-    batches: Iterator[Any] = iter(loader)
-    return batches
-
-
-def _batches_of(loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
-    dataset: Any = loader.dataset
-    several = getattr(dataset, "__getitems__", None)
-    for indices in batches:
-        samples = [dataset[index] for index in indices] if several is None else several(indices)
-        yield loader.collate_fn(samples)

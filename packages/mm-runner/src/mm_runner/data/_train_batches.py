@@ -14,7 +14,7 @@ from mm_runner.errors import ConfigError
 
 from ._feed import BatchFeed
 from ._sampler import DefaultSampler, InfiniteSampler, is_endless
-from ._seekable import SeekableBatchSampler, iterate
+from ._seekable import SeekableBatchSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -117,7 +117,7 @@ class TrainBatches:
             batches = iter(())
             self._pass_over()
         else:
-            batches = iterate(self.loader)
+            batches = iter(self.loader)
             if self.is_seekable:
                 self._sampler.seek(epoch)  # other iterations of the loader begin at the first batch
             elif start.batch:

@@ -25,21 +25,14 @@ __all__ = ["ClassBalancedDataset", "ConcatDataset", "RepeatDataset"]
 
 
 class _Wrapper(Dataset[Any], ABC):
-    """Base of datasets made of others; finds the dataset that holds a sample.
+    """Base of datasets made of others, which may be any with a length and indices."""
 
-    Those within may be any with a length and indices; ``full_init``, ``metainfo``, ``get_cat_ids``
-    and ``get_data_info`` are used where they are there.
-    """
-
-    def __init__(self, *, lazy_init: bool) -> None:
+    def __init__(self, datasets: Sequence[Any], *, lazy_init: bool) -> None:
+        self._within = datasets
         self._size = 0
         self._is_initialised = False
         if not lazy_init:
             self.full_init()
-
-    @abstractmethod
-    def _within(self) -> Sequence[Any]:
-        """Return the datasets that this one is made of."""
 
     @abstractmethod
     def _count(self) -> int:
@@ -52,13 +45,13 @@ class _Wrapper(Dataset[Any], ABC):
     @property
     def metainfo(self) -> Any:
         """A copy of the ``metainfo`` of the (first) dataset within; ``None`` without one."""
-        return copy.deepcopy(getattr(self._within()[0], "metainfo", None))
+        return copy.deepcopy(getattr(self._within[0], "metainfo", None))
 
     def full_init(self) -> None:
-        """Let the datasets within read what they have put off; what asks for samples does so."""
+        """Call ``full_init`` of the datasets within, if that was put off."""
         if self._is_initialised:
             return
-        for dataset in self._within():
+        for dataset in self._within:
             if hasattr(dataset, "full_init"):
                 dataset.full_init()
         self._size = self._count()
@@ -74,32 +67,14 @@ class _Wrapper(Dataset[Any], ABC):
         return dataset[inner]
 
     def get_cat_ids(self, index: int) -> Any:
-        """Return the categories in a sample.
-
-        Raises:
-            ConfigError: If the dataset that has it lacks this method.
-        """
-        return self._ask("get_cat_ids", index)
+        """Return the categories in a sample, by the same method of the dataset that has it."""
+        dataset, inner = self._find(index)
+        return dataset.get_cat_ids(inner)
 
     def get_data_info(self, index: int) -> Any:
-        """Return the annotation of a sample, unprocessed.
-
-        Raises:
-            ConfigError: If the dataset that has it lacks this method.
-        """
-        return self._ask("get_data_info", index)
-
-    def _ask(self, method: str, index: int) -> Any:
+        """Return the annotation of a sample, by the same method of the dataset that has it."""
         dataset, inner = self._find(index)
-        self._check_has(dataset, method)
-        return getattr(dataset, method)(inner)
-
-    def _check_has(self, dataset: Any, method: str) -> None:
-        if not hasattr(dataset, method):
-            raise ConfigError(
-                f"{type(self).__name__} asks the dataset within for {method}(index); "
-                f"{type(dataset).__name__} has no such method. Define it there."
-            )
+        return dataset.get_data_info(inner)
 
     def _find(self, index: int) -> tuple[Any, int]:
         size = len(self)
@@ -145,25 +120,18 @@ class ConcatDataset(_Wrapper):
                 "datasets: a list of datasets or their configs, at least one, is needed, got "
                 f"{short_repr(datasets)}."
             )
-        keys = [ignore_keys] if isinstance(ignore_keys, str) else ignore_keys or []
-        if not isinstance(keys, (list, tuple)) or not all(isinstance(key, str) for key in keys):
-            raise ConfigError(
-                f"ignore_keys: a key or a list of keys is needed, got {ignore_keys!r}."
-            )
         self.datasets = [_as_dataset(one, f"datasets[{i}]") for i, one in enumerate(datasets)]
-        self.ignore_keys = list(keys)
-        _check_metainfo(self.datasets, self.ignore_keys)
-        super().__init__(lazy_init=lazy_init)
+        self.ignore_keys = (
+            [ignore_keys] if isinstance(ignore_keys, str) else list(ignore_keys or ())
+        )
+        self._check_metainfo()
+        super().__init__(self.datasets, lazy_init=lazy_init)
 
     @property
     def cumulative_sizes(self) -> list[int]:
         """For each dataset, how many samples it and those before it have."""
         self.full_init()
         return list(self._ends)
-
-    @override
-    def _within(self) -> Sequence[Any]:
-        return self.datasets
 
     @override
     def _count(self) -> int:
@@ -174,6 +142,19 @@ class ConcatDataset(_Wrapper):
     def _place(self, position: int) -> tuple[Any, int]:
         which = bisect_right(self._ends, position)
         return self.datasets[which], position - (self._ends[which - 1] if which else 0)
+
+    def _check_metainfo(self) -> None:
+        """Raise if the ``metainfo`` of a dataset differs from the first one's."""
+        first, *others = [getattr(dataset, "metainfo", None) or {} for dataset in self.datasets]
+        for index, metainfo in enumerate(others, 1):
+            for key in {**first, **metainfo}.keys() - set(self.ignore_keys):
+                if key not in first or key not in metainfo or not _equal(first[key], metainfo[key]):
+                    raise ConfigError(
+                        f"datasets[{index}]: {key!r} of the metainfo is "
+                        f"{short_repr(metainfo.get(key))}, and {short_repr(first.get(key))} in "
+                        "datasets[0]. Metrics get the first one's: let them be the same, or give "
+                        f"ignore_keys=[{key!r}] if they may differ."
+                    )
 
 
 class RepeatDataset(_Wrapper):
@@ -204,11 +185,7 @@ class RepeatDataset(_Wrapper):
             raise ConfigError(f"times: a positive integer is needed, got {times!r}.")
         self.dataset = _as_dataset(dataset, "dataset")
         self.times = times
-        super().__init__(lazy_init=lazy_init)
-
-    @override
-    def _within(self) -> Sequence[Any]:
-        return (self.dataset,)
+        super().__init__([self.dataset], lazy_init=lazy_init)
 
     @override
     def _count(self) -> int:
@@ -240,8 +217,8 @@ class ClassBalancedDataset(_Wrapper):
         dataset: The dataset within.
 
     Raises:
-        ConfigError: If ``dataset`` is none or has no ``get_cat_ids``, this returned something else,
-            or ``oversample_thr`` is no such share.
+        ConfigError: If ``dataset`` is none or has no ``get_cat_ids``, or ``oversample_thr`` is no
+            such share.
 
     Example:
         >>> class Labelled(list):
@@ -259,13 +236,13 @@ class ClassBalancedDataset(_Wrapper):
                 f"{oversample_thr!r}. A category in fewer of them is repeated."
             )
         self.dataset = _as_dataset(dataset, "dataset")
-        self._check_has(self.dataset, "get_cat_ids")
+        if not hasattr(self.dataset, "get_cat_ids"):
+            raise ConfigError(
+                "dataset: one with get_cat_ids(index) is needed; "
+                f"{type(self.dataset).__name__} has no such method. Define it there."
+            )
         self.oversample_thr = oversample_thr
-        super().__init__(lazy_init=lazy_init)
-
-    @override
-    def _within(self) -> Sequence[Any]:
-        return (self.dataset,)
+        super().__init__([self.dataset], lazy_init=lazy_init)
 
     @override
     def _count(self) -> int:
@@ -287,13 +264,7 @@ class ClassBalancedDataset(_Wrapper):
         found: Any = self.dataset.get_cat_ids(index)
         # Tensors of equal numbers are different keys.
         listed = found.tolist() if hasattr(found, "tolist") else found
-        try:
-            return frozenset(one.item() if hasattr(one, "item") else one for one in listed)
-        except TypeError as error:
-            raise ConfigError(
-                f"dataset: {type(self.dataset).__name__}.get_cat_ids({index}) returned "
-                f"{short_repr(found)}; a list of the categories in the sample is needed."
-            ) from error
+        return frozenset(one.item() if hasattr(one, "item") else one for one in listed)
 
 
 def _as_dataset(value: Any, where: str) -> Any:
@@ -310,33 +281,8 @@ def _as_dataset(value: Any, where: str) -> Any:
     return dataset
 
 
-def _check_metainfo(datasets: Sequence[Any], ignore_keys: Sequence[str]) -> None:
-    """Raise if the ``metainfo`` of a dataset differs from the first one's."""
-    found = [getattr(dataset, "metainfo", None) for dataset in datasets]
-    first, *others = [one if isinstance(one, Mapping) else {} for one in found]
-    for index, metainfo in enumerate(others, 1):
-        for key in {**first, **metainfo}:
-            is_same = key in first and key in metainfo and _are_equal(first[key], metainfo[key])
-            if key not in ignore_keys and not is_same:
-                raise ConfigError(
-                    f"datasets[{index}]: the metainfo of {type(datasets[index]).__name__} has "
-                    f"{_entry(metainfo, key)}, that of datasets[0] {_entry(first, key)}. Metrics "
-                    f"get the first one's: let them be the same, or give ignore_keys=[{key!r}] if "
-                    "they may differ."
-                )
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_are_equal(one[k], other[k]) for k in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
-    if hasattr(one, "shape"):  # compared entry by entry, which gives no single answer
-        return one.shape == other.shape and bool((one == other).all())
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two entries of ``metainfo`` are equal, which may be arrays."""
+    if hasattr(one, "shape"):
+        return getattr(other, "shape", None) == one.shape and bool((one == other).all())
     return bool(one == other)
-
-
-def _entry(metainfo: Mapping[str, Any], key: str) -> str:
-    return f"{key}={short_repr(metainfo[key])}" if key in metainfo else f"no {key!r}"

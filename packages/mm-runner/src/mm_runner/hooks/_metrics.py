@@ -59,8 +59,6 @@ def refuse_missing_metrics(
     reported: Iterable[str],
     hooks: Iterable[Hook],
     schedulers: Iterable[ParamScheduler],
-    *,
-    is_all: bool = True,
 ) -> None:
     """Refuse metrics that hooks and schedulers follow and validations do not report.
 
@@ -68,17 +66,14 @@ def refuse_missing_metrics(
         reported: Names that a validation reports.
         hooks: Of the run; one that follows metrics names them in ``followed_metrics``, by argument.
         schedulers: Of the run.
-        is_all: Whether no validation reports another one. Else ``EarlyStoppingHook`` without
-            ``strict`` may wait for it.
 
     Raises:
         ConfigError: If one is asked for that is not among them.
     """
     values: dict[str, Any] = dict.fromkeys(reported, 0.0)
     for hook in hooks:
-        if is_all or getattr(hook, "strict", True):
-            for name, where in getattr(hook, "followed_metrics", {}).items():
-                score_of(values, name, where)
+        for name, where in getattr(hook, "followed_metrics", {}).items():
+            score_of(values, name, where)
     for scheduler in schedulers:
         monitor = getattr(scheduler, "monitor", None)
         if monitor is not None:

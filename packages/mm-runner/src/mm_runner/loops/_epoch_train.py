@@ -34,8 +34,6 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         val_begin: First epoch that is followed by a validation.
         val_interval: Epochs between two validations. The last epoch is always followed by one.
         dynamic_intervals: Pairs ``(epoch, val_interval)``: the interval from that epoch on.
-        sanity_val_batches: Batches to validate before training, as a check that validation works;
-            training is the same without. A resumed run skips it. Defaults to 0.
 
     Raises:
         ConfigError: If a number is out of range, or the loader has no batch or no end.
@@ -51,7 +49,6 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         val_begin: int = 1,
         val_interval: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
-        sanity_val_batches: int = 0,
     ) -> None:
         check_positive("max_epochs", max_epochs)
         schedule = ValidationSchedule(val_begin, val_interval, dynamic_intervals, last=max_epochs)
@@ -68,7 +65,6 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             schedule,
             max_epochs=max_epochs,
             max_iters=max_epochs * len(dataloader),
-            sanity_val_batches=sanity_val_batches,
         )
         self._has_warned_of_length = False
 
@@ -79,22 +75,14 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         runner.model.train()
         start = self._pass_start
         batches = self._open_pass(self._begin_batches(start))
-        with self._naming_losses():
-            run_iter = self._step_function()
-            for index, batch in enumerate(batches, start.batch):
-                run_iter(index, batch)
+        run_iter = self._step_function()
+        for index, batch in enumerate(batches, start.batch):
+            run_iter(index, batch)
         self._check_drawn(start, self._batches_done - start.batch)
         runner.call_hook("after_train_epoch")
         self.epoch += 1
 
-    def run_iter(self, idx: int, data_batch: Any) -> None:
-        """Train on one batch.
-
-        Args:
-            idx: Its number in the epoch, counted from 0.
-            data_batch: As the loader gave it.
-        """
-        self._run_step(idx, data_batch)
+    run_iter = AbstractTrainLoop._run_step  # noqa: SLF001 - takes the same
 
     def _begin_batches(self, start: DataPosition) -> Iterator[Any]:
         batches = self.batches.begin(self.epoch, start)

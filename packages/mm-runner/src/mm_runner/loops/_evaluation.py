@@ -11,7 +11,7 @@ import torch
 import mm_amp
 import mm_dist
 from mm_runner._torch_private import stop_workers
-from mm_runner.data import feed_of_run, iterate, num_batches
+from mm_runner.data import feed_of_run, num_batches
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of
 
@@ -22,11 +22,7 @@ if TYPE_CHECKING:
     from mm_runner.evaluator import Evaluator
     from mm_runner.run_view import RunView
 
-__all__ = ["RehearsalStopped", "TestLoop", "ValLoop"]
-
-
-class RehearsalStopped(Exception):  # noqa: N818 - not an error
-    """Ends a rehearsal that was cut off, in all processes."""
+__all__ = ["TestLoop", "ValLoop"]
 
 
 class ValLoop:
@@ -40,7 +36,6 @@ class ValLoop:
 
     Attributes:
         limit: Batches at most, of each process; ``None`` for all, which is the default.
-        is_rehearsal: Whether nothing is to be reported of a run that is asked to stop meanwhile.
 
     Raises:
         ConfigError: If the loader or its dataset has no length, or the loader no batch.
@@ -62,15 +57,12 @@ class ValLoop:
                 f"{where}: the dataset {type(dataloader.dataset).__name__} has no length, by which "
                 "samples are told from those that fill up. Give it a __len__."
             )
-        if length == 0 and _is_empty_for_all(dataloader):
-            drops = getattr(dataloader, "drop_last", False)
-            reason = f", and a batch has {dataloader.batch_size}, with drop_last" if drops else ""
-            num_processes = mm_dist.get_world_size()
-            of = f" for {num_processes} processes" if num_processes > 1 else ""
-            size = len(dataloader.dataset)
+        # One process of several may have no sample of a small dataset, of which others have some.
+        if length == 0 and (mm_dist.get_world_size() == 1 or not len(dataloader.dataset)):
             raise ConfigError(
-                f"{where} gives no batch: the dataset has {size} samples{of}{reason}. "
-                "Make batch_size smaller, drop_last false, or the dataset larger."
+                f"{where} gives no batch: the dataset has {len(dataloader.dataset)} samples, and a "
+                f"batch has {dataloader.batch_size}. Make batch_size smaller, drop_last false, or "
+                "the dataset larger."
             )
         metainfo = getattr(dataloader.dataset, "metainfo", None)
         if metainfo is not None:
@@ -80,7 +72,6 @@ class ValLoop:
         self.evaluator = evaluator
         self.fp16 = fp16
         self.limit: int | None = None
-        self.is_rehearsal = False
         self._step: Any = None
 
     @torch.no_grad()
@@ -93,19 +84,15 @@ class ValLoop:
         runner.call_hook(f"before_{phase}_epoch")
         runner.model.eval()
         self.evaluator.reset()
-        drawn, is_cut = iterate(self.dataloader), False
+        drawn = iter(self.dataloader)
         try:
             batches = feed_of_run(runner, self.dataloader).pairs(drawn)
             for index, (batch, placed) in enumerate(islice(batches, self.limit)):
                 self.run_iter(index, batch, placed)
                 if runner.interruption.pending and runner.interruption.cuts_validation(runner):
-                    is_cut = True
                     break
             if runner.is_training:
                 runner.interruption.mark(runner)
-            # One process may learn of it in a batch, and another one behind its last.
-            if self.is_rehearsal and any(mm_dist.all_gather_object(is_cut)):
-                raise RehearsalStopped
             metrics = self.evaluator.evaluate(self._num_samples())
         finally:
             if not getattr(self.dataloader, "persistent_workers", False):
@@ -166,18 +153,6 @@ class ValLoop:
 
     def _precision(self) -> AbstractContextManager[object]:
         return mm_amp.autocast(self.runner.device.type) if self.fp16 else nullcontext()
-
-
-def _is_empty_for_all(loader: Any) -> bool:
-    """Return whether an empty loader is empty on all processes, without a collective.
-
-    One of several may have no sample of a small dataset, of which another one has some.
-    """
-    num_processes = mm_dist.get_world_size()
-    share = -(-len(loader.dataset) // num_processes)
-    size = getattr(loader, "batch_size", None) or 1
-    drops = bool(getattr(loader, "drop_last", False))
-    return num_processes == 1 or share < (size if drops else 1)
 
 
 class TestLoop(ValLoop):

@@ -34,8 +34,6 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         val_begin: First step that is followed by a validation.
         val_interval: Steps between two validations. The last step is always followed by one.
         dynamic_intervals: Pairs ``(step, val_interval)``: the interval from that step on.
-        sanity_val_batches: Batches to validate before training, as a check that validation works;
-            training is the same without. A resumed run skips it. Defaults to 0.
 
     Raises:
         ConfigError: If a number is out of range.
@@ -51,7 +49,6 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         val_begin: int = 1,
         val_interval: int = 1000,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
-        sanity_val_batches: int = 0,
     ) -> None:
         check_positive("max_iters", max_iters)
         schedule = ValidationSchedule(val_begin, val_interval, dynamic_intervals, last=max_iters)
@@ -61,7 +58,6 @@ class IterBasedTrainLoop(AbstractTrainLoop):
             schedule,
             max_epochs=1,
             max_iters=max_iters,
-            sanity_val_batches=sanity_val_batches,
         )
         self._has_own_body = False  # a body of a subclass draws from dataloader_iterator
         self._under_way: Iterator[Any] | None = None
@@ -98,10 +94,9 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         until = self._last_count
         if self.runner.val_loop is not None:
             until = self._schedule.next_after(self.iter)
-        with self._naming_losses():
-            run_iter = self._step_function()
-            while self.iter < until and not self.stop_training:
-                run_iter(next(batches))
+        run_iter = self._step_function()
+        while self.iter < until and not self.stop_training:
+            run_iter(next(batches))
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, suppress
-from math import isfinite
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mm_dist
-from mm_amp import NonFiniteError
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.data import DataPosition, TrainBatches, feed_of_run
 from mm_runner.errors import ConfigError
 from mm_runner.model import train_step_of
 
-from ._rehearsal import rehearse_step, rehearse_validation
+from ._rehearsal import rehearse_step
 from ._validation_schedule import check_positive
 
 if TYPE_CHECKING:
@@ -62,7 +60,6 @@ class AbstractTrainLoop(ABC):
         schedule: When a validation is due.
         max_epochs: Epochs to train.
         max_iters: Steps to train.
-        sanity_val_batches: Batches to validate before training, as a check that validation works.
 
     Attributes:
         dataloader: Training batches; another loader that is assigned is used from the next pass on.
@@ -86,9 +83,7 @@ class AbstractTrainLoop(ABC):
         *,
         max_epochs: int,
         max_iters: int,
-        sanity_val_batches: int = 0,
     ) -> None:
-        check_positive("sanity_val_batches", sanity_val_batches, least=0)
         self.runner = runner
         self.dataloader = dataloader
         self.max_epochs, self.max_iters = max_epochs, max_iters
@@ -96,7 +91,6 @@ class AbstractTrainLoop(ABC):
         self.stop_training = False
         self.batches = self._batches_of(dataloader)
         self._schedule = schedule
-        self._sanity_val_batches = sanity_val_batches
         self._limit: int | None = None
         self._step: Any = None
         self._optim_wrapper: Any = None
@@ -147,8 +141,6 @@ class AbstractTrainLoop(ABC):
     def run(self) -> None:
         """Train from :attr:`epoch` and :attr:`iter` to the end."""
         runner = self.runner
-        if self._sanity_val_batches and self._resumed is None and self.iter == 0:
-            rehearse_validation(runner, self._sanity_val_batches)
         runner.call_hook("before_train")
         with suppress(EndOfTrainingError):
             # Most checkpoints are written before the validation that follows them.
@@ -331,19 +323,24 @@ class AbstractTrainLoop(ABC):
         self._step = train_step_of(runner.model)
         self._optim_wrapper = runner.optim_wrapper
 
-    def _run_step(self, index: int, batch: Any) -> None:
-        """Train on one batch, with the hooks before and after."""
+    def _run_step(self, idx: int, data_batch: Any) -> None:
+        """Train on one batch, with the hooks before and after.
+
+        Args:
+            idx: Number of the batch in the epoch, counted from 0.
+            data_batch: As the loader gave it.
+        """
         runner = self.runner
         if self._step is None:
             self._begin_steps()
         mm_dist.mark_iteration(self.iter + 1)
         for act in self._methods["before_train_iter"]:
-            act(runner, batch_idx=index, data_batch=batch)
-        outputs = self._step(batch, self._optim_wrapper)
+            act(runner, batch_idx=idx, data_batch=data_batch)
+        outputs = self._step(data_batch, self._optim_wrapper)
         self._iters_done = self.iter + 1
         self._batches_done += 1
         for act in self._methods["after_train_iter"]:
-            act(runner, batch_idx=index, data_batch=batch, outputs=outputs)
+            act(runner, batch_idx=idx, data_batch=data_batch, outputs=outputs)
         self.iter += 1
         if not self._is_steady:  # kernels are compiled: dist_cfg's steady_timeout may hold
             mm_dist.enter_steady_state()
@@ -377,23 +374,6 @@ class AbstractTrainLoop(ABC):
                 "run_epoch() pass the batches of self.dataloader, given as a config, to "
                 "run_iter()."
             )
-
-    @contextmanager
-    def _naming_losses(self) -> Iterator[None]:
-        """Name the losses that were not finite in a ``NonFiniteError``: the wrapper sees a sum.
-
-        The names are those of the step before, which was skipped as well unless one is enough.
-        """
-        try:
-            yield
-        except NonFiniteError as error:
-            newest = self.runner.message_hub.newest("train").items()
-            bad = ", ".join(f"{key} {value:g}" for key, value in newest if not isfinite(value))
-            if not bad:
-                raise
-            raise NonFiniteError(
-                f"{error} In the step before, these were not finite: {bad}."
-            ) from error
 
     def _decide_current_val_interval(self) -> None:  # noqa: B027
         """Do nothing, as MMEngine's subclasses call it: ``val_interval`` is always current."""

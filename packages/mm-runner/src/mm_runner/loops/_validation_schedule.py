@@ -66,15 +66,14 @@ class ValidationSchedule:
         return self.last
 
 
-def check_positive(name: str, value: Any, *, least: int = 1) -> None:
-    """Check that an argument of a training loop is an integer from ``least`` (1 or 0).
+def check_positive(name: str, value: Any) -> None:
+    """Check that an argument of a training loop is a positive integer.
 
     Raises:
         ConfigError: If it is not.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        needed = "a positive integer" if least else "an integer from 0"
-        raise ConfigError(f"train_cfg.{name}: {needed} is needed, got {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"train_cfg.{name}: a positive integer is needed, got {value!r}.")
 
 
 def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
