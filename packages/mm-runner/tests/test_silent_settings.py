@@ -170,17 +170,6 @@ def test_what_an_import_path_of_a_log_processor_lacks_is_told(tmp_path):
         Runner.from_cfg(runner_arguments(tmp_path, log_processor=processor))
 
 
-def test_an_entry_for_epochs_is_refused_for_steps_whoever_formats_the_lines(tmp_path):
-    entry = {"data_src": "loss", "method_name": "max", "log_name": "peak", "window_size": "epoch"}
-    arguments = runner_arguments(
-        tmp_path,
-        log_processor={"type": Shouting, "custom_cfg": [entry]},
-        train_cfg={"by_epoch": False, "max_iters": 3},
-    )
-    with pytest.raises(ConfigError, match=r"^log_processor\.custom_cfg\[0\]\.window_size: 'epoch'"):
-        make_plan(arguments)
-
-
 def test_an_optimizer_that_is_not_torchs_may_read_more_from_a_group(tmp_path, monkeypatch):
     monkeypatch.setitem(OPTIMIZERS._registered, "GroupRank", GroupRank)
     arguments = runner_arguments(tmp_path, **custom_keys({"layers.0": {"rank": 4}}))

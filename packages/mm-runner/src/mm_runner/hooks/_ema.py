@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
@@ -118,36 +118,28 @@ class EMAHook(Hook):
             return
         wrappers = named_wrappers(runner.optim_wrapper)
         for name, average in self.averages.items():
-            average.update(self._has_stepped(name, wrappers[name]))
-
-    def _has_stepped(self, name: str, wrapper: Any) -> bool | Tensor:
-        if name:  # one of several that did not run keeps its last result
-            before, self._counts[name] = self._counts.get(name, 0), wrapper.inner_count
-            if self._counts[name] == before:
-                return False
-        result = wrapper.last_result
-        stepped: bool | Tensor = False if result is None else result.stepped
-        return stepped
+            wrapper = wrappers[name]
+            # One of several wrappers that did not run keeps its last result.
+            has_run = not name or wrapper.inner_count != self._counts.get(name, 0)
+            self._counts[name] = wrapper.inner_count
+            if has_run and wrapper.last_result is not None:
+                average.update(wrapper.last_result.stepped)
 
     @override
-    def before_val_epoch(self, runner: RunView) -> None:
-        self._apply()
+    def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
+        if mode != "train":
+            for average in self.averages.values():
+                average.apply()
 
     @override
-    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
-        self._restore()
-
-    @override
-    def before_test_epoch(self, runner: RunView) -> None:
-        self._apply()
-
-    @override
-    def after_test_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
-        self._restore()
+    def _after_epoch(self, runner: RunView, mode: str = "train") -> None:
+        if mode != "train":
+            self.clean_up(runner)
 
     @override
     def clean_up(self, runner: RunView) -> None:
-        self._restore()  # a validation may have failed
+        for average in self.averages.values():  # a validation may have failed
+            average.restore()
 
     @override
     def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
@@ -192,14 +184,6 @@ class EMAHook(Hook):
             elif key == _STEPS or key.startswith(f"{_STEPS}."):
                 steps[key.removeprefix(_STEPS).removeprefix(".")] = value
         self._loaded = {"averages": averages, "steps": steps}
-
-    def _apply(self) -> None:
-        for average in self.averages.values():
-            average.apply()
-
-    def _restore(self) -> None:
-        for average in self.averages.values():
-            average.restore()
 
     def _build(self, runner: RunView) -> dict[str, AveragedWeights]:
         wrappers = named_wrappers(runner.optim_wrapper)

@@ -54,10 +54,6 @@ class RuntimeInfoHook(Hook):
         }
 
     @override
-    def before_train_epoch(self, runner: RunView) -> None:
-        runner.message_hub.begin_epoch(runner.epoch)
-
-    @override
     def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         runner.message_hub.update_results("val", metrics or {})
 

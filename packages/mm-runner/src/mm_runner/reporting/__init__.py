@@ -2,9 +2,8 @@
 
 from ._console import RunConsole, as_clock
 from ._log_processor import LogProcessor, build_log_processor
-from ._message_hub import MessageHub
+from ._message_hub import MessageHub, as_numbers
 from ._run_logger import close_logger, open_logger, recent_lines
-from ._statistics import as_numbers
 from ._wandb import WandbWriter
 from ._writers import (
     GuardedWriter,

@@ -6,16 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import Registry, build_from_cfg, short_repr
 
 from ._console import as_clock
-from ._message_hub import MessageHub
-from ._statistics import EPOCH, parse_statistics
+from ._message_hub import METHODS, MessageHub, Statistic
 
 __all__ = ["LogProcessor", "build_log_processor"]
 
 _SECONDS = ("time", "data_time")
+_KEYS = ("data_src", "method_name", "log_name", "window_size")
+# Scalars of every run; grad_norm if gradients are clipped.
+_LOGGED_BY_RUNS = ("loss", "time", "data_time", "grad_norm")
+_CUSTOM = "log_processor.custom_cfg"
 _LOG_PROCESSORS = Registry("log processor")  # ours, and import paths
 # MMEngine's, by a path or with a scope.
 _MMENGINES = re.compile(r"(mmengine\.(\w+\.)*|\w+\.)LogProcessor")
@@ -30,8 +33,7 @@ class LogProcessor:
     * ``data_src``: which scalar it is about, such as ``"loss"`` or ``"time"``;
     * ``method_name``: ``"mean"``, ``"min"``, ``"max"`` or ``"current"``;
     * ``log_name``: what the line calls it; by default ``data_src``, in whose place it stands then;
-    * ``window_size``: over how many of the newest steps; ``"epoch"``: those of the epoch so far;
-      ``"global"``, the default: all of the run, also before it was resumed.
+    * ``window_size``: over how many of the newest steps; by default as for the means.
 
     The values are read when a line is due. Of several processes a line has the mean.
 
@@ -42,15 +44,13 @@ class LogProcessor:
         num_digits: Digits after the point.
         log_with_hierarchy: Accepted so that MMEngine's configs load; it changes nothing.
             TensorBoard and W&B always show ``train/loss`` and ``val/accuracy``.
-        mean_pattern: A regular expression, searched for in names: scalars that match are logged
-            as means, others as their newest value. Defaults to all.
 
     Raises:
         ConfigError: If an argument is out of its range, an entry does not fit, or two scalars of a
             line would have one name.
 
     Example:
-        >>> peak = dict(data_src="loss", method_name="max", log_name="peak", window_size="epoch")
+        >>> peak = dict(data_src="loss", method_name="max", log_name="peak", window_size=3)
         >>> hub = LogProcessor(window_size=2, custom_cfg=[peak]).message_hub()
         >>> hub.update_scalar("train/loss", 5.0)
         >>> hub.update_scalar("train/loss", 2.0)
@@ -66,8 +66,6 @@ class LogProcessor:
         custom_cfg: Sequence[Mapping[str, Any]] | None = None,
         num_digits: int = 4,
         log_with_hierarchy: bool = False,  # noqa: FBT001, FBT002
-        *,
-        mean_pattern: str = ".*",
     ) -> None:
         for name, value, least in (("window_size", window_size, 1), ("num_digits", num_digits, 0)):
             if not isinstance(value, int) or value < least:
@@ -77,34 +75,11 @@ class LogProcessor:
         self.by_epoch = by_epoch
         self.num_digits = num_digits
         self.log_with_hierarchy = log_with_hierarchy
-        self._statistics = parse_statistics(
-            custom_cfg, "log_processor.custom_cfg", by_epoch=by_epoch
-        )
-        try:
-            compiled = re.compile(mean_pattern)
-        except (TypeError, re.error) as error:
-            raise ConfigError(
-                f"log_processor.mean_pattern: a regular expression is needed, got "
-                f"{mean_pattern!r}: {error}."
-            ) from error
-        self._mean_pattern = None if mean_pattern == ".*" else compiled
+        self._statistics = _parse_statistics(custom_cfg, window_size)
 
     def message_hub(self) -> MessageHub:
         """Return a collector for the scalars of one run."""
-        return MessageHub(self.window_size, self._statistics, self._mean_pattern)
-
-    def check_counts_epochs(self) -> None:
-        """Raise if a statistic of an epoch is asked for, in a run that counts steps.
-
-        Raises:
-            ConfigError: Naming the entry.
-        """
-        for one in self._statistics:
-            if one.window == EPOCH:
-                raise ConfigError(
-                    f"{one.where}.window_size: 'epoch' was given, and this training counts steps, "
-                    "no epochs; a number of steps or 'global' is needed."
-                )
+        return MessageHub(self.window_size, self._statistics)
 
     def line(
         self,
@@ -139,6 +114,51 @@ class LogProcessor:
         ordered += [key for key in scalars if key not in rates and key not in _SECONDS]
         parts += [f"{key}: {scalars[key]:.{self.num_digits}f}" for key in ordered]
         return "  ".join(parts)
+
+
+def _parse_statistics(custom_cfg: Any, window_size: int) -> tuple[Statistic, ...]:
+    if not isinstance(custom_cfg, (list, tuple, type(None))):
+        raise ConfigError(f"{_CUSTOM}: a list of dicts is needed, got {short_repr(custom_cfg)}.")
+    parsed = [
+        _parse(entry, f"{_CUSTOM}[{index}]", window_size)
+        for index, entry in enumerate(custom_cfg or ())
+    ]
+    sources = {one.source for one in parsed}.union(_LOGGED_BY_RUNS)
+    names: list[str] = []
+    for one in parsed:
+        if one.name in names or (one.name in sources and one.name != one.source):
+            raise ConfigError(
+                f"{one.where}.log_name: {one.name!r} is the name of another scalar or entry; give "
+                "each a log_name of its own."
+            )
+        names.append(one.name)
+    return tuple(parsed)
+
+
+def _parse(entry: Any, where: str, window_size: int) -> Statistic:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: a dict is needed, got {short_repr(entry)}.")
+    for key in entry:
+        if key not in _KEYS:
+            raise ConfigError(
+                f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}."
+                f"{did_you_mean(str(key), _KEYS)}"
+            )
+    source, method = entry.get("data_src"), entry.get("method_name")
+    name, window = entry.get("log_name") or source, entry.get("window_size", window_size)
+    for key, value in (("data_src", source), ("log_name", name)):
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{where}.{key}: the name of a scalar is needed, got {value!r}.")
+    if not isinstance(method, str) or method not in METHODS:
+        raise ConfigError(
+            f"{where}.method_name: {method!r} was given; there are {', '.join(METHODS)}."
+            f"{did_you_mean(str(method), METHODS)}"
+        )
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise ConfigError(
+            f"{where}.window_size: a positive number of steps is needed, got {window!r}."
+        )
+    return Statistic(source, name, method, window, where)  # type: ignore[arg-type]
 
 
 _LOG_PROCESSORS.register_module(module=LogProcessor)

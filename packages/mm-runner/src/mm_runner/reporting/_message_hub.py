@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mm_dist import is_main_process
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import as_number
 
-from ._statistics import EPOCH, NO_VALUES, Statistic, TotalledWindow, as_numbers
+__all__ = ["METHODS", "MessageHub", "Statistic", "as_numbers"]
 
-__all__ = ["MessageHub"]
-
+METHODS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": lambda values: sum(values) / len(values),
+    "min": lambda values: min((one for one in values if not math.isnan(one)), default=math.nan),
+    "max": lambda values: max((one for one in values if not math.isnan(one)), default=math.nan),
+    "current": lambda values: values[-1],
+}
 _MOST_RESULTS = 100
 # Before the names of metrics in a state.
 _RESULT = "result:"
 # Lines until a statistic without values is warned of: some scalars come with the first optimizer
 # step.
 _PATIENCE = 3
+
+
+class Statistic(NamedTuple):
+    """One entry of ``custom_cfg``: a method of :data:`METHODS` over the newest values."""
+
+    source: str
+    name: str
+    method: str
+    window: int
+    where: str
+
+
+def as_numbers(values: Sequence[Any]) -> list[Any]:
+    """Return numbers and tensors of one element as numbers: one transfer for each device."""
+    numbers = list(values)
+    by_device: dict[torch.device, list[int]] = {}
+    for index, value in enumerate(values):
+        if type(value) is not float and isinstance(value, Tensor):  # most others are one
+            by_device.setdefault(value.device, []).append(index)
+    for indices in by_device.values():
+        stacked = torch.stack([values[index].reshape(()).float() for index in indices])
+        for index, number in zip(indices, stacked.tolist(), strict=True):
+            numbers[index] = number
+    return numbers
 
 
 class ScalarWindow:
@@ -73,7 +101,6 @@ class MessageHub:
     Args:
         window_size: How many of the newest values of a scalar its mean is taken over.
         statistics: What lines say besides, see :class:`LogProcessor`.
-        mean_pattern: Names that a mean is taken of, else the newest value; ``None``: all.
 
     Attributes:
         not_finite: Scalars of which :meth:`means` found no finite value in the window.
@@ -86,19 +113,11 @@ class MessageHub:
         {'loss': 2.0}
     """
 
-    def __init__(
-        self,
-        window_size: int = 10,
-        statistics: Sequence[Statistic] = (),
-        mean_pattern: re.Pattern[str] | None = None,
-    ) -> None:
+    def __init__(self, window_size: int = 10, statistics: Sequence[Statistic] = ()) -> None:
         self.not_finite: list[str] = []
         self._window_size = window_size
         self._statistics = statistics
-        self._mean_pattern = mean_pattern
         self._num_lines = 0
-        self._epoch = -1  # none has begun
-        self._is_resumed = False  # perhaps in the middle of an epoch
         # One deque for each scalar, for good: recorders hold on to it.
         self._scalars: dict[str, deque[Any]] = {}
         self._results: dict[str, deque[float]] = {}  # of evaluations
@@ -205,23 +224,15 @@ class MessageHub:
 
         This waits for the device: call it once per log line.
         """
-        windows = self._filled(phase)
-        kept = _read(windows)
+        kept = self._read(phase)
         newest = {name: values[-self._window_size :] for name, values in kept.items()}
         self.not_finite = [
             name for name, values in newest.items() if not any(map(math.isfinite, values))
         ]
-        pattern = self._mean_pattern
-        line = {
-            name: sum(values) / len(values)
-            if pattern is None or pattern.search(name)
-            else float(values[-1])
-            for name, values in newest.items()
-        }
+        line = {name: METHODS["mean"](values) for name, values in newest.items()}
         for one in self._statistics:
-            if one.source in newest:
-                totals = getattr(windows[one.source], "totals", {})
-                line[one.name] = one.of(kept[one.source], totals)
+            if one.source in kept:
+                line[one.name] = METHODS[one.method](kept[one.source][-one.window :])
         if phase == "train" and newest:
             self._warn_unknown(newest)
         return line
@@ -230,67 +241,34 @@ class MessageHub:
         """Return the newest value of every scalar of ``phase``, by name; this waits too."""
         return {name: float(window[-1]) for name, window in self._filled(phase).items()}
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Reset the statistics of an epoch, unless ``epoch`` is resumed in its middle."""
-        continues = self._is_resumed and epoch == self._epoch
-        self._epoch, self._is_resumed = epoch, False
-        if not continues:
-            self._end_epoch("train")
-
     def clear(self, phase: str) -> None:
-        """Forget the scalars of ``phase``; statistics of the whole run are kept."""
-        self._end_epoch(phase)
+        """Forget the scalars of ``phase``."""
         for window in self._filled(phase).values():
             window.clear()
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the windows, as numbers: a resumed run averages over the same steps."""
-        filled = self._filled()
-        state = _read(filled)
-        state.update({f"{_RESULT}{name}": list(kept) for name, kept in self._results.items()})
-        for name, window in filled.items():
-            if isinstance(window, TotalledWindow):
-                state["#epoch"] = [self._epoch]
-                state.update({f"{span}#{name}": list(t) for span, t in window.totals.items()})
-        return state
+        results = {f"{_RESULT}{name}": list(kept) for name, kept in self._results.items()}
+        return {**self._read(), **results}
 
     def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._epoch, self._is_resumed = -1, True
         for window in self._scalars.values():
             window.clear()
-            if isinstance(window, TotalledWindow):
-                window.totals = dict.fromkeys(window.totals, NO_VALUES)
         self._results.clear()
         for name, values in state_dict.items():
-            span, separator, scalar = name.partition("#")
             if name.startswith(_RESULT):
                 kept = deque(map(float, values), maxlen=_MOST_RESULTS)
                 self._results[name.removeprefix(_RESULT)] = kept
-            elif not separator or "/" in span:
-                self._window(name).extend(values)  # unlike append(), not pending
-            elif not span:
-                (self._epoch,) = map(int, values)
-            else:  # after the window of this name
-                totals = getattr(self._scalars.get(scalar), "totals", {})
-                totals.update({span: tuple(values)} if span in totals else {})
+            else:
+                self._window(name).extend(values)
 
     def _window(self, name: str) -> deque[Any]:
-        if name in self._scalars:
-            return self._scalars[name]
-        about = [one for one in self._statistics if one.source == name.partition("/")[2]]
-        size = max([self._window_size, *(n.window for n in about if isinstance(n.window, int))])
-        spans = sorted({one.window for one in about if isinstance(one.window, str)})
-        window = TotalledWindow(size, spans) if spans else deque[Any](maxlen=size)
-        self._scalars[name] = window
-        return window
-
-    def _end_epoch(self, phase: str) -> None:
-        windows = self._filled(phase)
-        _read(windows)
-        for window in windows.values():
-            if isinstance(window, TotalledWindow) and EPOCH in window.totals:
-                window.totals[EPOCH] = NO_VALUES
+        if name not in self._scalars:
+            source = name.partition("/")[2]
+            sizes = [one.window for one in self._statistics if one.source == source]
+            self._scalars[name] = deque(maxlen=max([self._window_size, *sizes]))
+        return self._scalars[name]
 
     def _warn_unknown(self, names: Iterable[str]) -> None:
         """Warn once of statistics about scalars that training does not log."""
@@ -311,13 +289,8 @@ class MessageHub:
         found = ((name, window) for name, window in self._scalars.items() if window)
         return {name[len(prefix) :]: one for name, one in found if name.startswith(prefix)}
 
-
-def _read(windows: Mapping[str, deque[Any]]) -> dict[str, list[float]]:
-    """Return the values of windows as numbers, and bring their totals up to date."""
-    totalled = [one for one in windows.values() if isinstance(one, TotalledWindow)]
-    parts = [*windows.values(), *(one.pending for one in totalled)]
-    numbers = iter(as_numbers([value for part in parts for value in part]))
-    read = [list(islice(numbers, len(part))) for part in parts]
-    for window, values in zip(totalled, read[len(windows) :], strict=True):
-        window.settle(values)
-    return dict(zip(windows, read, strict=False))
+    def _read(self, phase: str | None = None) -> dict[str, list[float]]:
+        """Return the values of windows as numbers."""
+        windows = self._filled(phase)
+        numbers = iter(as_numbers([value for window in windows.values() for value in window]))
+        return {name: list(islice(numbers, len(window))) for name, window in windows.items()}

@@ -17,7 +17,6 @@ from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric, refuse_evaluator
 from mm_runner.hooks import Hook
 from mm_runner.hooks._hook_list import DEFAULT_HOOKS
-from mm_runner.loops import IterBasedTrainLoop
 from mm_runner.model import check_module_settings
 from mm_runner.registry import (
     DATA_SAMPLERS,
@@ -88,7 +87,6 @@ def validate_run(
     check_optim_wrapper(given.get("optim_wrapper"), "optim_wrapper", device_type)
     num_epochs = given.get("train_cfg", {}).get("max_epochs")
     check_schedules(given.get("param_scheduler"), "param_scheduler", num_epochs)
-    _check_log_counts(given.get("train_cfg", {}), given.get("log_processor"))
     _check_cfg(cfg)
 
 
@@ -268,16 +266,6 @@ def _check_log_level(level: Any, where: str) -> None:
     if not isinstance(number, int) or isinstance(number, bool):
         hint = did_you_mean(str(level), names)
         raise ConfigError(f"{where}: {level!r} was given; there are {', '.join(names)}.{hint}")
-
-
-def _check_log_counts(train_cfg: Any, log_processor: Any) -> None:
-    """Check that nothing is to be logged of an epoch in a training that counts steps."""
-    counts_steps = train_cfg.get("by_epoch") is False or train_cfg.get("type") in (
-        "IterBasedTrainLoop",
-        IterBasedTrainLoop,
-    )
-    if counts_steps and log_processor is not None:
-        build_log_processor(log_processor).check_counts_epochs()
 
 
 def _check_writers(visualizer: Any, log_writers: Any) -> None:
