@@ -141,7 +141,7 @@ def test_scale_lr_needs_a_batch_size_to_scale_from(base):
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused_before_a_training(make_runner):
-    message = r"optim_wrapper\.optimizer: LBFGS\.step\(\) needs 'closure'.*such as SGD or AdamW"
+    message = r"optim_wrapper\.optimizer: LBFGS\.step\(\) cannot be called.*'closure'.*such as SGD"
     with pytest.raises(ConfigError, match=message):
         make_runner(optim_wrapper={"optimizer": {"type": "LBFGS"}}).train()
     model = Classifier()

@@ -192,7 +192,7 @@ def test_parts_of_several_optimizers_have_rules_of_their_own():
     ("paramwise", "optimizer", "message"),
     [
         ({"bias_lr_mul": 2}, SGD, r"paramwise_cfg\.bias_lr_mul: unknown key.*'bias_lr_mult'"),
-        ({"norm_decay_mult": "0"}, SGD, r"paramwise_cfg\.norm_decay_mult: a number.*'0'"),
+        ({"norm_decay_mult": "0"}, SGD, r"paramwise_cfg\.norm_decay_mult: a finite number.*'0'"),
         (
             {"flat_decay_mult": 0},
             {"type": "LBFGS"},

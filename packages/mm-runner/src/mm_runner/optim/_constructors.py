@@ -44,35 +44,26 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class NamedParameter(NamedTuple):
-    """A parameter under one of its names.
+    """A parameter under one of its names; a shared one comes once under each."""
 
-    Attributes:
-        name: In the model, without wrappers.
-        parameter: The parameter; a shared one comes once under each name.
-        module: The module that owns it.
-        in_deformable: Whether the module is a part of a deformable convolution, such as the layer
-            of its offsets.
-    """
-
-    name: str
+    name: str  # in the model, without wrappers
     parameter: nn.Parameter
-    module: nn.Module
-    in_deformable: bool
+    module: nn.Module  # that owns it
+    in_deformable: bool  # whether that is a part of a deformable convolution
 
 
-def walk_parameters(model: nn.Module) -> Iterator[NamedParameter]:
+def walk_parameters(
+    model: nn.Module, prefix: str = "", *, in_deformable: bool = False
+) -> Iterator[NamedParameter]:
     """Yield every parameter under every name that it has, in the order of the modules."""
-    yield from _walk(unwrap_model(model), "", in_deformable=False)
-
-
-def _walk(module: nn.Module, prefix: str, *, in_deformable: bool) -> Iterator[NamedParameter]:
+    module = unwrap_model(model)
     # Not named_parameters and named_children: these skip what they have met before.
     for name, parameter in parameters_of(module):
         yield NamedParameter(f"{prefix}{name}", parameter, module, in_deformable)
     kinds = {kind.__name__ for kind in type(module).__mro__}
     in_deformable = in_deformable or bool(kinds & _DEFORMABLE)
     for name, child in children_of(module):
-        yield from _walk(unwrap_model(child), f"{prefix}{name}.", in_deformable=in_deformable)
+        yield from walk_parameters(child, f"{prefix}{name}.", in_deformable=in_deformable)
 
 
 class DefaultOptimWrapperConstructor:
@@ -117,8 +108,6 @@ class DefaultOptimWrapperConstructor:
         *,
         where: str = "optim_wrapper",
     ) -> None:
-        if not isinstance(optim_wrapper_cfg, Mapping):
-            raise ConfigError(f"{where}: a dict is needed, got {optim_wrapper_cfg!r}.")
         if "optimizer" not in optim_wrapper_cfg:
             given = ", ".join(map(repr, optim_wrapper_cfg)) or "none"
             raise ConfigError(
@@ -129,9 +118,8 @@ class DefaultOptimWrapperConstructor:
             raise ConfigError(f"{where}.paramwise_cfg: a dict is needed, got {paramwise_cfg!r}.")
         self._cfg = optim_wrapper_cfg
         self._where = where
-        self._paramwise = {
-            key: value for key, value in (paramwise_cfg or {}).items() if value is not None
-        }
+        rules = paramwise_cfg or {}
+        self._paramwise = {key: value for key, value in rules.items() if value is not None}
         self._optimizer = optim_wrapper_cfg["optimizer"]
         if isinstance(self._optimizer, Optimizer):
             if self._paramwise:
@@ -144,7 +132,11 @@ class DefaultOptimWrapperConstructor:
             self._optimizer, OPTIMIZERS, {"params": ()}, where=f"{where}.optimizer"
         )
         self._known = inspect.signature(component).parameters
-        self._base = {name: self._base_value(name) for name in _MULTIPLIERS.values()}
+        self._base: dict[str, Any] = {}  # the optimizer's own values, given or by default
+        for name in _MULTIPLIERS.values():
+            default = self._known[name].default if name in self._known else None
+            value = default if self._optimizer.get(name) is None else self._optimizer[name]
+            self._base[name] = value if isinstance(value, (int, float, Tensor)) else None
         self._check_paramwise()
 
     def __call__(self, model: nn.Module) -> Any:
@@ -200,14 +192,11 @@ class DefaultOptimWrapperConstructor:
                 "decay_mult": True,
             },
         }
-        multipliers = {}
-        for multiplier, rules in applies.items():
-            given = [
-                key for key, does_apply in rules.items() if does_apply and key in self._paramwise
-            ]
-            if given:
-                multipliers[multiplier] = self._paramwise[given[0]]
-        return multipliers
+        return {
+            multiplier: self._paramwise[key]
+            for multiplier, rules in applies.items()
+            for key in [one for one, holds in rules.items() if holds and one in self._paramwise][:1]
+        }
 
     def _parameters(self, model: nn.Module) -> list[Any]:
         """Return the parameters; the trainable ones, in groups, if ``paramwise_cfg`` is given."""
@@ -225,7 +214,14 @@ class DefaultOptimWrapperConstructor:
         for one in named:
             if one.parameter not in settings:
                 settings[one.parameter] = self.settings_of(one)
-        self._warn_unused([one.name for one in named])
+        parts = {part for one in named for part in one.name.split(".")}
+        for key in sorted(self._paramwise.get("custom_keys", ())):
+            if not any(key in one.name for one in named) and mm_dist.is_main_process():
+                warnings.warn(
+                    f"{self._where}.paramwise_cfg.custom_keys: {key!r} is part of no parameter's "
+                    f"name.{did_you_mean(key, parts)}",
+                    stacklevel=2,
+                )
         groups: list[tuple[dict[str, Any], list[nn.Parameter]]] = []
         for parameter, own in settings.items():
             members = next((members for shared, members in groups if shared == own), None)
@@ -234,66 +230,48 @@ class DefaultOptimWrapperConstructor:
             members.append(parameter)
         return [{**shared, "params": members} for shared, members in groups]
 
-    def _warn_unused(self, names: list[str]) -> None:
-        """Warn of custom keys that are part of no parameter's name."""
-        parts = {part for name in names for part in name.split(".")}
-        for key in sorted(self._paramwise.get("custom_keys", ())):
-            if not any(key in name for name in names) and mm_dist.is_main_process():
-                warnings.warn(
-                    f"{self._where}.paramwise_cfg.custom_keys: {key!r} is part of no parameter's "
-                    f"name.{did_you_mean(key, parts)}",
-                    stacklevel=2,
-                )
-
-    def _base_value(self, setting: str) -> Any:
-        """Return the optimizer's own value of a setting, given or by default."""
-        value = self._optimizer.get(setting)
-        if value is None and setting in self._known:
-            value = self._known[setting].default
-        return value if isinstance(value, (int, float, Tensor)) else None
-
     def _check_paramwise(self) -> None:
         where = f"{self._where}.paramwise_cfg"
-        for key in self._paramwise:
+        for key, value in self._paramwise.items():
             if key not in _KEYS:
                 raise ConfigError(
                     f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}."
                     f"{did_you_mean(str(key), _KEYS)}"
                 )
-        self._check_multipliers(self._paramwise, _NUMBERS, where)
+            if key in _NUMBERS:
+                self._check_multiplier(key, value, where)
         custom = self._paramwise.get("custom_keys", {})
         if not isinstance(custom, Mapping):
             raise ConfigError(
                 f"{where}.custom_keys: a dict of dicts by a part of a parameter's name is needed, "
                 f"such as {{'backbone': dict(lr_mult=0.1)}}, got {short_repr(custom)}."
             )
-        known = [*_MULTIPLIERS, *(name for name in self._known if name != "params")]
         for name, settings in custom.items():
-            place = f"{where}.custom_keys.{name}"
-            if not isinstance(settings, Mapping):
-                raise ConfigError(f"{place}: a dict such as dict(lr_mult=0.1), got {settings!r}.")
-            for key, value in settings.items():
-                hint = did_you_mean(str(key), known)
-                is_rule = isinstance(value, Mapping) and not value.keys().isdisjoint(_MULTIPLIERS)
-                # A setting that the optimizer does not know may be for a hook to read.
-                if key not in known and (hint or is_rule):
-                    raise ConfigError(
-                        f"{place}.{key}: unknown key; known are {', '.join(known)}.{hint}"
-                    )
-                if isinstance(value, float) and not math.isfinite(value):
-                    raise ConfigError(f"{place}.{key}: a finite number is needed, got {value!r}.")
-            self._check_multipliers(settings, _MULTIPLIERS, place)
+            self._check_settings(settings, f"{where}.custom_keys.{name}")
 
-    def _check_multipliers(self, given: Mapping[str, Any], keys: Any, where: str) -> None:
-        for key in keys:
-            value = given.get(key, 1.0)
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise ConfigError(f"{where}.{key}: a number is needed, got {value!r}.")
-            if not math.isfinite(value):
+    def _check_settings(self, settings: Any, where: str) -> None:
+        known = [*_MULTIPLIERS, *(name for name in self._known if name != "params")]
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"{where}: a dict such as dict(lr_mult=0.1), got {settings!r}.")
+        for key, value in settings.items():
+            hint = did_you_mean(str(key), known)
+            is_rule = isinstance(value, Mapping) and not value.keys().isdisjoint(_MULTIPLIERS)
+            # A setting that the optimizer does not know may be for a hook to read.
+            if key not in known and (hint or is_rule):
+                names = ", ".join(known)
+                raise ConfigError(f"{where}.{key}: unknown key; known are {names}.{hint}")
+            if key in _MULTIPLIERS:
+                self._check_multiplier(key, value, where)
+            elif isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
-            setting = "lr" if key.endswith("lr_mult") else "weight_decay"
-            if key in given and self._base[setting] is None:
-                raise ConfigError(
-                    f"{where}.{key}: it multiplies {setting}, which the optimizer was not given; "
-                    "give it."
-                )
+
+    def _check_multiplier(self, key: str, value: Any, where: str) -> None:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
+        setting = "lr" if key.endswith("lr_mult") else "weight_decay"
+        if self._base[setting] is None:
+            raise ConfigError(
+                f"{where}.{key}: it multiplies {setting}, which the optimizer was not given; give "
+                "it."
+            )

@@ -70,9 +70,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if not isinstance(self._rate, (int, float)) or not 0 < self._rate <= 1:
             raise ConfigError(f"{place}.{name}: a number above 0, at most 1, got {self._rate!r}.")
         self._num_layers = cfg.pop("num_layers", None)
-        if self._num_layers is not None and not (
-            isinstance(self._num_layers, int) and self._num_layers > 0
-        ):
+        if self._num_layers is not None and not self._num_layers > 0:
             raise ConfigError(f"{place}.num_layers: a positive integer, got {self._num_layers!r}.")
         kind = cfg.pop("decay_type", "layer_wise")
         if kind not in {"layer_wise", "layer_wise_vit"}:
@@ -99,25 +97,18 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def _parameters(self, model: nn.Module) -> list[Any]:
         names = [one.name for one in walk_parameters(model)]
         self._scales = dict.fromkeys(names, 1.0)
-        self._scales.update(
-            self._scales_of_model(model, names) or self._scales_of_blocks(model, names)
-        )
-        return super()._parameters(model)
-
-    def _scales_of_model(self, model: nn.Module, names: list[str]) -> dict[str, float]:
-        """Ask the model, or a part of it, for the depths of its layers."""
         for path, module in _modules_of(model):
             ask: Any = getattr(module, "get_layer_depth", None)
-            if ask is None:
-                continue
-            prefix = (f"{path}.",) if path else ()
-            depths = {
-                name: ask(name, *prefix) for name in names if name.startswith("".join(prefix))
-            }
-            return {
-                name: self._rate ** (count - 1 - depth) for name, (depth, count) in depths.items()
-            }
-        return {}
+            if ask is not None:  # the model, or a part of it, knows the depths of its layers
+                prefix = (f"{path}.",) if path else ()
+                for name in names:
+                    if name.startswith(prefix or ("",)):
+                        depth, count = ask(name, *prefix)
+                        self._scales[name] = self._rate ** (count - 1 - depth)
+                break
+        else:
+            self._scales.update(self._scales_of_blocks(model, names))
+        return super()._parameters(model)
 
     def _scales_of_blocks(self, model: nn.Module, names: list[str]) -> dict[str, float]:
         inner = unwrap_model(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import Parameter, isclass, signature
+from inspect import isclass, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -199,18 +199,14 @@ def refuse_closure(kind: Any, where: str) -> None:
         ConfigError: If it needs one.
     """
     try:
-        parameters = list(signature(kind.step).parameters.values())[1:]
-    except (AttributeError, TypeError, ValueError):  # not a Python method
+        signature(kind.step).bind(None)
+    except (AttributeError, ValueError):  # not a Python method
         return
-    by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [
-        one.name for one in parameters if one.kind in by_position and one.default is one.empty
-    ]
-    if needed:
+    except TypeError as error:
         name = getattr(kind, "__name__", str(kind))
         raise ConfigError(
-            f"{where}: {name}.step() needs {', '.join(map(repr, needed))}, and training calls it "
-            "without: each step computes the loss once. Use an optimizer that steps from the "
-            f"gradients alone, such as SGD or AdamW; or write a train_step of the model's own that "
-            f"calls optim_wrapper.step({needed[0]}=...)."
-        )
+            f"{where}: {name}.step() cannot be called without arguments ({error}), as training "
+            "does: each step computes the loss once. Use an optimizer that steps from the "
+            "gradients alone, such as SGD or AdamW; or write a train_step of the model's own that "
+            "calls optim_wrapper.step(closure=...)."
+        ) from error
