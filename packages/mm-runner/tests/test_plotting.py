@@ -89,7 +89,7 @@ def two_runs(tmp_path):
 )
 def test_runs_are_compared_in_one_picture(two_runs, tmp_path, name, begin):
     pytest.importorskip("matplotlib", exc_type=ImportError)
-    picture = plot_runs(two_runs, tmp_path / "pictures" / name, window_size=3)
+    picture = plot_runs(two_runs, tmp_path / "pictures" / name)
     assert picture.read_bytes().startswith(begin)
 
 
@@ -98,16 +98,16 @@ def test_a_picture_shows_each_run_by_what_tells_it_from_the_others(two_runs, tmp
     drawn = []
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
     plot_runs(two_runs, tmp_path / "c.png")
-    plot_runs(two_runs, tmp_path / "c.png", keys=["lr", "accuracy", "train/loss"], window_size=2)
+    plot_runs(two_runs, tmp_path / "c.png", keys=["lr", "accuracy", "train/loss"])
     titles = [[axes.get_title() for axes in one.axes if axes.get_visible()] for one in drawn]
     assert titles == [
-        ["train/loss", "val/accuracy", "train/lr"],
+        ["train/loss", "train/lr", "val/accuracy"],
         ["train/lr", "val/accuracy", "train/loss"],
     ]
     losses = drawn[1].axes[2]
     assert [line.get_label() for line in losses.lines] == ["a/work", "b/work"]
     assert list(losses.lines[0].get_xdata()) == [10, 20, 30, 40, 50]
-    assert list(losses.lines[0].get_ydata())[:2] == [3.0, 2.25]
+    assert list(losses.lines[0].get_ydata())[:2] == [3.0, 1.5]
     colours = [[line.get_color() for line in axes.lines] for axes in drawn[1].axes[:3]]
     assert colours[0] == colours[1] == colours[2]
 
@@ -117,10 +117,9 @@ def test_what_was_no_number_is_a_gap(tmp_path, monkeypatch):
     write_run(tmp_path, "run", [train(10, 4.0), train(20, None), train(30, 2.0), train(40, 1.0)])
     drawn = []
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    plot_runs([tmp_path], tmp_path / "c.png", window_size=3)
     plot_curves(tmp_path, tmp_path / "c.png")
-    values = [[str(y) for y in one.axes[0].lines[0].get_ydata()] for one in drawn]
-    assert values == [["4.0", "nan", "3.0", "1.5"], ["4.0", "nan", "2.0", "1.0"]]
+    (line,) = drawn[0].axes[0].lines
+    assert [str(y) for y in line.get_ydata()] == ["4.0", "nan", "2.0", "1.0"]
 
 
 def test_what_cannot_be_drawn_is_named(two_runs, tmp_path, capsys):
@@ -128,8 +127,6 @@ def test_what_cannot_be_drawn_is_named(two_runs, tmp_path, capsys):
         plot_runs(two_runs, tmp_path / "c.png", keys=["los"])
     with pytest.raises(ConfigError, match=r"c\.pdf was asked for; a picture ends in \.png or"):
         plot_runs(two_runs, tmp_path / "c.pdf")
-    with pytest.raises(ConfigError, match="window_size=0"):
-        plot_runs(two_runs, tmp_path / "c.png", window_size=0)
     assert main(["plot", str(tmp_path)]) == 1
     assert "no <run>/scalars.jsonl" in capsys.readouterr().err
 
@@ -137,7 +134,7 @@ def test_what_cannot_be_drawn_is_named(two_runs, tmp_path, capsys):
 def test_the_command_draws(two_runs, tmp_path, capsys):
     pytest.importorskip("matplotlib", exc_type=ImportError)
     picture = tmp_path / "out.svg"
-    arguments = [*map(str, two_runs), "--out", str(picture), "--keys", "loss", "--smooth", "2"]
+    arguments = [*map(str, two_runs), "--out", str(picture), "--keys", "loss"]
     assert main(["plot", *arguments]) == 0
     assert capsys.readouterr().out == f"{picture}\n"
     assert picture.exists()

@@ -6,12 +6,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ._configuration import add_config_arguments, add_launcher, load_config, locating
-
-if TYPE_CHECKING:
-    from mm_runner.tools import BatchTrial
 
 __all__ = ["check", "convert", "find_batch_size", "find_lr", "plot", "replay", "verify_resume"]
 
@@ -92,44 +88,34 @@ def find_lr(parser: ArgumentParser) -> Callable[[Namespace], None]:
 def find_batch_size(parser: ArgumentParser) -> Callable[[Namespace], int]:
     """Find the largest batch that fits.
 
-    Take training steps with larger and larger batches in one process, until the memory is full, and
-    print which batch is large enough to be as fast as any. On the CPU the system may end a process
-    that asks for too much: give --max there. Nothing is left behind, and the configuration is not
-    changed.
+    Take training steps with larger and larger batches in one process, until the memory is full. On
+    the CPU the system may end a process that asks for too much: give --max there. Nothing is left
+    behind, and the configuration is not changed.
     """
     add_config_arguments(parser, work_dir=False, launcher=False)
-    for name, default, text in (
-        ("--start", 2, "first batch"),
-        ("--max", 1024, "largest batch"),
-        ("--steps", 5, "optimizer steps with each; all but the first are timed"),
-    ):
+    for name, default, text in (("--start", 2, "first batch"), ("--max", 1024, "largest batch")):
         parser.add_argument(
             name, type=int, default=default, metavar="N", help=f"{text} (%(default)s)"
         )
-
-    def show(trial: BatchTrial) -> None:
-        speed = "too large" if trial.samples_per_s is None else f"{trial.samples_per_s:,.1f}"
-        _print(f"{trial.size:>8}{speed:>12}{trial.peak_bytes / 2**20:>10,.0f} MiB")
 
     def run(options: Namespace) -> int:
         from mm_runner.tools import find_batch_size  # noqa: PLC0415 - imports torch
 
         cfg = load_config(options)
-        _print(f"{'batch':>8}{'samples/s':>12}{'memory':>14}")
         with locating(cfg):
-            report = find_batch_size(
+            largest = find_batch_size(
                 cfg,
                 start=options.start,
                 maximum=options.max,
-                steps=options.steps,
-                report_trial=show,
+                report_trial=lambda size, fits: _print(
+                    f"{size:>8} {'fits' if fits else 'is too large'}"
+                ),
             )
-        if not report.largest:
+        if not largest:
             _print("No batch fits. Less memory is needed with --amp, or activation_checkpointing.")
             return 1
-        limit = f"limited by --max {options.max}" if report.largest == options.max else "of memory"
-        _print(f"Largest that fits: {report.largest}, {limit}.")
-        _print(f"Large enough: {report.fastest}, the smallest within 5 % of the best throughput.")
+        limit = ", limited by --max" if largest == options.max else ""
+        _print(f"Largest that fits: {largest}{limit}.")
         return 0
 
     return run
@@ -207,15 +193,12 @@ def plot(parser: ArgumentParser) -> Callable[[Namespace], None]:
     parser.add_argument(
         "--keys", nargs="+", metavar="NAME", help="what to draw, such as loss lr accuracy"
     )
-    parser.add_argument(
-        "--smooth", type=int, default=1, metavar="N", help="average over N records (%(default)s)"
-    )
 
     def run(options: Namespace) -> None:
         from mm_runner.tools import plot_runs  # noqa: PLC0415
 
         out = options.out or Path(options.work_dirs[0], "curves.png")
-        picture = plot_runs(options.work_dirs, out, keys=options.keys, window_size=options.smooth)
+        picture = plot_runs(options.work_dirs, out, keys=options.keys)
         _print(str(picture))
 
     return run

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
     from mm_runner.run_view import RunView
 
-__all__ = ["ThroughputHook", "peak_memory"]
+__all__ = ["ThroughputHook"]
 
 # Part of a step by which a rank must lag behind to be named; less is noise.
 _LAG_SHARE = 0.05
@@ -201,7 +201,7 @@ class ThroughputHook(Hook):
 
     def _report(self, runner: RunView) -> None:
         measured, self._measured = self._measured, Measured()
-        measured.memory = peak_memory(runner.device)
+        measured.memory = _peak_memory(runner.device)
         if self._forward is not None:
             measured.forward_s = self._forward.read_s()
         mine = torch.tensor(astuple(measured), dtype=torch.float64)
@@ -281,7 +281,7 @@ def _peak_of_run(runner: RunView) -> float | None:
     return None
 
 
-def peak_memory(device: torch.device) -> int:
+def _peak_memory(device: torch.device) -> int:
     """Return the peak memory so far in bytes: the device's, on the CPU the process's."""
     measure = getattr(getattr(torch, device.type, None), "max_memory_allocated", None)
     if measure is not None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ._convert import Conversion, convert_mmengine_checkpoint
     from ._crash import CrashBundleHook
     from ._fast_dev_run import fast_dev_run
-    from ._find_batch_size import BatchSizeReport, BatchTrial, find_batch_size
+    from ._find_batch_size import find_batch_size
     from ._find_lr import LearningRateReport, find_learning_rate
     from ._plan import make_plan
     from ._plot import plot_curves, plot_rates, plot_runs, read_scalars
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ._verify_resume import ResumeReport, verify_resume
 
 __all__ = [
-    "BatchSizeReport",
-    "BatchTrial",
     "Conversion",
     "CrashBundleHook",
     "LearningRateReport",
@@ -40,7 +38,7 @@ _MODULES = {
     "_convert": ("Conversion", "convert_mmengine_checkpoint"),
     "_crash": ("CrashBundleHook",),
     "_fast_dev_run": ("fast_dev_run",),
-    "_find_batch_size": ("BatchSizeReport", "BatchTrial", "find_batch_size"),
+    "_find_batch_size": ("find_batch_size",),
     "_find_lr": ("LearningRateReport", "find_learning_rate"),
     "_plan": ("make_plan",),
     "_plot": ("plot_curves", "plot_rates", "plot_runs", "read_scalars"),

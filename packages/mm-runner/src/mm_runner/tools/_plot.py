@@ -17,7 +17,6 @@ __all__ = ["check_picture", "plot_curves", "plot_rates", "plot_runs", "read_scal
 # Keys of a record that are no quantity, and quantities drawn only if they are asked for.
 _POSITION = ("mode", "epoch", "step")
 _ON_REQUEST = ("time", "data_time", "memory")
-_COLUMNS = 2
 # Curves of fewer points are drawn with markers.
 _FEW = 40
 
@@ -32,7 +31,6 @@ def plot_runs(
     picture: str | Path,
     *,
     keys: Sequence[str] | None = None,
-    window_size: int = 1,
 ) -> Path:
     """Draw one picture of several runs, with one pair of axes for each quantity.
 
@@ -43,7 +41,6 @@ def plot_runs(
         keys: What to draw, such as ``["loss", "lr", "val/accuracy"]``; by default every loss, every
             number of a validation or test that any of them has, and the learning rates below the
             first loss. A name without a phase means training, and where that has none, validation.
-        window_size: Average each value with up to ``window_size - 1`` values before it.
 
     Returns:
         The file written.
@@ -54,8 +51,6 @@ def plot_runs(
         WorkDirError: If nothing can be written there.
     """
     check_picture(picture)
-    if window_size < 1:
-        raise ConfigError(f"window_size={window_size} was given; a positive number is needed.")
     curves = [_curves_of(one) for one in work_dirs]
     known = list(dict.fromkeys(name for run in curves for name in run))
     wanted = [_find(key, known) for key in keys] if keys else _usual(known)
@@ -63,11 +58,9 @@ def plot_runs(
         raise ConfigError(f"No loss and no metric is recorded; there is: {', '.join(known)}.")
     parents = os.path.commonpath([Path(one).absolute() for one in work_dirs])
     labels = [os.path.relpath(one, parents) for one in work_dirs]
-    columns = 1 if all(map(_is_rate, wanted[1:])) else _COLUMNS
-    rows = math.ceil(len(wanted) / columns)
-    figure = _new_figure(4.8 * columns, 3.4 * rows)
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for name, axes in zip(wanted, grid, strict=False):
+    figure = _new_figure(6.4, 3.0 * len(wanted))
+    grid = figure.subplots(len(wanted), 1, squeeze=False).flat
+    for name, axes in zip(wanted, grid, strict=True):
         axes.set(title=name, xlabel="training step")
         axes.grid(alpha=0.3)
         for number, (label, run) in enumerate(zip(labels, curves, strict=True)):
@@ -75,11 +68,9 @@ def plot_runs(
                 steps, values = zip(*run[name], strict=True)
                 marker = "." if len(steps) < _FEW else None
                 style = {"color": f"C{number % 10}", "marker": marker, "label": label}
-                axes.plot(steps, _smooth(values, window_size), **style)
+                axes.plot(steps, values, **style)
         if len(curves) > 1:
             axes.legend()
-    for axes in grid[len(wanted) :]:
-        axes.set_visible(False)
     return _save(figure, picture)
 
 
@@ -201,19 +192,15 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _usual(known: Iterable[str]) -> list[str]:
-    """Return what is drawn by default, the learning rates below the loss."""
+    """Return what is drawn by default, the learning rates below the first loss."""
     usual = []
     for name in known:
         phase, _, quantity = name.partition("/")
         if "loss" in quantity if phase == "train" else quantity not in _ON_REQUEST:
             usual.append(name)
     if usual:
-        usual[_COLUMNS:_COLUMNS] = filter(_is_rate, known)
+        usual[1:1] = [name for name in known if re.fullmatch(r"train/(.+\.)?lr", name)]
     return usual
-
-
-def _is_rate(name: str) -> bool:
-    return re.fullmatch(r"train/(.+\.)?lr", name) is not None
 
 
 def _find(key: str, known: Sequence[str]) -> str:
@@ -224,12 +211,3 @@ def _find(key: str, known: Sequence[str]) -> str:
     raise ConfigError(
         f"{key!r} was asked for; there is: {', '.join(known)}.{did_you_mean(key, short)}"
     )
-
-
-def _smooth(values: Sequence[float], window_size: int) -> list[float]:
-    """Return the mean of each value and up to ``window_size - 1`` before it; a gap stays one."""
-    means = []
-    for end, value in enumerate(values, start=1):
-        window = [one for one in values[max(0, end - window_size) : end] if not math.isnan(one)]
-        means.append(math.nan if math.isnan(value) else sum(window) / len(window))
-    return means
