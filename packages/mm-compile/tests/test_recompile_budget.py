@@ -97,34 +97,6 @@ def test_training_and_evaluation_have_budgets_of_their_own(backend, model):
         run(model, [5])
 
 
-class Nested(nn.Module):
-    def forward(self, batch, scale):
-        return batch["images"][0] * scale
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"shape": (3, 2)}, "tensor 'batch['images'][0]' size mismatch at index 1. expected 4"),
-        ({"dtype": torch.float64}, "dtype mismatch. expected Float, actual Double"),
-        ({"requires_grad": True}, "requires_grad mismatch"),
-        ({"scale": True}, "scale"),
-    ],
-)
-def test_inputs_are_named_wherever_they_lie(backend, change, message):
-    model = Nested()
-    cfg = {"backend": backend, "dynamic": False, "recompile_limit": 0, "on_recompile": "raise"}
-    compile_model(model, cfg)
-
-    def call(shape=(3, 4), scale=2, **traits):
-        return model({"images": [torch.zeros(*shape, **traits)]}, scale=scale)
-
-    call()
-    with pytest.raises(RecompileLimitError) as caught:
-        call(**change)
-    assert reason(message) in str(caught.value)
-
-
 @pytest.mark.skipif(takes_version_limit(), reason="this torch takes a limit for each function")
 def test_a_limit_that_dynamo_would_cut_short_is_refused(model):
     most = torch._dynamo.config.cache_size_limit
@@ -163,27 +135,3 @@ def test_blocks_that_share_code_spend_one_budget_and_stop_together(backend):
     assert backend.graphs == 4
     assert not any(region.is_compiled for region in handle.regions)
     assert len({region.failure for region in handle.regions}) == 1
-
-
-class Scaling(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = 1
-
-    def forward(self, inputs):
-        return inputs * self.factor
-
-
-def rescale(model, factors):
-    for model.factor in factors:
-        run(model, [3])
-
-
-def test_a_value_that_is_no_input_is_named(backend, caplog):
-    model = Scaling()
-    cfg = {"backend": backend, "recompile_limit": 0, "on_recompile": "eager"}
-    compile_model(model, cfg)
-    rescale(model, [3, 5])
-    (line,) = warnings_of(caplog)
-    assert "compiled again 1 time, " in line
-    assert reason("self.factor == 3") in line

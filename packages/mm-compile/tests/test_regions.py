@@ -57,24 +57,6 @@ def test_patterns_that_name_nothing_are_refused(regions, message):
         names(Stack(2), regions)
 
 
-@pytest.mark.parametrize(
-    ("cfg", "message"),
-    [
-        ({"regions": "blocks.*"}, "takes 'auto' or a list of patterns"),
-        ({"regions": []}, "takes 'auto' or a list of patterns"),
-        ({"regions": "auto", "target": "train_step"}, "Drop one"),
-        ({"on_error": "eagre"}, "'eagre' does not exist. Did you mean 'eager'"),
-        ({"on_recompile": "dynamik"}, "Did you mean 'dynamic'"),
-        ({"recompile_limit": True}, "0 or more"),
-        ({"target": []}, "takes a method's name or a list"),
-        ({"recompile_limits": 3}, "Did you mean 'recompile_limit'"),
-    ],
-)
-def test_wrong_values_are_refused(cfg, message):
-    with pytest.raises(ConfigError, match=message):
-        compile_model(Stack(2), cfg)
-
-
 @needs_compile
 def test_each_kind_is_compiled_once_and_shared(backend):
     model = Stages()

@@ -25,13 +25,13 @@ def variables(rank, world_size, port):
 
 def test_healthy_ranks_are_measured(run_command, tmp_path):
     (tmp_path / "config").write_text("lr: 1")
-    options = ["--config", "config", "--max-size", 1024, "--json"]
+    options = ["--config", "config", "--json"]
     result = run_command("run", "--nproc-per-node=2", "-m", "mm_dist", "check", *options)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)  # only rank 0 reports
     assert (report["launcher"], report["world_size"]) == ("pytorch", 2)
     assert (report["backend"], report["problems"]) == ("gloo", [])
-    assert [row["bytes"] for row in report["all_reduce"]] == [8, 1024]
+    assert [row["bytes"] for row in report["all_reduce"]] == [8, 1024, 2**16, 2**20, 2**24]
     assert all(row["seconds"] > 0 for row in report["all_reduce"])
     assert report["ranks"]["0"]["config"] == report["ranks"]["1"]["config"]
 

@@ -54,13 +54,7 @@ _VERSIONS_RESERVED = 4
 
 @dataclass(frozen=True)
 class VerifyConfig:
-    """A checked ``verify``.
-
-    Attributes:
-        steps: Training calls of each region to compare.
-        rtol: Allowed deviation, relative to the largest element; None for the dtype's default.
-        atol: Allowed deviation of any element; None for the dtype's default.
-    """
+    """A checked ``verify``; a tolerance of None is the dtype's default."""
 
     steps: int
     rtol: float | None = None
@@ -69,22 +63,10 @@ class VerifyConfig:
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """A checked compile config.
+    """A checked compile config; :func:`mm_compile.compile_model` describes its keys.
 
-    Attributes:
-        enabled: Whether to compile anything.
-        target: Methods of the model, as :func:`mm_compile.compile_model` names them.
-        regions: ``"auto"``, patterns of module names, or None for the whole model.
-        on_error: What to do where something does not compile, ``raise`` or ``eager``.
-        on_recompile: What to do beyond ``recompile_limit``: ``dynamic``, ``eager`` or ``raise``.
-        recompile_limit: Recompilations of a region allowed in each mode.
-        optimizer: Whether ``compile_optimizer`` compiles.
-        cache: Directory for compiled code, or None.
-        is_cache_trusted: Whether to run cached code that other users can write.
-        code_cache: The open cache of a model that is being compiled.
-        auto: Whether to compile only if it pays.
-        verify: How to compare compiled with eager code; None for not at all.
-        keywords: Arguments for ``torch.compile``, without ``disable``.
+    ``regions`` is None for the whole model. ``code_cache`` is the open cache of a model that is
+    being compiled, ``keywords`` are the arguments of ``torch.compile``, without ``disable``.
     """
 
     enabled: bool

@@ -38,7 +38,6 @@ _MARGIN = 2.0
 # A smaller gain is noise.
 _LEAST_GAIN = 0.01
 _EAGER, _COMPILED, _REFUSED = range(3)
-_HELD_BACK = "auto: it is not decided yet"
 # Number of models of a class that "auto" has begun with: the ranks find each other's decisions.
 _num_models: Counter[str] = Counter()
 
@@ -100,7 +99,7 @@ class WarmUp:
         self.is_done = False
         self.on_done: Callable[[], None] = lambda: None
         self._stage = _EAGER if config.auto else _COMPILED
-        self._hold_back(_HELD_BACK if config.auto else None)
+        self._hold_back("auto: it is not decided yet" if config.auto else None)
         model_call.on_begin.append(self._begin_call)
 
     def expect(self, num_steps: int) -> None:
@@ -110,9 +109,8 @@ class WarmUp:
     def step_times(self, compile_seconds: float) -> StepTimes | None:
         """Return the duration of eager and compiled steps; None while no region is compiled."""
         has_fallen_back = self._count_fallbacks() != self._counts[1]
-        if self._stage != _COMPILED or has_fallen_back or not self._seconds[_COMPILED]:
-            return None
-        if all(each.fallback or each.held_back for each in self._regions):
+        is_eager = all(each.fallback or each.held_back for each in self._regions)
+        if is_eager or has_fallen_back or not self._seconds[_COMPILED]:
             return None
         # Medians: some steps wait for data, save a checkpoint or are interrupted.
         eager = self._seconds[_EAGER]

@@ -87,50 +87,25 @@ def _build_parser() -> argparse.ArgumentParser:
             metavar="NAME",
             help=f"{', '.join(names)} (default: auto)",
         )
-    _add_check(check)
-    _add_simulate(simulate)
-    for subparser in (env, check, simulate):
-        subparser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    return parser
-
-
-def _add_check(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="a file that must be equal everywhere")
-    parser.add_argument("--backend", help="as for init_dist (default: that of the device)")
-    parser.add_argument("--device-type", "--device_type", help="cpu, cuda, npu, ...")
-    parser.add_argument(
+    check.add_argument("--config", metavar="FILE", help="a file that must be equal everywhere")
+    check.add_argument("--backend", help="as for init_dist (default: that of the device)")
+    check.add_argument(
         "--timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
         help="how long to wait for absent ranks, and for each later part (default: 60)",
     )
-    parser.add_argument(
-        "--max-size",
-        "--max_size",
-        type=int,
-        default=16 * 2**20,
-        metavar="BYTES",
-        help="largest all-reduce to time; 0 times none (default: 16777216)",
-    )
-
-
-def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--world-size", "--world_size", type=int, required=True, metavar="N")
-    parser.add_argument("--rank", type=int, default=0, metavar="R")
-    parser.add_argument(
-        "--local-world-size",
-        "--local_world_size",
-        type=int,
-        default=8,
-        metavar="N",
-        help="ranks per machine (default: 8, or all of them if they are fewer)",
-    )
-    parser.add_argument(
+    simulate.add_argument("--world-size", "--world_size", type=int, required=True, metavar="N")
+    simulate.add_argument("--rank", type=int, default=0, metavar="R")
+    simulate.add_argument(
         "--model",
         metavar="MODULE:FACTORY",
         help="called without arguments, returns the module to wrap (default: a small one)",
     )
-    parser.add_argument(
+    simulate.add_argument(
         "--shard", action="store_true", help="also shard the model over all ranks (fully_shard)"
     )
+    for subparser in (env, check, simulate):
+        subparser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    return parser

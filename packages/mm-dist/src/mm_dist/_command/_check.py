@@ -35,7 +35,7 @@ from mm_dist._rendezvous._store import open_store
 from mm_dist._timeout import read_timeout
 
 _SLACK_S, _PAUSE_S, _CONNECT_LIMIT_S = 10.0, 0.05, 3.0
-_SIZES = (8, 1024, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28)
+_SIZES = (8, 1024, 2**16, 2**20, 2**24)  # bytes
 _WARM_UP, _REPEATS = 2, 10
 _MOST_THREADS = 16
 _UNREADABLE = "cannot be read"
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     limit_s = 0.0 if limit is None else limit.total_seconds()
     environment = select_launcher(options.launcher, os.environ).read(os.environ)
     # An unknown backend is refused before the others wait for this rank.
-    device_type = options.device_type or available_device_type()
+    device_type = available_device_type()
     choose_backend(options.backend, device_type, is_warning=False)
     facts = read_facts(device_type, options.config)
     if environment.master_addr is None:
@@ -131,12 +131,7 @@ def _check(
 
 
 def read_facts(device_type: str, config: str | None) -> dict[str, Any]:
-    """Return what must be equal on all ranks, as ``compared``, and the machine's name.
-
-    Args:
-        device_type: The type of device to count.
-        config: Path of a file to hash.
-    """
+    """Return what must be equal on all ranks, as ``compared``, and the machine's name."""
     row = find_row(device_type)
     describe = getattr(device_module(row), "get_device_name", None)
     count = count_devices(row) if row.name != "cpu" else 0
@@ -156,13 +151,7 @@ def read_facts(device_type: str, config: str | None) -> dict[str, Any]:
 
 
 def find_differences(table: Facts) -> list[Problem]:
-    """Return a problem for each rank and fact that differs from most ranks, or else the lowest.
-
-    Example:
-        >>> a, b = ({"host": "n", "compared": {"torch": v}} for v in ("2.6", "2.13"))
-        >>> find_differences({0: a, 1: b})[0].rank
-        1
-    """
+    """Return a problem for each rank and fact that differs from most ranks, or else the lowest."""
     problems = []
     for name in dict.fromkeys(name for each in table.values() for name in each["compared"]):
         values = {rank: each["compared"].get(name, "not installed") for rank, each in table.items()}
@@ -177,13 +166,7 @@ def find_differences(table: Facts) -> list[Problem]:
 
 
 def connect_to_others(rank: int, table: Facts, limit_s: float) -> dict[str, str]:
-    """Connect to every other rank; return the error of each that could not be reached.
-
-    Args:
-        rank: This rank.
-        table: ``address`` and ``port`` of each rank.
-        limit_s: Ranks left at this time count as not reached.
-    """
+    """Connect to every other rank; return the error of each that could not be reached."""
     end = time.monotonic() + limit_s
 
     def connect(other: int) -> str:
@@ -221,12 +204,9 @@ def _time_all_reduces(options: argparse.Namespace, limit_s: float) -> dict[str, 
     """Return this rank's median seconds of an all-reduce by size in bytes, or its error."""
     times: dict[str, float] = {}
     try:
-        info = init_dist(
-            options.launcher, options.backend, timeout=limit_s, device_type=options.device_type
-        )
+        info = init_dist(options.launcher, options.backend, timeout=limit_s)
         for size in _SIZES:
-            if size <= options.max_size:
-                times[str(size)] = _time_all_reduce(torch.zeros(size // 4, device=info.device))
+            times[str(size)] = _time_all_reduce(torch.zeros(size // 4, device=info.device))
         destroy_dist()
     except (MMDistError, RuntimeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
@@ -285,9 +265,6 @@ def summarize_speed(times: Mapping[int, Mapping[str, float]]) -> list[dict[str, 
     The bus bandwidth is size by time, times ``2 * (n - 1) / n``: optimal algorithms send this many
     times the size over each link, so that it compares with the speed of the links for any number of
     ranks. (NVIDIA, https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)
-
-    Args:
-        times: Seconds of each rank, by size in bytes as text.
     """
     rows = []
     for size in times[0] if times else ():

@@ -26,7 +26,7 @@ from mm_dist._wrappers._comm_hooks import no_communication
 
 _LABEL = "simulated: fake process group, no other ranks, no rendezvous, no communication"
 _FAKE_GROUP = "torch.testing._internal.distributed.fake_pg"
-_WIDTH, _MIB = 256, 2**20
+_WIDTH, _MIB, _RANKS_PER_MACHINE = 256, 2**20, 8
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,14 +40,11 @@ def run(options: argparse.Namespace) -> int:
         TorchVersionError: If torch has no fake process group, or cannot shard.
     """
     world_size, rank = options.world_size, options.rank
-    if world_size < 1 or options.local_world_size < 1:
-        raise ConfigError(
-            f"--world-size={world_size} and --local-world-size={options.local_world_size} must "
-            "both be at least 1."
-        )
+    if world_size < 1:
+        raise ConfigError(f"--world-size={world_size} must be at least 1.")
     if not 0 <= rank < world_size:
         raise ConfigError(f"--rank={rank} is none of {world_size}; ranks count from 0.")
-    local_world_size = min(options.local_world_size, world_size)
+    local_world_size = min(_RANKS_PER_MACHINE, world_size)
     rows: list[dict[str, Any]] = [
         {"step": "before", "seconds": 0.0, "resident_bytes": _resident_bytes()}
     ]

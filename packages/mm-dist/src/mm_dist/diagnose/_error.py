@@ -46,11 +46,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def shorten_error(text: str) -> str:
-    """Return the most informative line of an exception's text; of a nested one, both.
-
-    Args:
-        text: Type and message, as in ``ValueError: boom``; the message may have several lines.
-    """
+    """Return the most informative line of ``ValueError: boom``; of a nested error, two."""
     outer = _first_line(text)
     # So torch writes the traceback of an exception from a worker of the DataLoader.
     if f"Original {_TRACEBACK}" not in text:
@@ -70,22 +66,12 @@ def _first_line(text: str) -> str:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error says that a connection to another rank broke.
-
-    Example:
-        >>> is_lost_peer(RuntimeError("[pair.cc:534] Connection closed by peer [10.0.0.2]:1"))
-        True
-    """
+    """Return whether an error says that a connection to another rank broke."""
     return any(_LOST_PEER.search(text) for text in _read_chain(error))
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Return whether an error says that other ranks did not come in time.
-
-    Example:
-        >>> is_timeout(RuntimeError("Timed out waiting 2000ms for recv operation to complete"))
-        True
-    """
+    """Return whether an error says that other ranks did not come in time."""
     return any(_TIMED_OUT.search(text) for text in _read_chain(error))
 
 
@@ -103,11 +89,8 @@ def _read_chain(error: BaseException) -> Iterator[str]:
 def write_error_file(error: BaseException, facts: dict[str, Any], last_line: str) -> None:
     """Record an exception as torch's ``record`` does, unless something has done so already.
 
-    Args:
-        error: The exception that ends this rank.
-        facts: Added to what torch records; ``is_consequence`` among them delays its time, so that
-            the launcher does not take it for the first failure.
-        last_line: Added to the traceback: the launcher prints that last.
+    ``facts`` are added; ``is_consequence`` among them delays the time, so that the launcher does
+    not take it for the first failure. ``last_line`` ends the traceback, which the launcher prints.
     """
     path = Path(os.environ.get(ERROR_FILE_VARIABLE, ""))
     if not path.name or path.exists():

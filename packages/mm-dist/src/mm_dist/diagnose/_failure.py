@@ -3,7 +3,6 @@
 import builtins
 import ctypes
 import functools
-import logging
 import os
 import sys
 import threading
@@ -21,7 +20,6 @@ from mm_dist._torch_private import find_abort, list_groups
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout, write_error_file
 from mm_dist.diagnose._failure_board import NO_WORD, FailureBoard, FailureRecord
 
-_logger = logging.getLogger(__name__)
 _ABORT_LIMIT_S = 5.0
 # The launcher ends all ranks as soon as it sees one end: so the consequences end later.
 _CONSEQUENCE_PAUSE_S = 1.0
@@ -36,16 +34,10 @@ _SILENT_RANK_0 = (
 def install_failure_hook(
     info: DistInfo, board: FailureBoard, *, former: Any, is_host: bool
 ) -> Callable[[], None]:
-    """Chain ``sys.excepthook``, so that an uncaught exception is reported and ends the waiting.
+    """Chain ``sys.excepthook``: an uncaught exception is reported, and releases waiting ranks.
 
-    Args:
-        info: This process's place.
-        board: Where failures are recorded for all ranks.
-        former: The hook to go back to: torch chains one of its own while it joins a group.
-        is_host: Whether the store ends with this process.
-
-    Returns:
-        A function that gives the interpreter its former hook back.
+    Returns a function that restores ``former``; torch chains a hook while it joins a group.
+    ``is_host`` says whether the store ends with this process.
     """
     previous, pid, is_over = sys.excepthook, os.getpid(), False
     restore_exits = _note_exit_status() if not is_interactive() else lambda: None
@@ -83,11 +75,7 @@ def install_failure_hook(
 
 
 def _note_exit_status() -> Callable[[], None]:
-    """Note the status that the program ends with: exit handlers have no other way to know.
-
-    Returns:
-        A function that undoes it.
-    """
+    """Record the program's exit status for exit handlers; return a function that undoes it."""
     state.exit_status = 0
     places = [(sys, "exit"), (builtins, "exit"), (builtins, "quit")]
     formers = [(*place, getattr(*place)) for place in places if hasattr(*place)]
@@ -123,8 +111,7 @@ def _record(
 ) -> tuple[str, bool]:
     """Record the failure for the other ranks and the launcher.
 
-    Returns:
-        The line that is to be printed last, and whether the error only follows from another rank's.
+    Returns the line to print last, and whether the error only follows from another rank's.
     """
     wait = _explain_wait(error, hang_report, info)
     own = FailureRecord(info.rank, info.world_size, describe_error(error), wait)
@@ -162,11 +149,9 @@ def _record(
 
 def _explain_wait(error: BaseException, hang_report: Any, info: DistInfo) -> str:
     """Return what the hang report knows about an error, if it is on."""
-    if hang_report is None:
-        return ""
     # A report that fails must not hide what it reports.
     with suppress(Exception):
-        wait = str(hang_report.explain(error))
+        wait = "" if hang_report is None else str(hang_report.explain(error))
         is_from_rank_0 = info.rank != 0 and not is_kept_by_launcher()
         if not wait and is_from_rank_0 and is_timeout(error) and hang_report.is_store_silent:
             return _SILENT_RANK_0
@@ -198,10 +183,8 @@ def abort_groups() -> None:
         return
 
     def call() -> None:
-        try:
+        with suppress(Exception):  # the process is ending because of another error
             abort()
-        except Exception as error:  # noqa: BLE001 (the process is ending because of another one)
-            _logger.debug("the groups could not be aborted: %r", error)
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()

@@ -35,13 +35,8 @@ NO_WORD = (
 class FailureRecord:
     """How a rank's part in the group ended.
 
-    Attributes:
-        rank: Its number.
-        world_size: How many ranks there are.
-        error: Type and message of its exception, or its exit status, in one line; empty if it left
-            without one.
-        wait: Which rank it waited for, in one sentence; empty if that is not what ended it.
-        host: Its machine.
+    ``error`` is its exception or exit status in one line, empty if it left without one. ``wait``
+    says which rank it waited for, if that ended it.
     """
 
     rank: int
@@ -61,14 +56,10 @@ class FailureRecord:
 
 
 class FailureBoard:
-    """The records of a job, reached by a short connection of its own.
+    """The records of a job's group ``number``, reached by short connections.
 
-    Not by the connection of the group: another thread may be waiting in it.
-
-    Args:
-        address: Where the store is; ``None`` where the ranks met without one.
-        info: This process's place.
-        number: Of the group among those of the job; what others left in it says nothing here.
+    Not by the connection of the group: another thread may be waiting in it. ``address`` is None
+    where the ranks met without a store.
     """
 
     def __init__(self, address: StoreAddress | None, info: DistInfo, number: int) -> None:
@@ -92,12 +83,7 @@ class FailureBoard:
     def exchange(
         self, own: FailureRecord, *, is_consequence: bool, limit_s: float | None = None
     ) -> tuple[FailureRecord | None, bool]:
-        """Leave this rank's record, unless it only follows from another's; return the first.
-
-        Args:
-            own: This rank's record.
-            is_consequence: Whether it only follows from another's.
-            limit_s: How long the store may take. Defaults to 12 seconds.
+        """Leave this rank's record, unless it only follows from another's.
 
         Returns:
             The first record of another rank, if there is one, and whether the store answered.

@@ -39,16 +39,10 @@ class Standing:
 class Sample:
     """What a rank publishes about itself.
 
-    Attributes:
-        iteration: Its training iteration; ``None`` if it is not counted.
-        operation: The collective or layer of torch that it is in; empty if none.
-        is_collective: Whether that is certainly a wait for other ranks.
-        place: Where that is in the user's code.
-        stack: Its innermost frames as lines, outermost first.
-        same_place_s: For how many seconds its stack has not changed.
-        wall_time: When the sample was taken, in seconds of the wall clock.
-        standings: How far it has come, by process group.
-        error: Type and message of the exception that ended it; empty while it runs.
+    ``operation`` is the collective or layer of torch that it is in, empty if none, and
+    ``is_collective`` says whether that certainly waits for other ranks. ``place`` and ``stack`` are
+    where in the user's code that is, unchanged for ``same_place_s``. ``standings`` says how far it
+    has come, by process group; ``error`` is the exception that ended it.
     """
 
     iteration: int | None

@@ -67,11 +67,9 @@ def _without_start(frames: list[Frame]) -> list[Frame]:
 
 
 def find_wait(stack: Sequence[Frame]) -> tuple[str, bool]:
-    """Return the operation of torch that a stack is in, below the user's innermost call.
+    """Return the operation of torch that a stack is in, or "", and whether it surely waits.
 
-    Returns:
-        Its name, empty if there is none, and whether it is a call that waits for other ranks; a
-        backward pass may be waiting, or computing.
+    A backward pass may be waiting for other ranks, or computing.
     """
     inner = [frame for frame in _inner_frames(stack) if _find_origin(frame.file) != "installed"]
     # The outermost name is the one that the user wrote: all_gather_object, not its all_gather.
@@ -99,11 +97,7 @@ def _inner_frames(stack: Sequence[Frame]) -> list[Frame]:
 
 
 def locate(stack: Sequence[Frame]) -> str:
-    """Return where a stack is in the user's code, as ``data.py:40``.
-
-    Where an installed package other than torch lies between that and the innermost call, it is
-    named too: ``train.py:10 > mm_runner/_loop.py:88``.
-    """
+    """Return where a stack is: ``data.py:40``, or ``train.py:10 > mm_runner/_loop.py:88``."""
     inner = _inner_frames(stack)
     installed = [_at(frame) for frame in inner if _find_origin(frame.file) == "installed"][:1]
     if len(inner) < len(stack):
