@@ -9,7 +9,7 @@ from conftest import needs_cpu_float16
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mm_amp import AmpOptimWrapper, NonFiniteError, OptimWrapper, detect_anomalous_params
+from mm_amp import AmpOptimWrapper, NonFiniteError, OptimWrapper
 
 needs_sharding = pytest.mark.skipif(
     not hasattr(getattr(getattr(torch, "cpu", None), "Stream", None), "record_event"),
@@ -134,27 +134,3 @@ def test_overflow_in_a_shard_is_named_on_all_ranks(rank_pool, dtype):
     for text in (message, logged):
         assert "2.bias of the model (FSDP" in text or "2.bias of 2 (Linear)" in text
         assert "norm inf (1 of 4 gradients)" in text
-
-
-class _Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used = nn.Linear(4, 4)
-        self.idle = nn.Linear(4, 4)
-        self.frozen = nn.Linear(4, 4).requires_grad_(requires_grad=False)
-
-    def forward(self, inputs):
-        return self.used(inputs) + self.idle(inputs).detach()
-
-
-def _find_idle(rank):
-    model = DistributedDataParallel(_Branches(), find_unused_parameters=True)
-    loss = model(torch.full((2, 4), float(rank))).sum()
-    found = detect_anomalous_params(loss, model)
-    loss.backward()
-    return found
-
-
-def test_parameters_outside_the_graph_of_a_wrapped_model(rank_pool):
-    for found in rank_pool.run(_find_idle):
-        assert found == ["idle.weight", "idle.bias"]

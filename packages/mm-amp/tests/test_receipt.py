@@ -145,7 +145,6 @@ def test_receipt_needs_a_module_and_torch_2_6():
         "add_fp32_islands",
         pytest.param("amp_receipt", marks=needs_receipt),
         "autocast",
-        "detect_anomalous_params",
     ],
 )
 def test_example_in_the_docstring_runs(name):

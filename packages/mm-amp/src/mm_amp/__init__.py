@@ -18,7 +18,6 @@ from mm_amp._wrapper._optim_wrapper import OptimWrapper
 from mm_amp._wrapper._result import StepResult
 
 if TYPE_CHECKING:
-    from mm_amp._gradients._unused_parameters import detect_anomalous_params
     from mm_amp._precision._islands import Fp32Islands, add_fp32_islands
     from mm_amp._precision._receipt import AmpReceipt, ModuleWork, amp_receipt
     from mm_amp._wrapper._optim_wrapper_dict import OptimWrapperDict
@@ -40,7 +39,6 @@ __all__ = [
     "add_fp32_islands",
     "amp_receipt",
     "autocast",
-    "detect_anomalous_params",
 ]
 __version__: str  # read from the installed package on first use
 
@@ -52,7 +50,6 @@ _LAZY = {
     "ModuleWork": "_precision._receipt",
     "add_fp32_islands": "_precision._islands",
     "amp_receipt": "_precision._receipt",
-    "detect_anomalous_params": "_gradients._unused_parameters",
 }
 
 

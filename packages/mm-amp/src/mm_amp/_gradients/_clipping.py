@@ -28,7 +28,7 @@ from mm_amp._gradients._norms import (
     scale_gradients,
     total_norm,
 )
-from mm_amp._model._names import NamedParameter, named_parameters
+from mm_amp._model._names import named_parameters
 from mm_amp._model._parameters import local_part
 from mm_amp._scaling._locator import describe_nonfinite
 
@@ -64,27 +64,19 @@ class NormClipper:
         gradients = [parameter.grad for parameter in parameters]
         total = total_norm(gradients, self._norm_type)
         if self._checks and not bool(total.isfinite()):
-            self._raise_nonfinite(total, parameters, model)
+            named = named_parameters(model)
+            norms = local_norms([one.parameter for one in named])
+            values = norms_on_all_ranks(norms, parameters, model).tolist()
+            raise NonFiniteError(
+                f"the total norm of the gradients is {float(total):g}, and clip_grad has "
+                "error_if_nonfinite=True, so nothing was stepped. With a loss scaler, leave it "
+                "out: such a step is then skipped, and max_skips limits how often. "
+                f"{describe_nonfinite(named, values)[0]}"
+            )
         # A total of NaN scales nothing: the step is lost, and the bad gradients stay visible.
         factor = (self._max_norm / (total + 1e-6)).clamp_(max=1.0).nan_to_num_(nan=1.0)
         scale_gradients(gradients, factor)
         return total
-
-    def _raise_nonfinite(self, total: Tensor, parameters: list[Tensor], model: Any) -> None:
-        norms = norms_on_all_ranks(local_norms(parameters), parameters, model).tolist()
-        known = {id(one.parameter): one for one in named_parameters(model)}
-        named = [
-            known.get(id(one)) or NamedParameter(f"gradient {index}", "", None, one)
-            for index, one in enumerate(parameters)
-        ]
-        found, _ = describe_nonfinite(named, norms)
-        raise NonFiniteError(
-            f"the total norm of the gradients is {float(total):g}, and clip_grad has "
-            "error_if_nonfinite=True, so nothing was stepped. "
-            f"{found or f'Each alone is finite: together they are too large for {total.dtype}.'} "
-            "With a loss scaler, leave error_if_nonfinite out: such a step is then skipped, and "
-            "max_skips limits how often."
-        )
 
 
 class ValueClipper:
