@@ -63,6 +63,6 @@ def test_a_run_that_keeps_its_checkpoint_says_as_before(make_runner, capfd):
     told = captured.out + captured.err
     assert "Ctrl-C: saving after this step, and leaving." in told
     assert (
-        f"saved {runner.work_dir / 'iter_2.pth'}. resume=True (--resume) goes on from there."
+        f"saved {runner.work_dir / 'iter_2.pth'}. resume=True (--resume) continues from there."
         in told
     )

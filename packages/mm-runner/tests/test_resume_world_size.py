@@ -1,13 +1,12 @@
-"""Resuming with another number of processes: what is said, and that it may be refused."""
+"""Resuming with another number of processes: what is said."""
 
 import pytest
 import torch
 from conftest import _enter_rank
 from test_resume_midway import StopAfter
-from torch.utils.data import Dataset
 from toy import NO_VALIDATION, Killed, loader_cfg, runner_arguments
 
-from mm_runner import ConfigError, Runner
+from mm_runner import Runner
 from mm_runner.checkpoint import load_checkpoint_file
 
 SGD = {"type": "SGD", "lr": 0.1}
@@ -57,7 +56,6 @@ def test_both_batches_and_how_to_keep_the_batch_are_said(make_runner, saved):
         "The checkpoint was written by 2 process(es), this run has 1: the data continue after "
         "sample 24 of pass 1, each sample once. A step "
         "took 12 samples (3 of a process x 2 x 2 accumulated), and takes 6 (3 x 1 x 2). "
-        "batch_size x accumulative_counts = 12 keeps 12. "
         "Schedules and learning rates are left as they are." in log
     )
 
@@ -73,36 +71,4 @@ def test_both_batches_and_how_to_keep_the_batch_are_said(make_runner, saved):
 def test_what_is_said_keeps_the_batch(make_runner, saved, changes):
     log = resume(make_runner, saved, **changes)
     assert "and takes 12 (" in log
-    assert "keeps 12" not in log
     assert "after sample 24" in log
-
-
-class Unbuildable(Dataset):
-    def __init__(self):
-        raise AssertionError("the data were built")
-
-
-def test_it_may_be_refused_before_anything_is_built(make_runner, saved):
-    with pytest.raises(
-        ConfigError,
-        match=r"on_world_size_change: 'error' was given; .* by 2 process\(es\), and this run has 1",
-    ):
-        resume(
-            make_runner,
-            saved,
-            cfg={"on_world_size_change": "error"},
-            train_dataloader={"dataset": {"type": Unbuildable}, "batch_size": 1},
-        )
-    with pytest.raises(ConfigError, match="on_world_size_change: 'keep' or 'error' is needed"):
-        make_runner(cfg={"on_world_size_change": "rescale"})
-
-
-def test_weights_alone_may_come_from_any_number(make_runner, saved):
-    runner = make_runner(load_from=str(saved), **RUN, cfg={"on_world_size_change": "error"})
-    runner.train()
-    assert "The checkpoint was written by" not in log_of(runner)
-
-
-def test_data_begun_anew_need_no_place(make_runner, saved):
-    log = resume(make_runner, saved, cfg={"resume_data": False})
-    assert "resume_data is False: the data continue with the beginning of epoch 1, in an" in log

@@ -196,8 +196,8 @@ def test_what_is_done_is_said_once(settings_of, capsys):
     settings_of(2, **schedules)
     settings_of(4, resume=True, **schedules)
     said = (
-        "The run is 4 epochs long now, and was 2: schedules go on as if that had been so from the "
-        "start (lr 0.1 -> 0.07)."
+        "param_scheduler acts from 0 to 4 now, and did from 0 to 2: schedules continue as if "
+        "that had been so from the start (lr 0.1 -> 0.07)."
     )
     assert capsys.readouterr().out.count(said) == 1
 

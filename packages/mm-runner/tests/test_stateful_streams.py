@@ -164,27 +164,6 @@ def test_so_does_one_whose_state_behind_a_pass_is_its_end(
     expect_the_rest(make, tmp_path, stop, before=6)
 
 
-def test_without_its_state_a_pass_that_is_over_is_not_drawn_once_more(make_runner):
-    class Drawn(FromItsBegin):
-        num_drawn = 0
-
-        @override
-        def __iter__(self):
-            for one in super().__iter__():
-                self.num_drawn += 1
-                yield one
-
-    def make(*hooks, **more):
-        loader = {**loader_cfg(), "dataset": Drawn()}
-        return make_runner(**NO_VALIDATION, train_dataloader=loader, custom_hooks=hooks, **more)
-
-    with pytest.raises(Killed):
-        make(StopAfter(6)).train()
-    runner = make(resume=True, cfg={"resume_data": False})
-    runner.train()
-    assert (runner.iter, runner.train_dataloader.dataset.num_drawn) == (12, 24)
-
-
 def test_a_state_that_cannot_be_copied_is_left_alone(make_runner):
     class Unlike(FromItsBegin):
         @override

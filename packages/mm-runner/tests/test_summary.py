@@ -21,7 +21,7 @@ from typing_extensions import override
 
 import mm_npu
 from mm_runner.hooks import Hook
-from mm_runner.runner._summary import aligned, describe_optimizer
+from mm_runner.runner._summary import describe_optimizer
 
 _BUILT_WITH = f" with CUDA {torch.version.cuda}" if torch.version.cuda else ""
 _VERSIONS = (
@@ -42,12 +42,6 @@ def lines_under(title, log):
         about, text = line.split(maxsplit=1)
         found.setdefault(about, []).append(text)
     return found
-
-
-def test_lines_are_aligned():
-    assert aligned("Title", iter([("seed", "0"), ("checkpoints", "there")])) == (
-        "Title\n  seed         0\n  checkpoints  there"
-    )
 
 
 def test_the_start_tells_what_is_really_used(make_runner):

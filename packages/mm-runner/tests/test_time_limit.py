@@ -1,7 +1,5 @@
 """Ending training in time."""
 
-import signal
-import threading
 import time
 from datetime import timedelta
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from test_interruption import RUN, assert_equal, parameters, stopped
-from torch.torch_version import TorchVersion
 from toy import loader_cfg, runner_arguments
 from typing_extensions import override
 
@@ -192,7 +189,6 @@ def test_time_that_is_up_at_once_allows_for_one_step_and_the_next_training_has_i
     longer.train()
     assert longer.iter == 12
     longer.val()  # which is no training
-    assert not [one for one in threading.enumerate() if one.name == "mm_runner-clock"]
 
 
 def test_accumulated_gradients_are_taken_in_first(make_runner):
@@ -247,88 +243,3 @@ def _ranks_end_together(rank, work_dir):
 
 def test_ranks_end_after_the_same_step_by_the_first_ones_clock(run_ranks, tmp_path):
     run_ranks(_ranks_end_together, 2, tmp_path)
-
-
-class Unreachable:
-    """Takes the place of the processes' store."""
-
-    def __init__(self, token):
-        raise OSError(f"no way to {len(token)} keys")
-
-
-class Unheard(Hook):
-    """Lets every clock strike, and one process ask by itself."""
-
-    @override
-    def before_train(self, runner):
-        # A signal does what it did before: it saves nothing.
-        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-        if runner.rank == 0:
-            runner.interruption.preempt()
-
-    @override
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        assert "mm_runner-clock" not in [one.name for one in threading.enumerate()]
-        time.sleep(0.03)
-        assert not runner.interruption.pending
-
-
-def _ranks_without_a_store(_, work_dir):
-    from mm_runner.runner import _interruption  # noqa: PLC0415 - stood in for here only
-
-    _interruption.OwnStore = Unreachable
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-    runner = Runner(
-        **runner_arguments(
-            str(work_dir / "run"),
-            **{**RUN, "train_cfg": {"max_epochs": 1}},
-            train_dataloader=loader_cfg(batch_size=2),
-            launcher="none",
-            default_hooks={"checkpoint": {"minutes": 0.04 / 60, "interval": 1}},
-            custom_hooks=[TimeLimitHook(0.04), TimeLimitHook(0.04, then="requeue"), Unheard()],
-        )
-    )
-    runner.train()
-    assert runner.iter == 6
-    if runner.rank == 0:
-        log = log_of(runner)
-        assert "cannot be reached (no way to 32 keys): signals save no checkpoint" in log
-        assert log.count("TimeLimitHook: the time limit cannot be kept") == 2
-        assert "training ends in" not in log
-        assert "CheckpointHook.minutes: 0.000" in log
-        assert [path.name for path in runner.work_dir.glob("*.pth")] == ["epoch_1.pth"]
-    dist.barrier()
-
-
-def test_ranks_that_cannot_agree_go_on_together_and_say_so(run_ranks, tmp_path):
-    run_ranks(_ranks_without_a_store, 2, tmp_path)
-
-
-class AskInBatch(Hook):
-    """Lets one rank ask in a batch of a validation, and another one learn of it in a later one."""
-
-    @override
-    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if batch_idx == 2 and runner.rank == 1:
-            runner.interruption.preempt()
-        while batch_idx == 4 and runner.rank == 0 and not runner.interruption.pending:
-            time.sleep(0.001)
-
-
-def _sharded_ranks_leave(_, work_dir):
-    runner = Runner(
-        **runner_arguments(
-            work_dir,
-            launcher="none",
-            val_dataloader=loader_cfg(64, batch_size=1),
-            custom_hooks=[AskInBatch()],
-            cfg={"model_wrapper_cfg": {"type": "MMFullyShardedDataParallel"}},
-        )
-    )
-    assert stopped(runner) == 75
-    assert runner.iter == 3
-
-
-@pytest.mark.skipif(TorchVersion(torch.__version__) < (2, 8), reason="needs sharding on the CPU")
-def test_ranks_that_wait_for_each_other_in_a_validation_leave_it_together(run_ranks, tmp_path):
-    run_ranks(_sharded_ranks_leave, 2, str(tmp_path))

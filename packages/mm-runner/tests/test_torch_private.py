@@ -52,10 +52,3 @@ def test_without_what_speeds_up_or_checks_nothing_fails():
     assert private.version_of_module(_Bare()) is None
     assert private.version_of(_Bare()) == -1
     assert not private.can_convolve_with(_Bare())
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
-def test_without_torchs_store_an_os_error_says_so(monkeypatch):
-    monkeypatch.delattr(torch.distributed.distributed_c10d, "_get_default_store")
-    with pytest.raises(OSError, match="does not give the store"):
-        private.default_store()

@@ -14,8 +14,6 @@ Name                                                Without it
 ``_global_forward_pre_hooks``                       which takes longer
 ``Tensor._version``                                 No change in place is noticed
 ``_ConvNd._conv_forward``                           ``efficient_conv_bn_eval`` fuses nothing
-``distributed_c10d._get_default_store``             Stops and time limits have no effect on several
-                                                    processes; the log says so
 ``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
 ==================================================  =============================================
 """
@@ -26,7 +24,6 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from typing_extensions import override
@@ -42,7 +39,6 @@ __all__ = [
     "can_convolve_with",
     "children_of",
     "convolve_with",
-    "default_store",
     "parameters_of",
     "read_with",
     "scheduler_base",
@@ -153,19 +149,6 @@ def convolve_with(convolution: Any, inputs: Tensor, weight: Tensor, bias: Tensor
     """Convolve as ``convolution`` does, padding included, with another weight and bias."""
     output: Tensor = convolution._conv_forward(inputs, weight, bias)  # noqa: SLF001
     return output
-
-
-def default_store() -> Any:
-    """Return the store of the default process group.
-
-    Raises:
-        OSError: If this version of torch does not give it.
-    """
-    module: Any = getattr(dist, "distributed_c10d", None)
-    read = getattr(module, "_get_default_store", None)
-    if read is None:
-        raise OSError(f"torch {torch.__version__} does not give the store of the process group")
-    return read()
 
 
 def scheduler_base() -> Any:

@@ -22,10 +22,12 @@ __all__ = ["Interruptions", "RunView"]
 class Interruptions(Protocol):
     """Requests to save or to leave between two steps, agreed by all processes."""
 
-    pending: bool
     saved: Path | None
     saves: bool
     ran_out_of_time: bool
+
+    @property
+    def pending(self) -> bool: ...  # noqa: D102 - whether there may be something to settle
 
     def settle(self, runner: Any) -> None:
         """Act on a pending request; every process calls this after the same step."""

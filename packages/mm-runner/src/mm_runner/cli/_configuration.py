@@ -133,8 +133,6 @@ def _apply(cfg: Config, options: Namespace) -> None:
         _resume(cfg, options.resume)
     if "overwrite" in given:
         cfg.overwrite, cfg.resume = True, False
-    if "no_resume_data" in given:
-        cfg.resume_data = False
 
 
 def _resume(cfg: Config, checkpoint: str) -> None:

@@ -41,11 +41,6 @@ def train(parser: ArgumentParser) -> Callable[[Namespace], None]:
         help="train from the start, and delete the checkpoints of an earlier run in work_dir",
     )
     parser.add_argument(
-        "--no-resume-data",
-        action="store_true",
-        help="start the data anew when resuming, for a dataset that has changed",
-    )
-    parser.add_argument(
         "--fast-dev-run",
         nargs="?",
         const=1,

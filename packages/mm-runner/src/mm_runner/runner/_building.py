@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +15,7 @@ from mm_runner import evaluator as evaluators
 from mm_runner.data import DataSettings, build_dataloader
 from mm_runner.errors import ConfigError
 from mm_runner.registry import LOOPS, build_from_cfg
+from mm_runner.validation import check_train_loop
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -25,12 +27,12 @@ __all__ = [
     "build_evaluator",
     "build_loader",
     "build_train_loop",
+    "built_by",
 ]
 
-_EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 
-
-class _PartOfRun(NamedTuple):
+@dataclass
+class _PartOfRun:
     """A part that a ``build_*`` method builds for the run, whose arguments do not say so.
 
     MMEngine's ``build_dataloader`` and ``build_evaluator`` take a config and little else, and a
@@ -46,10 +48,22 @@ class _PartOfRun(NamedTuple):
     where: str
     settings: DataSettings | None = None
     shuffle: bool = False
-    made: list[Any] | None = None
+    made: list[Any] = field(default_factory=list)
 
 
 _part: ContextVar[_PartOfRun | None] = ContextVar("mm_runner_part_of_run", default=None)
+
+
+def built_by(run: Runner, method: str, *arguments: Any, **options: Any) -> Any:
+    """Return what a ``build_*`` method of the Runner returns.
+
+    Raises:
+        ConfigError: If it returned nothing.
+    """
+    built = getattr(run, method)(*arguments, **options)
+    if built is None:
+        raise ConfigError(f"{type(run).__name__}.{method}() returned None; return what it builds.")
+    return built
 
 
 def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> Any:
@@ -58,12 +72,9 @@ def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> A
     Raises:
         ConfigError: If a config does not fit.
     """
-    arguments = _loop_arguments(train_cfg, "train_cfg")
+    check_train_loop(train_cfg, "train_cfg")
+    arguments = dict(train_cfg)
     by_epoch = arguments.pop("by_epoch", None)
-    if by_epoch is not None and "type" in arguments:
-        raise ConfigError("train_cfg: 'type' and 'by_epoch' were both given; give one of them.")
-    if by_epoch not in (None, True, False):
-        raise ConfigError(f"train_cfg.by_epoch: True or False is needed, got {by_epoch!r}.")
     kind = "IterBasedTrainLoop" if by_epoch is False else "EpochBasedTrainLoop"
     loader = _loader_of_run(runner, train_dataloader, "train_dataloader", shuffle=True)
     return build_from_cfg(
@@ -82,11 +93,16 @@ def build_eval_loop(runner: Runner, phase: str, dataloader: Any, cfg: Any, evalu
     """
     loader = _loader_of_run(runner, dataloader, f"{phase}_dataloader", shuffle=False)
     with _making(_PartOfRun(f"{phase}_evaluator")):
-        built = runner.recipe.built_by(runner, "build_evaluator", evaluator)
+        built = built_by(runner, "build_evaluator", evaluator)
     return build_from_cfg(
-        _loop_arguments(cfg, f"{phase}_cfg"),
+        cfg,
         LOOPS,
-        {"type": _EVAL_LOOPS[phase], "runner": runner, "dataloader": loader, "evaluator": built},
+        {
+            "type": f"{phase.title()}Loop",
+            "runner": runner,
+            "dataloader": loader,
+            "evaluator": built,
+        },
         where=f"{phase}_cfg",
     )
 
@@ -112,18 +128,16 @@ def build_loader(
         ConfigError: If a key is missing, unknown or of the wrong type.
     """
     part = _part.get()
-    shuffle, where = False, "dataloader"
     if part is not None and part.settings is not None:
-        settings, shuffle, where = part.settings, part.shuffle, part.where
-        settings = settings if seed is None else settings._replace(seed=seed)
+        settings = part.settings if seed is None else part.settings._replace(seed=seed)
     else:
         seed = mm_dist.sync_random_seed() if seed is None else seed
         generator = torch.Generator().manual_seed(seed)
         settings = DataSettings(seed, generator, *mm_dist.get_dist_info())
+        part = _PartOfRun("dataloader")
     with _making(None):  # a dataset may build a loader of its own
-        loader = build_dataloader(dataloader, settings, shuffle=shuffle, where=where)
-    if part is not None and part.made is not None:
-        part.made.append(loader)
+        loader = build_dataloader(dataloader, settings, shuffle=part.shuffle, where=part.where)
+    part.made.append(loader)
     return loader
 
 
@@ -152,22 +166,16 @@ def _loader_of_run(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> Da
     settings = DataSettings(
         runner.seed, runner.loader_generator, runner.rank, runner.world_size, runner.device
     )
-    part = _PartOfRun(where, settings, shuffle, [])
+    part = _PartOfRun(where, settings, shuffle)
     with _making(part):
-        loader: DataLoader[Any] = runner.recipe.built_by(
+        loader: DataLoader[Any] = built_by(
             runner,
             "build_dataloader",
             cfg,
             seed=runner.seed,
             diff_rank_seed=runner.randomness.is_by_rank,
         )
-    if any(loader is one for one in part.made or ()):
+    if any(loader is one for one in part.made):
         return loader
     # A subclass made it as it liked: it is like one that was given ready-made.
     return build_dataloader(loader, settings, shuffle=shuffle, where=where)
-
-
-def _loop_arguments(cfg: Any, where: str) -> dict[str, Any]:
-    if not isinstance(cfg, Mapping):
-        raise ConfigError(f"{where}: a dict is needed, got {cfg!r}.")
-    return dict(cfg)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from mm_runner.config import Config
@@ -16,10 +15,9 @@ __all__ = [
     "HOMES",
     "argument_names",
     "check_run",
-    "check_there",
     "checked_cfg",
-    "checked_mapping",
     "checked_phases",
+    "need_keys",
     "own_keys",
     "refuse_misplaced",
     "unknown_keys",
@@ -37,8 +35,6 @@ CFG_KEYS = (
     "find_unused_parameters",
     "log_writers",
     "model_wrapper_cfg",
-    "on_world_size_change",
-    "resume_data",
     "sync_bn",
 )
 
@@ -63,21 +59,11 @@ HOMES = {
 }
 _LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
-_PHASES = (
-    ("train_dataloader", "train_cfg", "optim_wrapper"),
-    ("val_dataloader", "val_cfg", "val_evaluator"),
-    ("test_dataloader", "test_cfg", "test_evaluator"),
-)
-
 _OBJECT = object()
 
 # How alike a key must be to a known one to be taken for it: compiler and compile are, data_root and
 # data_preprocessor (0.62), custom_imports and custom_hooks (0.69) are not.
 _SLIP = 0.8
-
-# Keys with which MMEngine's FlexibleRunner shards or offloads a model: an error, since silence
-# would change a run; ``runner_type`` may name the one Runner that there is.
-_FLEXIBLE_KEYS = ("runner_type", "strategy")
 
 # Keys of MMEngine's family that are for other programs or the file's own use, and look like ours.
 _OTHERS_KEYS = ("conv_cfg", "tta_cfg", "tta_model", "tta_pipeline")
@@ -92,9 +78,8 @@ def check_run(cfg: Mapping[str, Any], runner: Callable[..., Any]) -> None:
     """
     names = argument_names(runner)
     checked_cfg(cfg, names)
-    unknown = unknown_keys(cfg, names)
-    check_there(cfg, ("model", "work_dir"), unknown)
-    checked_phases(cfg, unknown)
+    need_keys(cfg, names)
+    checked_phases(cfg, unknown_keys(cfg, names))
     refuse_misplaced(cfg, cfg)
     validate_run({name: cfg[name] for name in names if name in cfg}, cfg, runner)
 
@@ -164,56 +149,49 @@ def argument_names(runner: Callable[..., Any]) -> tuple[str, ...]:
 
 def unknown_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> list[str]:
     """List the keys of a full configuration that mean nothing to the Runner."""
-    known = {*CFG_KEYS, *runner_arguments, *_FLEXIBLE_KEYS, *_OTHERS_KEYS}
+    known = {*CFG_KEYS, *runner_arguments, "runner_type", "strategy", *_OTHERS_KEYS}
     return [str(key) for key in cfg if key not in known]
 
 
-def check_there(cfg: Mapping[str, Any], needed: Iterable[str], unknown: Sequence[str]) -> None:
+def need_keys(cfg: Mapping[str, Any], runner_arguments: Iterable[str]) -> None:
     """Check that a full configuration has the keys that every run needs.
 
     Raises:
         ConfigError: If one is missing.
     """
-    for name in needed:
+    for name in ("model", "work_dir"):
         if name not in cfg:
             given = ", ".join(map(str, cfg)) or "none"
-            raise ConfigError(
-                f"cfg.{name}: this key is missing; given: {given}.{_may_be_meant(name, unknown)}"
-            )
+            hint = _may_be_meant(name, unknown_keys(cfg, runner_arguments))
+            raise ConfigError(f"cfg.{name}: this key is missing; given: {given}.{hint}")
 
 
 def checked_phases(
     arguments: Mapping[str, Any], unknown: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Check that the arguments of each phase are given together.
-
-    Returns:
-        The arguments of training, validation and test; an empty dict if none was given.
+) -> dict[str, dict[str, Any]]:
+    """Return the arguments of training, validation and test; an empty dict if none was given.
 
     Raises:
         ConfigError: If some of a phase are given and others are not.
     """
-    train, val, test = (
-        _checked_phase({key: arguments.get(key) for key in keys}, unknown) for keys in _PHASES
-    )
-    return train, val, test
-
-
-def _checked_phase(arguments: dict[str, Any], unknown: Sequence[str]) -> dict[str, Any]:
-    missing = [name for name, value in arguments.items() if value is None]
-    if missing and len(missing) < len(arguments):
-        given = [name for name in arguments if name not in missing]
-        raise ConfigError(
-            f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given without "
-            f"{' and '.join(missing)}; {', '.join(arguments)} belong together: give all or none."
-            f"{''.join(_may_be_meant(name, unknown) for name in missing)}"
-        )
-    return {} if missing else arguments
+    phases = {}
+    for phase, last in (("train", "optim_wrapper"), ("val", None), ("test", None)):
+        names = (f"{phase}_dataloader", f"{phase}_cfg", last or f"{phase}_evaluator")
+        given = [name for name in names if arguments.get(name) is not None]
+        missing = [name for name in names if name not in given]
+        if given and missing:
+            raise ConfigError(
+                f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given without "
+                f"{' and '.join(missing)}; {', '.join(names)} belong together: give all or none."
+                f"{''.join(_may_be_meant(name, unknown) for name in missing)}"
+            )
+        phases[phase] = {name: arguments[name] for name in given}
+    return phases
 
 
 def _may_be_meant(name: str, given: Sequence[str]) -> str:
     """Return a hint at a given key that is near the missing ``name``, or ``""``."""
-    near = get_close_matches(name, given, n=1)
+    near = [key for key in given if did_you_mean(key, [name])]
     return f" There is {near[0]!r}: did you mean {name!r}?" if near else ""
 
 
@@ -230,45 +208,22 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"cfg: a dict is needed, got {cfg!r}.")
     known = {*CFG_KEYS, *runner_arguments}
-    for key in cfg:
-        if key in _FLEXIBLE_KEYS:
-            _check_plain_runner(key, cfg[key])
-        if key not in known and key not in _OTHERS_KEYS:
-            # Configs carry names of their own, such as data_root: only a slip counts.
-            hint = did_you_mean(str(key), known, cutoff=_SLIP)
-            if hint:
-                raise ConfigError(
-                    f"cfg.{key}: unknown key.{hint} Keys of your own need names unlike these."
-                )
-    return dict(cfg)
-
-
-def _check_plain_runner(key: str, value: Any) -> None:
-    """Refuse MMEngine's FlexibleRunner."""
-    name = str(getattr(value, "__name__", value)).rpartition(".")[2]
-    if value and not (key == "runner_type" and name == "Runner"):
-        raise ConfigError(
-            f"cfg.{key}: {short_repr(value)} was given; there is no Runner but mm_runner.Runner, "
-            "and it has no strategies. To shard the model, give "
-            "model_wrapper_cfg=dict(type='MMFullyShardedDataParallel'); for mixed precision, "
-            "optim_wrapper=dict(type='AmpOptimWrapper', ...). Remove the key to go on without it."
-        )
-
-
-def checked_mapping(value: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
-    """Return ``value`` as a dict with known keys only; ``None`` is an empty one.
-
-    Raises:
-        ConfigError: If it is no mapping or has another key.
-    """
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: a dict is needed, got {value!r}.")
-    for key in value:
-        if key not in known:
+    for key, value in cfg.items():
+        # MMEngine's FlexibleRunner shards or offloads by these: silence would change a run.
+        name = str(getattr(value, "__name__", value)).rpartition(".")[2]
+        if value and (key == "strategy" or (key == "runner_type" and name != "Runner")):
             raise ConfigError(
-                f"{where}.{key}: unknown key; known are {', '.join(known)}."
-                f"{did_you_mean(str(key), known)}"
+                f"cfg.{key}: {short_repr(value)} was given; there is no Runner but "
+                "mm_runner.Runner, and it has no strategies. To shard the model, give "
+                "model_wrapper_cfg=dict(type='MMFullyShardedDataParallel'); for mixed precision, "
+                "optim_wrapper=dict(type='AmpOptimWrapper', ...). Remove the key to continue."
             )
-    return dict(value)
+        if key in known or key in _OTHERS_KEYS:
+            continue
+        # Configs carry names of their own, such as data_root: only a slip counts.
+        hint = did_you_mean(str(key), known, cutoff=_SLIP)
+        if hint:
+            raise ConfigError(
+                f"cfg.{key}: unknown key.{hint} Keys of your own need names unlike these."
+            )
+    return dict(cfg)

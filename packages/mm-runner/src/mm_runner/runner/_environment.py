@@ -25,7 +25,6 @@ __all__ = [
 ]
 
 _DEFAULT_OPEN_FILES = 4096
-_CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def set_up_process(launcher: str | None, env_cfg: Mapping[str, Any] | None) -> mm_dist.DistInfo:
@@ -54,7 +53,14 @@ def set_up_process(launcher: str | None, env_cfg: Mapping[str, Any] | None) -> m
     if num_threads is not None and opencv is not None:
         opencv.setNumThreads(num_threads)
     open_files = env.get("resource_limit")
-    _raise_open_file_limit(_DEFAULT_OPEN_FILES if open_files is None else open_files)
+    if sys.platform != "win32":
+        import resource  # noqa: PLC0415 - not on Windows
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # Workers need many files, as far as the system allows them.
+        wanted = max(_DEFAULT_OPEN_FILES if open_files is None else open_files, soft)
+        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     chosen = "auto" if launcher is None else launcher
     info = mm_dist.init_dist(chosen, **(env.get("dist_cfg") or {}))
     if npu_cfg or info.device.type == "npu":
@@ -62,18 +68,6 @@ def set_up_process(launcher: str | None, env_cfg: Mapping[str, Any] | None) -> m
 
         set_npu_switches(**npu_cfg)  # now that the device is set: it may open a context there
     return info
-
-
-def _raise_open_file_limit(limit: int) -> None:
-    """Let this process open ``limit`` files, as far as the system allows: workers need many."""
-    if sys.platform == "win32":
-        return
-    import resource  # noqa: PLC0415 - not on Windows
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max(limit, soft) if hard == resource.RLIM_INFINITY else min(max(limit, soft), hard)
-    if wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def fix_cublas_workspace(randomness: Any) -> None:
@@ -85,7 +79,7 @@ def fix_cublas_workspace(randomness: Any) -> None:
     """
     is_asked = isinstance(randomness, Mapping) and randomness.get("deterministic")
     if is_asked and torch.version.cuda:
-        os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def seed_everything(seed: int) -> None:
@@ -95,15 +89,6 @@ def seed_everything(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
-
-
-def _switch_deterministic(logger: logging.Logger) -> None:
-    """Make torch choose deterministic algorithms, and fail where there is none."""
-    if torch.backends.cudnn.benchmark:
-        logger.warning("randomness.deterministic was asked for: cudnn_benchmark is switched off.")
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
 
 
 class RunSeed:
@@ -153,8 +138,13 @@ class RunSeed:
         self.value = mm_dist.sync_random_seed() if seed is None else seed
         self.is_by_rank, self.deterministic = bool(diff_rank_seed), bool(deterministic)
         self._seed_process()
-        if self.deterministic:
-            _switch_deterministic(logger)
+        if not self.deterministic:
+            return
+        if torch.backends.cudnn.benchmark:
+            logger.warning("randomness.deterministic was given: cudnn_benchmark is switched off.")
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
 
     def take_over(self, seed: int | None, logger: logging.Logger) -> None:
         """Use the seed of a checkpoint, ``None`` if it has none, from here on."""

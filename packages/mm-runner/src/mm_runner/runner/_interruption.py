@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
-import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
 
 import mm_dist
 from mm_runner._main_process import run_on_main
@@ -17,8 +18,6 @@ from mm_runner.errors import CheckpointWriteError, RunStopped
 from mm_runner.hooks import CheckpointHook
 from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
 
-from ._agreement import Agreement, OwnStore, Verdict
-from ._sharded import as_sharded
 from ._signals import StopSignals
 
 if TYPE_CHECKING:
@@ -30,52 +29,23 @@ __all__ = ["Interruption"]
 
 # Requests to all processes; the greatest number wins.
 _SAVE, _TIME_UP, _TIME_UP_REQUEUE, _PREEMPTED, _INTERRUPTED = 1, 2, 3, 4, 5
-_STATUS = {_TIME_UP_REQUEUE: 75, _PREEMPTED: 75, _INTERRUPTED: 130}
-_CAUSE = {
-    _TIME_UP_REQUEUE: "out of time",
-    _PREEMPTED: "preempted",
-    _INTERRUPTED: "interrupted",
+_LEAVING = {
+    _TIME_UP_REQUEUE: ("out of time", 75),
+    _PREEMPTED: ("preempted", 75),
+    _INTERRUPTED: ("interrupted", 130),
 }
-# Waiting for another process that does not answer: as long as schedulers leave a run.
-_PATIENCE_S = 60.0
-
-
-class _Clock:
-    """Call ``act``, in a thread, ``seconds`` after the last :meth:`reset`, again and again."""
-
-    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
-        self._seconds, self._act = seconds, act
-        self._end = time.monotonic() + seconds
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mm_runner-clock", daemon=True)
-        self._thread.start()
-
-    def reset(self) -> None:
-        self._end = time.monotonic() + self._seconds
-
-    def stop(self) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.wait(max(self._end - time.monotonic(), 0.01)):
-            if time.monotonic() >= self._end:
-                self.reset()
-                self._act()
+# How often several processes exchange their requests; at most so many steps lie in between.
+_INTERVAL_S, _MOST_STEPS = 0.2, 32
 
 
 class Interruption:
     """Makes a run save, and leave, between two steps.
 
     SIGTERM and SIGUSR1 count as a preemption, SIGINT as Ctrl-C; any thread may also ask for the
-    former. All processes act on the request of one, after the same step.
+    former. Several processes exchange their requests by a small all-reduce on the CPU, about five
+    times a second, and act on the strongest after the same step.
 
     Attributes:
-        pending: Whether there is something to settle, never outside of a training. A loop reads it
-            once a step::
-
-            if runner.interruption.pending:
-                runner.interruption.settle(runner)
         saved: What the run saved as it left; ``None`` if it did not leave, or could not.
         ran_out_of_time: Whether training has ended because :meth:`end_after` was asked for it.
         saves: Whether to save a checkpoint where the run leaves; set to ``False`` for one of which
@@ -83,69 +53,75 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.pending = self.ran_out_of_time = self._is_listening = False
         self.saves = True
+        self._is_listening = False
+        self._reset()
+
+    def _reset(self) -> None:
         self.saved: Path | None = None
-        self._marks = 0
+        self.ran_out_of_time = False
         self._wishes: set[int] = set()
-        self._agreement: Agreement | None = None
-        self._signals: StopSignals | None = None
-        self._clock: _Clock | None = None
-        self._limits: list[_Clock] = []
+        self._deadlines: dict[int, float] = {}  # of the main process
+        self._save_every_s = 0.0
         self._save: Callable[[Runner], object] | None = None
-        self._place: Callable[[], int] = lambda: 0
+        self._signals: StopSignals | None = None
+        self._group: Any = None
+        self._can_agree = True
+        self._exchanged_s, self._interval, self._steps_left = time.monotonic(), 1, 1
+
+    @property
+    def pending(self) -> bool:
+        """Whether there may be something to settle, never outside of a training.
+
+        A loop reads it once a step::
+
+            if runner.interruption.pending:
+                runner.interruption.settle(runner)
+        """
+        if not self._is_listening:
+            return False
+        is_due = self._deadlines and time.monotonic() >= min(self._deadlines.values())
+        return bool(self._wishes or is_due or self._group is not None)
 
     @contextmanager
     def listening(self, runner: Runner) -> Iterator[None]:
         """Listen while the block trains; every process must enter it."""
-        self._start(runner)
-        try:
-            yield
-            # Another process may still wait for this one's answer.
-            mm_dist.barrier()
-        except BaseException as error:
-            self._stop(runner, error)
-            raise
-        self._stop(runner, None)
-
-    def _start(self, runner: Runner) -> None:
-        self.pending, self._marks, self._wishes, self.saved = False, 0, set(), None
-        self.ran_out_of_time = False
-        # Places are passed by all processes alike: steps, and both ends of validations.
-        self._place = lambda: runner.iter + self._marks
-        self._is_listening = True
+        self._reset()
         if runner.world_size > 1:
-            token = [uuid.uuid4().hex]
-            mm_dist.broadcast_object_list(token)
-            self._agreement = _open_agreement(runner, token[0], self._place, self._note)
+            self._group = _group_of_cpus(runner)
+            self._can_agree = self._group is not None
         if self._can_agree:  # else a signal means what it meant before
             self._signals = StopSignals(
                 lambda number: self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED),
                 runner.logger,
                 saves=self.saves,
             )
+        self._is_listening = True
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._stop(runner, failure)
 
-    def _stop(self, runner: Runner, error: BaseException | None) -> None:
+    def _stop(self, runner: Runner, failure: BaseException | None) -> None:
         # A late request, also of a thread that is still to end, must not cut what follows.
         self._is_listening = False
-        for thread in (self._clock, self._agreement, *self._limits):
-            if thread is not None:
-                thread.stop()
-        self._clock = self._agreement = self._save = None
-        self._limits = []
-        self.pending, self._wishes = False, set()
+        if self._group not in (None, dist.group.WORLD):
+            dist.destroy_process_group(self._group)
         for hook in runner.hooks:
             if isinstance(hook, CheckpointHook):
                 hook.finish_writing()
-        signals, self._signals = self._signals, None
-        if signals is None:
+        if self._signals is None:
             return
-        if isinstance(error, RunStopped):
-            signals.leave()
+        if isinstance(failure, RunStopped):
+            self._signals.leave()
             return
-        signals.restore()
-        if error is None:
-            signals.repeat()
+        self._signals.restore()
+        if failure is None:
+            self._signals.repeat()
 
     def preempt(self) -> None:
         """Ask all processes to save and leave, as SIGTERM does; any thread may call this.
@@ -166,10 +142,8 @@ class Interruption:
             Whether it will be; several processes may be unable to agree on a step. The answer is
             the same on all of them.
         """
-        self._save = save
-        if self._can_agree and mm_dist.is_main_process():
-            self._clock = _Clock(seconds, lambda: self._ask(_SAVE))
-        return self._can_agree
+        self._save, self._save_every_s = save, seconds
+        return self._set_deadline(_SAVE, seconds)
 
     def end_after(self, seconds: float, then: Literal["end", "requeue"]) -> bool:
         """End training between two steps, once the main process's clock says so.
@@ -182,18 +156,15 @@ class Interruption:
         Returns:
             Whether it will; see :meth:`save_every`.
         """
-        wish = _TIME_UP if then == "end" else _TIME_UP_REQUEUE
-        if self._can_agree and mm_dist.is_main_process():
-            self._limits.append(_Clock(seconds, lambda: self._ask(wish)))
-        return self._can_agree
+        return self._set_deadline(_TIME_UP if then == "end" else _TIME_UP_REQUEUE, seconds)
 
     def note_saved(self) -> None:
         """Let the clock of :meth:`save_every` begin again."""
-        if self._clock is not None:
-            self._clock.reset()
+        if _SAVE in self._deadlines:
+            self._deadlines[_SAVE] = time.monotonic() + self._save_every_s
 
     def settle(self, runner: Runner) -> None:
-        """Act on a pending request if it is due here; every process calls this after a step.
+        """Act on a request if there is one; every process calls this after a step.
 
         While gradients are accumulated it waits for the optimizer step that takes them in.
 
@@ -201,25 +172,20 @@ class Interruption:
             RunStopped: If the run is to leave; the checkpoint is written.
             EndOfTrainingError: If only the training is to end; likewise.
         """
-        verdict = self._decided(runner)
-        if verdict.place > self._place() or runner.holds_gradients:
+        if runner.holds_gradients:
             return
-        self.pending = False
-        for wish in range(verdict.wish + 1):
-            self._wishes.discard(wish)
-        if self._wishes:  # a signal came just now: it is kept for the next step
-            self.pending = True
-        if verdict.wish == _SAVE and self._save is not None:
+        wish = self._agreed()
+        for settled in range(wish + 1):  # one by one: a signal may add another at any instant
+            self._wishes.discard(settled)
+        if wish == _SAVE and self._save is not None:
             self._save(runner)
-        if self._agreement is not None:
-            self._agreement.close_round()
-        if verdict.wish == _TIME_UP:
+        elif wish == _TIME_UP:
             self._end_training(runner)
-        if verdict.wish in _STATUS:
-            status = _STATUS[verdict.wish]
+        elif wish in _LEAVING:
+            cause, status = _LEAVING[wish]
             runner.logger.warning(
-                f"The run was {_CAUSE[verdict.wish]} and leaves after epoch {runner.epoch}, step "
-                f"{runner.iter}, with status {status}; {self._saved(runner)}."
+                f"The run was {cause} and leaves after epoch {runner.epoch}, step {runner.iter}, "
+                f"with status {status}; {self._saved(runner)}."
             )
             raise RunStopped(status)
 
@@ -230,45 +196,53 @@ class Interruption:
             RunStopped: If the run is to leave; the checkpoint is written.
             EndOfTrainingError: If only the training is to end; likewise.
         """
-        self._marks += 1
+        self._steps_left = 1
         if self.pending:
             self.settle(runner)
 
     def cuts_validation(self, runner: Runner) -> bool:
-        """Return whether to skip the rest of a validation: the run leaves at its end."""
-        if runner.world_size > 1 and as_sharded(runner.model) is not None:
-            return False  # within a batch its ranks wait for each other, and each would stop apart
-        verdict = self._decided(runner)
-        is_here = verdict.place <= self._place() + 1 and not runner.holds_gradients
-        return verdict.wish > _SAVE and is_here
+        """Return whether to skip the rest of a validation: the run leaves at its end.
 
-    def _decided(self, runner: Runner) -> Verdict:
-        if self._agreement is None:
-            return Verdict(self._place(), max(self._wishes, default=0))
-        verdict = self._agreement.verdict(_PATIENCE_S)
-        if verdict is not None:
-            return verdict
-        runner.logger.error(
-            f"The other processes did not agree on a step within {_PATIENCE_S:.0f} s: leaving "
-            "without a checkpoint of this step."
-        )
-        raise RunStopped(_STATUS[_PREEMPTED])
+        Several processes finish it: they agree at its end.
+        """
+        self._note_deadlines()
+        is_leaving = max(self._wishes, default=0) > _SAVE
+        return self._group is None and is_leaving and not runner.holds_gradients
 
-    @property
-    def _can_agree(self) -> bool:
-        return self._agreement is not None or mm_dist.get_world_size() == 1
+    def _agreed(self) -> int:
+        """Return the strongest request of all processes, 0 if there is none or none was asked."""
+        self._note_deadlines()
+        own = max(self._wishes, default=0)
+        if self._group is None:
+            return own
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            return 0
+        now = time.monotonic()
+        step_s = max((now - self._exchanged_s) / self._interval, 1e-6)
+        wanted = max(1, min(int(_INTERVAL_S / step_s), 2 * self._interval, _MOST_STEPS))
+        requests = torch.tensor([own, -wanted])  # all take the least number of steps
+        dist.all_reduce(requests, op=dist.ReduceOp.MAX, group=self._group)
+        strongest, fewest = requests.tolist()
+        self._interval = self._steps_left = -fewest
+        self._exchanged_s = now
+        return int(strongest)
+
+    def _note_deadlines(self) -> None:
+        now = time.monotonic()
+        for wish, deadline in self._deadlines.items():
+            if now >= deadline:
+                self._wishes.add(wish)
+                self._deadlines[wish] = now + (self._save_every_s if wish == _SAVE else 0.0)
+
+    def _set_deadline(self, wish: int, seconds: float) -> bool:
+        if self._can_agree and mm_dist.is_main_process():
+            self._deadlines[wish] = time.monotonic() + seconds
+        return self._can_agree
 
     def _ask(self, wish: int) -> None:
-        if not self._is_listening:
-            return
-        if self._agreement is not None:
-            self._agreement.wish(wish)
-        elif self._can_agree:  # a save is common work: one process would wait in it for the others
+        if self._is_listening and self._can_agree:
             self._wishes.add(wish)
-            self.pending = True
-
-    def _note(self) -> None:
-        self.pending = self._is_listening
 
     def _end_training(self, runner: Runner) -> None:
         saved = self._saved(runner)
@@ -285,26 +259,27 @@ class Interruption:
             return "nothing is kept"
         self.saved = path = _save_checkpoint(runner)
         saved = f"saved {path}" if path is not None else "the checkpoints before it are untouched"
-        return f"{saved}. resume=True (--resume) goes on from there"
+        return f"{saved}. resume=True (--resume) continues from there"
 
 
-def _open_agreement(
-    runner: Runner, token: str, place: Callable[[], int], note: Callable[[], None]
-) -> Agreement | None:
+def _group_of_cpus(runner: Runner) -> Any:
+    """Return a process group whose collectives wait for no device, ``None`` if there is none."""
+    if dist.get_backend() == "gloo":
+        return dist.group.WORLD
+    group, failure = None, ""
     try:
-        store = OwnStore(token)
-    except (OSError, RuntimeError, ValueError, AttributeError) as error:
-        reached: Any = error
-    else:
-        reached = None
+        group = dist.new_group(backend="gloo")
+    except (RuntimeError, ValueError, OSError) as error:
+        failure = str(error)
     # All or none: one process that cannot talk would leave the others waiting for its answer.
-    failures = [one for one in mm_dist.all_gather_object(reached and str(reached)) if one]
+    failures = [one for one in mm_dist.all_gather_object(failure) if one]
     if failures:
         runner.logger.warning(
-            f"The processes' store cannot be reached ({failures[0]}): signals save no checkpoint."
+            f"No gloo group can be made ({failures[0]}): signals save no checkpoint, and "
+            "TimeLimitHook and CheckpointHook's minutes have no effect."
         )
         return None
-    return Agreement(store, runner.rank, runner.world_size, place, note)
+    return group
 
 
 def _save_checkpoint(runner: Runner) -> Path | None:

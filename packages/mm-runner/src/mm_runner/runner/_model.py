@@ -38,8 +38,6 @@ __all__ = [
     "wrapper_type",
 ]
 
-# Beside the work directories, so that all runs of a project share it.
-_CACHE_NAME = "compile_cache"
 # Methods that a wrapper has of its own: compiled there, and after wrapping.
 _STEPS = {"train_step", "val_step", "test_step"}
 
@@ -91,12 +89,16 @@ def wrap_model(
     model = model.to(dist_info.device)
     if dist_info.backend is None:  # no process group; one may exist without any launcher
         return model
-    if wrapper_cfg is None:
-        wrapper_cfg = {}
-    if not isinstance(wrapper_cfg, Mapping):
-        raise ConfigError(f"model_wrapper_cfg: a dict is needed, got {wrapper_cfg!r}.")
+    wrapper_cfg = wrapper_cfg or {}
     wrapper = wrapper_type(wrapper_cfg)
-    defaults = _default_arguments(wrapper, cfg, dist_info)
+    defaults: dict[str, Any] = {}
+    if inspect.isclass(wrapper) and issubclass(wrapper, DistributedDataParallel):
+        if dist_info.device.type != "cpu":
+            defaults["device_ids"] = [dist_info.device.index]
+        if issubclass(wrapper, mm_dist.MMDistributedDataParallel):
+            defaults |= {"broadcast_buffers": False, "find_unused_parameters": False}
+        if "find_unused_parameters" in cfg:
+            defaults["find_unused_parameters"] = bool(cfg["find_unused_parameters"])
     return build_from_cfg(  # type: ignore[no-any-return]
         {**wrapper_cfg, "type": wrapper},
         MODEL_WRAPPERS,
@@ -109,21 +111,6 @@ def wrapper_type(wrapper_cfg: Mapping[str, Any]) -> Any:
     """Return the wrapper class of a distributed run, by ``model_wrapper_cfg``."""
     kind = wrapper_cfg.get("type", "MMDistributedDataParallel")
     return MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
-
-
-def _default_arguments(wrapper: Any, cfg: Mapping[str, Any], dist_info: DistInfo) -> dict[str, Any]:
-    """Return the default arguments of a wrapper."""
-    if not (inspect.isclass(wrapper) and issubclass(wrapper, DistributedDataParallel)):
-        return {}
-    defaults: dict[str, Any] = {}
-    if dist_info.device.type != "cpu":
-        defaults["device_ids"] = [dist_info.device.index]
-    if issubclass(wrapper, mm_dist.MMDistributedDataParallel):
-        defaults["broadcast_buffers"] = False
-        defaults["find_unused_parameters"] = bool(cfg.get("find_unused_parameters", False))
-    elif "find_unused_parameters" in cfg:
-        defaults["find_unused_parameters"] = bool(cfg["find_unused_parameters"])
-    return defaults
 
 
 def use_channels_last(model: nn.Module) -> None:
@@ -144,13 +131,13 @@ class RunCompiler:
 
     Args:
         cfg: ``cfg.compile``: as :func:`mm_compile.compile_model` takes it; ``cache`` may also be
-            True, for ``compile_cache`` beside the work directory.
+            True, for ``compile_cache`` beside the work directory, shared by a project's runs.
         work_dir: Absolute.
     """
 
     def __init__(self, cfg: Any, work_dir: Path) -> None:
         if isinstance(cfg, Mapping) and cfg.get("cache") is True:
-            cfg = {**cfg, "cache": str(work_dir.parent / _CACHE_NAME)}
+            cfg = {**cfg, "cache": str(work_dir.parent / "compile_cache")}
         self._cfg = cfg
         self._optimizers: list[Any] = []
 
@@ -178,7 +165,8 @@ class RunCompiler:
                 mm_dist.convert_sync_batchnorm(model, cfg["sync_bn"])
         # Now that its modules are those that stay, and before anything is put around them.
         apply_module_settings(unwrap_model(model), cfg)
-        if self._compiles_steps():
+        target = self._cfg.get("target") if isinstance(self._cfg, Mapping) else None
+        if not _STEPS.isdisjoint([target] if isinstance(target, str) else target or []):
             wrapped = wrap_model(model)
             return wrapped, mm_compile.compile_model(wrapped, self._cfg)
         if not is_wrapped(model):
@@ -207,28 +195,3 @@ class RunCompiler:
         has_report = any(isinstance(hook, CompileReportHook) for hook in runner.hooks)
         if handle.enabled and not has_report:
             runner.register_hook(CompileReportHook())
-            self._log_short_batch(runner)
-
-    def _log_short_batch(self, runner: Runner) -> None:
-        loader = runner.train_dataloader
-        is_dynamic = isinstance(self._cfg, Mapping) and self._cfg.get("dynamic") is True
-        num_left = _size_of_short_batch(loader)
-        if num_left and not is_dynamic:
-            runner.logger.info(
-                f"compile: the last batch of an epoch has a size of {num_left}, the others of "
-                f"{loader.batch_size}: the model is compiled for it once more. "
-                "train_dataloader=dict(drop_last=True) avoids that."
-            )
-
-    def _compiles_steps(self) -> bool:
-        target = self._cfg.get("target") if isinstance(self._cfg, Mapping) else None
-        names = [target] if isinstance(target, str) else target or []
-        return not _STEPS.isdisjoint(name for name in names if isinstance(name, str))
-
-
-def _size_of_short_batch(loader: Any) -> int:
-    """Return how many samples the last batch of an epoch has if it is a short one, else 0."""
-    has_length = loader.batch_size and hasattr(loader.sampler, "__len__")
-    if not has_length or loader.drop_last or len(loader.sampler) < loader.batch_size:
-        return 0
-    return int(len(loader.sampler) % loader.batch_size)

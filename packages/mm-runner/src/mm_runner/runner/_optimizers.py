@@ -17,7 +17,6 @@ from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.model import BaseModel, unwrap_model
 from mm_runner.optim import named_schedulers, named_wrappers, refuse_closure, scale_lr
 
-from ._checks import checked_mapping
 from ._sharded import as_sharded
 from ._summary import batch_of_process
 
@@ -33,15 +32,8 @@ __all__ = ["check_wrapper_of_run", "loading_optimizers", "scale_rates"]
 
 # Attributes of a wrapper that the Runner and its hooks use.
 _ASKED = (
-    "get_lr",
-    "initialize_count_status",
-    "last_result",
-    "load_state_dict",
-    "num_skipped",
-    "optimizer",
-    "param_groups",
-    "state_dict",
-    "step_skipped",
+    *("get_lr", "initialize_count_status", "last_result", "load_state_dict", "num_skipped"),
+    *("optimizer", "param_groups", "state_dict", "step_skipped"),
 )
 # States of torch's and most other optimizers in the shape of the parameter.
 _LIKE_PARAMETER = {
@@ -57,10 +49,6 @@ _STEPS_ALONE = {
 }
 _MOST_STEPS = 2**53
 _OF_CONTENT = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
-_WHAT_TO_DO = (
-    "Build the optimizer that the checkpoint was saved with, over the same parameters; or take the "
-    "weights alone, by load_from without resume."
-)
 
 
 def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
@@ -69,8 +57,22 @@ def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
     Raises:
         ConfigError: If not, also for how the model is wrapped.
     """
-    if isinstance(optim_wrapper, OptimWrapperDict):
-        _check_train_step(model, optim_wrapper)
+    bare = unwrap_model(model)
+    step = getattr(type(model), "train_step", None)
+    is_ours = step is MMDistributedDataParallel.train_step or as_sharded(model) is not None
+    if isinstance(optim_wrapper, OptimWrapperDict) and (
+        is_ours or (step is None and bare is not model)
+    ):
+        raise ConfigError(
+            f"optim_wrapper: {len(optim_wrapper)} of them were given, {', '.join(optim_wrapper)}, "
+            f"and {type(model).__name__} steps the model as a whole, with one. To let the model's "
+            "own train_step choose, give "
+            "cfg=dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel'))."
+        )
+    of_model = {id(parameter) for parameter in model.parameters()}
+    own_step = getattr(bare, "train_step", None)
+    # Nobody is there to give a closure.
+    is_plain = own_step is None or getattr(own_step, "__func__", None) is BaseModel.train_step
     for name, wrapper in named_wrappers(optim_wrapper).items():
         missing = [attribute for attribute in _ASKED if not hasattr(wrapper, attribute)]
         if missing:
@@ -78,8 +80,17 @@ def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
                 f"optim_wrapper: {type(wrapper).__name__} has no {', no '.join(missing)}; derive "
                 "it from mm_amp.OptimWrapper or mm_amp.AmpOptimWrapper."
             )
-        _check_parameters(model, wrapper)
-        _check_step(model, wrapper, f"optim_wrapper.{name}" if name else "optim_wrapper")
+        given = [parameter for group in wrapper.param_groups for parameter in group["params"]]
+        if given and of_model.isdisjoint(map(id, given)):
+            raise ConfigError(
+                f"optim_wrapper: none of the {len(given)} parameters of its "
+                f"{type(wrapper.optimizer).__name__} is one of the model's, which would learn "
+                "nothing. Build it over this very model, or give a dict, which is built once the "
+                "model is wrapped or sharded."
+            )
+        if is_plain and type(wrapper) in (OptimWrapper, AmpOptimWrapper):
+            where = f"optim_wrapper.{name}" if name else "optim_wrapper"
+            refuse_closure(type(wrapper.optimizer), f"{where}.optimizer")
 
 
 def scale_rates(
@@ -97,9 +108,7 @@ def scale_rates(
         ConfigError: If that number is not known, there is no ``base_batch_size``, or schedules
             have taken up the learning rates already.
     """
-    known = ("base_batch_size", "enable")
-    auto_scale_lr = checked_mapping(auto_scale_lr, "auto_scale_lr", known)
-    if not auto_scale_lr.get("enable", False):
+    if auto_scale_lr is None or not auto_scale_lr.get("enable", False):
         return
     if any(named_schedulers(runner.param_schedulers or []).values()):
         raise ConfigError(
@@ -118,40 +127,6 @@ def scale_rates(
         of_name = f" of {name}" if name else ""
         runner.logger.info(
             f"auto_scale_lr: batch of {batch}, learning rates{of_name} times {factor:g}."
-        )
-
-
-def _check_step(model: nn.Module, wrapper: Any, where: str) -> None:
-    """Raise if the optimizer steps only with a closure, and nobody is there to give one."""
-    own = getattr(unwrap_model(model), "train_step", None)
-    is_ours = own is None or getattr(own, "__func__", None) is BaseModel.train_step
-    if is_ours and type(wrapper) in (OptimWrapper, AmpOptimWrapper):
-        refuse_closure(type(wrapper.optimizer), f"{where}.optimizer")
-
-
-def _check_parameters(model: nn.Module, wrapper: Any) -> None:
-    """Raise if a ready-made optimizer is over another model, or over this one before sharding."""
-    own = {id(parameter) for parameter in model.parameters()}
-    given = [parameter for group in wrapper.param_groups for parameter in group["params"]]
-    if given and own.isdisjoint(map(id, given)):
-        raise ConfigError(
-            f"optim_wrapper: none of the {len(given)} parameters of its "
-            f"{type(wrapper.optimizer).__name__} is one of the model's, which would learn nothing. "
-            "Build it over this very model, or give a dict, which is built once the model is "
-            "wrapped or sharded."
-        )
-
-
-def _check_train_step(model: nn.Module, optim_wrapper: OptimWrapperDict) -> None:
-    """Raise unless it is the model's own ``train_step`` that gets the wrappers."""
-    own = getattr(type(model), "train_step", None)
-    is_ours = own is MMDistributedDataParallel.train_step or as_sharded(model) is not None
-    if is_ours or (own is None and unwrap_model(model) is not model):
-        raise ConfigError(
-            f"optim_wrapper: {len(optim_wrapper)} of them were given, "
-            f"{', '.join(optim_wrapper)}, and {type(model).__name__} steps the model as a whole, "
-            "with one. To let the model's own train_step choose, give "
-            "cfg=dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel'))."
         )
 
 
@@ -176,43 +151,43 @@ def loading_optimizers(optim_wrapper: Any, logger: logging.Logger) -> Iterator[N
         raise _misfit(str(error).rstrip(".")) from error
     for optimizer, own in zip(optimizers, settings, strict=True):
         for group, before in zip(optimizer.param_groups, own, strict=True):
-            _check(group, before, type(optimizer).__name__, logger)
-            _check_state(optimizer, group, logger)
+            _check_settings(group, before, type(optimizer).__name__, logger)
+            _check_state(optimizer, group)
     if failure is not None:
         raise _misfit(f"its state has no {failure}") from failure
 
 
 def _misfit(reason: str) -> CheckpointError:
-    return CheckpointError(f"The checkpoint's optimizer does not fit: {reason}. {_WHAT_TO_DO}")
+    return CheckpointError(
+        f"The checkpoint's optimizer does not fit: {reason}. Build the optimizer that the "
+        "checkpoint was saved with, over the same parameters; or take the weights alone, by "
+        "load_from without resume."
+    )
 
 
-def _check(
+def _check_settings(
     group: dict[str, Any], before: Mapping[str, Any], kind: str, logger: logging.Logger
 ) -> None:
     missing = [key for key in before if key not in group and key not in _ADDED]
     others = [key for key in group if key not in before and key not in _ADDED]
     if missing and others:
-        raise CheckpointError(
-            f"The checkpoint's optimizer has the settings {', '.join(others)}, and not "
-            f"{', '.join(missing)}, which this run's {kind} has. {_WHAT_TO_DO}"
-        )
+        raise _misfit(f"it has {', '.join(others)}, and {kind} has {', '.join(missing)}")
     for key in before.keys() & group.keys() - {"params", "param_names"}:
         if not is_like(group[key], before[key]):
-            raise CheckpointError(
-                f"The checkpoint's optimizer has the {key} {reprlib.repr(group[key])}, and this "
-                f"run's {kind} {reprlib.repr(before[key])}. {_WHAT_TO_DO}"
-            )
+            shown = f"{reprlib.repr(group[key])}, and {kind} has {reprlib.repr(before[key])}"
+            raise _misfit(f"its {key} is {shown}")
     for key in missing:
         logger.warning(f"The checkpoint's optimizer has no {key}: {before[key]!r} is used.")
         group[key] = before[key]
 
 
-def _check_state(optimizer: Any, group: dict[str, Any], logger: logging.Logger) -> None:
+def _check_state(optimizer: Any, group: dict[str, Any]) -> None:
     """Check the state of each parameter, which torch loads unchecked."""
-    trained = [one for one in group["params"] if one.requires_grad]
-    states = [(one, optimizer.state[one]) for one in trained if one in optimizer.state]
     needed = _needed_keys(optimizer, group)
-    for parameter, state in states:
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter)
+        if state is None or not parameter.requires_grad:
+            continue
         wrong = [
             key
             for key in _LIKE_PARAMETER & state.keys()
@@ -220,20 +195,12 @@ def _check_state(optimizer: Any, group: dict[str, Any], logger: logging.Logger) 
             and (state[key] is not None or key in needed)
         ]
         wrong += [key for key in needed if key not in state]
-        if "step" in state and not _is_count(state["step"]):
+        step = state.get("step", 0)
+        if not (is_finite(step) and 0 <= float(step) < _MOST_STEPS and float(step).is_integer()):
             wrong.append("step")
         if wrong:
             shape = tuple(parameter.shape)
             raise _misfit(f"its {wrong[0]} of a parameter of the shape {shape} does not fit")
-    if len(states) < len(trained) and (states or needed):
-        logger.info(
-            f"The checkpoint's optimizer has a state of {len(states)} of {len(trained)} parameters "
-            "in a group; it begins anew for the others."
-        )
-
-
-def _is_count(value: Any) -> bool:
-    return is_finite(value) and 0 <= float(value) < _MOST_STEPS and float(value).is_integer()
 
 
 def _needed_keys(optimizer: Any, group: Mapping[str, Any]) -> set[str]:
@@ -245,16 +212,12 @@ def _needed_keys(optimizer: Any, group: Mapping[str, Any]) -> set[str]:
     kind = type(optimizer)
     if kind.__name__ not in _STEPS_ALONE or kind is not getattr(torch.optim, kind.__name__, None):
         return set()
-    one = group["params"][0]
-    tiny = torch.zeros(1, device=one.device, requires_grad=True)
+    tiny = torch.zeros(1, device=group["params"][0].device, requires_grad=True)
     tiny.grad = torch.zeros_like(tiny)
     names = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
     try:
         trial = kind([tiny], **{name: copy.deepcopy(group[name]) for name in names})
         trial.step()
     except _OF_CONTENT as error:
-        raise CheckpointError(
-            f"{kind.__name__} cannot step with the settings of the checkpoint's optimizer: "
-            f"{error} {_WHAT_TO_DO}"
-        ) from error
+        raise _misfit(f"{kind.__name__} cannot step with its settings: {error}") from error
     return {key for key, value in trial.state[tiny].items() if value is not None}

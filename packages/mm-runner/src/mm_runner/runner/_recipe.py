@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mm_runner.checkpoint import rng_state, set_rng_state
@@ -13,10 +12,9 @@ from mm_runner.optim import named_schedulers
 from mm_runner.reporting import writer_configs
 from mm_runner.validation import validate_run
 
-from ._building import build_eval_loop, build_train_loop
+from ._building import build_eval_loop, build_train_loop, built_by
 from ._checks import (
     checked_cfg,
-    checked_mapping,
     checked_phases,
     refuse_misplaced,
     unknown_keys,
@@ -28,14 +26,12 @@ from ._optimizers import check_wrapper_of_run
 from ._schedules import check_schedules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    import torch
+    from collections.abc import Mapping
 
     from ._model import RunCompiler
     from ._runner import Runner
 
-__all__ = ["Recipe", "built_by"]
+__all__ = ["Recipe"]
 
 _LOOP_CONTRACT = ("run", "dataloader", "epoch", "iter", "max_epochs", "max_iters")
 
@@ -58,8 +54,7 @@ class Recipe:
     def __init__(self, arguments: Mapping[str, Any], cfg: Any, runner: type[Runner]) -> None:
         names = tuple(arguments)
         self.cfg = ConfigDict(checked_cfg(cfg, names))
-        phases = checked_phases(arguments, unknown_keys(self.cfg, names))
-        self._phases = dict(zip(("train", "val", "test"), phases, strict=True))
+        self._phases = checked_phases(arguments, unknown_keys(self.cfg, names))
         self._schedules = arguments["param_scheduler"]
         if self._schedules is not None and not self._phases["train"]:
             raise ConfigError(
@@ -67,9 +62,7 @@ class Recipe:
             )
         refuse_misplaced({**self.cfg, **arguments}, cfg)
         validate_run(arguments, self.cfg, runner)
-        self._auto_scale_lr = checked_mapping(
-            arguments["auto_scale_lr"], "auto_scale_lr", ("base_batch_size", "enable")
-        )
+        self._auto_scale_lr = arguments["auto_scale_lr"]
         self._model = with_preprocessor(arguments["model"], arguments["data_preprocessor"])
         given = {name: value for name, value in arguments.items() if value is not None}
         self.resolved: dict[str, Any] = plain_config({**given, **without_variables(self.cfg)})
@@ -131,27 +124,23 @@ class Recipe:
         if phase != "train":
             eval_step_of(run.model, f"{phase}_step")
         self._in_construction.add(phase)
+        state = rng_state(run.device)
         try:
-            with _keeping_generators(run.device):
-                return built_by(run, f"build_{phase}_loop", configured[f"{phase}_cfg"])
+            return built_by(run, f"build_{phase}_loop", configured[f"{phase}_cfg"])
         finally:
+            set_rng_state(state, run.device)
             self._in_construction.discard(phase)
 
-    def train_loop(self, run: Runner, cfg: Any) -> Any:
-        """Build a training loop from its config; a loop is returned as it is."""
-        if hasattr(cfg, "run"):
-            return cfg
-        self.check_phase("train", "build_train_loop()")
-        return build_train_loop(run, self._phases["train"]["train_dataloader"], cfg)
-
-    def eval_loop(self, run: Runner, phase: str, cfg: Any) -> Any:
-        """Build a validation or test loop from its config; a loop is returned as it is."""
+    def loop_of(self, run: Runner, phase: str, cfg: Any) -> Any:
+        """Build the loop of ``phase`` from its config; a loop is returned as it is."""
         if hasattr(cfg, "run"):
             return cfg
         self.check_phase(phase, f"build_{phase}_loop()")
         parts = self._phases[phase]
-        loader, evaluator = parts[f"{phase}_dataloader"], parts[f"{phase}_evaluator"]
-        return build_eval_loop(run, phase, loader, cfg, evaluator)
+        loader = parts[f"{phase}_dataloader"]
+        if phase == "train":
+            return build_train_loop(run, loader, cfg)
+        return build_eval_loop(run, phase, loader, cfg, parts[f"{phase}_evaluator"])
 
     def build_training(self, run: Runner) -> None:
         """Build the parts of a training, in this order; assigned parts are used as they are."""
@@ -162,7 +151,7 @@ class Recipe:
                     parts.pop(name, None)
             if "param_schedulers" not in assigned:
                 parts["param_schedulers"] = []
-        self._take_train_loop(run)
+        parts["train_loop"] = self._checked_train_loop(run, run.train_loop)
         configured = self._phases["train"]["optim_wrapper"]
         given = run.optim_wrapper if "optim_wrapper" in assigned else configured
         parts["optim_wrapper"] = wrapper = built_by(run, "build_optim_wrapper", given)
@@ -177,8 +166,8 @@ class Recipe:
         parts["param_schedulers"] = schedules
         _ = run.val_loop  # built now, so that its mistakes show before the first step
 
-    def _take_train_loop(self, run: Runner) -> None:
-        loop = run.train_loop
+    @staticmethod
+    def _checked_train_loop(run: Runner, loop: Any) -> Any:
         if not hasattr(loop, "run"):  # a config that was assigned
             loop = built_by(run, "build_train_loop", loop)
         missing = [name for name in _LOOP_CONTRACT if not hasattr(loop, name)]
@@ -194,36 +183,10 @@ class Recipe:
                 f"{run.seed}: its data would come in another order. Build it after what changes "
                 "the seed, such as resume() and set_randomness()."
             )
-        vars(run)["train_loop"] = loop
-
-    @staticmethod
-    def built_by(run: Runner, method: str, *arguments: Any, **options: Any) -> Any:
-        """Return what a ``build_*`` method of the Runner returns.
-
-        Raises:
-            ConfigError: If it returned nothing.
-        """
-        built = getattr(run, method)(*arguments, **options)
-        if built is None:
-            raise ConfigError(
-                f"{type(run).__name__}.{method}() returned None; return what it builds."
-            )
-        return built
-
-
-built_by = Recipe.built_by
+        return loop
 
 
 def _are_built(schedules: Any) -> bool:
     groups = named_schedulers(schedules) if isinstance(schedules, (list, dict)) else {}
     found = [one for group in groups.values() if isinstance(group, list) for one in group]
     return bool(found) and all(hasattr(one, "step") for one in found)
-
-
-@contextmanager
-def _keeping_generators(device: torch.device) -> Iterator[None]:
-    state = rng_state(device)
-    try:
-        yield
-    finally:
-        set_rng_state(state, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import mm_dist
 from mm_runner._main_process import run_on_main
@@ -17,34 +17,18 @@ from mm_runner.checkpoint import (
 )
 from mm_runner.errors import CheckpointError, ConfigError
 
-from ._data_position import check_world_size
 from ._sharded import as_sharded
 from ._state import restore_weights
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Collection, Sequence
 
     from ._runner import Runner
 
-__all__ = [
-    "Found",
-    "StartingPoint",
-    "load_or_resume",
-    "load_weights_of",
-    "refuse_url",
-    "resume_later",
-]
+__all__ = ["StartingPoint", "load_or_resume", "load_weights_of", "refuse_url", "resume_later"]
 
 # Of a sharded model the main process hands these out, tensor by tensor.
 _HANDED_OUT = ("state_dict", "optimizer", "ema_state_dict")
-
-
-class Found(NamedTuple):
-    """A checkpoint that was read."""
-
-    path: Path
-    content: dict[str, Any]
 
 
 class StartingPoint:
@@ -55,6 +39,10 @@ class StartingPoint:
         resume: Continue from it, or from the newest readable one in the work directory.
         leave_out: Parts of the state that start anew.
 
+    Attributes:
+        path: The file once it is found; ``None`` to begin afresh.
+        content: What it holds, until it is loaded.
+
     Raises:
         ConfigError: If ``load_from`` is a URL.
     """
@@ -64,11 +52,12 @@ class StartingPoint:
     ) -> None:
         refuse_url(load_from)
         self.load_from, self.resume, self.leave_out = load_from, resume, leave_out
-        self._found: Found | None = None
-        self._is_read = self._is_taken = False
+        self.path: Path | None = None
+        self.content: dict[str, Any] | None = None
+        self._is_read = False
 
-    def find(self, runner: Runner) -> Found | None:
-        """Read the checkpoint, unless that is done; ``None`` to begin afresh.
+    def find(self, runner: Runner) -> None:
+        """Read the checkpoint, unless that is done.
 
         The seed of a run that resumes becomes that of the checkpoint, before data are built.
 
@@ -76,44 +65,55 @@ class StartingPoint:
             CheckpointError: On all processes, if none can be read.
         """
         if self._is_read:
-            return self._found
-        self._found, self._is_read = _find(runner, self.load_from, resume=self.resume), True
-        if self._found is not None and self.resume:
-            check_world_size(runner, self._found.content)
-            seed = self._found.content.get("meta", {}).get("seed")
-            runner.randomness.take_over(seed, runner.logger)
-        return self._found
+            return
+        # The main process chooses, so that all resume from the same file, and keeps what it read.
+        read: dict[Path, dict[str, Any]] = {}
 
-    def take(self, runner: Runner, *, for_training: bool) -> Found | None:
-        """Return the checkpoint to load now, ``None`` if it was loaded or there is none.
+        def choose() -> Path | None:
+            if self.load_from is not None:
+                path = Path(self.load_from)
+                read[path] = load_checkpoint_file(path)
+                if self.resume:
+                    check_resumable(read[path], path)
+            elif self.resume:
+                read.update(filter(None, [latest_readable(runner.work_dir, runner.logger.warning)]))
+            return next(iter(read), None)
 
-        An evaluation takes the weights only; a training that resumes follows it all the same.
-        """
-        if self._is_taken:
-            return None
-        found = self.find(runner)
-        if for_training or not self.resume:
-            self._is_taken, self._found = True, None
-        return found
+        self.path = path = run_on_main(choose)
+        if path is not None:
+            is_sharded = as_sharded(runner.model) is not None
+            self.content = _read(path, read.get(path), outline=is_sharded)
+            if self.resume:
+                runner.randomness.take_over(self.content["meta"].get("seed"), runner.logger)
+        elif self.resume:
+            runner.logger.info(
+                f"resume: {runner.work_dir} has no checkpoint; training from the start."
+            )
+        self._is_read = True
 
 
 def load_or_resume(runner: Runner, start: StartingPoint) -> None:
     """Load the checkpoint that a run begins with, once: a training that resumes restores all of it.
 
+    An evaluation takes the weights only; a training that resumes follows it all the same.
+
     Raises:
         CheckpointError: On all processes, if the file cannot be read, or does not fit.
     """
-    found = start.take(runner, for_training=runner.is_training)
-    runner.is_resuming = found is not None and start.resume and runner.is_training
-    if found is None:
+    start.find(runner)
+    content = start.content
+    runner.is_resuming = content is not None and start.resume and runner.is_training
+    if content is None:
         return
+    if runner.is_training or not start.resume:
+        start.content = None
     if not runner.is_resuming:
-        runner.logger.info(f"Loading {found.path}.")
-        _load(runner, found.content, strict=start.resume)
+        runner.logger.info(f"Loading {start.path}.")
+        _load(runner, content, strict=start.resume)
         return
-    runner.logger.info(f"Resuming from {found.path}.")
-    runner.call_hook("after_load_checkpoint", checkpoint=found.content)
-    runner.state.restore(found.content, leave_out=start.leave_out)
+    runner.logger.info(f"Resuming from {start.path}.")
+    runner.call_hook("after_load_checkpoint", checkpoint=content)
+    runner.state.restore(content, leave_out=start.leave_out)
     runner.logger.info(f"Resumed after epoch {runner.epoch}, step {runner.iter}.")
 
 
@@ -137,9 +137,22 @@ def load_weights_of(
         CheckpointError: On all processes, if it cannot be read, or nothing in it fits.
         ConfigError: If ``revise_keys`` holds something that is no such pair.
     """
-    checkpoint = read_checkpoint(filename)
+    try:
+        pairs = [(re.compile(pattern), replacement) for pattern, replacement in revise_keys]
+    except (TypeError, ValueError, re.error) as error:
+        raise ConfigError(
+            f"revise_keys: {revise_keys!r} was given ({error}); pairs of a regular expression and "
+            "its replacement are needed."
+        ) from error
+
+    def revised_name(name: str) -> str:
+        for pattern, replacement in pairs:
+            name = pattern.sub(replacement, name)
+        return name
+
+    checkpoint = _read(Path(filename))
     weights = checkpoint.get("state_dict", checkpoint)
-    revised: dict[str, Any] = renamed(weights, lambda name: _revised(name, revise_keys))
+    revised: dict[str, Any] = renamed(weights, revised_name)
     checkpoint = revised if weights is checkpoint else {**checkpoint, "state_dict": revised}
     _load(runner, checkpoint, strict=strict)
     runner.logger.info(f"Loaded {filename}.")
@@ -168,15 +181,15 @@ def resume_later(
     parts = {"optimizer": resume_optimizer, "param_schedulers": resume_param_scheduler}
     leave_out = [name for name, is_resumed in parts.items() if not is_resumed]
     start = StartingPoint(str(filename), resume=True, leave_out=leave_out)
-    found = start.find(runner)
-    assert found is not None
-    _load(runner, found.content, strict=True)
+    start.find(runner)
+    assert start.content is not None, "a file that cannot be read is an error"
+    _load(runner, start.content, strict=True)
     return start
 
 
 def _load(runner: Runner, checkpoint: dict[str, Any], *, strict: bool) -> None:
     runner.call_hook("after_load_checkpoint", checkpoint=checkpoint)
-    restore_weights(runner, checkpoint, strict=strict)
+    restore_weights(runner, checkpoint.get("state_dict", checkpoint), strict=strict)
     meta = checkpoint.get("meta")
     counts = meta if isinstance(meta, dict) else {}
     runner.loaded_progress = {
@@ -194,37 +207,10 @@ def refuse_url(load_from: str | None) -> None:
         )
 
 
-def _find(runner: Runner, load_from: str | None, *, resume: bool) -> Found | None:
-    # The main process chooses, so that all resume from the same file, and keeps what it has read.
-    read: dict[Path, dict[str, Any]] = {}
-
-    def choose() -> Path | None:
-        if load_from is not None:
-            read[Path(load_from)] = load_checkpoint_file(load_from)
-            if resume:
-                check_resumable(read[Path(load_from)], Path(load_from))
-        elif resume:
-            read.update(filter(None, [latest_readable(runner.work_dir, runner.logger.warning)]))
-        return next(iter(read), None)
-
-    path = run_on_main(choose)
-    if path is not None:
-        is_sharded = as_sharded(runner.model) is not None
-        return Found(path, read_checkpoint(path, read.get(path), outline=is_sharded))
-    if resume:
-        runner.logger.info(f"resume: {runner.work_dir} has no checkpoint; training from the start.")
-    return None
-
-
-def read_checkpoint(
-    path: str | os.PathLike[str], own: dict[str, Any] | None = None, *, outline: bool = False
+def _read(
+    path: Path, own: dict[str, Any] | None = None, *, outline: bool = False
 ) -> dict[str, Any]:
-    """Read a checkpoint on every process; every process must call this.
-
-    Args:
-        path: The file.
-        own: What this process has read of it already.
-        outline: Whether a process that has not read it needs no tensors.
+    """Read a checkpoint on every process, with ``outline`` without tensors where ``own`` is None.
 
     Raises:
         CheckpointError: On all processes, if one of them cannot read it.
@@ -249,16 +235,3 @@ def read_checkpoint(
         )
     assert own is not None
     return own
-
-
-def _revised(name: str, revise_keys: Sequence[tuple[str, str]]) -> str:
-    for pair in revise_keys:
-        try:
-            pattern, replacement = pair
-            name = re.sub(pattern, replacement, name)
-        except (TypeError, ValueError, re.error) as error:
-            raise ConfigError(
-                f"revise_keys: {pair!r} was given ({error}); a pair of a regular expression and "
-                "its replacement is needed."
-            ) from error
-    return name

@@ -13,13 +13,13 @@ from mm_runner.reporting import build_log_processor
 
 from . import _building as building
 from ._attributes import LoopNumber, LoopPart, OfLoop, TrainingPart
-from ._checks import argument_names, check_there, checked_cfg, unknown_keys, without_variables
+from ._checks import argument_names, checked_cfg, need_keys, without_variables
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, plain_config
 from ._model import RunCompiler, build_model, wrap_model
 from ._optimizers import scale_rates
-from ._recipe import Recipe, built_by
+from ._recipe import Recipe
 from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
 from ._schedules import build_schedules
@@ -124,7 +124,7 @@ class Runner:
         self.is_training = self.is_resuming = False
         vars(self)["param_schedulers"] = []
         self.loaded_progress: dict[str, int] = {}
-        self.log_processor = built_by(self, "build_log_processor", log_processor)
+        self.log_processor = building.built_by(self, "build_log_processor", log_processor)
         self.message_hub = self.log_processor.message_hub()
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
         fix_cublas_workspace(randomness)  # before anything touches the device
@@ -155,7 +155,7 @@ class Runner:
     def from_cfg(cls, cfg: Mapping[str, Any]) -> Runner:
         """Build a Runner from a full configuration, whose keys are the arguments."""
         names = argument_names(Runner)
-        check_there(cfg, ("model", "work_dir"), unknown_keys(checked_cfg(cfg, names), names))
+        need_keys(checked_cfg(cfg, names), names)
         return cls(**{key: cfg[key] for key in names if key in cfg}, cfg=cfg)
 
     def train(self) -> nn.Module:
@@ -222,15 +222,15 @@ class Runner:
 
     def build_train_loop(self, loop: Any) -> Any:
         """Build the training loop from ``train_cfg``, with the run's training batches."""
-        return self.recipe.train_loop(self, loop)
+        return self.recipe.loop_of(self, "train", loop)
 
     def build_val_loop(self, loop: Any) -> Any:
         """Build the validation loop from ``val_cfg``."""
-        return self.recipe.eval_loop(self, "val", loop)
+        return self.recipe.loop_of(self, "val", loop)
 
     def build_test_loop(self, loop: Any) -> Any:
         """Build the test loop from ``test_cfg``."""
-        return self.recipe.eval_loop(self, "test", loop)
+        return self.recipe.loop_of(self, "test", loop)
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
         """Build an optimizer wrapper, or several."""

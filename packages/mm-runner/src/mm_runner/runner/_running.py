@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,13 @@ from mm_runner.loops import EndOfTrainingError, EpochBasedTrainLoop, IterBasedTr
 from mm_runner.model import train_step_of, unwrap_model
 from mm_runner.optim import named_schedulers
 
-from ._receipt import RunReceipt
 from ._resume import StartingPoint
 from ._snapshot import check_savable
-from ._summary import log_start
+from ._summary import RunReceipt, log_start
 from ._work_dir import holding_work_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -42,8 +40,9 @@ def train(run: Runner) -> nn.Module:
     """Build the parts of a training, load or resume, and train; return the model."""
     run.recipe.check_phase("train", "train()")
     train_step_of(run.model)
-    receipt = RunReceipt()
-    with _holding_work_dir(run) as delete_checkpoints:
+    receipt, start = RunReceipt(), run.starting_point
+    is_fresh = not (start.resume or run.owns_checkpoints)
+    with holding_work_dir(run, is_fresh=is_fresh) as delete_checkpoints:
         run.starting_point.find(run)
         run.recipe.build_training(run)
         run.register_hook(receipt)
@@ -57,17 +56,6 @@ def train(run: Runner) -> nn.Module:
             raise
     model: nn.Module = run.model
     return model
-
-
-def _holding_work_dir(run: Runner) -> AbstractContextManager[Callable[[], None]]:
-    """Keep other trainings out of the work directory, unless this one keeps nothing there."""
-    if not run.interruption.saves:
-        return nullcontext(lambda: None)
-    start = run.starting_point
-    is_fresh = not (start.resume or run.owns_checkpoints)
-    return holding_work_dir(
-        run, is_fresh=is_fresh, overwrite=run.overwrite, load_from=start.load_from
-    )
 
 
 def _train(run: Runner, receipt: RunReceipt, delete_checkpoints: Callable[[], None]) -> None:
@@ -112,32 +100,26 @@ def _cleaning_up(run: Runner, receipt: RunReceipt) -> Iterator[None]:
     Raises:
         Exception: The first that cleaning up raised, unless the block raised one. The log has all.
     """
+    acts: list[Callable[[], object]] = []
+    failure: BaseException | None = None
     try:
         yield
-    except Exception as error:
-        _call_all(run, [partial(hook.on_exception, run, error) for hook in run.hooks])
-        _clean_up(run, receipt)
+    except BaseException as error:
+        failure = error
+        if isinstance(error, Exception):
+            acts += [partial(hook.on_exception, run, error) for hook in run.hooks]
         raise
-    except BaseException:
-        _clean_up(run, receipt)
-        raise
-    failures = _clean_up(run, receipt)
-    if failures:
-        raise failures[0]
-
-
-def _clean_up(run: Runner, receipt: RunReceipt) -> list[Exception]:
-    run.is_training = False
-    run.hooks_list.remove(receipt)
-    loops = [vars(run).get(name) for name in ("train_loop", "val_loop")]
-    closed = [*loops, run.sharded_saving]
-    acts: list[Callable[[], object]] = [
-        *(partial(hook.clean_up, run) for hook in run.hooks),
-        *(one.close for one in closed if one is not None and hasattr(one, "close")),
-        # Last: a traceback must not be drawn over by the bar.
-        run.console.stop_progress,
-    ]
-    return _call_all(run, acts)
+    finally:
+        run.is_training = False
+        run.hooks_list.remove(receipt)
+        loops = [vars(run).get(name) for name in ("train_loop", "val_loop")]
+        closed: list[Any] = [*loops, run.sharded_saving]
+        acts += [partial(hook.clean_up, run) for hook in run.hooks]
+        acts += [one.close for one in closed if hasattr(one, "close")]
+        acts.append(run.console.stop_progress)  # last: the bar must not draw over a traceback
+        failures = _call_all(run, acts)
+        if failures and failure is None:
+            raise failures[0]
 
 
 def _call_all(run: Runner, acts: list[Callable[[], object]]) -> list[Exception]:
@@ -168,12 +150,12 @@ def explaining_lists(run: Runner) -> Iterator[None]:
     try:
         yield
     except (AttributeError, TypeError) as error:
-        loops = {phase: vars(run).get(f"{phase}_loop") for phase in ("train", "val", "test")}
-        loaders = {phase: getattr(loop, "dataloader", None) for phase, loop in loops.items()}
+        loops = [vars(run).get(f"{phase}_loop") for phase in ("train", "val", "test")]
+        collates = [getattr(getattr(loop, "dataloader", 0), "collate_fn", 0) for loop in loops]
         phases = [
             phase
-            for phase, loader in loaders.items()
-            if getattr(loader, "collate_fn", None) is pseudo_collate
+            for phase, collate in zip(("train", "val", "test"), collates, strict=True)
+            if collate is pseudo_collate
         ]
         is_about_list = _NOT_LIST.search(str(error)) and not isinstance(error, MMRunnerError)
         if not (phases and is_about_list):

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["build_schedules", "check_schedules", "fit_to_length"]
 
-_OF_SCHEDULE = ("by_epoch", "load_state_dict", "need_val_args", "state_dict", "step")
-
 
 def build_schedules(runner: Runner, scheduler: Any) -> Any:
     """Build schedules over the run's ``optim_wrapper``; of several wrappers, by name.
@@ -55,36 +53,32 @@ def check_schedules(optim_wrapper: Any, schedules: Any) -> None:
     """
     wrappers, by_name = named_wrappers(optim_wrapper), named_schedulers(schedules)
     if not by_name.keys() <= wrappers.keys():
+        own, others = (
+            ", ".join(name or "a single one" for name in one) for one in (wrappers, by_name)
+        )
         raise ConfigError(
-            f"param_schedulers: they are for {_names(by_name)}, and optim_wrapper is "
-            f"{_names(wrappers)}. Of several wrappers they are a dict of lists by name, of a "
-            "single one a list."
+            f"param_schedulers: they are for {others}, and optim_wrapper is {own}. Of several "
+            "wrappers they are a dict of lists by name, of a single one a list."
         )
     for name, group in by_name.items():
+        known = {id(one) for one in wrappers[name].param_groups}
         for one in group:
-            missing = [attribute for attribute in _OF_SCHEDULE if not hasattr(one, attribute)]
+            needed = ("by_epoch", "load_state_dict", "need_val_args", "state_dict", "step")
+            missing = [attribute for attribute in needed if not hasattr(one, attribute)]
             if missing:
                 raise ConfigError(
                     f"param_schedulers: {type(one).__name__} has no {', no '.join(missing)}; give "
                     "its config, dict(type=...), which a schedule is built from."
                 )
-            if _is_over_another(wrappers[name], one):
+            # By groups: an optimizer around another one, such as one that shards, shares them.
+            groups = getattr(getattr(one, "optimizer", None), "param_groups", None)
+            if groups is not None and known.isdisjoint(map(id, groups)):
                 raise ConfigError(
                     f"param_schedulers: the schedules assigned{f' for {name}' if name else ''} are "
                     f"over another {type(one.optimizer).__name__} than the one that is trained "
                     "with. Assign their config, param_schedulers = [dict(type=...)]; or assign "
                     "optim_wrapper first, and build them then."
                 )
-
-
-def _is_over_another(wrapper: Any, schedule: Any) -> bool:
-    groups = getattr(getattr(schedule, "optimizer", None), "param_groups", None)
-    # By their groups: an optimizer around another one, as those that shard, shares them.
-    return groups is not None and {*map(id, groups)}.isdisjoint(map(id, wrapper.param_groups))
-
-
-def _names(parts: Mapping[str, Any]) -> str:
-    return ", ".join(name or "a single one" for name in parts) or "none"
 
 
 def fit_to_length(
@@ -105,38 +99,20 @@ def fit_to_length(
     # One that follows a metric has no course to repeat.
     if not changed or any(one.need_val_args for one in schedulers):
         return
-    why = _describe(runner, *changed[0])
-    groups = named_wrappers(runner.optim_wrapper)[name].optimizer.param_groups
-    settings = dict.fromkeys(one.setting for one in schedulers)
-    before = {setting: _values(groups, setting) for setting in settings}
+    first, window = changed[0]
+    group = named_wrappers(runner.optim_wrapper)[name].optimizer.param_groups[0]
+    before = _value(group, first.setting)
     replay(schedulers, num_iters, _epoch_length(runner))
-    changes = [_change(setting, old, _values(groups, setting)) for setting, old in before.items()]
     runner.logger.info(
-        f"{why}: schedules{f' of {name}' if name else ''} go on as if that had been so from "
-        f"the start ({', '.join(changes)})."
+        f"{first.where} acts from {first.window[0]:,} to {first.window[1]:,} now, and did from "
+        f"{window[0]:,} to {window[1]:,}: schedules{f' of {name}' if name else ''} continue as if "
+        f"that had been so from the start ({first.setting} {before:.4g} -> "
+        f"{_value(group, first.setting):.4g})."
     )
 
 
-def _describe(runner: Runner, scheduler: ParamScheduler, before: Sequence[int]) -> str:
-    now, in_epochs = scheduler.window, getattr(runner.train_loop, "by_epoch", True)
-    unit = "epochs" if in_epochs else "iterations"
-    if before[0] == now[0] and now[1] == (runner.max_epochs if in_epochs else runner.max_iters):
-        return f"The run is {now[1]:,} {unit} long now, and was {before[1]:,}"
-    return (
-        f"{scheduler.where} acts from {now[0]:,} to {now[1]:,} now, and did from {before[0]:,} to "
-        f"{before[1]:,}"
-    )
-
-
-def _values(groups: Sequence[Mapping[str, Any]], setting: str) -> list[float]:
-    return [float(group[setting] if setting in group else group["betas"][0]) for group in groups]
-
-
-def _change(setting: str, before: Sequence[float], after: Sequence[float]) -> str:
-    """Describe the first group that has another value, or the first one."""
-    pairs = list(zip(before, after, strict=True))
-    old, new = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
-    return f"{setting} {old:.4g} -> {new:.4g}" if old != new else f"{setting} stays {old:.4g}"
+def _value(group: Mapping[str, Any], setting: str) -> float:
+    return float(group[setting] if setting in group else group["betas"][0])
 
 
 def _epoch_length(runner: Runner) -> int | None:

@@ -9,7 +9,6 @@ written with either kind of wrapper starts a run with the other.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +24,6 @@ from mm_runner.checkpoint import (
     ShardFolder,
     first_line,
     plain,
-    save_checkpoint_file,
     split_shards,
 )
 from mm_runner.errors import CheckpointError, CheckpointWriteError
@@ -49,7 +47,7 @@ __all__ = [
     "can_save_shards",
     "check_versions",
     "read_optimizer",
-    "with_versions",
+    "versions_of",
     "write_optimizer",
 ]
 
@@ -64,11 +62,12 @@ def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
     return cast("MMFullyShardedDataParallel", model) if has_parts else None
 
 
-def with_versions(state_dict: Mapping[str, Any], module: nn.Module) -> OrderedDict[str, Any]:
-    """Return a state with the versions of the modules, as torch's own state_dict() has them."""
-    state = OrderedDict(state_dict)
-    vars(state)["_metadata"] = _versions(module)
-    return state
+def versions_of(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the versions of the modules, as torch's own state_dict() has them."""
+    return {
+        f"{name}.".replace("_orig_mod.", "")[:-1]: {"version": version_of_module(one)}
+        for name, one in module.named_modules()
+    }
 
 
 def check_versions(state_dict: Mapping[str, Any], module: nn.Module) -> None:
@@ -77,7 +76,7 @@ def check_versions(state_dict: Mapping[str, Any], module: nn.Module) -> None:
     Raises:
         CheckpointError: Naming the module.
     """
-    own = _versions(module)
+    own = versions_of(module)
     for name, saved in getattr(state_dict, "_metadata", {}).items():
         version, needed = saved.get("version"), own.get(name, saved).get("version")
         if version != needed:
@@ -86,13 +85,6 @@ def check_versions(state_dict: Mapping[str, Any], module: nn.Module) -> None:
                 f"version {needed}. A sharded model does not convert it: resume once without "
                 "sharding, and save it."
             )
-
-
-def _versions(module: nn.Module) -> dict[str, dict[str, Any]]:
-    return {
-        f"{name}.".replace("_orig_mod.", "")[:-1]: {"version": version_of_module(one)}
-        for name, one in module.named_modules()
-    }
 
 
 def read_optimizer(
@@ -177,7 +169,7 @@ class ShardedSaving:
         runner: Runner,
         checkpoint: dict[str, Any],
         path: Path,
-        finish: Callable[[], object],
+        write_file: Callable[[dict[str, Any]], object],
         writer: BackgroundWriter | None = None,
     ) -> None:
         """Write ``checkpoint``, in which tensors may be sharded.
@@ -186,12 +178,15 @@ class ShardedSaving:
             runner: The run.
             checkpoint: Of the first process all counts, of the others their shards.
             path: The file.
-            finish: Called on the first process once the checkpoint is whole.
+            write_file: Called on the first process with what belongs into the file.
             writer: Writes a copy while training continues.
 
         Raises:
             CheckpointError: On all processes, if something cannot be saved or written.
         """
+        # Slow to import.
+        from torch.distributed.checkpoint import filesystem, state_dict_saver  # noqa: PLC0415
+
         split = split_shards(checkpoint)
         opened: list[ShardFolder] = []
 
@@ -204,50 +199,35 @@ class ShardedSaving:
         shards = {"folder": folder.name, "tensors": split.layout}
         rest = plain({**split.rest, "meta": meta, SHARDS: shards}) if runner.rank == 0 else {}
 
-        def write_file() -> None:
-            save_checkpoint_file(rest, path)
+        def end() -> None:
+            write_file(rest)
             opened[0].close()
-            finish()
 
-        with _removing(opened, path):
-            future = self._begin(split.tensors, folder, is_async=writer is not None)
-        if writer is None:
-            with _removing(opened, path):
-                run_on_main(write_file)
-            return
-        is_abandoned = writer.is_abandoned
-
-        def end(_: Any) -> None:
-            with _removing(opened, path):
-                _wait(future, is_abandoned)
-                write_file()
-
-        def end_elsewhere(_: Any) -> None:
-            with suppress(BaseException):  # the first process reports it
-                _wait(future, is_abandoned)
-
-        writer.submit({}, end if opened else end_elsewhere)
-
-    def _begin(self, tensors: dict[str, Any], folder: Path, *, is_async: bool) -> Any:
-        """Save ``tensors``, or copy them and let a thread save them; return its future."""
-        from torch.distributed.checkpoint.filesystem import (  # noqa: PLC0415 - slow to import
-            FileSystemWriter,
-        )
-        from torch.distributed.checkpoint.state_dict_saver import (  # noqa: PLC0415
-            async_save,
-            save,
-        )
-
-        if self._group is None:
-            self._group = dist.new_group(backend="gloo")
+        self._group = self._group or dist.new_group(backend="gloo")
         options: dict[str, Any] = {
-            "storage_writer": FileSystemWriter(folder),
+            "storage_writer": filesystem.FileSystemWriter(folder),
             "process_group": self._group,
         }
-        if not is_async:
-            return save(tensors, **options)
-        response: Any = async_save(tensors, **options)
-        return getattr(response, "upload_completion", response)
+        if writer is None:
+            with _removing(opened, path):
+                state_dict_saver.save(split.tensors, **options)
+                run_on_main(end)
+            return
+        with _removing(opened, path):
+            response: Any = state_dict_saver.async_save(split.tensors, **options)
+        future = getattr(response, "upload_completion", response)
+        is_abandoned = writer.is_abandoned
+
+        def end_later(_: Any) -> None:
+            if opened:
+                with _removing(opened, path):
+                    _wait(future, is_abandoned)
+                    end()
+            else:
+                with suppress(BaseException):  # the first process reports it
+                    _wait(future, is_abandoned)
+
+        writer.submit({}, end_later)
 
     def close(self) -> None:
         """Leave the group of processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from ._runner import Runner
 
 __all__ = ["check_savable", "write_snapshot"]
-
-_PACKAGES = ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu")
 
 
 def write_snapshot(
@@ -67,18 +66,15 @@ def write_snapshot(
     checkpoint = {"meta": {**_header(runner, state), **(meta or {})}, **state}
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
 
-    def finish() -> None:
+    def write(content: dict[str, Any]) -> None:
+        save_checkpoint_file(content, path)
         if mark_as_latest:
             mark_latest(path, runner.work_dir)
         if then is not None:
             then()
 
-    def write(content: dict[str, Any]) -> None:
-        save_checkpoint_file(content, path)
-        finish()
-
     if is_sharded:
-        runner.sharded_saving.write(runner, checkpoint, path, finish, writer)
+        runner.sharded_saving.write(runner, checkpoint, path, write, writer)
     elif writer is None:  # copied to the CPU by the main process alone
         run_on_main(lambda: write(plain(checkpoint)))
     else:
@@ -104,6 +100,10 @@ def check_savable(runner: Runner) -> None:
 
 
 def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
+    versions = {"torch": str(torch.__version__)}
+    for package in ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu"):
+        with suppress(PackageNotFoundError):  # run from a source tree
+            versions[package] = version(package)
     return {
         "epoch": state["data"][0]["epoch"],
         "iter": state["data"][0]["iter"],
@@ -114,12 +114,5 @@ def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
         "experiment_name": runner.experiment_name,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "cfg": runner.logs.config_text,
-        "versions": {"torch": str(torch.__version__), **dict(map(_version, _PACKAGES))},
+        "versions": versions,
     }
-
-
-def _version(package: str) -> tuple[str, str]:
-    try:
-        return package, version(package)
-    except PackageNotFoundError:  # run from a source tree
-        return package, "unknown"

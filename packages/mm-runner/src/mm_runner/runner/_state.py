@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,19 +13,20 @@ import torch
 import mm_dist
 from mm_amp import MMAmpError
 from mm_runner.checkpoint import load_weights, plain, renamed, rng_state, set_rng_state
+from mm_runner.data import DataPosition
 from mm_runner.errors import CheckpointError, MMRunnerError
 from mm_runner.loops import AbstractTrainLoop, needs_rehearsal
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
-from ._data_position import position_elsewhere, position_without_state, settle_position
+from ._data_position import position_elsewhere, position_without_state, warn_of_other_length
 from ._optimizers import loading_optimizers
 from ._schedules import fit_to_length
 from ._sharded import (
     as_sharded,
     check_versions,
     read_optimizer,
-    with_versions,
+    versions_of,
     write_optimizer,
 )
 
@@ -57,15 +58,13 @@ class Part(NamedTuple):
         save: Returns its state, tensors and primitives. Every process calls it.
         load: Takes the state.
         is_per_rank: Whether every process has its own; the entry is then a list in rank order.
-        reshard: Makes this process's state from the list of another number of processes. Without
-            it such a part starts anew.
+            With another number of processes all but ``data`` start anew.
     """
 
     name: str
     save: Callable[[], Any]
     load: Callable[[Any], None]
     is_per_rank: bool = False
-    reshard: Callable[[list[Any]], Any] | None = None
 
 
 class RunState:
@@ -83,16 +82,8 @@ class RunState:
             Part("optimizer", self._save_optimizer, self._load_optimizer),
             Part("param_schedulers", self._save_schedules, self._load_schedules),
             Part("hooks", self._save_hooks, self._load_hooks),
-            Part(
-                "message_hub", runner.message_hub.state_dict, self._load_windows, is_per_rank=True
-            ),
-            Part(
-                "data",
-                self._save_position,
-                self._load_position,
-                is_per_rank=True,
-                reshard=self._reshard_position,
-            ),
+            Part("message_hub", self._save_windows, self._load_windows, is_per_rank=True),
+            Part("data", self._save_position, self._load_position, is_per_rank=True),
             Part("rng", self._save_generators, self._load_generators, is_per_rank=True),
         )
         self._checkpoint: Mapping[str, Any] = {}
@@ -111,10 +102,10 @@ class RunState:
         self.is_sharded = is_sharded and as_sharded(self._runner.model) is not None
         parts = [part for part in self.parts if part.name not in leave_out]
         ranks = self._gather([part for part in parts if part.is_per_rank])
-        states = {
-            part.name: _of_ranks(ranks, part.name) if part.is_per_rank else part.save()
-            for part in parts
-        }
+        states = {}
+        for part in parts:
+            own = [rank[part.name] for rank in ranks] if part.is_per_rank else part.save()
+            states[part.name] = own if not part.is_per_rank or any(own) else []
         return {name: state for name, state in states.items() if state or name not in _OPTIONAL}
 
     def restore(self, checkpoint: Mapping[str, Any], *, leave_out: Collection[str] = ()) -> None:
@@ -127,7 +118,8 @@ class RunState:
         try:
             for part in self.parts:
                 if part.name not in leave_out:
-                    part.load(self._own_state(part))
+                    state = checkpoint.get(part.name)
+                    part.load(self._own_of(part.name, state) if part.is_per_rank else state)
         except _OF_CONTENT as error:
             if isinstance(error, (MMRunnerError, MMAmpError)):
                 raise
@@ -139,13 +131,14 @@ class RunState:
         finally:
             self._checkpoint = {}
 
-    def _own_state(self, part: Part) -> Any:
-        state, runner = self._checkpoint.get(part.name), self._runner
-        if not part.is_per_rank or state is None:
-            return state
-        if isinstance(state, list) and len(state) == runner.world_size:
-            return state[runner.rank]
-        return part.reshard(state) if part.reshard is not None and state else None
+    def _own_of(self, name: str, states: Any) -> Any:
+        """Return the state of this process, ``None`` if the part starts anew."""
+        runner = self._runner
+        if isinstance(states, list) and len(states) == runner.world_size:
+            return states[runner.rank]
+        if name != "data" or not states:
+            return None
+        return position_elsewhere(runner, self._checkpoint.get("meta", {}), states)
 
     def _gather(self, parts: list[Part]) -> list[dict[str, Any]]:
         failure: Exception | None = None
@@ -170,12 +163,13 @@ class RunState:
             weights = unwrap_model(self._runner.model).state_dict()
         else:
             whole, spread = sharded.full_state_dict, sharded.sharded_state_dict
-            weights = with_versions(spread() if self.is_sharded else whole(), sharded.module)
+            weights = OrderedDict(spread() if self.is_sharded else whole())
+            vars(weights)["_metadata"] = versions_of(sharded.module)
         # Not "module.": what is left of it is the model's own attribute.
         return renamed(weights, lambda name: name.replace("_orig_mod.", ""))
 
     def _load_weights(self, weights: Mapping[str, Any]) -> None:
-        restore_weights(self._runner, {"state_dict": weights}, strict=True)
+        restore_weights(self._runner, weights, strict=True)
 
     def _save_buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers that differ between processes, such as unshared batch statistics."""
@@ -267,6 +261,10 @@ class RunState:
             if name in (states or {}):
                 hook.load_state_dict((states or {})[name])
 
+    def _save_windows(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._runner.message_hub.state_dict()
+        return state
+
     def _load_windows(self, state: Mapping[str, Any] | None) -> None:
         if state:
             self._runner.message_hub.load_state_dict(state)
@@ -284,14 +282,13 @@ class RunState:
         if not state:
             state = position_without_state(runner.train_loop, meta)
         if "position" in state:
-            state = {**state, "position": settle_position(runner, state)}
-        if isinstance(runner.train_loop, AbstractTrainLoop):
-            runner.train_loop.load_state_dict(state)
-        else:
-            _set_counters(runner.train_loop, state)
-
-    def _reshard_position(self, states: list[Any]) -> dict[str, Any]:
-        return position_elsewhere(self._runner, self._checkpoint, states)
+            warn_of_other_length(runner, DataPosition(**state["position"]))
+        loop = runner.train_loop
+        if isinstance(loop, AbstractTrainLoop):
+            loop.load_state_dict(state)
+            return
+        for name in ("epoch", "iter"):  # of a user's own; in MMEngine's public names are only read
+            setattr(loop, f"_{name}" if hasattr(loop, f"_{name}") else name, state[name])
 
     def _save_generators(self) -> dict[str, Any]:
         loop = vars(self._runner).get("train_loop")
@@ -313,33 +310,24 @@ class RunState:
             loop.load_rng_state(state)
         if self._needs_rehearsal():
             checkpoint = self._checkpoint
-            loop.rehearse_with(lambda: self._restore_step(checkpoint))
+            unchanged = {part.name for part in self.parts}.difference(_CHANGED_BY_STEP)
+            loop.rehearse_with(lambda: self.restore(checkpoint, leave_out=unchanged))
 
     def _needs_rehearsal(self) -> bool:
         runner = self._runner
-        is_ours = isinstance(runner.train_loop, AbstractTrainLoop)
-        return (
-            is_ours
-            and runner.randomness.deterministic
-            and needs_rehearsal(runner.model, runner.world_size)
-        )
-
-    def _restore_step(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore the parts that a rehearsed step has changed."""
-        names = {part.name for part in self.parts}
-        self.restore(checkpoint, leave_out=names.difference(_CHANGED_BY_STEP))
+        is_possible = runner.deterministic and isinstance(runner.train_loop, AbstractTrainLoop)
+        return is_possible and needs_rehearsal(runner.model, runner.world_size)
 
     def _num_iters(self) -> int:
         return int(self._checkpoint.get("meta", {}).get("iter", 0))
 
 
-def restore_weights(runner: Runner, checkpoint: Mapping[str, Any], *, strict: bool) -> None:
-    """Load the weights of a checkpoint, or a bare state dict, into the model.
+def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool) -> None:
+    """Load a state dict into the model.
 
     Raises:
         CheckpointError: If nothing fits the model, or when ``strict``, not everything does.
     """
-    weights = checkpoint.get("state_dict", checkpoint)
     sharded = as_sharded(runner.model)
     if sharded is not None:
         check_versions(weights, sharded.module)
@@ -364,18 +352,7 @@ def _named(hooks: list[Hook]) -> Iterator[tuple[str, Hook]]:
         yield (f"{name}#{counts[name]}" if counts[name] > 1 else name), hook
 
 
-def _of_ranks(ranks: list[dict[str, Any]], name: str) -> list[Any]:
-    states = [own[name] for own in ranks]
-    return states if any(states) else []
-
-
 def _digest(tensor: torch.Tensor) -> bytes:
     file = io.BytesIO()  # by torch's own serialisation: NumPy need not be there
     torch.save(tensor.contiguous().clone(), file)
     return hashlib.blake2b(file.getvalue(), digest_size=8).digest()
-
-
-def _set_counters(loop: Any, state: Mapping[str, Any]) -> None:
-    """Set the counters of a user's own loop; in MMEngine's the public names are only read."""
-    for name in ("epoch", "iter"):
-        setattr(loop, f"_{name}" if hasattr(loop, f"_{name}") else name, state[name])

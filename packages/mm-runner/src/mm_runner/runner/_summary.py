@@ -1,49 +1,39 @@
-"""The first lines of a training's log."""
+"""The first and the last lines of a training's log, and a warning if it waits for its data."""
 
 from __future__ import annotations
 
+import os
 import platform
+import time
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner._tf32 import uses_tf32
-from mm_runner.hooks import CheckpointHook
+from mm_runner.evaluator import as_number
+from mm_runner.hooks import CheckpointHook, Hook
 from mm_runner.model import MODULE_SETTINGS, describe_module_settings, unwrap_model
 from mm_runner.optim import computes_in_half, named_wrappers
 
 if TYPE_CHECKING:
-    from mm_runner.runner import Runner
+    from mm_runner.run_view import RunView
 
-__all__ = [
-    "aligned",
-    "batch_of_process",
-    "checkpoint_places",
-    "describe_optimizer",
-    "log_start",
-]
+    from ._runner import Runner
 
-_WIDTH = 13
+__all__ = ["RunReceipt", "batch_of_process", "describe_optimizer", "log_start"]
+
+# The share of the time of a window of steps that is worth a warning.
+_WAITS_TOO_LONG, _WINDOW = 0.3, 50
 
 
 def log_start(runner: Runner) -> None:
     """Log devices, precision, compilation, optimizers, batch, length and places of a built run."""
-    runner.logger.info(aligned(f"Training {runner.model_name}", _lines(runner)))
-
-
-def aligned(title: str, lines: Iterator[tuple[str, str]]) -> str:
-    """Return a title and, indented below it, lines that begin with a key.
-
-    Example:
-        >>> print(aligned("Training Net", iter([("seed", "0"), ("devices", "1 x cpu")])))
-        Training Net
-          seed         0
-          devices      1 x cpu
-    """
-    return "\n".join([title, *(f"  {about:<{_WIDTH}}{text}" for about, text in lines)])
+    _log(runner, f"Training {runner.model_name}", _start_lines(runner))
 
 
 def batch_of_process(loader: Any) -> int | None:
@@ -74,77 +64,72 @@ def describe_optimizer(optimizer: Any, *, is_compiled: bool = False) -> str:
     return f"{kind.__name__} ({', '.join(traits)})" if traits else kind.__name__
 
 
-def checkpoint_places(runner: Runner) -> str:
-    """Return where the run's hooks save; the work directory if it has none."""
+def _log(runner: Runner, title: str, lines: Iterator[tuple[str, str]]) -> None:
+    """Log a title and, indented below it, lines that begin with a key, places last."""
     hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
     places = [hook.directory(runner) for hook in hooks] or [runner.work_dir]
-    return ", ".join(dict.fromkeys(map(str, places)))
+    ends = {
+        "checkpoints": ", ".join(dict.fromkeys(map(str, places))),
+        "logs": str(runner.log_dir),
+    }
+    shown = [f"  {key:<13}{text}" for key, text in (*lines, *ends.items())]
+    runner.logger.info("\n".join([title, *shown]))
 
 
-def _lines(runner: Runner) -> Iterator[tuple[str, str]]:
-    wrappers = named_wrappers(runner.optim_wrapper)
-    prefixes = {name: f"{name}: " if name else "" for name in wrappers}
-    group = f", backend {runner.dist_info.backend}" if runner.distributed else ""
-    yield "devices", f"{runner.world_size} x {_device(runner)}, launcher {runner.launcher}{group}"
-    yield "versions", _versions()
-    sizes = [(one.numel(), one.requires_grad) for one in unwrap_model(runner.model).parameters()]
-    total, trained = sum(size for size, _ in sizes), sum(size for size, is_on in sizes if is_on)
-    layout = ", channels_last" if runner.cfg.get("channels_last") else ""
+def _start_lines(runner: Runner) -> Iterator[tuple[str, str]]:
+    device, bare = runner.device, unwrap_model(runner.model)
+    named = named_wrappers(runner.optim_wrapper)
+    wrappers = {f"{name}: " if name else "": one for name, one in named.items()}
+    name_of = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    about = f"{torch.get_num_threads()} threads each"
+    if device.type != "cpu" and name_of is not None:
+        about = name_of(device)
+    backend = f", backend {runner.dist_info.backend}" if runner.distributed else ""
     yield (
-        "parameters",
-        f"{total:,}, of which {trained:,} are trained{layout}",
+        "devices",
+        f"{runner.world_size} x {device.type} ({about}), launcher {runner.launcher}{backend}",
     )
-    for key, names in describe_module_settings(unwrap_model(runner.model)).items():
+    toolkits = (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip))
+    built_with = "".join(f" with {name} {version}" for name, version in toolkits if version)
+    of_torch = f"torch {torch.__version__}{built_with}"
+    yield "versions", f"Python {platform.python_version()}, {of_torch}, mm-runner {__version__}"
+    total = sum(one.numel() for one in bare.parameters())
+    trained = sum(one.numel() for one in bare.parameters() if one.requires_grad)
+    layout = ", channels_last" if runner.cfg.get("channels_last") else ""
+    yield "parameters", f"{total:,}, of which {trained:,} are trained{layout}"
+    for key, names in describe_module_settings(bare).items():
         yield MODULE_SETTINGS[key], names
     if is_model_wrapper(runner.model):
         yield "wrapper", type(runner.model).__name__
-    for name, wrapper in wrappers.items():
-        yield "precision", prefixes[name] + _precision(runner, wrapper)
-    yield "compile", _compile(runner)
-    asked = runner.cfg.get("compile")
-    compiles_steps = (
-        runner.compile_handle.enabled
-        and isinstance(asked, Mapping)
-        and bool(asked.get("optimizer"))
-    )
-    for name, wrapper in wrappers.items():
-        optimizer = describe_optimizer(wrapper.optimizer, is_compiled=compiles_steps)
-        yield "optimizer", f"{prefixes[name]}{optimizer} in {type(wrapper).__name__}"
-    for name, wrapper in wrappers.items():
-        yield "batch", prefixes[name] + _batch(runner, wrapper)
-    yield "data", _data(runner.train_dataloader)
-    yield "length", _length(runner)
-    deterministic = ", deterministic algorithms" if runner.deterministic else ""
-    yield "seed", f"{runner.seed}{deterministic}"
-    yield "checkpoints", checkpoint_places(runner)
-    yield "logs", str(runner.log_dir)
-
-
-def _device(runner: Runner) -> str:
-    device = runner.device
-    name_of = getattr(getattr(torch, device.type, None), "get_device_name", None)
-    if device.type == "cpu" or name_of is None:
-        return f"{device.type} ({torch.get_num_threads()} threads each)"
-    return f"{device.type} ({name_of(device)})"
-
-
-def _versions() -> str:
-    toolkits = (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip))
-    built_with = "".join(f" with {name} {version}" for name, version in toolkits if version)
-    return (
-        f"Python {platform.python_version()}, torch {torch.__version__}{built_with}, "
-        f"mm-runner {__version__}"
-    )
-
-
-def _precision(runner: Runner, wrapper: Any) -> str:
     kept = {str(one.dtype).removeprefix("torch.") for one in runner.model.parameters()}
     weights = f"weights in {', '.join(sorted(kept)) or 'nothing'}"
-    tf32 = runner.device.type == "cuda" and uses_tf32()
-    weights += ", TF32 matrix products" if tf32 else ""
-    if not computes_in_half(wrapper):
-        return weights
-    return f"{str(wrapper.dtype).removeprefix('torch.')} by autocast, {weights}"
+    weights += ", TF32 matrix products" if device.type == "cuda" and uses_tf32() else ""
+    for prefix, wrapper in wrappers.items():
+        is_half = computes_in_half(wrapper)
+        lower = f"{str(wrapper.dtype).removeprefix('torch.')} by autocast, " if is_half else ""
+        yield "precision", f"{prefix}{lower}{weights}"
+    yield "compile", _compile(runner)
+    asked = runner.cfg.get("compile")
+    asks_for_optimizer = isinstance(asked, Mapping) and bool(asked.get("optimizer"))
+    is_compiled = runner.compile_handle.enabled and asks_for_optimizer
+    size = batch_of_process(runner.train_dataloader)
+    for prefix, wrapper in wrappers.items():
+        optimizer = describe_optimizer(wrapper.optimizer, is_compiled=is_compiled)
+        yield "optimizer", f"{prefix}{optimizer} in {type(wrapper).__name__}"
+        count = getattr(wrapper, "accumulative_counts", 1)
+        whole = "" if size is None else f"{size * runner.world_size * count} = "
+        per_rank = "the loader's own size" if size is None else str(size)
+        ranks = f"{runner.world_size} rank(s) x {count} accumulated"
+        yield "batch", f"{prefix}{whole}{per_rank} per rank x {ranks}"
+    loader = runner.train_dataloader
+    workers = getattr(loader, "num_workers", 0)
+    data = [f"{workers} workers per rank" if workers else "loaded in the training process"]
+    data += ["kept over epochs"] if getattr(loader, "persistent_workers", False) else []
+    data += ["pinned memory"] if getattr(loader, "pin_memory", False) else []
+    yield "data", ", ".join(data)
+    counts = [getattr(one, "accumulative_counts", 1) for one in wrappers.values()]
+    yield "length", _length(runner, max(counts))
+    yield "seed", f"{runner.seed}{', deterministic algorithms' if runner.deterministic else ''}"
 
 
 def _compile(runner: Runner) -> str:
@@ -156,35 +141,122 @@ def _compile(runner: Runner) -> str:
     return f"{report.target} by {report.backend}{mode}, {len(report.regions)} region(s)"
 
 
-def _batch(runner: Runner, wrapper: Any) -> str:
-    size = batch_of_process(runner.train_dataloader)
-    accumulated = getattr(wrapper, "accumulative_counts", 1)
-    if size is None:
-        return f"of the loader's own size x {runner.world_size} rank(s) x {accumulated} accumulated"
-    effective = size * runner.world_size * accumulated
-    return (
-        f"{effective} = {size} per rank x {runner.world_size} rank(s) x {accumulated} accumulated"
-    )
-
-
-def _data(loader: Any) -> str:
-    workers = getattr(loader, "num_workers", 0)
-    parts = [f"{workers} workers per rank" if workers else "loaded in the training process"]
-    if workers and getattr(loader, "persistent_workers", False):
-        parts.append("kept over epochs")
-    if getattr(loader, "pin_memory", False):
-        parts.append("pinned memory")
-    return ", ".join(parts)
-
-
-def _length(runner: Runner) -> str:
+def _length(runner: Runner, accumulated: int) -> str:
     if runner.iter and runner.iter >= runner.max_iters:
         return f"no step, {runner.iter:,} are done"
     steps = f"{runner.max_iters:,} steps"
     if runner.max_epochs > 1:
         steps += f" in {runner.max_epochs:,} epochs"
-    wrappers = named_wrappers(runner.optim_wrapper).values()
-    counts = max(getattr(one, "accumulative_counts", 1) for one in wrappers)
-    if counts > 1:
-        steps += f", a step being one batch, {counts} to an optimizer step"
+    if accumulated > 1:
+        steps += f", a step being one batch, {accumulated} to an optimizer step"
     return f"{steps}, {runner.iter:,} of them done" if runner.iter else steps
+
+
+class RunReceipt(Hook):
+    """Times a training, warns once if it waits for its data, and logs the result at the end.
+
+    Attributes:
+        has_ended: Whether the training has come to ``after_train``, and all hooks before this.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(self) -> None:
+        self.has_ended = self._has_warned = False
+        self._metrics: dict[str, float] = {}
+        self._started_s = self._evaluated_s = self._val_begin_s = 0.0
+        self._first_iter = 0
+        self._feed: Any = None
+        self._window_s = self._waited_s = 0.0  # where the window began
+
+    @override
+    def before_train(self, runner: RunView) -> None:
+        self._started_s = self._window_s = time.perf_counter()
+        self._first_iter = runner.iter
+        self._feed = getattr(getattr(runner.train_loop, "batches", None), "feed", None)
+
+    @override
+    def after_train(self, runner: RunView) -> None:
+        self.has_ended = True
+
+    @override
+    def before_val(self, runner: RunView) -> None:
+        self._val_begin_s = time.perf_counter()
+
+    @override
+    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
+        # A metric may be a table or text.
+        found = {name: as_number(value) for name, value in (metrics or {}).items()}
+        self._metrics = {name: value for name, value in found.items() if value is not None}
+
+    @override
+    def after_val(self, runner: RunView) -> None:
+        spent = time.perf_counter() - self._val_begin_s
+        self._evaluated_s += spent
+        self._window_s += spent
+
+    @override
+    def after_train_iter(
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        steps = runner.iter + 1 - self._first_iter
+        if steps % _WINDOW or self._has_warned or self._feed is None:
+            return
+        now, waited_s = time.perf_counter(), self._feed.loaded_s + self._feed.copied_s
+        share = (waited_s - self._waited_s) / (now - self._window_s)
+        self._window_s, self._waited_s = now, waited_s
+        # In the first window workers start and kernels are compiled.
+        if share > _WAITS_TOO_LONG and steps > _WINDOW and runner.rank == 0:
+            self._has_warned = True
+            workers = getattr(runner.train_dataloader, "num_workers", 0)
+            runner.logger.warning(
+                f"{share:.0%} of the last {_WINDOW} steps' time was spent waiting for data. Raise "
+                f"train_dataloader.num_workers, which is {workers} (this machine has "
+                f"{os.cpu_count()} cores), store samples in a form that is cheaper to read, or "
+                "move augmentation to the device."
+            )
+
+    def log(self, runner: Runner) -> None:
+        """Log the summary of the training; on the main process."""
+        spent, steps = time.perf_counter() - self._started_s, runner.iter - self._first_iter
+        title = f"Trained {runner.model_name}: {steps:,} steps in {_clock(spent)}"
+        _log(runner, title, self._lines(runner, steps, spent))
+
+    def _lines(self, runner: Runner, steps: int, spent: float) -> Iterator[tuple[str, str]]:
+        training_s = max(spent - self._evaluated_s, 1e-9)
+        if runner.interruption.ran_out_of_time:
+            yield "ended", f"the time was up, {runner.max_iters - runner.iter:,} steps are left"
+        if steps > 0:
+            size = batch_of_process(runner.train_dataloader)
+            rate = steps * runner.world_size * (size or 0) / training_s
+            samples = "" if size is None else f"{rate:,.1f} samples/s, "
+            yield "speed", f"{samples}{1000 * training_s / steps:.3g} ms per step"
+        if self._feed is not None:
+            waited_s = self._feed.loaded_s + self._feed.copied_s
+            yield "data", f"{waited_s / training_s:.0%} of it waiting for data"
+        if self._evaluated_s:
+            yield "validation", _clock(self._evaluated_s)
+        hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+        best = {name: record for hook in hooks for name, record in hook.best_records.items()}
+        for name, record in best.items():
+            where = f"epoch {record['epoch']}, step {record['iter']}"
+            yield "best", f"{name} {_number(record['score'])} after {where}: {record['file']}"
+        if self._metrics and not best:
+            numbers = ", ".join(f"{name} {_number(value)}" for name, value in self._metrics.items())
+            yield "metrics", f"{numbers}, in the newest validation"
+        for name, wrapper in named_wrappers(runner.optim_wrapper).items():
+            if wrapper.num_skipped:
+                of_name = f" of {name}" if name else ""
+                yield "skipped", f"{wrapper.num_skipped:,} steps{of_name}, gradients not finite"
+        times = runner.compile_handle.report().steps if runner.compile_handle.enabled else None
+        if times is not None:
+            yield "compile", str(times)
+
+
+def _number(value: float) -> str:
+    """Return a number in four digits, or in full if it has more before the point."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds))) if seconds >= 10 else f"{seconds:.2f} s"

@@ -43,8 +43,7 @@ class RunVisualizer:
 
     def add_scalar(self, name: str, value: float | Tensor, step: int = 0) -> None:
         """Write one scalar; see :meth:`add_scalars`."""
-        _check_scalar(name, value)
-        self.add_scalars({name: value}, step)
+        self.add_scalars({name: value, "step": step})
 
     def add_scalars(
         self,
@@ -71,18 +70,34 @@ class RunVisualizer:
             )
         place = {key: int(scalar_dict[key]) for key in ("step", "epoch") if key in scalar_dict}
         step = place.pop("step", int(step))
-        names = [name for name in scalar_dict if name not in ("step", "epoch")]
-        for name in names:
-            _check_scalar(name, scalar_dict[name])
+        scalars: dict[Any, Any] = {
+            key: one for key, one in scalar_dict.items() if key not in ("step", "epoch")
+        }
+        by_phase: dict[str, dict[str, Any]] = {}
+        for name, value in scalars.items():
+            phase, _, bare = str(name).partition("/")
+            phase, bare = (phase, bare) if phase in _PHASES and bare else ("other", name)
+            if not isinstance(name, str) or bare in ("", *_RESERVED):
+                raise ConfigError(
+                    f"visualizer.add_scalars: {short_repr(name)} cannot be the name of a scalar; "
+                    f"give text other than {', '.join(_RESERVED)}."
+                )
+            size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 1)
+            is_number = isinstance(value, (Tensor, int, float)) or hasattr(value, "item")
+            if not is_number or size != 1:
+                raise ConfigError(
+                    f"visualizer.add_scalars: {name!r} needs a number, or a tensor of one element, "
+                    f"got {short_repr(value)}."
+                )
+            by_phase.setdefault(phase, {})[bare] = value
         if not mm_dist.is_main_process():
             return
-        by_phase: dict[str, dict[str, Any]] = {}
-        for name, number in zip(names, as_numbers([scalar_dict[n] for n in names]), strict=True):
-            phase, bare = _split(name)
-            plain = number.item() if hasattr(number, "item") else number  # NumPy's
-            by_phase.setdefault(phase, {})[bare] = plain
-        for phase, numbers in by_phase.items():
-            self._runner.write_scalars(phase, {**place, **numbers}, step=step)
+        for phase, values in by_phase.items():
+            numbers = as_numbers(list(values.values()))
+            # NumPy's have item() too.
+            plain = [one.item() if hasattr(one, "item") else one for one in numbers]
+            record = {**place, **dict(zip(values, plain, strict=True))}
+            self._runner.write_scalars(phase, record, step=step)
 
     def add_image(self, name: str, image: Any, step: int = 0) -> None:
         """Give an image to the writers that keep images.
@@ -118,23 +133,3 @@ class RunVisualizer:
         plain = plain_config(config)
         self._logs.dump_config(plain)
         self._logs.give("add_config", plain)
-
-
-def _split(name: str) -> tuple[str, str]:
-    phase, _, bare = name.partition("/")
-    return (phase, bare) if phase in _PHASES and bare else ("other", name)
-
-
-def _check_scalar(name: Any, value: Any) -> None:
-    if not isinstance(name, str) or not name or _split(name)[1] in _RESERVED:
-        raise ConfigError(
-            f"visualizer.add_scalars: {short_repr(name)} cannot be the name of a scalar; give "
-            f"text other than {', '.join(_RESERVED)}."
-        )
-    size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 1)
-    is_number = isinstance(value, (Tensor, int, float)) or hasattr(value, "item")
-    if not is_number or size != 1:
-        raise ConfigError(
-            f"visualizer.add_scalars: {name!r} needs a number, or a tensor of one element, got "
-            f"{short_repr(value)}."
-        )

@@ -8,6 +8,7 @@ import re
 import tempfile
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -50,37 +51,29 @@ def open_work_dir(work_dir: str | Path) -> WorkDir:
         raise ConfigError(f"work_dir: the path of a directory is needed, got {work_dir!r}.")
 
     def create() -> WorkDir:
+        path = Path(work_dir).absolute()
         try:
-            return _create(Path(work_dir).absolute())
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass  # permission bits do not tell: ask the file system
+            timestamp = started = datetime.now().astimezone().strftime("%Y%m%d_%H%M%S")
+            # A second run started in the same second must not write into the first one's logs.
+            attempts = count(1)
+            while (path / timestamp).exists():
+                timestamp = f"{started}_{next(attempts)}"
+            (path / timestamp).mkdir()
         except OSError as error:
             raise WorkDirError(
                 f"work_dir={str(work_dir)!r} was asked for; it cannot be written: {error}. "
                 "Give a directory that you may write to."
             ) from error
+        return WorkDir(path, path / timestamp, timestamp)
 
     return run_on_main(create)
 
 
-def _create(path: Path) -> WorkDir:
-    path.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=path):
-        pass  # permission bits do not tell: ask the file system
-    started = datetime.now().astimezone().strftime("%Y%m%d_%H%M%S")
-    for attempt in range(1000):
-        # A second run started in the same second must not write into the first one's logs.
-        timestamp = f"{started}_{attempt}" if attempt else started
-        try:
-            (path / timestamp).mkdir()
-        except FileExistsError:
-            continue
-        return WorkDir(path, path / timestamp, timestamp)
-    raise FileExistsError(f"{path / started} and 999 more like it exist")
-
-
 @contextmanager
-def holding_work_dir(
-    runner: Runner, *, is_fresh: bool, overwrite: bool, load_from: str | None
-) -> Iterator[Callable[[], None]]:
+def holding_work_dir(runner: Runner, *, is_fresh: bool) -> Iterator[Callable[[], None]]:
     """Keep other trainings out of ``work_dir`` while the block trains; every process must enter it.
 
     The main process holds a POSIX record lock, which works on NFS too, which forked workers do not
@@ -89,18 +82,21 @@ def holding_work_dir(
     Args:
         runner: The run.
         is_fresh: Whether it trains from the start.
-        overwrite: Whether the checkpoints that a fresh run finds may be deleted.
-        load_from: A checkpoint that is not deleted.
 
     Yields:
-        Deletes these checkpoints; every process calls it once the run is able to train.
+        Deletes the checkpoints that a fresh run with ``overwrite`` finds, but for the one it starts
+        from; every process calls it once the run is able to train.
 
     Raises:
         WorkDirError: On all processes, if another training is under way in ``work_dir``, or if a
             fresh one finds checkpoints there that it may not delete.
     """
     held: list[IO[str]] = []  # on the main process
+    load_from, overwrite = runner.starting_point.load_from, runner.overwrite
     spared = os.path.realpath(load_from) if load_from is not None else None
+    if not runner.interruption.saves:  # nothing is kept
+        yield lambda: None
+        return
 
     def claim() -> None:
         with suppress(ImportError):  # fcntl, on Windows
@@ -149,9 +145,12 @@ def _lock(runner: Runner, held: list[IO[str]]) -> None:
         file.truncate(0)
         file.write(f"{platform.node()} {os.getpid()}\n")
         file.flush()
-    except (BlockingIOError, PermissionError) as error:
-        if not held:
-            _warn_unlocked(runner, error)
+    except OSError as error:
+        if not held or not isinstance(error, (BlockingIOError, PermissionError)):
+            runner.logger.warning(
+                f"{runner.work_dir} cannot be locked ({error}): a second run there would go "
+                "unnoticed."
+            )
             return
         with held.pop() as taken:
             taken.seek(0)
@@ -161,14 +160,6 @@ def _lock(runner: Runner, held: list[IO[str]]) -> None:
             f"work_dir={str(runner.work_dir)!r} is in use: {who} is training there. Wait until it "
             "ends, or choose another work_dir (--work-dir)."
         ) from None
-    except OSError as error:
-        _warn_unlocked(runner, error)
-
-
-def _warn_unlocked(runner: Runner, error: OSError) -> None:
-    runner.logger.warning(
-        f"{runner.work_dir} cannot be locked ({error}): a second run there would go unnoticed."
-    )
 
 
 def _checkpoints(runner: Runner) -> list[Path]:

@@ -115,8 +115,6 @@ def _plan(cfg: Mapping[str, Any], world_size: int) -> _Lines:
 def _further_notes(cfg: Mapping[str, Any], world_size: int) -> Iterator[str]:
     if world_size > 1 and "FullySharded" in _wrapper_name(cfg):
         yield f"Each process keeps about 1/{world_size} of the memory listed."
-    if cfg.get("resume_data") is False:
-        yield "A resumed run starts its data anew (resume_data)."
     unused = own_keys(cfg, argument_names(Runner))
     if unused:
         yield f"Keys of the configuration's own, which nothing here uses: {', '.join(unused)}."

@@ -95,10 +95,7 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
         )
     found = _checkpoint_before(Path(facts["work_dir"]), facts["iter"])
     if found is not None:
-        checkpoint, experiment = found
-        cfg.load_from, cfg.resume = str(checkpoint), True
-        # The checkpoint's data are those of the run if that has saved it itself.
-        cfg.resume_data = experiment == facts["experiment_name"] or cfg.get("resume_data", True)
+        cfg.load_from, cfg.resume = str(found), True
     elif cfg.get("load_from") is None:
         cfg.resume = False
     cfg.work_dir = str(bundle / "replay")
@@ -164,8 +161,8 @@ def _lost_in(value: Any, where: str = "") -> Iterator[str]:
         yield where
 
 
-def _checkpoint_before(work_dir: Path, step: int) -> tuple[Path, Any] | None:
-    """Return the newest readable checkpoint of at most ``step`` steps, and its experiment."""
+def _checkpoint_before(work_dir: Path, step: int) -> Path | None:
+    """Return the newest readable checkpoint of at most ``step`` steps."""
     for path in sorted(work_dir.glob("*.pth"), key=lambda path: -path.stat().st_mtime):
         if path.name.startswith("best_"):
             continue  # without the optimizer
@@ -174,8 +171,7 @@ def _checkpoint_before(work_dir: Path, step: int) -> tuple[Path, Any] | None:
             check_resumable(content, path)
         except CheckpointError:
             continue
-        meta = content.get("meta", {})
-        done = meta.get("iter")
+        done = content.get("meta", {}).get("iter")
         if isinstance(done, int) and done <= step:
-            return path, meta.get("experiment_name")
+            return path
     return None

@@ -148,7 +148,7 @@ def _record(cfg: Mapping[str, Any], recorder: _Recorder, **changes: Any) -> None
     seed_everything(random.SystemRandom().getrandbits(32))
     copied = training_config(cfg, "verify_resume")
     hooks = {**(copied.get("default_hooks") or {}), "checkpoint": None, "logger": None}
-    own = {"work_dir": str(recorder.directory), "default_hooks": hooks, "resume_data": True}
+    own = {"work_dir": str(recorder.directory), "default_hooks": hooks}
     done = train_with({**copied, **own, **changes}, recorder).iter
     gc.collect()  # workers, and wrappers of the process group, before the next run's
     if not recorder.has_ended:

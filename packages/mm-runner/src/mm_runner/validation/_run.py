@@ -42,13 +42,12 @@ from ._components import check_component, check_positive, check_section, need_ma
 from ._environment import check_environment, check_launcher, check_randomness
 from ._optim import check_optim_wrapper, check_schedules
 
-__all__ = ["validate_run"]
+__all__ = ["check_train_loop", "validate_run"]
 
 # Settings that the Runner reads from the full configuration only.
 _SETTINGS = {
     **dict.fromkeys(("channels_last", "crash_bundle", "device_prefetch"), bool),
-    **dict.fromkeys(("find_unused_parameters", "resume_data"), bool),
-    "on_world_size_change": Literal["keep", "error"],
+    "find_unused_parameters": bool,
     "sync_bn": Literal["torch"],
 }
 # Keys of a dataloader besides the arguments of torch's DataLoader, and those checked apart.
@@ -102,7 +101,8 @@ def _check_preprocessor(value: Any, where: str) -> None:
         check_component(value, MODELS, where)
 
 
-def _check_train_loop(cfg: Any, where: str) -> None:
+def check_train_loop(cfg: Any, where: str) -> None:
+    """Check ``train_cfg``."""
     if not isinstance(need_mapping(cfg, where).get("by_epoch", True), (bool, type(None))):
         raise ConfigError(f"{where}.by_epoch: True or False is needed, got {cfg['by_epoch']!r}.")
     plain = {key: value for key, value in cfg.items() if key != "by_epoch"}
@@ -277,7 +277,7 @@ def _check_writers(visualizer: Any, log_writers: Any) -> None:
 _SECTIONS: dict[str, Callable[[Any, str], Any]] = {
     "model": _check_model,
     "data_preprocessor": _check_preprocessor,
-    "train_cfg": _check_train_loop,
+    "train_cfg": check_train_loop,
     "val_cfg": _check_eval_loop,
     "test_cfg": _check_eval_loop,
     "train_dataloader": _check_dataloader,
