@@ -2,7 +2,6 @@ import json
 
 import pytest
 import torch
-from test_resume_midway import StopAfter
 from toy import (
     CPU_LOW_PRECISION,
     Blobs,
@@ -195,17 +194,6 @@ def test_resuming_with_another_optimizer_says_what_does_not_fit(
     runner = make_runner(resume=True, optim_wrapper=optim_wrapper, train_cfg={"max_epochs": 3})
     with pytest.raises(CheckpointError, match=message):
         runner.train()
-
-
-def test_data_of_another_length_are_named(make_runner):
-    with pytest.raises(Killed):
-        make_runner(custom_hooks=[StopAfter(8)]).train()
-    resumed = make_runner(resume=True, train_dataloader=loader_cfg(40))
-    resumed.train()
-    assert (
-        "written in a pass of 6 batches, which has 10 in this run: the dataset or the batch size "
-        "has changed. The data continue after sample 8 of pass 2."
-    ) in next(resumed.log_dir.glob("*.log")).read_text()
 
 
 class WithOption(torch.optim.SGD):

@@ -72,3 +72,14 @@ def test_what_is_said_keeps_the_batch(make_runner, saved, changes):
     log = resume(make_runner, saved, **changes)
     assert "and takes 12 (" in log
     assert "after sample 24" in log
+
+
+def test_data_of_another_length_are_named(make_runner):
+    with pytest.raises(Killed):
+        make_runner(custom_hooks=[StopAfter(8)]).train()
+    resumed = make_runner(resume=True, train_dataloader=loader_cfg(40))
+    resumed.train()
+    assert (
+        "written in a pass of 6 batches, which has 10 in this run: the dataset or the batch size "
+        "has changed. The data continue after sample 8 of pass 2."
+    ) in next(resumed.log_dir.glob("*.log")).read_text()
