@@ -72,7 +72,7 @@ def loader_with(**options):
         ({"env_cfg": {"dist_cfg": {"launcher": "slurm"}}}, r"^env_cfg\.dist_cfg\.launcher: unknown key"),
         ({"env_cfg": {"cudnn_bench": True}}, r"^env_cfg\.cudnn_bench: unknown key.*'cudnn_benchmark'"),
         ({"env_cfg": {"mp_cfg": {"mp_start_metod": "fork"}}}, r"^env_cfg\.mp_cfg\.mp_start_metod: unknown key.*'mp_start_method'"),
-        ({"env_cfg": {"mp_cfg": {"mp_start_method": "forc"}}}, r"^env_cfg\.mp_cfg\.mp_start_method: 'forc' was given; there are "),
+        ({"env_cfg": {"mp_cfg": {"mp_start_method": "forc"}}}, r"^env_cfg\.mp_cfg\.mp_start_method: 'fork' or 'spawn' or 'forkserver' is needed, got 'forc'"),
         ({"env_cfg": {"mp_cfg": {"opencv_num_threads": "2"}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: an integer"),
         ({"env_cfg": {"mp_cfg": 3}}, r"^env_cfg\.mp_cfg: a dict is needed, got 3"),
         ({"env_cfg": {"resource_limit": "many"}}, r"^env_cfg\.resource_limit: an integer is needed, got 'many'"),

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from torch import multiprocessing
+from collections.abc import Callable
+from typing import Any, Literal
 
 import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.registry import check_arguments
 
-from ._components import check_section, need_mapping
+from ._components import check_section
 
 __all__ = ["check_environment", "check_launcher", "check_randomness"]
 
@@ -24,7 +22,10 @@ _ENV = {
     "npu_cfg": Any,
     "resource_limit": int,
 }
-_PROCESSES = {"mp_start_method": Any, "opencv_num_threads": int}
+_PROCESSES = {
+    "mp_start_method": Literal["fork", "spawn", "forkserver"],
+    "opencv_num_threads": int,
+}
 _RANDOMNESS = {"seed": int, "diff_rank_seed": bool, "deterministic": bool}
 
 
@@ -48,31 +49,17 @@ def check_environment(env: Any, where: str) -> None:
         return
     check_section(env, where, _ENV)
     if env.get("mp_cfg") is not None:
-        place = f"{where}.mp_cfg"
-        check_section(env["mp_cfg"], place, _PROCESSES)
-        method, methods = (
-            env["mp_cfg"].get("mp_start_method"),
-            multiprocessing.get_all_start_methods(),
-        )
-        if method is not None and method not in methods:
-            raise ConfigError(
-                f"{place}.mp_start_method: {method!r} was given; there are {', '.join(methods)}."
-            )
+        check_section(env["mp_cfg"], f"{where}.mp_cfg", _PROCESSES)
     if env.get("dist_cfg") is not None:
-        place, check = f"{where}.dist_cfg", mm_dist.check_dist_arguments
-        known = dict.fromkeys(inspect.signature(check).parameters, Any)
-        del known["launcher"]  # a key of the whole configuration
-        check_section(env["dist_cfg"], place, known)
         # A process group that exists already may have a backend and device that we do not know.
         given = ("backend", "device_type") if mm_dist.is_distributed() else ()
-        asked = {name: value for name, value in env["dist_cfg"].items() if name not in given}
-        _call(check, asked, place, mm_dist.MMDistError)
+        check, place = mm_dist.check_dist_arguments, f"{where}.dist_cfg"
+        _check_by(check, env["dist_cfg"], place, mm_dist.MMDistError, given)
     if env.get("npu_cfg") is not None:
         import mm_npu  # noqa: PLC0415 - few have an NPU
 
         place = f"{where}.npu_cfg"
-        switches = need_mapping(env["npu_cfg"], place)
-        _call(mm_npu.read_npu_switches, switches, place, mm_npu.MMNpuError)
+        _check_by(mm_npu.read_npu_switches, env["npu_cfg"], place, mm_npu.MMNpuError)
 
 
 def check_randomness(cfg: Any, where: str) -> None:
@@ -92,13 +79,19 @@ def check_randomness(cfg: Any, where: str) -> None:
         )
 
 
-def _call(
-    check: Callable[..., Any], arguments: Mapping[str, Any], where: str, kind: type[Exception]
+def _check_by(
+    check: Callable[..., Any],
+    arguments: Any,
+    where: str,
+    kind: type[Exception],
+    unchecked: tuple[str, ...] = (),
 ) -> None:
     """Let the package that reads a dict check its values, and prefix its error with the path."""
+    names = [name for name in inspect.signature(check).parameters if name != "launcher"]
+    check_section(arguments, where, dict.fromkeys(names, Any))
     check_arguments(check, arguments, where, is_partial=True)
     try:
-        check(**arguments)
+        check(**{name: value for name, value in arguments.items() if name not in unchecked})
     except kind as error:
         # It begins with the argument's name.
         name = next((f".{one}" for one in arguments if re.match(rf"{one}\b", str(error))), "")

@@ -51,8 +51,10 @@ _SETTINGS = {
     "sync_bn": Literal["torch"],
 }
 # Keys of a dataloader besides the arguments of torch's DataLoader, and those checked apart.
-_OWN_KEYS = ("num_batch_per_epoch", "disable_subprocess_warning")
-_CHECKED_APART = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", *_OWN_KEYS)
+_CHECKED_APART = (
+    *("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"),
+    *("num_batch_per_epoch", "disable_subprocess_warning"),
+)
 # These pass unknown arguments on to torch's wrapper.
 _DDP_WRAPPERS = (mm_dist.MMDistributedDataParallel, mm_dist.MMSeparateDistributedDataParallel)
 # Names of one argument in different versions of torch; each is accepted by every version.
@@ -86,75 +88,46 @@ def validate_run(
     check_optim_wrapper(given.get("optim_wrapper"), "optim_wrapper", device_type)
     num_epochs = given.get("train_cfg", {}).get("max_epochs")
     check_schedules(given.get("param_scheduler"), "param_scheduler", num_epochs)
+    for place, writer in writer_configs(given.get("visualizer"), cfg.get("log_writers")).items():
+        if isinstance(writer, Mapping):
+            check_component(writer, LOG_WRITERS, place, given=("log_dir",))
     _check_cfg(cfg)
 
 
 def _check_model(model: Any, where: str) -> None:
-    if not isinstance(model, nn.Module):
-        need_mapping(model, where, "an nn.Module or a dict with 'type'")
+    # A preprocessor without a type is the model's to complete, or BaseDataPreprocessor's.
+    if isinstance(model, nn.Module):
+        return
+    need_mapping(model, where, "an nn.Module or a dict with 'type'")
+    if where == "model" or "type" in model:
         check_component(model, MODELS, where)
-
-
-def _check_preprocessor(value: Any, where: str) -> None:
-    # Without a type it is the model's to complete, or that of BaseDataPreprocessor.
-    if not isinstance(value, nn.Module) and "type" in need_mapping(value, where):
-        check_component(value, MODELS, where)
 
 
 def check_train_loop(cfg: Any, where: str) -> None:
     """Check ``train_cfg``."""
-    if not isinstance(need_mapping(cfg, where).get("by_epoch", True), (bool, type(None))):
-        raise ConfigError(f"{where}.by_epoch: True or False is needed, got {cfg['by_epoch']!r}.")
-    plain = {key: value for key, value in cfg.items() if key != "by_epoch"}
-    by_epoch = cfg.get("by_epoch", True)
-    default = "EpochBasedTrainLoop" if by_epoch is not False else "IterBasedTrainLoop"
-    if cfg.get("type") is not None and by_epoch is not None and "by_epoch" in cfg:
+    by_epoch = need_mapping(cfg, where).get("by_epoch")
+    if not isinstance(by_epoch, (bool, type(None))):
+        raise ConfigError(f"{where}.by_epoch: True or False is needed, got {by_epoch!r}.")
+    if cfg.get("type") is not None and by_epoch is not None:
         raise ConfigError(f"{where}: 'type' and 'by_epoch' were both given; give one of them.")
+    plain = {key: value for key, value in cfg.items() if key != "by_epoch"}
+    default = "IterBasedTrainLoop" if by_epoch is False else "EpochBasedTrainLoop"
     check_component(plain, LOOPS, where, default=default, given=("runner", "dataloader"))
 
 
 def _check_eval_loop(cfg: Any, where: str) -> None:
-    need_mapping(cfg, where)
     default = "ValLoop" if where.startswith("val") else "TestLoop"
     given = ("runner", "dataloader", "evaluator")
-    check_component(cfg, LOOPS, where, default=default, given=given)
+    check_component(need_mapping(cfg, where), LOOPS, where, default=default, given=given)
 
 
 def _check_dataloader(cfg: Any, where: str) -> None:
     """Check the config of a dataloader; a ready one is taken as it is."""
-    if cfg is None or isinstance(cfg, DataLoader):
+    if isinstance(cfg, DataLoader):
         return
     need_mapping(cfg, where, "a DataLoader or a dict")
     plain = {key: value for key, value in cfg.items() if key not in _CHECKED_APART}
     check_arguments(DataLoader, plain, where, is_partial=True)
-    _check_required(cfg, where)
-    dataset = cfg["dataset"]
-    if isinstance(dataset, Mapping):
-        check_component(dataset, DATASETS, f"{where}.dataset")
-    else:
-        check_dataset(dataset, f"{where}.dataset")
-    for name, given in (
-        ("sampler", ("dataset", "seed")),
-        ("batch_sampler", ("sampler", "batch_size")),
-    ):
-        if isinstance(cfg.get(name), Mapping):
-            check_component(cfg[name], DATA_SAMPLERS, f"{where}.{name}", given=given)
-        elif not _may_sample(cfg.get(name)):
-            raise ConfigError(
-                f"{where}.{name}: a sampler or a dict with 'type' is needed, got "
-                f"{short_repr(cfg[name])}."
-            )
-    for name in ("collate_fn", "worker_init_fn"):
-        _check_function(cfg.get(name), f"{where}.{name}")
-
-
-def _may_sample(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return not any(isinstance(one, Mapping) for one in value)
-    return not isinstance(value, (bool, int, float, str))
-
-
-def _check_required(cfg: Mapping[str, Any], where: str) -> None:
     given = ", ".join(map(repr, cfg)) or "none"
     if "dataset" not in cfg:
         raise ConfigError(
@@ -166,22 +139,40 @@ def _check_required(cfg: Mapping[str, Any], where: str) -> None:
             f"{where}.batch_size: this key is missing; given: {given}. It is the number of samples "
             "per process and step."
         )
-    for name in ("batch_size", "num_batch_per_epoch"):
-        check_positive(cfg, name, where)
+    check_positive(cfg, "batch_size", where)
+    check_positive(cfg, "num_batch_per_epoch", where)
+    if isinstance(cfg["dataset"], Mapping):
+        check_component(cfg["dataset"], DATASETS, f"{where}.dataset")
+    else:
+        check_dataset(cfg["dataset"], f"{where}.dataset")
+    _check_sampling(cfg, where)
 
 
-def _check_function(function: Any, where: str) -> None:
-    """Check a function given as a name, as a config, or as itself."""
-    if isinstance(function, str):
-        function = {"type": function}
-    if isinstance(function, Mapping):
-        # It is called with a batch or a worker's number later: what is missing now comes then.
-        check_cfg(function, FUNCTIONS, where=where, is_partial=True)
-    elif function is not None and not callable(function):
-        raise ConfigError(
-            f"{where}: a name ({', '.join(FUNCTIONS.names())}), a dict with 'type' or a function "
-            f"is needed, got {function!r}."
-        )
+def _check_sampling(cfg: Mapping[str, Any], where: str) -> None:
+    samplers = {"sampler": ("dataset", "seed"), "batch_sampler": ("sampler", "batch_size")}
+    for name, arguments in samplers.items():
+        sampler = cfg.get(name)
+        is_list = isinstance(sampler, (list, tuple))
+        if isinstance(sampler, Mapping):
+            check_component(sampler, DATA_SAMPLERS, f"{where}.{name}", given=arguments)
+        elif isinstance(sampler, (bool, int, float, str)) or (
+            is_list and any(isinstance(one, Mapping) for one in sampler)
+        ):
+            raise ConfigError(
+                f"{where}.{name}: a sampler or a dict with 'type' is needed, got "
+                f"{short_repr(sampler)}."
+            )
+    for name in ("collate_fn", "worker_init_fn"):
+        function = cfg.get(name)
+        function = {"type": function} if isinstance(function, str) else function
+        if isinstance(function, Mapping):
+            # It is called with a batch or a worker's number later: what is missing now comes then.
+            check_cfg(function, FUNCTIONS, where=f"{where}.{name}", is_partial=True)
+        elif function is not None and not callable(function):
+            raise ConfigError(
+                f"{where}.{name}: a name ({', '.join(FUNCTIONS.names())}), a dict with 'type' or a "
+                f"function is needed, got {function!r}."
+            )
 
 
 def _check_model_wrapper(cfg: Any, where: str) -> None:
@@ -203,13 +194,11 @@ def _check_evaluator(value: Any, where: str) -> None:
     kind = evaluator_type(value)
     if kind is not None:
         check_component({**value, "type": kind}, METRICS, where)
-    if kind is Evaluator:
-        _check_metrics(value["metrics"], f"{where}.metrics")
-    elif kind is None and not isinstance(value, Evaluator):
-        _check_metrics(value, where)
-
-
-def _check_metrics(value: Any, where: str) -> None:
+        if kind is not Evaluator:
+            return
+        value, where = value["metrics"], f"{where}.metrics"
+    elif isinstance(value, Evaluator):
+        return
     is_list = isinstance(value, (list, tuple))
     for index, metric in enumerate(value if is_list else [value]):
         place = f"{where}[{index}]" if is_list else where
@@ -239,15 +228,16 @@ def _check_custom_hooks(hooks: Any, where: str) -> None:
 
 
 def _check_hook(hook: Any, where: str) -> None:
-    if not isinstance(hook, Hook):
-        need_mapping(hook, where, "a mm_runner.hooks.Hook or a dict with 'type'")
-        plain = {key: value for key, value in hook.items() if key != "priority"}
-        component = check_component(plain, HOOKS, where)
-        if component.__module__.startswith("mm_runner."):  # its constructor checks the values
-            try:
-                build_from_cfg(plain, HOOKS, where=where)
-            except ConfigError as error:
-                raise ConfigError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
+    if isinstance(hook, Hook):
+        return
+    need_mapping(hook, where, "a mm_runner.hooks.Hook or a dict with 'type'")
+    plain = {key: value for key, value in hook.items() if key != "priority"}
+    component = check_component(plain, HOOKS, where)
+    if component.__module__.startswith("mm_runner."):  # its constructor checks the values
+        try:
+            build_from_cfg(plain, HOOKS, where=where)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
 
 
 def _check_auto_scale(cfg: Any, where: str) -> None:
@@ -268,40 +258,10 @@ def _check_log_level(level: Any, where: str) -> None:
         raise ConfigError(f"{where}: {level!r} was given; there are {', '.join(names)}.{hint}")
 
 
-def _check_writers(visualizer: Any, log_writers: Any) -> None:
-    for place, writer in writer_configs(visualizer, log_writers).items():
-        if isinstance(writer, Mapping):
-            check_component(writer, LOG_WRITERS, place, given=("log_dir",))
-
-
-_SECTIONS: dict[str, Callable[[Any, str], Any]] = {
-    "model": _check_model,
-    "data_preprocessor": _check_preprocessor,
-    "train_cfg": check_train_loop,
-    "val_cfg": _check_eval_loop,
-    "test_cfg": _check_eval_loop,
-    "train_dataloader": _check_dataloader,
-    "val_dataloader": _check_dataloader,
-    "test_dataloader": _check_dataloader,
-    "val_evaluator": _check_evaluator,
-    "test_evaluator": _check_evaluator,
-    "default_hooks": _check_default_hooks,
-    "custom_hooks": _check_custom_hooks,
-    "auto_scale_lr": _check_auto_scale,
-    "launcher": check_launcher,
-    "randomness": check_randomness,
-    "env_cfg": check_environment,
-    "log_level": _check_log_level,
-    "log_processor": lambda value, _: build_log_processor(value),
-    "visualizer": lambda value, _: _check_writers(value, None),
-}
-
-
 def _check_cfg(cfg: Mapping[str, Any]) -> None:
     """Check what the Runner reads from the full configuration only."""
     if cfg.get("model_wrapper_cfg") is not None:
         _check_model_wrapper(cfg["model_wrapper_cfg"], "model_wrapper_cfg")
-    _check_writers(None, cfg.get("log_writers"))
     check_module_settings(cfg)
     for name, annotation in _SETTINGS.items():
         if cfg.get(name) is not None and not fits(cfg[name], annotation):
@@ -315,3 +275,21 @@ def _check_cfg(cfg: Mapping[str, Any]) -> None:
     if isinstance(compiled, Mapping) and compiled.get("cache") is True:
         compiled = {**compiled, "cache": "compile_cache"}  # beside the work directory, later
     mm_compile.can_compile(compiled)  # its messages begin with the path as well
+
+
+_SECTIONS: dict[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(("model", "data_preprocessor"), _check_model),
+    "train_cfg": check_train_loop,
+    **dict.fromkeys(("val_cfg", "test_cfg"), _check_eval_loop),
+    **{f"{phase}_dataloader": _check_dataloader for phase in ("train", "val", "test")},
+    **dict.fromkeys(("val_evaluator", "test_evaluator"), _check_evaluator),
+    "default_hooks": _check_default_hooks,
+    "custom_hooks": _check_custom_hooks,
+    "auto_scale_lr": _check_auto_scale,
+    "launcher": check_launcher,
+    "randomness": check_randomness,
+    "env_cfg": check_environment,
+    "log_level": _check_log_level,
+    "log_processor": lambda value, _: build_log_processor(value),
+    "visualizer": lambda value, _: writer_configs(value, None),
+}
