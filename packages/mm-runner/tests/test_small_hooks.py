@@ -147,7 +147,6 @@ def test_metrics_of_one_element_are_logged(make_runner):
     runner.train()
     log = next(runner.log_dir.glob("*.log")).read_text()
     assert log.count("a: 1.0000  b: 2411834624.0000  c: 0.5000\n") == 2
-    assert "metrics      a 1, b 2,411,834,624, c 0.5, in the newest validation" in log
     assert runner.message_hub.get_scalar("val/a").current() == 1.0
     records = map(json.loads, (runner.log_dir / "scalars.jsonl").read_text().splitlines())
     (record, _) = (record for record in records if record["mode"] == "val")

@@ -15,7 +15,6 @@ from toy import (
     Classifier,
     Scripted,
     loader_cfg,
-    needs_compile,
 )
 from typing_extensions import override
 
@@ -153,14 +152,7 @@ def test_the_receipt_tells_what_the_training_was(make_runner):
     assert told["best"] == ["accuracy 0.75 after epoch 1, step 6: best_accuracy.pth"]
     assert told["checkpoints"] == [str(runner.work_dir)]
     assert told["logs"] == [str(runner.log_dir)]
-    assert not {"skipped", "compile", "metrics"} & set(told)
-
-
-def test_without_a_best_checkpoint_the_newest_metrics_are_told(make_runner):
-    runner = make_runner(val_evaluator=Scripted(values=[0.75, 0.5]))
-    runner.train()
-    told = lines_under("Trained Classifier", log_of(runner))
-    assert told["metrics"] == ["accuracy 0.5, in the newest validation"]
+    assert "skipped" not in told
 
 
 class Overflows(Classifier):
@@ -196,20 +188,6 @@ def test_skipped_steps_are_counted(make_runner):
     runner.train()
     told = lines_under("Trained Overflows", log_of(runner))
     assert told["skipped"] == ["1 steps, gradients not finite"]
-
-
-@needs_compile
-@pytest.mark.filterwarnings("ignore")
-def test_what_compiling_gained_is_told(make_runner):
-    runner = make_runner(
-        train_cfg={"by_epoch": True, "max_epochs": 8},
-        cfg={"compile": {"backend": "eager"}},
-        **NO_VALIDATION,
-    )
-    runner.train()
-    log = log_of(runner)
-    assert "forward by eager" in lines_under("Training Classifier", log)["compile"][0]
-    assert re.search("step: .* compiled", lines_under("Trained Classifier", log)["compile"][0])
 
 
 class Clock:

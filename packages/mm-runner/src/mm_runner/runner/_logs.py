@@ -30,7 +30,7 @@ __all__ = ["RunLogs", "plain_config"]
 
 # What a writer may have besides write().
 _EXTRAS = ("add_config", "add_image")
-# Items of a dataloader's list that config.yaml still holds.
+# Items of a list that config.yaml still holds.
 _LONGEST_WRITTEN = 1000
 
 
@@ -143,26 +143,19 @@ def _close(writers: list[GuardedWriter], logger: logging.Logger) -> None:
     close_logger(logger)
 
 
-def plain_config(value: Any, *, is_of_data: bool = False) -> Any:
+def plain_config(value: Any) -> Any:
     """Return ``value`` in primitives that YAML can hold; objects appear as their type's name.
 
-    Classes and torch's number types are written as a configuration can name them.
-
-    Args:
-        value: A configuration, or a part of one.
-        is_of_data: Whether it belongs to a dataloader, where long lists are samples or their
-            indices: writing them takes minutes, so their length is named. A run is not begun with
-            that text. Defaults to what the keys say.
+    Classes and torch's number types are written as a configuration can name them. Of a list of
+    more than 1000 numbers or samples, which takes minutes to write, only the length is named.
     """
     if isinstance(value, Mapping):
-        return {
-            str(key): plain_config(item, is_of_data=is_of_data or str(key).endswith("_dataloader"))
-            for key, item in value.items()
-        }
+        return {str(key): plain_config(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        is_left_out = is_of_data and _are_samples(value)
-        name = f"<{type(value).__name__} of {len(value)} samples>"
-        return name if is_left_out else [plain_config(one, is_of_data=is_of_data) for one in value]
+        first = value[0] if len(value) > _LONGEST_WRITTEN else ""
+        if not (isinstance(first, str) or (isinstance(first, Mapping) and "type" in first)):
+            return f"<{type(value).__name__} of {len(value)} samples>"
+        return [plain_config(one) for one in value]
     value = str(value) if isinstance(value, PurePath) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return plain(value)  # without a subclass's name, which YAML cannot hold
@@ -171,10 +164,3 @@ def plain_config(value: Any, *, is_of_data: bool = False) -> Any:
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
-
-
-def _are_samples(values: list[Any] | tuple[Any, ...]) -> bool:
-    """Return whether a list of a dataloader's is long, and of no names or configs."""
-    return len(values) > _LONGEST_WRITTEN and not any(
-        isinstance(one, str) or (isinstance(one, Mapping) and "type" in one) for one in values
-    )

@@ -15,7 +15,6 @@ from typing_extensions import override
 from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner._tf32 import uses_tf32
-from mm_runner.evaluator import as_number
 from mm_runner.hooks import CheckpointHook, Hook
 from mm_runner.model import MODULE_SETTINGS, describe_module_settings, unwrap_model
 from mm_runner.optim import computes_in_half, named_wrappers
@@ -163,7 +162,6 @@ class RunReceipt(Hook):
 
     def __init__(self) -> None:
         self.has_ended = self._has_warned = False
-        self._metrics: dict[str, float] = {}
         self._started_s = self._evaluated_s = self._val_begin_s = 0.0
         self._first_iter = 0
         self._feed: Any = None
@@ -182,12 +180,6 @@ class RunReceipt(Hook):
     @override
     def before_val(self, runner: RunView) -> None:
         self._val_begin_s = time.perf_counter()
-
-    @override
-    def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
-        # A metric may be a table or text.
-        found = {name: as_number(value) for name, value in (metrics or {}).items()}
-        self._metrics = {name: value for name, value in found.items() if value is not None}
 
     @override
     def after_val(self, runner: RunView) -> None:
@@ -240,22 +232,13 @@ class RunReceipt(Hook):
         best = {name: record for hook in hooks for name, record in hook.best_records.items()}
         for name, record in best.items():
             where = f"epoch {record['epoch']}, step {record['iter']}"
-            yield "best", f"{name} {_number(record['score'])} after {where}: {record['file']}"
-        if self._metrics and not best:
-            numbers = ", ".join(f"{name} {_number(value)}" for name, value in self._metrics.items())
-            yield "metrics", f"{numbers}, in the newest validation"
+            score = float(record["score"])
+            text = f"{score:,.0f}" if 1e4 <= abs(score) < 1e15 else f"{score:.4g}"
+            yield "best", f"{name} {text} after {where}: {record['file']}"
         for name, wrapper in named_wrappers(runner.optim_wrapper).items():
             if wrapper.num_skipped:
                 of_name = f" of {name}" if name else ""
                 yield "skipped", f"{wrapper.num_skipped:,} steps{of_name}, gradients not finite"
-        times = runner.compile_handle.report().steps if runner.compile_handle.enabled else None
-        if times is not None:
-            yield "compile", str(times)
-
-
-def _number(value: float) -> str:
-    """Return a number in four digits, or in full if it has more before the point."""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _clock(seconds: float) -> str:

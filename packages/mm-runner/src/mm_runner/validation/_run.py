@@ -151,7 +151,7 @@ def _check_dataloader(cfg: Any, where: str) -> None:
 def _check_sampling(cfg: Mapping[str, Any], where: str) -> None:
     samplers = {"sampler": ("dataset", "seed"), "batch_sampler": ("sampler", "batch_size")}
     for name, arguments in samplers.items():
-        sampler = cfg.get(name)
+        sampler: Any = cfg.get(name)
         is_list = isinstance(sampler, (list, tuple))
         if isinstance(sampler, Mapping):
             check_component(sampler, DATA_SAMPLERS, f"{where}.{name}", given=arguments)
