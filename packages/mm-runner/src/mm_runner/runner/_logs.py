@@ -153,9 +153,9 @@ def plain_config(value: Any) -> Any:
         return {str(key): plain_config(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         first = value[0] if len(value) > _LONGEST_WRITTEN else ""
-        if not (isinstance(first, str) or (isinstance(first, Mapping) and "type" in first)):
-            return f"<{type(value).__name__} of {len(value)} samples>"
-        return [plain_config(one) for one in value]
+        is_of_configs = isinstance(first, str) or (isinstance(first, Mapping) and "type" in first)
+        name = f"<{type(value).__name__} of {len(value)} samples>"
+        return [plain_config(one) for one in value] if is_of_configs else name
     value = str(value) if isinstance(value, PurePath) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return plain(value)  # without a subclass's name, which YAML cannot hold
