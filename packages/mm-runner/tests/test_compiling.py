@@ -143,25 +143,3 @@ def test_a_model_that_cannot_be_wrapped_is_left_as_it_was(make_runner):
         make_runner(model=model, cfg=cfg)
     assert vars(model) == before
     make_runner(model=model, cfg={"compile": {"backend": "eager"}})
-
-
-@pytest.mark.parametrize(
-    ("loader", "compile_cfg", "is_told"),
-    [
-        ({}, {}, True),
-        ({"drop_last": True}, {}, False),
-        ({"size": 6}, {}, False),
-        ({"size": 1}, {}, False),
-        ({}, {"dynamic": True}, False),
-    ],
-    ids=["short", "dropped", "even", "one batch", "dynamic"],
-)
-def test_a_short_last_batch_is_told(make_runner, loader, compile_cfg, is_told):
-    runner = make_runner(
-        cfg={"compile": {"backend": "eager", **compile_cfg}},
-        train_dataloader=loader_cfg(**{"size": 7, "batch_size": 3, **loader}),
-        train_cfg={"max_epochs": 1},
-    )
-    runner.train()
-    message = "the last batch of an epoch has a size of 1, the others of 3"
-    assert (message in text_of_log(runner)) == is_told

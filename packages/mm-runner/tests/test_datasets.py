@@ -136,12 +136,12 @@ def test_the_configuration_of_a_run_keeps_settings_called_dataset(make_runner, v
     dataset = {"type": Joined, "dataset": value, "datasets": value}
     runner = make_runner(
         train_dataloader=loader(dataset),
-        cfg={"own": {"dataset": value, "datasets": value, "samples": [1] * 1001}},
+        cfg={"own": {"dataset": value, "datasets": value}},
     )
     config = yaml.safe_load(config_of(runner).read_text())
     kept = config["train_dataloader"]["dataset"]
     assert kept["dataset"] == kept["datasets"] == value
-    assert config["own"] == {"dataset": value, "datasets": value, "samples": [1] * 1001}
+    assert config["own"] == {"dataset": value, "datasets": value}
 
 
 def test_the_configuration_of_a_run_names_long_lists_of_data_by_their_length(make_runner):
