@@ -1,8 +1,7 @@
-"""The first and the last lines of a training's log, and a warning if it waits for its data."""
+"""The first and the last lines of a training's log."""
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner._tf32 import uses_tf32
 from mm_runner.hooks import CheckpointHook, Hook
+from mm_runner.hooks._iter_timer import feed_of_training
 from mm_runner.model import MODULE_SETTINGS, describe_module_settings, unwrap_model
 from mm_runner.optim import computes_in_half, named_wrappers
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from ._runner import Runner
 
 __all__ = ["RunReceipt", "batch_of_process", "describe_optimizer", "log_start"]
-
-# The share of the time of a window of steps that is worth a warning.
-_WAITS_TOO_LONG, _WINDOW = 0.3, 50
 
 
 def log_start(runner: Runner) -> None:
@@ -152,7 +149,7 @@ def _length(runner: Runner, accumulated: int) -> str:
 
 
 class RunReceipt(Hook):
-    """Times a training, warns once if it waits for its data, and logs the result at the end.
+    """Times a training, and logs the result at the end.
 
     Attributes:
         has_ended: Whether the training has come to ``after_train``, and all hooks before this.
@@ -161,17 +158,14 @@ class RunReceipt(Hook):
     priority = "VERY_LOW"
 
     def __init__(self) -> None:
-        self.has_ended = self._has_warned = False
+        self.has_ended = False
         self._started_s = self._evaluated_s = self._val_begin_s = 0.0
         self._first_iter = 0
-        self._feed: Any = None
-        self._window_s = self._waited_s = 0.0  # where the window began
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self._started_s = self._window_s = time.perf_counter()
+        self._started_s = time.perf_counter()
         self._first_iter = runner.iter
-        self._feed = getattr(getattr(runner.train_loop, "batches", None), "feed", None)
 
     @override
     def after_train(self, runner: RunView) -> None:
@@ -183,30 +177,7 @@ class RunReceipt(Hook):
 
     @override
     def after_val(self, runner: RunView) -> None:
-        spent = time.perf_counter() - self._val_begin_s
-        self._evaluated_s += spent
-        self._window_s += spent
-
-    @override
-    def after_train_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
-    ) -> None:
-        steps = runner.iter + 1 - self._first_iter
-        if steps % _WINDOW or self._has_warned or self._feed is None:
-            return
-        now, waited_s = time.perf_counter(), self._feed.loaded_s + self._feed.copied_s
-        share = (waited_s - self._waited_s) / (now - self._window_s)
-        self._window_s, self._waited_s = now, waited_s
-        # In the first window workers start and kernels are compiled.
-        if share > _WAITS_TOO_LONG and steps > _WINDOW and runner.rank == 0:
-            self._has_warned = True
-            workers = getattr(runner.train_dataloader, "num_workers", 0)
-            runner.logger.warning(
-                f"{share:.0%} of the last {_WINDOW} steps' time was spent waiting for data. Raise "
-                f"train_dataloader.num_workers, which is {workers} (this machine has "
-                f"{os.cpu_count()} cores), store samples in a form that is cheaper to read, or "
-                "move augmentation to the device."
-            )
+        self._evaluated_s += time.perf_counter() - self._val_begin_s
 
     def log(self, runner: Runner) -> None:
         """Log the summary of the training; on the main process."""
@@ -223,9 +194,9 @@ class RunReceipt(Hook):
             rate = steps * runner.world_size * (size or 0) / training_s
             samples = "" if size is None else f"{rate:,.1f} samples/s, "
             yield "speed", f"{samples}{1000 * training_s / steps:.3g} ms per step"
-        if self._feed is not None:
-            waited_s = self._feed.loaded_s + self._feed.copied_s
-            yield "data", f"{waited_s / training_s:.0%} of it waiting for data"
+        feed = feed_of_training(runner)
+        if feed is not None:
+            yield "data", f"{feed.waited_s / training_s:.0%} of it waiting for data"
         if self._evaluated_s:
             yield "validation", _clock(self._evaluated_s)
         hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
