@@ -251,13 +251,6 @@ def test_a_training_that_hardly_waits_is_not_warned_of(make_runner, monkeypatch)
     assert "WARNING" not in train_timed(make_runner, clock, load_s=2.5, step_s=7.5)
 
 
-def test_the_receipt_is_in_the_logs_that_are_copied(make_runner, tmp_path):
-    hooks = {"logger": {"out_dir": str(tmp_path / "copies")}}
-    make_runner(default_hooks=hooks, **NO_VALIDATION).train()
-    (copied,) = (tmp_path / "copies").rglob("*.log")
-    assert "Trained Classifier" in copied.read_text()
-
-
 def test_a_second_training_of_a_runner_is_summed_up_once(make_runner):
     runner = make_runner(**NO_VALIDATION)
     runner.train()
