@@ -33,30 +33,23 @@ class Accuracy(BaseMetric):
 
     @override
     def process(self, data_batch: Any, data_samples: Any) -> None:
-        if not (isinstance(data_samples, (list, tuple)) and len(data_samples) == 2):
-            raise ConfigError(
-                "Accuracy takes (scores, labels) from forward(mode='predict'), got "
-                f"{type(data_samples).__name__}."
-            )
-        scores, labels = data_samples
+        is_pair = isinstance(data_samples, (list, tuple)) and len(data_samples) == 2
+        scores, labels = data_samples if is_pair else (None, None)
         # Of a single score the highest is always the first.
         if not (isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > 1):
             raise ConfigError(
                 "Accuracy takes (scores, labels) from forward(mode='predict'), scores a tensor of "
                 "shape (batch, classes), of two classes at least; got "
-                f"{_describe(scores)} for the scores."
+                f"{_describe(scores if is_pair else data_samples)}."
             )
-        # Left on the device: a transfer here would make every step of the validation wait.
-        predicted = scores.argmax(dim=1)
         # Labels of another shape would be compared in pairs with all.
-        has_shape = tuple(getattr(labels, "shape", ())) in ((), tuple(predicted.shape))
-        hits = predicted == labels if has_shape else None
-        if not isinstance(hits, Tensor):  # no tensor can be compared with such labels
+        if getattr(labels, "shape", None) != scores.shape[:1]:
             raise ConfigError(
                 "Accuracy takes (scores, labels) from forward(mode='predict'), labels a tensor of "
                 f"shape (batch,); got {_describe(labels)} for the labels of {len(scores)} samples."
             )
-        self.results.append(hits)
+        # Left on the device: a transfer here would make every step of the validation wait.
+        self.results.append(scores.argmax(dim=1) == labels)
 
     @override
     def sample_results(self) -> list[bool]:

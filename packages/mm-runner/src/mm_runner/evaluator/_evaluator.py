@@ -117,47 +117,26 @@ class Evaluator:
             >>> Evaluator({"type": "Accuracy"}).offline_evaluate(predictions, chunk_size=2)
             {'accuracy': 0.5}
         """
-        _check_offline(data_samples, data, chunk_size)
+        if type(chunk_size) is not int or chunk_size < 1:
+            raise ConfigError(f"chunk_size: a positive integer is needed, got {chunk_size!r}.")
+        samples: Any = data_samples if isinstance(data_samples, Predictions) else list(data_samples)
+        size = len(samples)
+        if not size or (data is not None and len(data) != size):
+            given = "none" if data is None else len(data)
+            raise ConfigError(
+                f"data_samples: {size} predictions were given, and of data {given}; at least one "
+                "prediction is needed, and data for each, in the same order, or none."
+            )
         self.reset()
         rank, world_size = mm_dist.get_dist_info()
-        size, chunk = 0, {}
-        for index, sample in enumerate(data_samples):
-            size = index + 1
-            if index % world_size == rank:
-                chunk[index] = sample
-            if len(chunk) == chunk_size:
-                self._process_chunk(chunk, data_samples, data)
-                chunk = {}
-        if chunk:
-            self._process_chunk(chunk, data_samples, data)
-        if size == 0:
-            raise ConfigError("data_samples: there is not one sample to evaluate.")
-        if data is not None and len(data) != size:
-            raise ConfigError(
-                f"data: {len(data)} were given for {size} predictions; give one for each, in the "
-                "same order, or none."
-            )
+        mine = range(rank, size, world_size)
+        for begin in range(0, len(mine), chunk_size):
+            chunk = mine[begin : begin + chunk_size]
+            is_whole = isinstance(samples, Predictions)
+            chosen = samples.select(chunk) if is_whole else [samples[index] for index in chunk]
+            batch = None if data is None else pseudo_collate([data[index] for index in chunk])
+            self.process(chosen, batch)
         return self.evaluate(size)
-
-    def _process_chunk(self, chunk: dict[int, Any], samples: Any, data: Any) -> None:
-        is_whole = isinstance(samples, Predictions)
-        chosen = samples.select(list(chunk)) if is_whole else list(chunk.values())
-        given = [data[index] for index in chunk if index < len(data)] if data is not None else None
-        self.process(chosen, pseudo_collate(given) if given else None)
-
-
-def _check_offline(data_samples: Any, data: Any, chunk_size: Any) -> None:
-    if type(chunk_size) is not int or chunk_size < 1:
-        raise ConfigError(f"chunk_size: a positive integer is needed, got {chunk_size!r}.")
-    if not isinstance(data_samples, Iterable) or isinstance(data_samples, (str, dict)):
-        raise ConfigError(
-            "data_samples: an entry for each sample is needed, as a list, or what "
-            f"load_predictions returns; got {short_repr(data_samples)}."
-        )
-    if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise ConfigError(
-            f"data: a sequence, such as a dataset, is needed, got {short_repr(data)}."
-        )
 
 
 def build_evaluator(value: Any, *, where: str = "evaluator") -> Evaluator:

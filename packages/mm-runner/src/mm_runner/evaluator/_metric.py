@@ -88,12 +88,23 @@ class BaseMetric(ABC):
         # A metric may keep one entry per batch, as MMEngine's guide shows: fewer than samples.
         total = sum(mm_dist.all_gather_object(len(results)))
         if total - size >= mm_dist.get_world_size() and mm_dist.is_main_process():
-            self._warn_of_too_many(total, size)
+            warnings.warn(
+                f"{type(self).__name__} has {total:,} results of a dataset of {size:,} samples, "
+                f"more than padding accounts for; the last {total - size:,} are dropped. Let "
+                "process() append one entry per sample; and in a run of several processes, let an "
+                "iterable dataset give each its share.",
+                stacklevel=2,
+            )
         gathered = mm_dist.collect_results(
             results, min(size, total), self.collect_device, self.collect_dir
         )
-        metrics = run_on_main(lambda: self._compute(gathered or []))
+        metrics: Any = run_on_main(lambda: self.compute_metrics(gathered or []))
         self.reset()
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"{type(self).__name__}.compute_metrics returned {short_repr(metrics)}; a dict of "
+                "numbers by name is needed."
+            )
         return {self._full_name(name): value for name, value in metrics.items()}
 
     def reported_names(self) -> list[str] | None:
@@ -103,24 +114,6 @@ class BaseMetric(ABC):
         says_so = next(kind for kind in type(self).__mro__ if not names.isdisjoint(vars(kind)))
         own = vars(says_so).get("reported_metrics")
         return None if own is None else [self._full_name(name) for name in own]
-
-    def _compute(self, results: list[Any]) -> Mapping[str, Any]:
-        metrics: Any = self.compute_metrics(results)
-        if not isinstance(metrics, Mapping):
-            raise ConfigError(
-                f"{type(self).__name__}.compute_metrics returned {short_repr(metrics)}; a dict of "
-                "numbers by name is needed."
-            )
-        return metrics
-
-    def _warn_of_too_many(self, total: int, size: int) -> None:
-        warnings.warn(
-            f"{type(self).__name__} has {total:,} results of a dataset of {size:,} samples, more "
-            f"than padding accounts for; the last {total - size:,} are dropped. Let process() "
-            "append one entry per sample; and in a run of several processes, let an iterable "
-            "dataset give each its share.",
-            stacklevel=3,
-        )
 
     def _full_name(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name

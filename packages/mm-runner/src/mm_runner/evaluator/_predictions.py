@@ -64,17 +64,6 @@ class Predictions(Sequence[Any]):
         return select(self.whole, indices)
 
 
-def save_predictions(predictions: Any, path: Path) -> None:
-    """Write a file that :func:`load_predictions` reads, atomically."""
-    try:
-        save_checkpoint_file({"num_samples": size_of(predictions), "results": predictions}, path)
-    except CheckpointError as error:
-        raise PredictionsError(
-            f"The predictions could not be written to {path}: {error.__cause__ or error}. Free "
-            "space, or give a path that can be written."
-        ) from error
-
-
 def load_predictions(path: str | os.PathLike[str]) -> Predictions:
     """Read what :class:`DumpResults` has written; no code in the file is run.
 
@@ -185,11 +174,15 @@ class DumpResults(BaseMetric):
                 stacklevel=2,
             )
         self.failure = None
+        content = {"num_samples": len(results), "results": join(results, self._layout)}
         try:
-            save_predictions(join(results, self._layout), self.out_file_path)
-        except PredictionsError as error:
-            self.failure = error
-            warnings.warn(str(error), stacklevel=2)
+            save_checkpoint_file(content, self.out_file_path)
+        except CheckpointError as error:
+            self.failure = PredictionsError(
+                f"The predictions could not be written to {self.out_file_path}: "
+                f"{error.__cause__ or error}. Free space, or give a path that can be written."
+            )
+            warnings.warn(str(self.failure), stacklevel=2)
         else:
             _logger.info("The predictions are in %s.", self.out_file_path)
         return {}

@@ -49,10 +49,6 @@ class TorchMetric:
         # The newest batch waits: it may hold samples that only fill up the process's share.
         self._newest: Any = None
 
-    @property
-    def name(self) -> str:
-        return _WORDS.sub("_", type(self.metric).__name__).lower()
-
     def reset(self) -> None:
         self.metric.reset()
         self._num_samples, self._newest = 0, None
@@ -75,7 +71,15 @@ class TorchMetric:
             excess = self._num_samples - len(range(rank, size, world_size))
         self._update(leave_out=max(excess, 0))
         # Equal as its own synchronisation makes it, or, where that is switched off, the main one's.
-        results = [self._compute()]
+        values = self.metric.compute()
+        name = _WORDS.sub("_", type(self.metric).__name__).lower()
+        named = values if isinstance(values, Mapping) else {name: values}
+        results = [
+            {
+                str(key): one.tolist() if isinstance(one, Tensor) else one
+                for key, one in named.items()
+            }
+        ]
         mm_dist.broadcast_object_list(results)
         self.reset()
         return results[0]
@@ -102,13 +106,3 @@ class TorchMetric:
                 f"{type(self.metric).__name__}.update() refused what forward(mode='predict') "
                 f"returned: {error}"
             ) from error
-
-    def _compute(self) -> dict[str, Any]:
-        values = self.metric.compute()
-        named = values if isinstance(values, Mapping) else {self.name: values}
-        return {str(name): _plain(value) for name, value in named.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Return a number, or a nested list of them, in place of a tensor."""
-    return value.tolist() if isinstance(value, Tensor) else value

@@ -57,12 +57,14 @@ class ValLoop:
                 f"{where}: the dataset {type(dataloader.dataset).__name__} has no length, by which "
                 "samples are told from those that fill up. Give it a __len__."
             )
+        world_size, size = mm_dist.get_world_size(), len(dataloader.dataset)
         # One process of several may have no sample of a small dataset, of which others have some.
-        if length == 0 and (mm_dist.get_world_size() == 1 or not len(dataloader.dataset)):
+        needed = (dataloader.batch_size or 1) if getattr(dataloader, "drop_last", False) else 1
+        if length == 0 and (world_size == 1 or -(-size // world_size) < needed):
             raise ConfigError(
-                f"{where} gives no batch: the dataset has {len(dataloader.dataset)} samples, and a "
-                f"batch has {dataloader.batch_size}. Make batch_size smaller, drop_last false, or "
-                "the dataset larger."
+                f"{where} gives no batch: the dataset has {size} samples for {world_size} "
+                f"process(es), and a batch takes {needed} of each. Make batch_size smaller, "
+                "drop_last false, or the dataset larger."
             )
         metainfo = getattr(dataloader.dataset, "metainfo", None)
         if metainfo is not None:
