@@ -383,12 +383,6 @@ def test_rule_is_told_from_the_name_of_the_metric(metric, rule):
     assert len(found) == (2 if rule == "greater" else 1)
 
 
-def test_words_of_ones_own_tell_the_rule():
-    hook = CheckpointHook(save_best=["wer", "Quality"], less_keys=["WER"], greater_keys="qual")
-    found = follow(hook, {"wer": 0.5, "Quality": 0.5}, {"wer": 0.4, "Quality": 0.4})
-    assert found == ["best_wer.pth", "best_Quality.pth", "best_wer.pth"]
-
-
 def test_a_metric_whose_rule_cannot_be_guessed_asks_for_one(run):
     metric = Scripted(name="odd", values=[1, 2])
     with pytest.raises(

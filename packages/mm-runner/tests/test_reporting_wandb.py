@@ -14,10 +14,8 @@ from mm_runner.reporting import WandbWriter
 class Wandb(ModuleType):
     """Stands in for wandb: notes what is asked of it."""
 
-    def __init__(self, api_key, *, is_new=True):
+    def __init__(self):
         super().__init__("wandb")
-        self.api = SimpleNamespace(api_key=None if is_new else api_key)
-        self.login = _new_login(api_key) if is_new else _old_login
         self.calls = []
 
     def init(self, **arguments):
@@ -29,21 +27,8 @@ class Wandb(ModuleType):
         )
 
 
-def _old_login(key=None):
-    pytest.fail(f"it may ask, with {key!r}")
-
-
-def _new_login(api_key):
-    def login(*, prompt, verify):
-        assert not prompt
-        assert not verify
-        return api_key is not None
-
-    return login
-
-
-def wandb_calls(monkeypatch, tmp_path, api_key, *, is_new=True, **arguments):
-    stand_in = Wandb(api_key, is_new=is_new)
+def wandb_calls(monkeypatch, tmp_path, **arguments):
+    stand_in = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
     (tmp_path / "config.yaml").write_text("work_dir: here\n")
     writer = WandbWriter(tmp_path, **arguments)
@@ -54,10 +39,9 @@ def wandb_calls(monkeypatch, tmp_path, api_key, *, is_new=True, **arguments):
 
 
 def test_stand_in_wandb_gets_named_scalars_by_step_and_the_config(monkeypatch, tmp_path):
-    monkeypatch.delenv("WANDB_MODE", raising=False)
     init = {"project": "p", "name": "mine"}
     calls = wandb_calls(
-        monkeypatch, tmp_path, "key", init_kwargs=init, define_metric_cfg={"val/accuracy": "max"}
+        monkeypatch, tmp_path, init_kwargs=init, define_metric_cfg={"val/accuracy": "max"}
     )
     assert calls == [
         ("init", {"dir": str(tmp_path), **init, "config": {"work_dir": "here"}}),
@@ -103,30 +87,12 @@ def test_validations_are_drawn_by_epoch_where_that_was_asked_for(
     assert '"axis"' not in (runner.log_dir / "scalars.jsonl").read_text()
 
 
-@pytest.mark.parametrize("is_new", [True, False], ids=["new", "old"])
-def test_stand_in_wandb_without_a_key_is_kept_offline_unless_told_otherwise(
-    monkeypatch, tmp_path, is_new
-):
-    def mode(api_key=None, **init):
-        calls = wandb_calls(monkeypatch, tmp_path, api_key, is_new=is_new, init_kwargs=init)
-        (_, arguments), *_ = calls
-        return arguments.get("mode")
-
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    assert mode() == "offline"
-    assert mode(api_key="key") is None
-    assert mode(mode="disabled") == "disabled"
-    monkeypatch.setenv("WANDB_MODE", "online")
-    assert mode() is None
-
-
 @pytest.mark.skipif(
     getattr(find_spec("wandb"), "origin", None) is None, reason="needs the extra wandb"
 )
 @pytest.mark.filterwarnings("ignore")
-def test_wandb_keeps_a_run_offline_that_has_no_key(run_script, tmp_path, monkeypatch):
-    for name in ("WANDB_MODE", "WANDB_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
+def test_wandb_keeps_a_run_offline(run_script, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path))
     # In a process of its own: wandb starts a service, and changes its process's environment.
     script = Path(__file__).with_name("toy.py").parent
@@ -154,16 +120,15 @@ def test_wandb_keeps_a_run_offline_that_has_no_key(run_script, tmp_path, monkeyp
 
 
 def test_stand_in_a_run_that_somebody_else_began_goes_on(monkeypatch, tmp_path):
-    for is_new in (True, False):
-        for is_active in (False, True):
-            stand_in = Wandb("key", is_new=is_new)
-            active = stand_in.init()
-            if is_active:
-                stand_in.run = active
-                stand_in.init = lambda active=active, **_: active
-            monkeypatch.setitem(sys.modules, "wandb", stand_in)
-            writer = WandbWriter(tmp_path, init_kwargs={"mode": "offline"})
-            writer.write(RECORD)
-            writer.close()
-            writer.close()
-            assert stand_in.calls.count(("finish", {})) == (0 if is_active else 1)
+    for is_active in (False, True):
+        stand_in = Wandb()
+        active = stand_in.init()
+        if is_active:
+            stand_in.run = active
+            stand_in.init = lambda active=active, **_: active
+        monkeypatch.setitem(sys.modules, "wandb", stand_in)
+        writer = WandbWriter(tmp_path, init_kwargs={"mode": "offline"})
+        writer.write(RECORD)
+        writer.close()
+        writer.close()
+        assert stand_in.calls.count(("finish", {})) == (0 if is_active else 1)

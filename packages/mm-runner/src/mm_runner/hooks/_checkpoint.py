@@ -58,9 +58,6 @@ class CheckpointHook(Hook):
             ``None``.
         rule: ``"greater"`` or ``"less"`` is better, or a list with one for each metric; by default
             told from the metric's name.
-        greater_keys: Parts of names of metrics of which the greater value is better, besides the
-            usual ones.
-        less_keys: Likewise, the less.
         filename_tmpl: File name with ``{}`` for the epoch or step; ``"epoch_{}.pth"`` or
             ``"iter_{}.pth"`` by default.
         published_keys: Entries of the checkpoint, such as ``"state_dict"``. At the end of training
@@ -96,8 +93,6 @@ class CheckpointHook(Hook):
         save_last: bool = True,  # noqa: FBT001, FBT002
         save_best: str | Sequence[str] | None = None,
         rule: str | Sequence[str] | None = None,
-        greater_keys: Sequence[str] | None = None,
-        less_keys: Sequence[str] | None = None,
         filename_tmpl: str | None = None,
         published_keys: str | Sequence[str] | None = None,
         save_begin: int = 0,
@@ -126,10 +121,6 @@ class CheckpointHook(Hook):
         self.save_best = _names("save_best", save_best)
         self.best_records: dict[str, dict[str, Any]] = {}
         self._rules = _names("rule", rule)
-        self._words = {
-            "greater": _names("greater_keys", greater_keys),
-            "less": _names("less_keys", less_keys),
-        }
         self._check_rules()
         # Names of the numbered files, the oldest first. One is added before it is written, so that
         # the file itself knows of it, and leaves the list once it is deleted: whenever the run is
@@ -161,12 +152,8 @@ class CheckpointHook(Hook):
             self._rule_of(name)
 
     def _rule_of(self, metric: str) -> str:
-        if self._rules:
-            return self._rules[self.save_best.index(metric) if len(self._rules) > 1 else 0]
-        for rule, words in self._words.items():
-            if any(word.lower() in metric.lower() for word in words):
-                return rule
-        return rule_of(metric, "CheckpointHook.rule")
+        index = self.save_best.index(metric) if len(self._rules) > 1 else 0
+        return rule_of(metric, "CheckpointHook.rule", self._rules[index] if self._rules else None)
 
     @property
     def followed_metrics(self) -> dict[str, str]:

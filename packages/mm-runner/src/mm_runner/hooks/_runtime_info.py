@@ -43,9 +43,11 @@ class RuntimeInfoHook(Hook):
     @override
     def before_train(self, runner: RunView) -> None:
         self._record = {}
-        for name in ("epoch", "iter", "max_epochs", "max_iters"):
-            runner.message_hub.follow_info(name, partial(getattr, runner, name))
-        runner.message_hub.follow_scalars("train", lambda: learning_rates(runner.optim_wrapper))
+        names = ("epoch", "iter", "max_epochs", "max_iters")
+        runner.message_hub.follow(
+            {name: partial(getattr, runner, name) for name in names},
+            lambda: learning_rates(runner.optim_wrapper),
+        )
         self._wrappers = {
             name: wrapper
             for name, wrapper in named_wrappers(runner.optim_wrapper).items()

@@ -122,9 +122,8 @@ class MessageHub:
         self._scalars: dict[str, deque[Any]] = {}
         self._results: dict[str, deque[float]] = {}  # of evaluations
         self._info: dict[str, Any] = {}
-        # What is read when it is asked for, at no cost for steps.
-        self._scalar_readers: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._info_readers: dict[str, Callable[[], Any]] = {}
+        self._read_train_scalars: Callable[[], Mapping[str, float]] = dict
 
     def update_scalar(self, name: str, value: float | Tensor) -> None:
         """Add a value: a number, or a tensor of one element, which is not read now.
@@ -173,10 +172,6 @@ class MessageHub:
                 kept = self._results.setdefault(f"{phase}/{name}", deque(maxlen=_MOST_RESULTS))
                 kept.append(float(number))
 
-    def follow_scalars(self, phase: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """Read scalars of ``phase`` by ``read`` when :meth:`get_scalar` asks for one."""
-        self._scalar_readers[phase] = read
-
     def get_scalar(self, name: str) -> ScalarWindow:
         """Return the newest values of a scalar, of which ``current()`` is the last.
 
@@ -191,8 +186,7 @@ class MessageHub:
         """
         known: dict[str, Iterable[Any]] = {**self._filled(), **self._results}
         if name not in known:
-            for phase, read in self._scalar_readers.items():
-                known.update({f"{phase}/{key}": [value] for key, value in read().items()})
+            known.update({f"train/{key}": [one] for key, one in self._read_train_scalars().items()})
         if name not in known:
             raise ConfigError(
                 f"The scalar {name!r} was asked for; there are "
@@ -210,9 +204,14 @@ class MessageHub:
         for name, value in info_dict.items():
             self.update_info(name, value)
 
-    def follow_info(self, name: str, read: Callable[[], Any]) -> None:
-        """Read the fact ``name`` by ``read`` when it is asked for."""
-        self._info_readers[name] = read
+    def follow(
+        self,
+        info: Mapping[str, Callable[[], Any]],
+        train_scalars: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """Read facts and scalars of training only when they are asked for, at no cost for steps."""
+        self._info_readers.update(info)
+        self._read_train_scalars = train_scalars
 
     def get_info(self, name: str, default: Any = None) -> Any:
         """Return the fact ``name``."""

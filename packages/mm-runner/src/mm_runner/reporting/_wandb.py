@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import inspect
-import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +18,7 @@ __all__ = ["WandbWriter"]
 class WandbWriter:
     """Sends scalars to Weights & Biases, or keeps them for ``wandb sync``.
 
-    Without an API key on this machine, and without ``mode`` in ``init_kwargs`` or ``WANDB_MODE``,
-    the run is kept offline: nothing asks for a key in the middle of a job.
+    ``init_kwargs=dict(mode="offline")`` or ``WANDB_MODE=offline`` keeps the run on this machine.
 
     Each writer has its own run, and ends the run of an earlier writer. A run that the program has
     started itself is written to, and not ended.
@@ -96,8 +93,6 @@ class WandbWriter:
         if self._run is not None:
             return self._run
         arguments = dict(self._arguments)
-        if "mode" not in arguments and "WANDB_MODE" not in os.environ and not self._has_key():
-            arguments["mode"] = "offline"
         if "config" not in arguments and self._config_file.is_file():
             import yaml  # noqa: PLC0415 - importing the Runner stays cheap
 
@@ -118,9 +113,3 @@ class WandbWriter:
         for metric in self._metrics:
             run.define_metric(**metric)
         return run
-
-    def _has_key(self) -> bool:
-        login = self._wandb.login
-        if "prompt" in inspect.signature(login).parameters:
-            return bool(login(prompt=False, verify=False))
-        return bool(self._wandb.api.api_key)  # newer versions warn of it

@@ -16,7 +16,6 @@ __all__ = [
     "JsonLinesWriter",
     "LogWriter",
     "TensorBoardWriter",
-    "axis_of",
     "named_scalars",
     "writer_configs",
 ]
@@ -136,8 +135,9 @@ class TensorBoardWriter:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Add the numbers of ``record`` at its step, or at its epoch."""
+        place = record["epoch" if record.get("axis") == "epoch" else "step"]
         for name, value in named_scalars(record).items():
-            self._events.add_scalar(name, value, record[axis_of(record)])
+            self._events.add_scalar(name, value, place)
         self._events.flush()  # what a killed run wrote last is on the disk
 
     def add_image(self, name: str, image: Any, step: int) -> None:
@@ -159,11 +159,6 @@ class TensorBoardWriter:
     def _add_config(self, text: str) -> None:
         indented = text.replace("\n", "\n    ")
         self._events.add_text("config", f"    {indented}", 0)
-
-
-def axis_of(record: Mapping[str, Any]) -> str:
-    """Return the name of what ``record`` is drawn by: ``"step"``, or ``"epoch"`` if it says so."""
-    return "epoch" if record.get("axis") == "epoch" else "step"
 
 
 def named_scalars(record: Mapping[str, Any]) -> dict[str, float]:
