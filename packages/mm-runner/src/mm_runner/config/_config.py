@@ -8,7 +8,7 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any, TypeVar
 
-from typing_extensions import Self, override
+from typing_extensions import Self
 
 from mm_runner.errors import ConfigError
 
@@ -205,16 +205,6 @@ class Config(ConfigDict):
         places = [written_in(self._files, one) for one in (key, path)]
         first, second = (order.index(one.resolve()) if one else 0 for one in places)
         return first < second and not any(reads_name(one, key) for one in order[: first + 1])
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), dict(self), dict(self.__dict__))
-
-
-def _restore(kind: type[Config], content: dict[str, Any], attributes: dict[str, Any]) -> Config:
-    cfg = kind(content)
-    cfg.__dict__.update(attributes)
-    return cfg
 
 
 def _to_primitives(value: Any, *, tuples: bool = False) -> Any:

@@ -108,8 +108,10 @@ def _text_of(file: Path, chain: Sequence[Path]) -> str:
 def _parse(file: Path, text: str) -> dict[str, Any]:
     """Parse YAML or JSON; nothing of the text is run."""
     try:
-        own: Any = _parse_json(file, text) if file.suffix == ".json" else _parse_yaml(file, text)
+        own: Any = json.loads(text) if file.suffix == ".json" else _parse_yaml(file, text)
         check_nesting(own, len(text))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file}:{error.lineno}: this is not JSON: {error.msg}") from error
     except RecursionError:
         raise ConfigError(f"{file}: it is nested too deeply.") from None
     except ConfigError:
@@ -121,20 +123,6 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
         raise ConfigError(f"{file}: keys with values are needed at the top, got {own!r:.80}.")
     return own
-
-
-def _parse_json(file: Path, text: str) -> Any:
-    def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ConfigError(f"{file}: the key {key!r} stands twice in one object.")
-        return dict(pairs)
-
-    try:
-        return json.loads(text, object_pairs_hook=as_dict)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file}:{error.lineno}: this is not JSON: {error.msg}") from error
 
 
 def _parse_yaml(file: Path, text: str) -> Any:

@@ -199,9 +199,8 @@ class _Statements(ast.NodeVisitor):
                 part = value.parts.get(index) or _Place(self._file, line, {})
                 self._assign(one, part, line)
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
-            holder, key = self._find(target.value), _key_of(target)
-            if holder is not None and isinstance(key, int) and key < 0:
-                key += len(holder.parts)
+            holder = self._find(target.value)
+            key = _key_of(target, holder)
             if holder is not None and key is not None:
                 holder.parts[key] = _Place(self._file, line, value.parts)
 
@@ -210,10 +209,8 @@ class _Statements(ast.NodeVisitor):
         if isinstance(node, ast.Name):
             return self._names.get(node.id)
         if isinstance(node, (ast.Attribute, ast.Subscript)):
-            holder, key = self._find(node.value), _key_of(node)
-            if holder is not None and isinstance(key, int) and key < 0:
-                key += len(holder.parts)
-            return None if holder is None else holder.parts.get(key)
+            holder = self._find(node.value)
+            return None if holder is None else holder.parts.get(_key_of(node, holder))
         return None
 
     def _value(self, node: ast.expr) -> _Place:
@@ -241,8 +238,9 @@ class _Statements(ast.NodeVisitor):
         return _Place(self._file, node.lineno, parts)
 
 
-def _key_of(node: ast.Attribute | ast.Subscript) -> Any:
-    return node.attr if isinstance(node, ast.Attribute) else _constant(node.slice)
+def _key_of(node: ast.Attribute | ast.Subscript, holder: _Place | None) -> Any:
+    key = node.attr if isinstance(node, ast.Attribute) else _constant(node.slice)
+    return key + len(holder.parts) if holder and isinstance(key, int) and key < 0 else key
 
 
 def _constant(node: ast.expr | None) -> Any:

@@ -7,7 +7,7 @@ import sys
 import warnings
 from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mm_runner._error_text import with_place
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
@@ -73,29 +73,12 @@ class Registry:
         advertised = (entry.name for entry in self._advertised())
         return sorted({*self._registered, *self._torch(), *advertised})
 
-    @overload
-    def register_module(
-        self,
-        name: str | Iterable[str] | None = None,
-        force: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-        module: None = None,
-    ) -> Callable[[Component], Component]: ...
-
-    @overload
-    def register_module(
-        self,
-        name: str | Iterable[str] | None = None,
-        force: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-        *,
-        module: Component,
-    ) -> Component: ...
-
     def register_module(
         self,
         name: str | Iterable[str] | None = None,
         force: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
         module: Callable[..., Any] | None = None,
-    ) -> Callable[..., Any]:
+    ) -> Any:
         """Register a class or function, as a decorator or by ``module=``.
 
         Args:
