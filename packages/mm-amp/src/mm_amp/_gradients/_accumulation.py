@@ -103,9 +103,9 @@ class WindowWeights:
         """Forget the run so far, and whether it was weighted."""
         self.is_weighted: bool | None = None
         self._ranks: AveragingRanks | None = None
-        self._usual: float | Tensor | None = None  # weight of a micro-batch, mean over all ranks
-        self._expected: float | Tensor = 1.0
-        self._sum: float | Tensor = 0.0
+        self._usual: Tensor | None = None  # weight of a micro-batch, mean over all ranks
+        self._expected: Any = None  # of the present window, and what came of it so far
+        self._sum: Any = None
         self.num_due = 0
 
     def check_use(self, *, is_weighted: bool) -> None:
@@ -137,28 +137,28 @@ class WindowWeights:
         share = check_weight(weight)
         if isinstance(share, Tensor):
             share = share.detach().reshape(()).to(loss.device, torch.float32, non_blocking=True)
-        elif not self._ranks.is_alone:  # else it never has to leave the host
+        else:
             share = torch.full((), share, dtype=torch.float32, device=loss.device)
         if window == 1:  # known as a whole: gradients need no correction
-            return _times(loss, share / _at_least_tiny(self._mean_over_ranks(share))), None
+            return _times(loss, share / self._mean_over_ranks(share).clamp(min=_TINY)), None
         if self.num_due == 0:
             usual = self._mean_over_ranks(share) if self._usual is None else self._usual
-            self._expected = _positive_or(usual, 1.0) * window
+            self._expected = usual.masked_fill(usual == 0, 1.0) * window
         return _times(loss, share / self._expected), share
 
     def count(self, share: Any) -> None:
         """Count the weight of a micro-batch whose backward is done."""
         if share is not None:
-            self._sum = self._sum + share
+            self._sum = self._sum + share if self.num_due else share
             self.num_due += 1
 
     def correct_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Turn the gradients of a full window into those of one big batch."""
         mean_sum = self._mean_over_ranks(self._sum)  # the window's only exchange
-        factor = self._expected / _at_least_tiny(mean_sum)
+        factor = self._expected / mean_sum.clamp(min=_TINY)
         # A window of weight 0 says nothing about the next: keep the previous expectation.
-        self._usual = _positive_or(mean_sum / self.num_due, self._usual)
-        self._sum, self.num_due = 0.0, 0
+        self._usual = torch.where(mean_sum > 0, mean_sum, self._expected) / self.num_due
+        self.num_due = 0
         gradients = [one.grad for one in parameters_of(optimizer) if one.grad is not None]
         with torch.no_grad():
             scale_gradients(gradients, factor)
@@ -170,21 +170,7 @@ class WindowWeights:
         return self._ranks.all_reduce(value.clone()) / self._ranks.count
 
 
-def _at_least_tiny(value: Any) -> Any:
-    return value.clamp(min=_TINY) if isinstance(value, Tensor) else max(value, _TINY)
-
-
-def _positive_or(value: Any, other: Any) -> Any:
-    """Return ``value`` where it is above 0, else ``other``."""
-    if isinstance(value, Tensor):
-        other = torch.ones_like(value) * (1.0 if other is None else other)
-        return torch.where(value > 0, value, other)
-    return value or other
-
-
-def _times(loss: Tensor, factor: float | Tensor) -> Tensor:
+def _times(loss: Tensor, factor: Tensor) -> Tensor:
     """Return ``loss * factor``, and 0 for a factor of 0: a mean over no samples is NaN."""
-    if not isinstance(factor, Tensor):
-        return loss * factor if factor else (loss * factor).nan_to_num(nan=0.0)
     factor = factor.to(loss.dtype)  # two 0-d tensors would compute in the wider dtype of both
     return (loss * factor).masked_fill(factor == 0, 0.0)

@@ -19,14 +19,10 @@ def are_whole(gradients: list[Any]) -> bool:
     return set(map(type, gradients)) <= {Tensor}
 
 
-def scale_gradients(gradients: list[Any], factor: float | Tensor) -> None:
+def scale_gradients(gradients: list[Any], factor: Tensor) -> None:
     """Multiply gradients in place, of sharded ones the part on this rank."""
     if not are_whole(gradients):
         gradients = [local_part(gradient) for gradient in gradients]
-    if not isinstance(factor, Tensor):
-        if gradients:
-            foreach_mul_(gradients, factor)
-        return
     by_device: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:
         by_device.setdefault(gradient.device, []).append(gradient)
