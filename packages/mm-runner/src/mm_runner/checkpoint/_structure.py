@@ -128,7 +128,6 @@ _META = {
 _POSITION = {
     "epoch": _COUNT,
     "batch": _COUNT,
-    "order?": _COUNT,
     "samples": _optional(_COUNT),
     "num_batches": _optional(_COUNT),
     "state?": _optional({"generators": _mapping(_TENSOR), "loader": _ANY}),

@@ -1,10 +1,9 @@
 """From dataloader configs to batches."""
 
-from ._collate import pseudo_collate
+from ._batches import map_tensors, pseudo_collate
 from ._dataloader import build_dataloader, num_batches
 from ._failing_sample import failing_sample
 from ._feed import BatchFeed, as_channels_last, feed_of_run
-from ._map_tensors import map_tensors
 from ._sampler import DefaultSampler, InfiniteSampler, is_endless
 from ._seekable import DataSettings, SeekableBatchSampler
 from ._train_batches import DataPosition, TrainBatches, announce_epoch

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ._batches import map_tensors
 from ._failing_sample import attach_sample
-from ._map_tensors import map_tensors
 from ._seekable import SeekableBatchSampler
 
 if TYPE_CHECKING:

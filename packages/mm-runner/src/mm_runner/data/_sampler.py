@@ -17,7 +17,7 @@ from ._workers import batch_seed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-__all__ = ["DefaultSampler", "InfiniteSampler", "is_endless"]
+__all__ = ["DefaultSampler", "InfiniteSampler", "is_endless", "samplers_of"]
 
 # Indices turned into a list at a time.
 _CHUNK = 4096
@@ -48,10 +48,6 @@ class _RankSampler(Sampler[int]):
         samples before.
         """
         self._start = position
-
-    def _take_start(self) -> int:
-        start, self._start = self._start, 0
-        return start
 
     def _draw(self, positions: range, epoch: int) -> Iterator[int]:
         """Yield what stands at ``positions`` of the order; those past its end wrap to the front."""
@@ -95,7 +91,8 @@ class DefaultSampler(_RankSampler):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        return self._draw(self._positions(self._take_start()), self.epoch)
+        start, self._start = self._start, 0
+        return self._draw(self._positions(start), self.epoch)
 
     def __len__(self) -> int:
         return self.num_from(0)
@@ -143,7 +140,7 @@ class InfiniteSampler(_RankSampler):
 
     def __iter__(self) -> Iterator[int]:
         size, step = len(self.dataset), self.world_size
-        begin = self.rank + self._take_start()
+        begin, self._start = self.rank + self._start, 0
         for epoch in count(begin // size):
             positions = range(begin, (epoch + 1) * size, step)
             yield from self._draw(positions, epoch)
@@ -157,8 +154,16 @@ class InfiniteSampler(_RankSampler):
         """Do nothing: epochs follow one another by themselves."""
 
 
+def samplers_of(loader: Any) -> list[Any]:
+    """Return the sampler, the batch sampler, and the sampler in that; ``None`` for each missing."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return [
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+    ]
+
+
 def is_endless(loader: Any) -> bool:
     """Return whether ``loader`` draws from an :class:`InfiniteSampler`."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers = (getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None))
-    return any(isinstance(one, InfiniteSampler) for one in samplers)
+    return any(isinstance(one, InfiniteSampler) for one in samplers_of(loader))

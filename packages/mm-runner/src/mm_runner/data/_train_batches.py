@@ -13,7 +13,7 @@ from mm_runner._torch_private import stop_workers
 from mm_runner.errors import ConfigError
 
 from ._feed import BatchFeed
-from ._sampler import DefaultSampler, InfiniteSampler, is_endless
+from ._sampler import is_endless, samplers_of
 from ._seekable import SeekableBatchSampler
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ class DataPosition(NamedTuple):
     ``epoch`` and ``batch`` count passes and, in the one under way, batches of this process.
     ``samples`` is what all processes have drawn of it, ``None`` if batches differ in size; then
     ``num_batches`` per pass, ``None`` if unknown, and ``state``, that of the loader or dataset of
-    this process if it has one. ``order`` is the step after which a run last began its data anew, in
-    an order of their own; 0 is the order of its seed.
+    this process if it has one.
     """
 
     epoch: int = 0
@@ -37,7 +36,6 @@ class DataPosition(NamedTuple):
     samples: int | None = None
     num_batches: int | None = None
     state: Any = None
-    order: int = 0
 
     @property
     def is_begun(self) -> bool:
@@ -67,7 +65,6 @@ class TrainBatches:
 
     Attributes:
         epoch: Number of the pass under way, counted from 0.
-        order: Which order the samples come in, see :meth:`use_order`.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class TrainBatches:
         self._sampler: Any = getattr(loader, "batch_sampler", None)
         self.is_seekable = isinstance(self._sampler, SeekableBatchSampler)
         self._stateful = _stateful_part(loader)
-        self.epoch = self.order = 0
+        self.epoch = 0
         self._origin = DataPosition(samples=0)
         self._under_way: Iterator[Any] | None = None
 
@@ -147,21 +144,6 @@ class TrainBatches:
             generator = getattr(self.loader, "generator", None)
             torch.empty((), dtype=torch.int64).random_(generator=generator)  # as its iterator does
             deque(self._sampler or getattr(self.loader, "sampler", ()), maxlen=0)
-
-    def use_order(self, order: int) -> None:
-        """Let the samples come in another order than that of the seed, and workers draw otherwise.
-
-        It is for samplers of ours; others go by the epoch, or by their own random numbers.
-
-        Args:
-            order: Which one; 0 is that of the seed. To be called before the data begin.
-        """
-        shift, self.order = order - self.order, order
-        self._seed += shift
-        samplers = {id(one): one for one in _samplers_of(self.loader)}
-        for sampler in samplers.values():
-            if isinstance(sampler, (DefaultSampler, InfiniteSampler, SeekableBatchSampler)):
-                sampler.seed += shift
 
     def close(self) -> None:
         """End the workers of the pass under way, and those that a loader of ours keeps."""
@@ -231,12 +213,12 @@ class TrainBatches:
         if self.is_seekable and self._origin.is_begun and num_batches is not None:
             left = self._sampler.num_from(self._origin.batch, self._origin.samples)
             num_batches = self._origin.batch + left
-        return DataPosition(self.epoch, batch, samples, num_batches, self._state(), self.order)
+        return DataPosition(self.epoch, batch, samples, num_batches, self._state())
 
     def next_pass(self, epoch: int) -> DataPosition:
         """Return the position before pass ``epoch``, behind the one that is done."""
         state = None if self.stateful_dataset is None else self._state()
-        return DataPosition(epoch, samples=0, state=state, order=self.order)
+        return DataPosition(epoch, samples=0, state=state)
 
     def _state(self) -> dict[str, Any] | None:
         """Return the state of the loader or dataset, with the generators of the user's."""
@@ -264,7 +246,7 @@ class TrainBatches:
 
     def _own_generators(self) -> dict[str, torch.Generator]:
         found: dict[str, torch.Generator] = {}
-        for index, owner in enumerate([self.loader, *_samplers_of(self.loader)]):
+        for index, owner in enumerate([self.loader, *samplers_of(self.loader)]):
             generator = getattr(owner, "generator", None)
             known = [self._generator, *found.values()]
             if isinstance(generator, torch.Generator) and generator not in known:
@@ -280,11 +262,10 @@ class TrainBatches:
         if position.is_complete or not position.is_begun:
             return position._replace(state=None)
         size = self._sampler.num_samples_per_batch if self.is_seekable else None
+        samples, batch = None, position.batch * old // new
         if size is not None and position.samples is not None:
-            batch = position.samples // size
-            return position._replace(batch=batch, num_batches=None, state=None)
-        batch = position.batch * old // new
-        return position._replace(batch=batch, samples=None, num_batches=None, state=None)
+            samples, batch = position.samples, position.samples // size
+        return position._replace(batch=batch, samples=samples, num_batches=None, state=None)
 
     def _why_drawn(self) -> str:
         dataset = getattr(self.loader, "dataset", None)
@@ -301,20 +282,10 @@ class TrainBatches:
 
 def announce_epoch(loader: Any, epoch: int) -> None:
     """Call ``set_epoch`` of the first sampler of ``loader`` that has it."""
-    for sampler in _samplers_of(loader):
+    for sampler in samplers_of(loader):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
             return
-
-
-def _samplers_of(loader: Any) -> list[Any]:
-    """Return the sampler, the batch sampler, and the sampler in that; ``None`` for each missing."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    return [
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-    ]
 
 
 def _stateful_part(loader: Any) -> Any:

@@ -178,7 +178,7 @@ class AbstractTrainLoop(ABC):
         is_validated = self._validated_at == self._iters_done
         if self._resumed is not None:  # nothing was trained since
             return {**self._resumed, "is_validated": is_validated}
-        position = self._data_position()._replace(order=self.batches.order)
+        position = self._data_position()
         to_come = {"generators": self.batches.generator_states()}
         return {
             "epoch": self._epochs_done,
@@ -191,7 +191,6 @@ class AbstractTrainLoop(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the :meth:`state_dict` of another run; the generators are left alone."""
         self._resumed, self._resumed_rng = dict(state), None
-        self.batches.use_order(state["position"]["order"])
         self.epoch = self._epochs_done = state["epoch"]
         self.iter = self._iters_done = state["iter"]
         self._validated_at = self.iter if state.get("is_validated") else None
@@ -235,7 +234,8 @@ class AbstractTrainLoop(ABC):
     def _begin_pass(self) -> None:
         """Restore the generators as the pass began, before anything of it draws from them."""
         if self.dataloader is not self.batches.loader:
-            self._use_loader(self.dataloader)
+            self.batches.close()
+            self.batches = self._batches_of(self.dataloader)
         resumed = self._resumed
         self._pass_start = self._position_of_next_pass()
         if resumed is not None:
@@ -287,12 +287,6 @@ class AbstractTrainLoop(ABC):
             if index == 0:
                 rehearse_step(self.runner, self._step, batch, restore)
             yield batch
-
-    def _use_loader(self, loader: Any) -> None:
-        order = self.batches.order
-        self.batches.close()
-        self.batches = self._batches_of(loader)
-        self.batches.use_order(order)
 
     def _batches_of(self, loader: Any) -> TrainBatches:
         if isinstance(loader, dict) or not hasattr(loader, "__iter__"):
