@@ -440,7 +440,7 @@ def test_a_checkpoint_without_an_average_or_with_another_logs_a_warning(make_run
     resumed = make_runner(resume=True, custom_hooks=[ema])
     resumed.train()
     log = "".join(path.read_text() for path in work_dir.glob("*/*.log"))
-    assert "EMAHook: the checkpoint has no average; it begins anew" in log
+    assert "EMAHook: the checkpoint has no average; it restarts" in log
     strict = {**ema, "strict_load": True}
     path = work_dir / "epoch_2.pth"
     content = load_checkpoint_file(path)
@@ -458,7 +458,7 @@ def test_a_checkpoint_without_an_average_or_with_another_logs_a_warning(make_run
                 runner.train()
         else:
             runner.train()
-            assert "The average begins anew" in next(runner.log_dir.glob("*.log")).read_text()
+            assert "The average restarts" in next(runner.log_dir.glob("*.log")).read_text()
 
 
 def test_weights_alone_are_the_average(make_runner, tmp_path):

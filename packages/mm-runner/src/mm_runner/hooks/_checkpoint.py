@@ -43,8 +43,8 @@ class CheckpointHook(Hook):
     optimizer step that uses them: they are not saved themselves.
 
     Args:
-        interval: Epochs, or steps, between two checkpoints; ``-1``, and whatever is not positive,
-            saves none but the last.
+        interval: Epochs, or steps, between two checkpoints. Zero and negative values save the last
+            one only.
         by_epoch: Count epochs; otherwise steps.
         save_optimizer: Include the optimizer and the loss scaler.
         save_param_scheduler: Include the schedules' positions.
@@ -52,12 +52,12 @@ class CheckpointHook(Hook):
             may share it; by default, or where it is the work directory, to the latter itself.
         max_keep_ckpts: Keep that many of the numbered checkpoints, the newest; ``-1`` keeps all.
             The best ones are never removed.
-        save_last: Save at the end of training, whatever the interval, also where a hook ends it
-            early.
+        save_last: Save at the end of training regardless of the interval, also where a hook ends
+            it early.
         save_best: Name of a metric or a list of names, ``"auto"`` for the first one reported, or
             ``None``.
         rule: ``"greater"`` or ``"less"`` is better, or a list with one for each metric; by default
-            told from the metric's name.
+            inferred from the metric's name.
         filename_tmpl: File name with ``{}`` for the epoch or step; ``"epoch_{}.pth"`` or
             ``"iter_{}.pth"`` by default.
         published_keys: Entries of the checkpoint, such as ``"state_dict"``. At the end of training
@@ -68,8 +68,8 @@ class CheckpointHook(Hook):
         async_save: Let a thread write while training continues, which waits only for a copy in
             memory. One file is written at a time; a failure is reported at the next save. The end
             of training and a preemption wait for the file.
-        minutes: Save also whenever so many minutes have passed since the last one, between two
-            steps, as ``iter_N.pth``. The main process's clock counts.
+        minutes: Also save between two steps once this many minutes have passed since the last
+            save, as ``iter_N.pth``, by the main process's clock.
 
     Attributes:
         save_best: Names of metrics, or ``["auto"]``.
@@ -264,7 +264,7 @@ class CheckpointHook(Hook):
                 self.best_records[name] = dict(record)
 
     def save_now(self, runner: RunView, *, and_wait: bool = False) -> Path | None:
-        """Save between two steps, whatever the interval; every process must call this.
+        """Save between two steps regardless of the interval; every process must call this.
 
         Args:
             runner: The run.
@@ -281,7 +281,7 @@ class CheckpointHook(Hook):
         return self._newest[1] if self._newest and self._newest[0] == now else None
 
     def settle_all(self, runner: RunView) -> None:
-        """Wait for the files under way, others' too: they, or what names them, may be the same."""
+        """Wait for the files under way of all such hooks, as they may share a file."""
         for hook in dict.fromkeys([*_checkpoint_hooks(runner), self]):
             hook._settle(runner)  # noqa: SLF001 - of this class
 
@@ -298,19 +298,19 @@ class CheckpointHook(Hook):
 
     def _save(self, runner: RunView, name: str, num_steps: int, *, and_wait: bool = False) -> bool:
         """Save to the file ``name``; return whether it was, or may yet be, written."""
-        self.settle_all(runner)  # what became of the files before decides what is kept
+        self.settle_all(runner)  # a failed write changes which files are kept
         directory = self.directory(runner)
         before = self._kept, self._newest
         self._kept = [*(one for one in self._kept if one != name), name]
         self._newest = num_steps, directory / name
-        superfluous = self._kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
+        outdated = self._kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
         others = [hook for hook in _checkpoint_hooks(runner) if hook is not self]
         kept = {one for hook in others if hook.directory(runner) == directory for one in hook._kept}  # noqa: SLF001
-        paths = [directory / one for one in superfluous if one not in kept]
+        paths = [directory / one for one in outdated if one not in kept]
 
         def settle(is_written: bool) -> None:  # noqa: FBT001
             if is_written:
-                self._kept = [one for one in self._kept if one not in superfluous]
+                self._kept = [one for one in self._kept if one not in outdated]
             else:
                 self._kept, self._newest = before
 
@@ -327,7 +327,7 @@ class CheckpointHook(Hook):
         return is_written
 
     def _save_best(self, runner: RunView, metric: str, score: float) -> None:
-        self.settle_all(runner)  # what became of the file before decides what was best before
+        self.settle_all(runner)  # a failed write changes the best record
         before, file = self.best_records, _file_of_best(metric)
         record = {"score": score, "epoch": runner.epoch, "iter": runner.iter, "file": file}
         self.best_records = {**before, metric: record}

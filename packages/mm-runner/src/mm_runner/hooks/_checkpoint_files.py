@@ -44,7 +44,7 @@ def delete(paths: Iterable[Path], logger: logging.Logger) -> None:
         try:
             remove_checkpoint(path)
         except OSError as error:
-            logger.warning(f"The superfluous {path} stays: {error}")
+            logger.warning(f"The outdated checkpoint {path} could not be deleted: {error}")
 
 
 def publish(paths: Iterable[Path], keys: Sequence[str], logger: logging.Logger) -> None:

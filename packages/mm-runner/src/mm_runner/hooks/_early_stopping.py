@@ -28,7 +28,7 @@ class EarlyStoppingHook(Hook):
 
     Args:
         monitor: Name of the metric, as the validation reports it.
-        rule: ``"greater"`` or ``"less"`` is better; by default told from the name.
+        rule: ``"greater"`` or ``"less"`` is better; by default inferred from the name.
         min_delta: Least change that counts as better; with 0 any does. Defaults to 0.1.
         strict: Whether a validation without the metric is an error; else it is a warning,
             unless no metric of the run can report it.

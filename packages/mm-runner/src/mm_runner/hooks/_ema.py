@@ -44,7 +44,7 @@ class EMAHook(Hook):
     Args:
         ema_type: ``"ExponentialMovingAverage"`` (the default), ``"StochasticWeightAverage"``,
             ``"MomentumAnnealingEMA"``, or a subclass of :class:`mm_runner.model.AveragedWeights`.
-        strict_load: Whether a resumed run needs the average to fit; by default it begins anew with
+        strict_load: Whether a resumed run needs the average to fit; by default it restarts with
             a warning.
         begin_iter: First iteration, counted from 1, that is averaged. Defaults to 0: all are.
         begin_epoch: First epoch that is averaged, instead of ``begin_iter``.
@@ -172,7 +172,7 @@ class EMAHook(Hook):
         saved = checkpoint.pop(_KEY, None)
         if saved is None:
             runner.logger.warning(
-                "EMAHook: the checkpoint has no average; it begins anew, from the weights."
+                "EMAHook: the checkpoint has no average; it restarts from the weights."
             )
             return
         weights, averages, steps = checkpoint["state_dict"], {}, {}
@@ -209,7 +209,7 @@ class EMAHook(Hook):
             except CheckpointError as error:
                 if self.strict_load:
                     raise
-                runner.logger.warning(f"EMAHook: {error} The average begins anew.")
+                runner.logger.warning(f"EMAHook: {error} The average restarts.")
 
 
 def _names_in_checkpoint(module: nn.Module) -> dict[str, list[str]]:

@@ -55,7 +55,7 @@ class HookList:
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
-        # Only what acts is called: a stage that nobody uses costs a step nothing.
+        # Only overridden stages are listed: unused ones cost a step nothing.
         self.methods: dict[str, list[Any]] = {stage: [] for stage in STAGES}
         self._wrappers: list[Wrapper] = []
 

@@ -72,7 +72,7 @@ class LoggerHook(Hook):
     @override
     def before_train_epoch(self, runner: RunView) -> None:
         if self._by_epoch:
-            # A loader counts its batches anew whenever it is asked: too dear for every step.
+            # len() of a loader is computed on every call: too slow for every step.
             self._length = len(runner.train_dataloader)
             epoch = f"epoch {runner.epoch + 1}/{runner.max_epochs}"
             runner.console.update_progress(runner.iter, description=epoch)
@@ -115,7 +115,7 @@ class LoggerHook(Hook):
         mode: str = "train",
     ) -> None:
         done, steps = batch_idx + 1, self._evaluation_length
-        if not steps:  # a loop of the user's own, which began none
+        if not steps:  # a custom loop without before_val_epoch
             return
         # A new text is drawn at once.
         runner.console.update_progress(done, values="" if done >= steps else None)

@@ -30,10 +30,10 @@ def rule_of(metric: str, where: str, given: str | None = None) -> str:
     Args:
         metric: Its name.
         where: The argument that could name the rule, for messages.
-        given: Its value; ``None`` tells the rule from the name.
+        given: Its value; ``None`` infers the rule from the name.
 
     Raises:
-        ConfigError: If the value is neither, or the name tells neither.
+        ConfigError: If the value is neither, or the name implies neither.
     """
     if given is not None:
         if given not in ("greater", "less"):
@@ -45,7 +45,7 @@ def rule_of(metric: str, where: str, given: str | None = None) -> str:
     if any(_GREATER.fullmatch(word) for word in words):
         return "greater"
     raise ConfigError(
-        f"{where}: whether a greater or a less {metric!r} is better cannot be told "
+        f"{where}: whether a greater or a less {metric!r} is better cannot be inferred "
         "from its name; give rule='greater' or rule='less'."
     )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["TimeLimitHook"]
 
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)$")
-_MOST_S = 1e9  # beyond what the system can wait for, there is no limit to speak of
+_MOST_S = 1e9  # longer waits overflow in the system call
 
 
 class TimeLimitHook(Hook):
@@ -59,7 +59,7 @@ class TimeLimitHook(Hook):
         if not runner.interruption.end_after(self.max_time_s, self.then):
             runner.logger.warning(
                 "TimeLimitHook: the time limit cannot be kept, as the processes cannot agree on a "
-                "step to end after: training goes on to its end."
+                "step to end after: training continues to its end."
             )
             return
         limit = timedelta(seconds=round(self.max_time_s, 3))

@@ -66,7 +66,7 @@ class JsonLinesWriter:
             for key, value in record.items()
             if key != "axis"  # both are here
         }
-        self._path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+        self._path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
         # Opened for each line: lines are rare, and what a killed run wrote last is on the disk.
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
