@@ -185,9 +185,8 @@ class Unwritable(io.StringIO):
             raise OSError(errno.EIO, "Input/output error")
 
 
-@pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "file"])
-@pytest.mark.parametrize("writes", [0, 3, 8])
-def test_a_training_goes_on_when_its_terminal_is_closed(make_runner, is_terminal, writes):
+@pytest.mark.parametrize(("is_terminal", "writes"), [(True, 0), (True, 8), (False, 3)])
+def test_training_continues_when_its_terminal_is_closed(make_runner, is_terminal, writes):
     file = Unwritable(writes)
     runner = make_runner(default_hooks={"logger": {"interval": 2}})
     runner.console._console = Console(file=file, width=200, force_terminal=is_terminal)
