@@ -147,12 +147,10 @@ class _FirstSteps(Hook):
     priority = "LOWEST"
 
     @override
-    def after_train_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
-    ) -> None:
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         wrappers = named_wrappers(runner.optim_wrapper).values()
         window = max(getattr(one, "accumulative_counts", 1) for one in wrappers)
-        if runner.iter + 1 >= _NUM_STEPS * window:
+        if runner.iter >= _NUM_STEPS * window:  # not after the step: a signal is obeyed there
             synchronize = getattr(getattr(torch, runner.device.type, None), "synchronize", None)
             if synchronize is not None:
                 synchronize()  # errors of the device come here, and not in the next trial

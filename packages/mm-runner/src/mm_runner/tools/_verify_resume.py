@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
-import hashlib
-import io
+import pickle
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -175,8 +174,7 @@ class _Recorder(Hook):
     def __init__(self, directory: Path, at_step: int | None, steps: int | None) -> None:
         self.directory, self.at_step, self.steps = directory, at_step, steps
         self.seed: int | None = None
-        # Of each step, by kind and name.
-        self.records: dict[int, dict[tuple[str, str], Any]] = {}
+        self.records: dict[int, dict[str, Any]] = {}  # of each step, by kind
         self.has_ended = False
         self._is_saved = at_step == 0
 
@@ -199,12 +197,10 @@ class _Recorder(Hook):
     @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         wrappers = named_wrappers(runner.optim_wrapper).values()
-        rates = [float(group["lr"]) for one in wrappers for group in one.param_groups]
-        generators = rng_state(runner.device).items()
         self.records[runner.iter + 1] = {
-            ("data", "the batch"): _fingerprint(data_batch),
-            **{("random numbers", name): _fingerprint(state) for name, state in generators},
-            ("learning rates", "lr"): rates,
+            "data": copy.deepcopy(data_batch),
+            "random numbers": copy.deepcopy(rng_state(runner.device)),
+            "learning rates": [float(g["lr"]) for one in wrappers for g in one.param_groups],
         }
 
     @override
@@ -212,9 +208,11 @@ class _Recorder(Hook):
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         step = runner.iter + 1
-        for name, value in outputs.items() if isinstance(outputs, dict) else ():
-            is_number = isinstance(value, Tensor) and value.numel() == 1
-            self.records[step]["outputs", name] = value.item() if is_number else _fingerprint(value)
+        if isinstance(outputs, dict):
+            self.records[step]["outputs"] = {
+                name: value.detach().clone() if isinstance(value, Tensor) else value
+                for name, value in outputs.items()
+            }
         if runner.holds_gradients:
             return
         assert self.at_step is not None
@@ -233,11 +231,10 @@ def _compare(whole: _Recorder, other: _Recorder) -> tuple[str, list[str]]:
     found: list[tuple[int, str, str]] = []
     for step in sorted(whole.records.keys() & other.records.keys()):
         if not found:
+            place = f"rank {mm_dist.get_rank()}, step {step}"
             found = [
-                (step, what, f"rank {mm_dist.get_rank()}, step {step}: {what}: {name}: {detail}")
-                for ((what, name), *_), detail in _walk(
-                    whole.records[step], other.records[step], ()
-                )
+                (step, path[0], f"{place}: {': '.join(map(str, path))}: {detail}")
+                for path, detail in _walk(whole.records[step], other.records[step], ())
             ]
     of_all = [one for of_rank in mm_dist.all_gather_object(found) for one in of_rank]
     if of_all:
@@ -283,34 +280,12 @@ def _walk(whole: Any, resumed: Any, path: tuple[Any, ...]) -> Iterator[tuple[tup
             largest = (whole.double() - resumed.double()).abs().nan_to_num().max().item()
             count = f"{int(differs.sum())} of {whole.numel()} values"
             yield path, f"{resumed.dtype}, {count}, by {largest:.3g} at most"
-    elif _fingerprint(whole) != _fingerprint(resumed):
+    elif not _is_same(whole, resumed):
         yield path, f"{repr(resumed)[:60]} instead of {repr(whole)[:60]}"
 
 
-def _fingerprint(value: Any) -> str:
-    """Return a text that is the same for values of the same bits.
-
-    Tensors, arrays and primitives count, in containers and objects of any depth; of anything else
-    only its class.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    _feed(digest, value, set())
-    return digest.hexdigest()
-
-
-def _feed(digest: Any, value: Any, seen: set[int]) -> None:
-    digest.update(type(value).__name__.encode())
-    if isinstance(value, Tensor):  # by torch's serialisation: NumPy does not know every dtype
-        file = io.BytesIO()
-        torch.save(value.detach().cpu().contiguous().clone(), file)
-        digest.update(file.getvalue())
-    elif value is None or isinstance(value, (bool, int, float, str, bytes)):
-        digest.update(repr(value).encode())
-    elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
-        digest.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
-    elif id(value) not in seen:
-        seen.add(id(value))
-        if not isinstance(value, (Mapping, list, tuple)):
-            value = getattr(value, "__dict__", {})  # a data sample of the user's own class
-        for part in value.items() if isinstance(value, Mapping) else value:
-            _feed(digest, part, seen)
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return pickle.dumps(one) == pickle.dumps(other)
+    except Exception:  # noqa: BLE001 - of an object that cannot be pickled only the class counts
+        return type(one) is type(other)
