@@ -1,3 +1,4 @@
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -8,7 +9,6 @@ import torch.distributed as dist
 from mm_dist import ConfigError, TorchVersionError
 from mm_dist import _backends as backends
 from mm_dist._backends import backends_by_device_type, choose_backend, communication_device
-from mm_dist._devices import find_row
 
 HAS_PAIRS = hasattr(dist.distributed_c10d, "BackendConfig")
 needs_pairs = pytest.mark.skipif(not HAS_PAIRS, reason="torch has pairs since 2.0")
@@ -63,8 +63,10 @@ def test_choose_backend_names_the_torch_that_pairs_need(monkeypatch):
 def test_choose_backend_takes_gloo_on_windows_for_a_device_without_its_own(monkeypatch):
     # A stand-in for torch on Windows, which is built without NCCL.
     monkeypatch.setattr(backends, "_is_installed", lambda name: name == "gloo")
-    assert backends._own_backend(find_row("cuda"), platform="win32") == "gloo"
-    assert backends._own_backend(find_row("cuda"), platform="linux") == "nccl"
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert choose_backend(None, "cuda") == "gloo"
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert choose_backend(None, "cuda") == "nccl"
 
 
 def test_choose_backend_refuses_an_unknown_name():

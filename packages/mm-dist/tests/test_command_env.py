@@ -120,7 +120,6 @@ def test_each_value_comes_with_its_variable_and_the_others_with_a_reason():
         (observed.OPEN_MPI_4, "node_rank", ("unknown", "no variable says so")),
         (observed.SLURM_PMIX, "launcher mpi", ("would come after slurm", "PMIX_RANK=1")),
         (observed.SLURM_IDLE_GPU, "launcher mpi", ("no", "none of its variables is set")),
-        (observed.TRAIN_JOB, "launcher", ("pytorch", "PET_NNODES=2, PET_NODE_RANK=1")),
     ],
 )
 def test_the_launcher_is_explained(env, field, row):

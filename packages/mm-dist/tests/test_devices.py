@@ -5,9 +5,7 @@ import torch
 
 from mm_dist import ConfigError, LaunchError, available_device_type, local_device
 from mm_dist._backends import choose_backend
-from mm_dist._device_choice import current_device, set_current_device
-from mm_dist._devices import find_accelerator_of
-from mm_dist._process_group import _current as current_group
+from mm_dist._devices import current_device, find_accelerator_of, set_current_device
 
 # Everything but the question whether there is a device raises, as a call of CUDA may.
 NO_CUDA = """
@@ -214,12 +212,3 @@ def test_broken_extension_means_that_the_device_is_absent(run_script, tmp_path, 
     source = "import mm_dist\nprint(mm_dist.local_device(0, 'npu'))\n"
     result = run_script(source, PYTHONPATH=str(tmp_path))
     assert "LaunchError: Local rank 0 has no npu device" in result.stderr
-
-
-def test_a_group_with_a_backend_for_each_device_belongs_to_the_accelerator(
-    use_stand_in, monkeypatch
-):
-    monkeypatch.setattr(current_group.dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
-    assert current_group._device_of_group(1) == torch.device("cpu")
-    use_stand_in("cuda", 2)
-    assert current_group._device_of_group(1) == torch.device("cuda", 1)

@@ -1,7 +1,5 @@
 """What each launcher reads from its variables."""
 
-import sys
-
 import observed
 import pytest
 
@@ -257,38 +255,6 @@ def test_expand_node_list_refuses_what_it_cannot_read(text):
 def test_expand_tasks_per_node_repeats_counts():
     assert expand_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     assert expand_tasks_per_node("4") == [4]
-
-
-def test_expand_tasks_per_node_refuses_what_it_cannot_read():
-    with pytest.raises(LaunchError, match=r"tasks per node '2\(y3\)'"):
-        expand_tasks_per_node("2(y3)")
-
-
-PROXY = """
-import ctypes, os, subprocess, sys
-# The name that Linux shows for this process, as hydra_pmi_proxy does for its own.
-ctypes.CDLL(None).prctl(15, b"hydra_pmi_proxy", 0, 0, 0)
-rank = '''
-import os
-from mm_dist import MPILauncher
-print(os.environ["WHO"], MPILauncher().read(os.environ).master_port)
-'''
-# Rank 0 is the proxy's child; rank 1 has a shell in between, as a wrapper script has.
-python = [sys.executable, "-c", rank]
-shell = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *python]
-for rank, command in enumerate((python, shell)):
-    subprocess.run(command, env={**os.environ, "PMI_RANK": str(rank)}, check=True)
-print("proxy", os.getpid())
-"""
-MPICH_VARIABLES = {name: value for name, value in observed.MPICH.items() if name != "PMI_RANK"}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's process tree")
-def test_ranks_of_one_hydra_proxy_compute_their_port_from_it(run_script):
-    result = run_script(PROXY, WHO="rank", **MPICH_VARIABLES)
-    assert result.returncode == 0, result.stderr
-    *ports, proxy = (int(line.split()[1]) for line in result.stdout.splitlines())
-    assert ports == [10000 + proxy % 9973] * 2
 
 
 @pytest.mark.parametrize("name", ["OPEN_MPI_5", "INTEL_MPI", "MVAPICH", "MPICH"])

@@ -6,7 +6,7 @@ import torch
 
 from mm_dist import local_device
 from mm_dist._launchers import describe_misuse, select_launcher
-from mm_dist._rendezvous._place import libuv_variables
+from mm_dist._rendezvous._variables import libuv_variables
 
 
 def find_misuse(env, launcher="auto"):

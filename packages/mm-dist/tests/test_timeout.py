@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 
 from mm_dist import ArgumentTypeError, ConfigError
-from mm_dist._timeout import read_timeout
+from mm_dist._process_group._arguments import read_timeout
 
 
 @pytest.mark.parametrize(

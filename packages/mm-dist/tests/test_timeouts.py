@@ -13,16 +13,11 @@ from mm_dist import (
     DistInfo,
     MMDistributedDataParallel,
     TorchVersionError,
-    _group_timeouts,
     enter_steady_state,
     init_dist,
 )
-from mm_dist._group_timeouts import (
-    change_group_timeout,
-    default_timeout,
-    read_group_timeout,
-)
-from mm_dist._process_group import _steady, current_info, steady_switch
+from mm_dist._process_group import _timeouts, current_info
+from mm_dist._process_group._timeouts import default_timeout, read_group_timeout
 from mm_dist._state import OwnGroup, state
 
 CAN_CHANGE = hasattr(getattr(dist, "ProcessGroupGloo", None), "set_timeout")
@@ -56,7 +51,6 @@ def _rest(rank, port):
     os.environ.update(place, RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
     info = init_dist(device_type="cpu", timeout=FIRST, steady_timeout=2)
     assert info.timeout == FIRST
-    assert steady_switch.is_due
     usual, chosen = dist.new_group(), dist.new_group(timeout=OTHER)
     model = MMDistributedDataParallel(Net())
     assert current_info().timeout == FIRST
@@ -64,7 +58,6 @@ def _rest(rank, port):
     assert current_info().timeout == read_group_timeout(dist.group.WORLD) == STEADY
     assert read_group_timeout(usual) == STEADY
     assert read_group_timeout(chosen) == OTHER, "somebody meant that one"
-    assert not steady_switch.is_due
     store, patience = dist.distributed_c10d._get_default_store(), timedelta(seconds=60)
     if rank == 0:
         # Reading it back proves little: older gloo said yes, and went on with the old one.
@@ -95,7 +88,6 @@ def test_steady_timeout_is_refused_where_it_would_have_no_effect(monkeypatch, fr
 
 def test_enter_steady_state_does_nothing_in_one_process():
     init_dist("none", device_type="cpu", steady_timeout=5)
-    assert not steady_switch.is_due
     enter_steady_state()
 
 
@@ -109,9 +101,6 @@ def test_default_timeout_is_the_shortest_of_all_backends():
 def test_timeout_of_a_group_is_read_from_torch():
     group = dist.new_group([0], timeout=OTHER)
     assert read_group_timeout(group) == OTHER
-    if hasattr(dist.ProcessGroupGloo, "_set_default_timeout"):
-        change_group_timeout(group, STEADY)
-        assert read_group_timeout(group) == STEADY
     dist.destroy_process_group(group)
 
 
@@ -120,14 +109,12 @@ def test_all_ranks_and_devices_are_awaited_before_the_timeout_changes(monkeypatc
     # A stand-in for a CUDA machine: the device is synchronised after the barrier, then it changes.
     calls = []
     cuda = DistInfo(0, 1, 0, 1, "pytorch", "nccl", torch.device("cuda", 3), FIRST)
-    monkeypatch.setattr(state, "own", OwnGroup(dist.group.WORLD, cuda, {}, None))
-    monkeypatch.setattr(_steady, "backends_by_device_type", lambda: {"cuda": "nccl"})
+    own = OwnGroup(dist.group.WORLD, cuda, {}, None, steady_timeout=STEADY)
+    monkeypatch.setattr(state, "own", own)
+    monkeypatch.setattr(_timeouts, "backends_by_device_type", lambda: {"cuda": "nccl"})
     monkeypatch.setattr(dist, "barrier", lambda device_ids: calls.append(f"barrier {device_ids}"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
-    monkeypatch.setattr(
-        _steady, "change_group_timeout", lambda _, timeout: calls.append(str(timeout))
-    )
-    steady_switch.arm(STEADY)
+    monkeypatch.setattr(_timeouts, "set_timeout", lambda _, timeout: calls.append(str(timeout)))
     enter_steady_state()
     enter_steady_state()
     assert calls == ["barrier [3]", "synchronize", "0:00:02"]
@@ -140,5 +127,5 @@ def test_a_backend_that_does_not_tell_its_options_has_no_known_timeout(monkeypat
         def options(self):
             raise RuntimeError("Backend hccl does not implement getBackendOptions.")
 
-    monkeypatch.setattr(_group_timeouts, "_backends_of", lambda _: [Silent()])
+    monkeypatch.setattr(_timeouts, "_backends_of", lambda _: [Silent()])
     assert read_group_timeout(None) is None

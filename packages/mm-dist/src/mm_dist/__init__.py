@@ -2,7 +2,6 @@
 
 from importlib.metadata import version
 
-from mm_dist._arguments import add_launcher_arguments
 from mm_dist._collectives import (
     all_gather,
     all_gather_object,
@@ -21,8 +20,7 @@ from mm_dist._collectives import (
     get_data_device,
     sync_random_seed,
 )
-from mm_dist._device_choice import available_device_type, local_device
-from mm_dist._dist_info import DistInfo
+from mm_dist._devices import available_device_type, local_device
 from mm_dist._errors import (
     ArgumentTypeError,
     CollectiveError,
@@ -40,7 +38,6 @@ from mm_dist._info import (
     get_local_size,
     get_rank,
     get_world_size,
-    infer_launcher,
     is_main_process,
     master_only,
 )
@@ -50,18 +47,18 @@ from mm_dist._launchers import (
     NoLauncher,  # noqa: F401
     PyTorchLauncher,  # noqa: F401
     SlurmLauncher,  # noqa: F401
+    add_launcher_arguments,
+    infer_launcher,
 )
+from mm_dist._local_group import get_default_group, get_local_group, init_local_group
 from mm_dist._process_group import (
     check_dist_arguments,
     destroy_dist,
     enter_steady_state,
-    get_default_group,
-    get_local_group,
     init_dist,
-    init_local_group,
-    is_distributed,
 )
 from mm_dist._progress import mark_iteration
+from mm_dist._state import DistInfo, is_distributed
 from mm_dist._wrappers import (
     MMDistributedDataParallel,
     MMFullyShardedDataParallel,

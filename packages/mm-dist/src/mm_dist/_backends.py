@@ -8,17 +8,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mm_dist._device_choice import current_device
 from mm_dist._devices import (
     CPU,
-    DeviceRow,
     accelerator_rows,
+    current_device,
     find_accelerator_of,
     find_row,
     load_extension,
 )
 from mm_dist._errors import ConfigError, TorchVersionError
-from mm_dist._suggestion import suggest_name
+from mm_dist._message import suggest_name
 
 CPU_DEVICE = torch.device("cpu")
 _GENERAL_BACKENDS = ("gloo", "mpi", "ucc")
@@ -41,7 +40,7 @@ def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = 
     """
     check_backend(backend)
     if backend is None:
-        return _own_backend(find_row(device_type))
+        return _own_backend(device_type)
     asked = backend.lower()
     pairs = _read_pairs(asked) if ":" in asked else {device_type: asked}
     is_usable = device_type in pairs and all(
@@ -50,7 +49,7 @@ def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = 
     )
     if is_usable:
         return asked
-    chosen = _own_backend(find_row(device_type))
+    chosen = _own_backend(device_type)
     if is_warning:
         warnings.warn(
             f"backend={backend!r} was asked for, but it cannot run on device {device_type!r} "
@@ -76,15 +75,6 @@ def check_backend(backend: str | None) -> None:
         _read_pairs(backend.lower())
     else:
         _check_known(backend.lower())
-
-
-def is_backend(name: str) -> bool:
-    """Return whether a name, or pairs of device and name, mean a backend."""
-    try:
-        check_backend(name)
-    except (ConfigError, TorchVersionError):
-        return False
-    return True
 
 
 def _read_pairs(backend: str) -> dict[str, str]:
@@ -126,35 +116,23 @@ def _is_usable(backend: str, device_type: str) -> bool:
 def _is_installed(backend: str) -> bool:
     # torch's own ask by name; those of extensions register an attribute of dist.Backend.
     own_answer = getattr(dist, f"is_{backend}_available", None)
-    return (
-        bool(own_answer())
-        if own_answer
-        else hasattr(dist, "Backend") and (hasattr(dist.Backend, backend.upper()))
-    )
+    if own_answer is not None:
+        return bool(own_answer())
+    return hasattr(getattr(dist, "Backend", None), backend.upper())
 
 
-def _own_backend(row: DeviceRow, platform: str = sys.platform) -> str:
-    installed = _find_installed(row)
-    if installed is None and load_extension(row.backend_extension):
-        installed = _find_installed(row)
-    if installed is None and platform == "win32":
-        # torch has no other backend there, whatever the device.
-        return CPU.process_group_backends[0]
-    return installed or row.process_group_backends[0]
-
-
-def _find_installed(row: DeviceRow) -> str | None:
-    return next((name for name in row.process_group_backends if _is_installed(name)), None)
+def _own_backend(device_type: str) -> str:
+    row = find_row(device_type)
+    if not any(map(_is_installed, row.process_group_backends)):
+        load_extension(row.backend_extension)
+    # On Windows torch has no other backend than gloo, whatever the device.
+    default = "gloo" if sys.platform == "win32" else row.process_group_backends[0]
+    return next((name for name in row.process_group_backends if _is_installed(name)), default)
 
 
 def backend_names(backend: str) -> list[str]:
-    """Return the names in a name, or in pairs of device and name.
-
-    Example:
-        >>> backend_names("cpu:gloo,cuda:nccl")
-        ['gloo', 'nccl']
-    """
-    return [pair.rpartition(":")[2] for pair in backend.split(",")]
+    """Return the names in a name, or in pairs of device and name."""
+    return [piece.rpartition(":")[2] for piece in backend.split(",")]
 
 
 def backends_by_device_type(group: Any = None) -> dict[str, str]:

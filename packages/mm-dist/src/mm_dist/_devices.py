@@ -1,26 +1,35 @@
-"""The table of device types: what torch calls them and how their ranks talk to each other."""
+"""Device types: what torch calls them, how their ranks communicate, and which one a rank uses."""
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
-from mm_dist._errors import ConfigError
+from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
+from mm_dist._message import suggest_name, warn_caller
 from mm_dist._plugins import find_plugins
-from mm_dist._suggestion import suggest_name
-from mm_dist._warning import warn_caller
 
 GROUP = "mm.devices"
 _REQUIRED_KEYS = ("name", "process_group_backend", "device_module")
 # What an extension ends its import in where it cannot work: torch_npu raises a plain Exception if
 # CANN's folders are incomplete, and others leave by SystemExit.
 _BROKEN = (Exception, SystemExit)
+_LOCAL_RANK_VARIABLES = (
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "SLURM_STEP_GPUS",
+)
 
 
 @dataclass(frozen=True)
@@ -108,21 +117,10 @@ def device_module(row: DeviceRow) -> Any | None:
     Loads the extension that provides it, if one is installed and was not loaded yet.
     """
     module = _find_attribute(row.device_module)
-    if module is None and load_extension(row.extension):
+    if module is None:
+        load_extension(row.extension)
         module = _find_attribute(row.device_module)
     return module
-
-
-def load_extension(name: str | None) -> bool:
-    """Import a module that extends torch; return whether it is installed and could be loaded."""
-    if name is None or find_spec(name) is None:
-        return False
-    try:
-        importlib.import_module(name)
-    except _BROKEN:
-        # Its driver libraries are missing: the extension is installed, the device is not.
-        return False
-    return True
 
 
 def _find_attribute(path: str) -> Any | None:
@@ -130,6 +128,15 @@ def _find_attribute(path: str) -> Any | None:
     for name in path.split("."):
         found = getattr(found, name, None)
     return found
+
+
+def load_extension(name: str | None) -> None:
+    """Import a module that extends torch, if it is installed and can be loaded."""
+    if name is None or find_spec(name) is None:
+        return
+    # Its driver libraries may be missing: the extension is installed, the device is not.
+    with suppress(*_BROKEN):
+        importlib.import_module(name)
 
 
 def count_devices(row: DeviceRow) -> int:
@@ -142,15 +149,6 @@ def count_devices(row: DeviceRow) -> int:
         return 0
     # mps knows no count: there is one.
     return int(module.device_count()) if hasattr(module, "device_count") else 1
-
-
-def synchronize_device(device: torch.device) -> None:
-    """Wait until a device has done what it was given; the CPU has."""
-    if device.type == "cpu":
-        return
-    synchronize = getattr(device_module(find_row(device.type)), "synchronize", None)
-    if synchronize is not None:
-        synchronize()
 
 
 @cache
@@ -167,6 +165,7 @@ def plugin_rows() -> tuple[DeviceRow, ...]:
 
 
 def _load_row(entry: EntryPoint) -> DeviceRow | None:
+    """Read the keys that mm-dist knows; others are for other packages, and left to them."""
     try:
         mapping = entry.load()
     except _BROKEN as error:
@@ -176,20 +175,14 @@ def _load_row(entry: EntryPoint) -> DeviceRow | None:
             f"({type(error).__name__}: {error}). Repair or uninstall its distribution."
         )
         return None
-    return _read_row(entry.name, mapping)
-
-
-def _read_row(entry_name: str, mapping: object) -> DeviceRow:
-    """Read the keys that mm-dist knows; others are for other packages, and left to them."""
     if not isinstance(mapping, Mapping) or any(
         not isinstance(mapping.get(key), str) for key in _REQUIRED_KEYS
     ):
         raise ConfigError(
-            f"Entry point {entry_name!r} of {GROUP} holds {mapping!r}; it must be a mapping with "
+            f"Entry point {entry.name!r} of {GROUP} holds {mapping!r}; it must be a mapping with "
             f"the keys {', '.join(_REQUIRED_KEYS)}, each a string. Repair or uninstall its "
             "distribution."
         )
-    other_variables: Sequence[str] = mapping.get("other_variables", ())
     return DeviceRow(
         name=mapping["name"],
         process_group_backends=(mapping["process_group_backend"],),
@@ -197,5 +190,95 @@ def _read_row(entry_name: str, mapping: object) -> DeviceRow:
         visible_devices_variable=mapping.get("visible_devices_variable"),
         extension=mapping.get("extension"),
         backend_extension=mapping.get("backend_extension"),
-        other_variables=tuple(other_variables),
+        other_variables=tuple(mapping.get("other_variables", ())),
     )
+
+
+def available_device_type() -> str:
+    """Return the type of accelerator that this process can use, ``"cpu"`` if there is none.
+
+    Probes at the time of the call, and stops at the first type that has a device.
+
+    Example:
+        >>> available_device_type()
+        'cpu'
+    """
+    return next((row.name for row in accelerator_rows() if count_devices(row) > 0), CPU.name)
+
+
+def local_device(
+    local_rank: int, device_type: str | None = None, *, env: Mapping[str, str] | None = None
+) -> torch.device:
+    """Return the device that belongs to a local rank.
+
+    Where a process sees one device only, that is its device: the scheduler has bound it already.
+
+    Args:
+        local_rank: Number of the process on its machine, from 0.
+        device_type: ``"cuda"``, ``"npu"`` and so on. Defaults to ``available_device_type()``.
+        env: The variables that an error prints. Defaults to those of this process.
+
+    Raises:
+        ArgumentTypeError: If ``local_rank`` is no whole number.
+        ConfigError: If it is negative, or the device type is not known.
+        LaunchError: If there are fewer devices than local ranks, or none.
+
+    Example:
+        >>> local_device(0, "cpu")
+        device(type='cpu')
+    """
+    if not isinstance(local_rank, SupportsIndex):
+        raise ArgumentTypeError(
+            f"local_rank={local_rank!r} is no whole number; pass int(os.environ['LOCAL_RANK']), or "
+            "what init_dist returns."
+        )
+    if local_rank.__index__() < 0:
+        raise ConfigError(
+            f"local_rank={local_rank!r} is negative; the processes of a machine count from 0."
+        )
+    row = find_row(device_type or available_device_type())
+    if row is CPU:
+        return torch.device("cpu")
+    count = count_devices(row)
+    if count == 1 or local_rank < count:
+        return torch.device(row.name, 0 if count == 1 else local_rank)
+    remedy = (
+        f"start at most {count} processes per machine, or bind one device to each"
+        if count
+        else "use device_type='cpu', or install a driver and a torch for it"
+    )
+    variables = describe_visibility(row, os.environ if env is None else env)
+    raise LaunchError(
+        f"Local rank {local_rank} has no {row.name} device: this process sees {count} ({variables})"
+        f"; {remedy}."
+    )
+
+
+def describe_visibility(row: DeviceRow, env: Mapping[str, str]) -> str:
+    """Return the variables that decide which devices a process sees and which one it takes."""
+    own = row.visible_devices_variable
+    always = [f"{own}={env.get(own, 'not set')}"] if own else []
+    names = (*row.other_variables, *_LOCAL_RANK_VARIABLES)
+    return ", ".join([*always, *(f"{name}={env[name]}" for name in names if name in env)])
+
+
+def set_current_device(device: torch.device) -> None:
+    """Make ``device`` the current one of its type; the CPU and mps have no current device."""
+    _call_if_there(device.type, "set_device", device.index)
+
+
+def synchronize_device(device: torch.device) -> None:
+    """Wait until a device has done what it was given; the CPU has."""
+    _call_if_there(device.type, "synchronize")
+
+
+def current_device(device_type: str) -> torch.device:
+    """Return the current device of an accelerator's type."""
+    return torch.device(device_type, _call_if_there(device_type, "current_device") or 0)
+
+
+def _call_if_there(device_type: str, function: str, *args: Any) -> Any:
+    if device_type == "cpu":
+        return None
+    found = getattr(device_module(find_row(device_type)), function, None)
+    return None if found is None else found(*args)

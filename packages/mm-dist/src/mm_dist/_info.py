@@ -1,6 +1,5 @@
 """Ask where this process stands; every function is right in a single process too."""
 
-import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -8,11 +7,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch.distributed as dist
 
 from mm_dist._backends import backends_by_device_type, barrier_device_type
-from mm_dist._device_choice import current_device
+from mm_dist._devices import current_device
 from mm_dist._errors import LaunchError
-from mm_dist._launchers import detect_launcher
-from mm_dist._process_group import current_info, is_distributed
-from mm_dist._state import state
+from mm_dist._process_group import current_info
+from mm_dist._state import is_distributed, state
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -137,13 +135,3 @@ def barrier(group: Any = None) -> None:
         dist.barrier(group)
     else:
         dist.barrier(group, device_ids=[current_device(device_type).index])
-
-
-def infer_launcher() -> str:
-    """Return the name of the launcher that ``launcher='auto'`` stands for in this process.
-
-    Example:
-        >>> infer_launcher()
-        'none'
-    """
-    return detect_launcher(os.environ).name

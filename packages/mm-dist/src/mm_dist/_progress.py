@@ -1,23 +1,14 @@
-"""Which iteration this process is in; one assignment per step, read only by reports."""
-
-from dataclasses import dataclass
+"""The iteration of this process: one assignment per step, read only by reports."""
 
 
-@dataclass
-class Progress:
-    """The iteration of this process.
-
-    Attributes:
-        iteration: Its number; ``None`` until the first one.
-        is_marked: Whether the loop gives the numbers itself, so that the wrappers do not count.
-    """
-
+class _Progress:
     iteration: int | None = None
-    is_marked: bool = False
+    # Whether the loop gives the numbers itself, so that the wrappers do not count.
+    is_marked = False
 
 
 # One training loop per process, as there is one default process group.
-progress = Progress()
+progress = _Progress()
 
 
 def mark_iteration(iteration: int) -> None:

@@ -3,13 +3,47 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from mm_dist._dist_info import DistInfo
 from mm_dist._launchers import LaunchEnvironment
 from mm_dist._rendezvous._store import StoreAddress
+
+DEBUG_VARIABLE = "MM_DIST_DEBUG"
+HANG_REPORT_VARIABLE = "MM_DIST_HANG_REPORT"
+_WORDS = {
+    **dict.fromkeys(("1", "true", "on", "yes"), True),
+    **dict.fromkeys(("0", "false", "off", "no"), False),
+}
+
+
+@dataclass(frozen=True)
+class DistInfo:
+    """This process among the others.
+
+    Attributes:
+        rank: Number of this process among all, from 0.
+        world_size: How many processes there are.
+        local_rank: Number of this process among those of its machine, from 0.
+        local_world_size: How many there are on this machine; ``None`` if nothing says so.
+        launcher: Name of the launcher that started them.
+        backend: Backend of the process group; ``None`` without a group.
+        device: The device that this process computes on.
+        timeout: How long a collective may take, as read back from the group; ``None`` without a
+            group, and where its backend has no such option.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int | None
+    launcher: str
+    backend: str | None
+    device: torch.device
+    timeout: timedelta | None = None
 
 
 @dataclass
@@ -25,6 +59,7 @@ class OwnGroup:
         address: Where others can reach that server; ``None`` if the backend met without one.
         restore_hook: Gives the interpreter its former exception hook back.
         hang_report: The handle of the hang report, where it is on.
+        steady_timeout: What ``enter_steady_state`` still has to set; ``None`` for nothing.
         pid: The process that joined; a child that was forked from it did not.
     """
 
@@ -36,6 +71,7 @@ class OwnGroup:
     address: StoreAddress | None = None
     restore_hook: Callable[[], None] | None = None
     hang_report: Any = None
+    steady_timeout: timedelta | None = None
     pid: int = field(default_factory=os.getpid)
 
 
@@ -80,3 +116,8 @@ def find_own_group() -> OwnGroup | None:
     own = state.own
     is_current = own is not None and own.group is not None and own.group is dist.group.WORLD
     return own if is_current else None
+
+
+def read_switch(env: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return whether a variable says yes; the default, where it is not set or says neither."""
+    return _WORDS.get(env.get(name, "").strip().lower(), default)

@@ -84,9 +84,13 @@ def read_default_timeout(backend: str) -> timedelta:
     return timedelta(seconds=found.total_seconds())
 
 
-def read_timeout(options: Any) -> timedelta | None:
+def read_timeout_option(backend: Any) -> timedelta | None:
     """Return the timeout in a backend's options; without it, unknown."""
-    timeout: timedelta | None = _find(options, "_timeout")
+    try:
+        timeout: timedelta | None = _find(getattr(backend, "options", None), "_timeout")
+    except RuntimeError:
+        # torch 2.15 gives each backend the attribute, and those of other vendors need not fill it.
+        return None
     return timeout
 
 
@@ -104,51 +108,6 @@ def can_nccl_timeout_change() -> bool:
 def has_common_flight_recorder() -> bool:
     """Return whether one recorder serves all backends (torch 2.9 and newer)."""
     return _find(_find(torch._C, "_distributed_c10d"), "_dump_fr_trace") is not None  # noqa: SLF001
-
-
-def is_gradient_accumulated(parameter: Tensor) -> bool:
-    """Return whether backward is about to add to ``.grad``; to be called in a parameter's hook.
-
-    ``autograd.grad`` does not add. Without the name: ``False``, so that nothing is guarded.
-    """
-    will_execute = _find(torch._C, "_will_engine_execute_node")  # noqa: SLF001
-    if will_execute is None:
-        return False
-    read_node = _find(torch._C, "_current_autograd_node")  # noqa: SLF001 (since torch 2.0)
-    if read_node is not None:
-        node = read_node()
-    else:
-        with torch.enable_grad():
-            view: Any = parameter.expand_as(parameter)
-        node = view.grad_fn.next_functions[0][0]
-    try:
-        return bool(will_execute(node))
-    except RuntimeError:  # its answer for a leaf whose gradient is only returned
-        return False
-
-
-def find_reducer_check(wrapper: nn.Module) -> Callable[[], None]:
-    """Return torch's check that a wrapper's gradients were all averaged (torch 2.1 and newer).
-
-    Without it an unfinished reduction shows in the next forward.
-    """
-    check: Callable[[], None] | None = _find(
-        getattr(wrapper, "reducer", None), "_check_reducer_finalized"
-    )
-    return _do_nothing if check is None else check
-
-
-def _do_nothing() -> None:
-    """Stand in for a check that this torch does not have."""
-
-
-def is_static_graph_learned(wrapper: Any) -> bool:
-    """Return whether torch has learned a wrapper's static graph, in the first backward.
-
-    Without the name (torch before 2.1): after the first forward pass that synchronises.
-    """
-    is_learned = _find(wrapper, "_static_graph_delay_allreduce_enqueued")
-    return int(wrapper.num_iterations) > 1 if is_learned is None else bool(is_learned)
 
 
 def find_compiled(model: Any) -> Any:
@@ -191,19 +150,6 @@ class BatchNorm(nn.BatchNorm1d):
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
-
-
-def drop_comm_hooks(state: dict[str, Any]) -> None:
-    """Take the hooks, which hold the process group, out of a wrapper's pickled state."""
-    name = "_comm_hooks"
-    if name in state:
-        state[name] = []
-
-
-def drop_backward_hooks(parameter: Tensor) -> None:
-    """Forget that a parameter had hooks; without it the engine looks for some in each backward."""
-    if _find(parameter, "_backward_hooks") == {}:
-        parameter._backward_hooks = None  # noqa: SLF001
 
 
 def admit_sync_batch_norm(wrapper_class: _Class) -> _Class:

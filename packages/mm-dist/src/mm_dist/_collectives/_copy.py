@@ -16,7 +16,7 @@ from mm_dist._collectives._tensors import (
     rebuild,
     write_back,
 )
-from mm_dist._process_group import is_distributed
+from mm_dist._state import is_distributed
 
 _Shapes = Sequence[tuple[int, ...]]
 
@@ -29,8 +29,8 @@ def all_gather(data: Any, group: Any = None, *, uneven: bool = True) -> list[Any
             which travel together. Structure and dtypes agree on all ranks.
         group: Ranks that take part, of which this one must be a member. Defaults to all.
         uneven: Whether the shapes may differ between ranks, as those of a last batch do; a rank
-            can have no element at all. ``False`` saves the exchange of shapes for a tensor, and
-            is a promise: some backends end the process where it is broken.
+            can have no element at all. ``False`` saves the exchange of shapes, and is a promise:
+            some backends end the process where it is broken.
 
     Returns:
         One tensor per rank, or one structure of tensors, in rank order, on the device of
@@ -39,7 +39,7 @@ def all_gather(data: Any, group: Any = None, *, uneven: bool = True) -> list[Any
     Raises:
         ArgumentTypeError: If ``data`` holds something else than dense tensors.
         CollectiveError: If ranks differ in what they must agree on; raised on all of them. Not
-            compared for a tensor with ``uneven=False``, unless ``MM_DIST_DEBUG=1``.
+            compared with ``uneven=False``, unless ``MM_DIST_DEBUG=1``.
         ConfigError: If this rank is not in the group.
 
     Example:
@@ -84,8 +84,8 @@ def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
 
     Raises:
         ArgumentTypeError: If ``data`` holds something else than dense tensors.
-        CollectiveError: If ranks differ in what they must agree on, as far as that is compared:
-            for nested data, and with ``MM_DIST_DEBUG=1``. Raised on all ranks.
+        CollectiveError: If ranks differ in what they must agree on, with ``MM_DIST_DEBUG=1``;
+            raised on all of them.
         ConfigError: If this rank or ``src`` is not in the group.
 
     Example:
@@ -96,7 +96,7 @@ def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
         return
     state, call = group_state(group), f"broadcast(src={src})"
     check_member("src", src, state)
-    if state.is_checked or not isinstance(data, Tensor):
+    if state.is_checked:
         compare_calls(call, read_signature(tensors), group)
     packed = _pack(list(tensors.values()), group, state)
     if packed.numel() > 0:  # gloo of older torch crashes
@@ -118,7 +118,7 @@ def _gather(function: str, data: Any, group: Any, *, dst: int | None, uneven: bo
         check_member("dst", dst, state)
     call = f"{function}()" if dst is None else f"{function}(dst={dst})"
     signatures = [own] * len(state.ranks)
-    if uneven or state.is_checked or not isinstance(data, Tensor):
+    if uneven or state.is_checked:
         signatures = compare_calls(call, own, group, are_shapes_equal=not uneven)
     shapes = [[shape for _, _, shape in each] for each in signatures]
     parts = list(tensors.values())

@@ -1,13 +1,9 @@
 """Exchange pickled objects among ranks that trust each other: unpickling runs code.
 
-torch's own functions need NumPy, pickle a tensor's whole storage (a sample that is a view of its
-batch carries the batch), and restore a tensor on the sender's device.
+torch's own functions need NumPy, and leave the other ranks waiting if one cannot pickle.
 """
 
-import ctypes
-import io
 import pickle
-import weakref
 from typing import Any
 
 import torch
@@ -16,20 +12,16 @@ from torch import Tensor
 
 from mm_dist._backends import communication_device
 from mm_dist._collectives._state import check_member, group_state
-from mm_dist._device_choice import current_device
 from mm_dist._errors import ArgumentTypeError, CollectiveError
-from mm_dist._group_timeouts import read_group_timeout
-from mm_dist._process_group import is_distributed
+from mm_dist._state import is_distributed
 
 
 def all_gather_object(data: Any, group: Any = None) -> list[Any]:
     """Collect every rank's object on all ranks.
 
-    A tensor arrives with its own elements and no more of its storage, on the receiving rank's
-    current device of the same type.
-
     Args:
-        data: Anything that can be pickled; ranks may hold different kinds.
+        data: Anything that can be pickled; ranks may hold different kinds. Move tensors to the CPU
+            first: they arrive on the device that they had.
         group: Ranks that take part. Defaults to all.
 
     Returns:
@@ -103,7 +95,6 @@ def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> N
     if not is_distributed():
         return
     check_member("src", src, group_state(group))
-    group = objects_group(group)
     device = communication_device(group=group)
     is_source = dist.get_rank() == src
     own, error = _try_to_pickle(data) if is_source else (bytearray(), None)
@@ -120,7 +111,6 @@ def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> N
 
 def _gather_pickles(call: str, data: Any, group: Any, dst: int | None = None) -> list[bytearray]:
     """Return every rank's pickle, on all ranks or on ``dst`` only; raise errors on all ranks."""
-    group = objects_group(group)
     ranks = group_state(group).ranks
     # Pickles travel through an accelerator where the group serves nothing else.
     device = communication_device(group=group)
@@ -148,7 +138,7 @@ def _gather_pickles(call: str, data: Any, group: Any, dst: int | None = None) ->
 def _try_to_pickle(data: Any) -> tuple[bytearray, Exception | None]:
     """Return the pickle, or the error's text and the error."""
     try:
-        return dump_object(data), None
+        return bytearray(pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL)), None
     except Exception as error:  # noqa: BLE001 (raised on all ranks)
         return bytearray(f"{type(error).__name__}: {error}".encode()), error
 
@@ -162,65 +152,3 @@ def _read_bytes(data: Tensor) -> bytearray:
     result = bytearray(data.numel())
     torch.frombuffer(result, dtype=torch.uint8).copy_(data)
     return result
-
-
-def dump_object(data: Any) -> bytearray:
-    """Pickle an object, with the elements of plain tensors instead of their storage."""
-    file = io.BytesIO()
-    _TensorPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(data)
-    return bytearray(file.getbuffer())
-
-
-class _TensorPickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        is_plain = (
-            type(obj) is Tensor
-            and obj.layout is torch.strided
-            and not (obj.is_quantized or obj.is_nested or obj.is_meta or obj.__dict__)
-        )
-        if not is_plain:
-            return NotImplemented
-        elements = obj.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        num_bytes = elements.numel() * elements.element_size()
-        # Tensor.numpy() would need NumPy.
-        memory = (ctypes.c_char * num_bytes).from_address(elements.data_ptr()) if num_bytes else b""
-        shape = tuple(obj.shape)
-        return _restore, (bytearray(memory), obj.dtype, shape, obj.device.type, obj.requires_grad)
-
-
-def _restore(
-    memory: bytearray,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    device_type: str,
-    requires_grad: bool,  # noqa: FBT001 (pickle passes positions)
-) -> Tensor:
-    if not memory:
-        data = torch.empty(shape, dtype=dtype)
-    else:
-        data = torch.frombuffer(memory, dtype=torch.uint8).view(dtype).reshape(shape)
-    if device_type != "cpu":
-        data = data.to(current_device(device_type))
-    return data.requires_grad_(requires_grad)
-
-
-def objects_group(group: Any = None) -> Any:
-    """Return the group that carries the objects of ``group``; all ranks call this together.
-
-    Where the default group serves an accelerator only, a gloo group is made beside it on first
-    use, so that pickles need no memory of the accelerator. Both end together.
-    """
-    default = dist.group.WORLD
-    if group is not None and group is not default:
-        return group
-    if communication_device(group=default).type == "cpu" or not dist.is_gloo_available():
-        return default
-    state = group_state(default)
-    side = state.find_side_group()
-    if side is None:
-        timeout = read_group_timeout(default)
-        limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        side = dist.new_group(backend="gloo", **limits)
-        # torch keeps it until the default group is destroyed; we must not keep it any longer.
-        state.find_side_group = weakref.ref(side)
-    return side

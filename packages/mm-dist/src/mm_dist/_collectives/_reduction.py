@@ -3,19 +3,14 @@
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mm_dist._collectives._operations import (
-    BITWISE,
-    check_operation,
-    form_on_wire,
-    read_operation,
-)
-from mm_dist._collectives._state import GroupState, group_state
+from mm_dist._collectives._state import group_state
 from mm_dist._collectives._tensors import (
     check_tensor,
     compare_calls,
@@ -27,9 +22,22 @@ from mm_dist._collectives._tensors import (
 )
 from mm_dist._errors import ArgumentTypeError, ConfigError
 from mm_dist._info import is_main_process
-from mm_dist._process_group import is_distributed
+from mm_dist._message import suggest_name
+from mm_dist._state import is_distributed
 
-_MAX_VERIFIED = 4096
+_OPERATIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "mean", "avg")
+_BITWISE = ("band", "bor", "bxor")
+# A bool travels as 0 or 1: 'or' is max, 'and' is min.
+_OF_BOOLS = {
+    "sum": "max",
+    "max": "max",
+    "bor": "max",
+    "product": "min",
+    "min": "min",
+    "band": "min",
+    "bxor": "bxor",
+}
+_OF_BACKENDS = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
 _MIB = 2**20
 
 
@@ -61,13 +69,14 @@ def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
     """
     hint = " all_reduce_dict takes dicts, lists and tuples of tensors."
     check_tensor(data, "all_reduce", hint)
-    operation = read_operation(op, data.dtype)
+    operation = _read_operation(op, data.dtype)
     if not is_distributed():
         return
     state = group_state(group)
     if state.is_checked:
         compare_calls(f"all_reduce(op={operation!r})", read_signature({"data": data}), group)
-    write_back(data, _reduce_placed(place(data, group, state), operation, group, state))
+    if data.numel() > 0:  # gloo of older torch crashes
+        write_back(data, _reduce_placed(place(data, group, state), operation, group))
 
 
 def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) -> None:
@@ -76,8 +85,7 @@ def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) ->
     A tensor that was computed with gradients, as a loss, is replaced in the dict instead: what a
     backward pass needs stays as it is.
 
-    Names, shapes and dtypes that are new to the ranks are compared before the first reduction.
-    With ``MM_DIST_DEBUG=1`` every call is compared.
+    With ``MM_DIST_DEBUG=1`` names, shapes and dtypes are compared between the ranks first.
 
     Args:
         data: Name to tensor, or to nested dicts, lists and tuples of tensors. Names, shapes and
@@ -87,8 +95,8 @@ def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) ->
 
     Raises:
         ArgumentTypeError: If ``data`` is no dict, or holds something else than dense tensors.
-        CollectiveError: If names, shapes, dtypes or ``op`` differ between ranks, as far as they
-            are compared; raised on all of them.
+        CollectiveError: If names, shapes, dtypes or ``op`` differ between ranks, where they are
+            compared; raised on all of them.
         ConfigError: If the operation is not known, or has no meaning for a dtype, or if this rank
             is not in the group.
 
@@ -98,10 +106,10 @@ def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) ->
     if not isinstance(data, dict):
         raise ArgumentTypeError(f"all_reduce_dict takes a dict of tensors, got {type(data)}.")
     tensors = flatten(data, "all_reduce_dict")
-    check_operation(op)
+    _check_operation(op)
     for path, tensor in tensors.items():
         try:
-            read_operation(op, tensor.dtype)
+            _read_operation(op, tensor.dtype)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
     if not is_distributed():
@@ -110,13 +118,8 @@ def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) ->
         own = (t if t.grad_fn is None else t.detach().clone() for t in tensors.values())
         data.update(rebuild(data, own))
         tensors = flatten(data, "all_reduce_dict")
-    state, signature = group_state(group), read_signature(tensors)
-    call = f"all_reduce_dict(op={op.lower()!r})"
-    if state.is_checked or (call, signature) not in state.verified:
-        compare_calls(call, signature, group)
-        if len(state.verified) >= _MAX_VERIFIED:
-            state.verified.clear()  # on all ranks at once, as they add together
-        state.verified.add((call, signature))
+    if group_state(group).is_checked:
+        compare_calls(f"all_reduce_dict(op={op.lower()!r})", read_signature(tensors), group)
     by_kind: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
     for tensor in tensors.values():
         by_kind[str(tensor.dtype), tensor.device.type].append(tensor)
@@ -150,7 +153,7 @@ def all_reduce_params(
     Example:
         >>> all_reduce_params(torch.nn.Linear(2, 2).parameters(), op="mean")
     """
-    check_operation(op)
+    _check_operation(op)
     if isinstance(params, nn.Module) or not isinstance(params, Iterable):
         raise ArgumentTypeError(
             f"all_reduce_params takes an iterable of tensors, got {type(params)}; pass a list, "
@@ -222,30 +225,58 @@ def _reduce_together(tensors: list[Tensor], op: str, group: Any) -> None:
         tensor.detach().copy_(piece.view(tensor.shape))
 
 
-def _reduce_placed(placed: Tensor, operation: str, group: Any, state: GroupState) -> Tensor:
-    """Reduce in place where the dtype allows it; the result may have a wider dtype."""
-    if placed.numel() == 0:  # On all ranks; gloo of older torch crashes.
-        return placed
-    if placed.is_complex():
-        reduced = _reduce_placed(torch.view_as_real(placed), operation, group, state)
-        return torch.view_as_complex(reduced)
-    on_wire, dtype = form_on_wire(operation, placed.dtype, placed.device)
-    wide = placed if placed.dtype == dtype else placed.to(dtype)
-    if on_wire in BITWISE and not placed.is_cpu:
-        wide = _reduce_bits(wide, on_wire, group)
+def _check_operation(op: Any) -> None:
+    if not isinstance(op, str) or op.lower() not in _OPERATIONS:
+        raise ConfigError(
+            f"op={op!r} is not known; there are: {', '.join(_OPERATIONS)}."
+            f"{suggest_name(str(op), _OPERATIONS)}"
+        )
+
+
+def _read_operation(op: str, dtype: torch.dtype) -> str:
+    """Return the operation in lower case, if it exists for the dtype."""
+    _check_operation(op)
+    # torch's name for the mean, which only NCCL computes.
+    operation = "mean" if op.lower() == "avg" else op.lower()
+    if dtype == torch.bool:
+        has_meaning = operation in _OF_BOOLS
+    elif dtype.is_complex:
+        has_meaning = operation in ("sum", "mean")
     else:
-        dist.all_reduce(wide, getattr(dist.ReduceOp, on_wire.upper()), group=group)
+        has_meaning = not (dtype.is_floating_point and operation in _BITWISE)
+    if not has_meaning:
+        raise ConfigError(f"op={op!r} has no meaning for {dtype}; convert the tensor first.")
+    return operation
+
+
+@lru_cache(maxsize=512)
+def _form_on_wire(
+    operation: str, dtype: torch.dtype, device: torch.device
+) -> tuple[str, torch.dtype]:
+    """Return the operation and the dtype in which a backend reduces a real dtype exactly."""
+    if dtype == torch.bool:
+        return _OF_BOOLS[operation], torch.int32
+    is_mean = operation == "mean"
+    on_wire = "sum" if is_mean else operation
+    if dtype.is_floating_point:
+        if dtype == torch.float64 and device.type == "npu":  # HCCL has no doubles
+            return on_wire, torch.float32
+        # A sum in float16 can overflow although the mean does not; gloo is slow or unable.
+        is_short = dtype not in (torch.float32, torch.float64) and (is_mean or device.type == "cpu")
+        return on_wire, torch.float32 if is_short else dtype
+    if is_mean:
+        return on_wire, torch.int64
+    return on_wire, dtype if dtype in _OF_BACKENDS else torch.int64
+
+
+def _reduce_placed(placed: Tensor, operation: str, group: Any) -> Tensor:
+    """Reduce in place where the dtype allows it; the result may have a wider dtype."""
+    if placed.is_complex():
+        return torch.view_as_complex(_reduce_placed(torch.view_as_real(placed), operation, group))
+    on_wire, dtype = _form_on_wire(operation, placed.dtype, placed.device)
+    wide = placed if placed.dtype == dtype else placed.to(dtype)
+    dist.all_reduce(wide, getattr(dist.ReduceOp, on_wire.upper()), group=group)
     if operation == "mean":
         is_float = wide.is_floating_point()
-        return wide.div_(len(state.ranks), rounding_mode=None if is_float else "trunc")
+        return wide.div_(dist.get_world_size(group), rounding_mode=None if is_float else "trunc")
     return wide != 0 if placed.dtype == torch.bool else wide
-
-
-def _reduce_bits(placed: Tensor, operation: str, group: Any) -> Tensor:
-    """Reduce integers bit by bit: the backends of accelerators know no bitwise operation."""
-    positions = torch.arange(torch.iinfo(placed.dtype).bits, device=placed.device)
-    bits = ((placed.long().unsqueeze(-1) >> positions) & 1).int()
-    on_wire = {"band": "MIN", "bor": "MAX", "bxor": "SUM"}[operation]
-    dist.all_reduce(bits, getattr(dist.ReduceOp, on_wire), group=group)
-    # Each bit has a place of its own, so that their sum is their union.
-    return ((bits.long() & 1) << positions).sum(-1).to(placed.dtype)

@@ -60,43 +60,12 @@ def collect_results(
 def collect_results_cpu(
     result_part: list[Any], size: int, tmpdir: str | None = None
 ) -> list[Any] | None:
-    """Collect every rank's results on rank 0; ``collect_results`` under another name.
-
-    Args:
-        result_part: This rank's results.
-        size: Length of the data set.
-        tmpdir: Unused.
-
-    Returns:
-        On rank 0 exactly ``size`` results; elsewhere ``None``.
-
-    Raises:
-        MMDistError: As ``collect_results``.
-
-    Example:
-        >>> collect_results_cpu([0.5, 0.7, 0.5], size=2)
-        [0.5, 0.7]
-    """
+    """Collect every rank's results on rank 0; ``collect_results`` under another name."""
     return collect_results(result_part, size, "cpu", tmpdir)
 
 
 def collect_results_gpu(result_part: list[Any], size: int) -> list[Any] | None:
-    """Collect every rank's results on rank 0; ``collect_results`` under another name.
-
-    Args:
-        result_part: This rank's results.
-        size: Length of the data set.
-
-    Returns:
-        On rank 0 exactly ``size`` results; elsewhere ``None``.
-
-    Raises:
-        MMDistError: As ``collect_results``.
-
-    Example:
-        >>> collect_results_gpu([0.5, 0.7, 0.5], size=2)
-        [0.5, 0.7]
-    """
+    """Collect every rank's results on rank 0; ``collect_results`` under another name."""
     return collect_results(result_part, size, "gpu")
 
 

@@ -2,7 +2,6 @@
 
 import os
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from mm_dist._errors import ConfigError
-from mm_dist._switches import DEBUG_VARIABLE, read_switch
+from mm_dist._state import DEBUG_VARIABLE, read_switch
 
 
 @dataclass
@@ -22,16 +21,12 @@ class GroupState:
         index: Rank of this process within the group.
         is_checked: Whether the ranks compare every call before they communicate.
         served: Devices whose tensors the backend takes as they are.
-        verified: Calls of ``all_reduce_dict`` that all ranks were seen to make alike.
-        find_side_group: Returns the gloo group beside this one, if it exists.
     """
 
     ranks: tuple[int, ...]
     index: int
     is_checked: bool
     served: set[torch.device] = field(default_factory=set)
-    verified: set[Any] = field(default_factory=set)
-    find_side_group: Callable[[], Any] = lambda: None
 
 
 # By group, not by its name or id, which torch reuses after a group was destroyed.
@@ -55,9 +50,7 @@ def group_state(group: Any = None) -> GroupState:
             f"Rank {dist.get_rank()} is not in the group that it passed to a collective; let "
             "only the members of a group call it."
         )
-    level = dist.get_debug_level()  # type: ignore[attr-defined]
-    is_detail = bool(level == dist.DebugLevel.DETAIL)  # type: ignore[attr-defined]
-    is_checked = is_detail or read_switch(os.environ, DEBUG_VARIABLE, default=False)
+    is_checked = read_switch(os.environ, DEBUG_VARIABLE, default=False)
     state = GroupState(tuple(dist.get_process_group_ranks(key)), index, is_checked)
     _states[key] = state
     return state

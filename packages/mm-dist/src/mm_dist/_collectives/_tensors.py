@@ -12,7 +12,7 @@ from mm_dist._backends import communication_device
 from mm_dist._collectives._objects import all_gather_object
 from mm_dist._collectives._state import GroupState, group_state
 from mm_dist._errors import ArgumentTypeError, CollectiveError
-from mm_dist._rank_spans import format_ranks
+from mm_dist._message import format_ranks
 
 # Path, dtype and shape of each tensor.
 Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
@@ -97,35 +97,30 @@ def compare_calls(
             not.
     """
     gathered = all_gather_object((call, own), group)
-    if any(each != gathered[0] for each in gathered):
-        is_same_call = len({each for each, _ in gathered}) == 1
-        passed = [
-            [_describe(*one, is_shape_shown=are_shapes_equal) for one in signature]
-            if is_same_call
-            else [each]
-            for each, signature in gathered
-        ]
-        if any(each != passed[0] for each in passed):
-            _raise_difference(call if is_same_call else "A collective", passed, group)
+    is_same_call = len({each for each, _ in gathered}) == 1
+    passed = [
+        [_describe(*one, is_shape_shown=are_shapes_equal) for one in signature]
+        if is_same_call
+        else [each]
+        for each, signature in gathered
+    ]
+    if any(each != passed[0] for each in passed):
+        common = set.intersection(*map(set, passed))
+        ranks_by_text: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, items in zip(group_state(group).ranks, passed, strict=True):
+            different = [item for item in items if item not in common]
+            more = ", ..." if len(different) > _MAX_DIFFERENCES else ""
+            text = ", ".join(different[:_MAX_DIFFERENCES]) + more
+            ranks_by_text[text or "nothing"].append(rank)
+        listed = "; ".join(
+            f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}: {text}"
+            for text, ranks in ranks_by_text.items()
+        )
+        raise CollectiveError(
+            f"{call if is_same_call else 'A collective'} differs between ranks: {listed}. Call the "
+            "same collective on all ranks, with the same names, shapes and dtypes."
+        )
     return [signature for _, signature in gathered]
-
-
-def _raise_difference(call: str, passed: list[list[str]], group: Any) -> None:
-    common = set.intersection(*map(set, passed))
-    ranks_by_text: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, items in zip(group_state(group).ranks, passed, strict=True):
-        own = [item for item in items if item not in common]
-        more = len(own) - _MAX_DIFFERENCES
-        text = ", ".join(own[:_MAX_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
-        ranks_by_text[text or "nothing"].append(rank)
-    listed = "; ".join(
-        f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}: {text}"
-        for text, ranks in ranks_by_text.items()
-    )
-    raise CollectiveError(
-        f"{call} differs between ranks: {listed}. Call the same collective on all ranks, with the "
-        "same names, shapes and dtypes."
-    )
 
 
 def _describe(

@@ -25,14 +25,19 @@ import torch.distributed as dist
 from mm_dist._backends import choose_backend
 from mm_dist._command._env import read_versions
 from mm_dist._command._output import format_table, print_result
-from mm_dist._device_choice import available_device_type
-from mm_dist._devices import count_devices, device_module, find_row, synchronize_device
+from mm_dist._devices import (
+    available_device_type,
+    count_devices,
+    device_module,
+    find_row,
+    synchronize_device,
+)
 from mm_dist._errors import LaunchError, MMDistError
 from mm_dist._launchers import LaunchEnvironment, select_launcher
 from mm_dist._process_group import destroy_dist, init_dist
+from mm_dist._process_group._arguments import read_timeout
 from mm_dist._rendezvous._address import own_address_towards, resolve
 from mm_dist._rendezvous._store import open_store
-from mm_dist._timeout import read_timeout
 
 _SLACK_S, _PAUSE_S, _CONNECT_LIMIT_S = 10.0, 0.05, 3.0
 _SIZES = (8, 1024, 2**16, 2**20, 2**24)  # bytes

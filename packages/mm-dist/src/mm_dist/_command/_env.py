@@ -12,8 +12,15 @@ import torch
 
 from mm_dist._backends import choose_backend
 from mm_dist._command._output import format_table, print_result
-from mm_dist._device_choice import available_device_type, describe_visibility, local_device
-from mm_dist._devices import CPU, accelerator_rows, count_devices, find_row
+from mm_dist._devices import (
+    CPU,
+    accelerator_rows,
+    available_device_type,
+    count_devices,
+    describe_visibility,
+    find_row,
+    local_device,
+)
 from mm_dist._launchers import LaunchEnvironment, describe_misuse, select_launcher
 from mm_dist._launchers._mpi import RANK_VARIABLES
 from mm_dist._launchers._selection import ask_launchers

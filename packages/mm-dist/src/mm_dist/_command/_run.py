@@ -16,12 +16,11 @@ from typing import Any
 
 from mm_dist._command import _worker
 from mm_dist._command._output import print_error
-from mm_dist._device_choice import available_device_type
-from mm_dist._devices import count_devices, find_row
+from mm_dist._devices import available_device_type, count_devices, find_row
 from mm_dist._errors import ConfigError, LaunchError
 from mm_dist._open_files import provide_files
 from mm_dist._rendezvous._address import can_host, own_address_towards, resolve
-from mm_dist._rendezvous._place import libuv_variables
+from mm_dist._rendezvous._variables import libuv_variables
 from mm_dist.diagnose._error import is_lost_peer, shorten_error
 
 _PREEMPTED_STATUS, _FIRST_SIGNAL_STATUS = 75, 128

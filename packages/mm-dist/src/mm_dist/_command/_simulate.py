@@ -20,7 +20,7 @@ from mm_dist._errors import ConfigError, TorchVersionError
 from mm_dist._info import barrier
 from mm_dist._launchers import select_launcher
 from mm_dist._process_group import current_info
-from mm_dist._rendezvous._place import restore_variables
+from mm_dist._rendezvous._variables import restore_variables
 from mm_dist._wrappers import MMDistributedDataParallel, MMFullyShardedDataParallel
 from mm_dist._wrappers._comm_hooks import no_communication
 

@@ -6,8 +6,10 @@ from mm_dist._launchers._mpi import MPILauncher
 from mm_dist._launchers._pytorch import PyTorchLauncher
 from mm_dist._launchers._selection import (
     NoLauncher,
+    add_launcher_arguments,
     check_launcher,
     detect_launcher,
+    infer_launcher,
     launcher_names,
     select_launcher,
 )
@@ -20,9 +22,11 @@ __all__ = [
     "NoLauncher",
     "PyTorchLauncher",
     "SlurmLauncher",
+    "add_launcher_arguments",
     "check_launcher",
     "describe_misuse",
     "detect_launcher",
+    "infer_launcher",
     "launcher_names",
     "select_launcher",
 ]

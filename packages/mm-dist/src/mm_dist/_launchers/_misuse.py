@@ -1,10 +1,58 @@
-"""Warn where variables show that processes train alone by mistake, or leave devices idle."""
+"""Compare variables of several launchers: refuse contradictions, warn of processes left alone."""
 
 import multiprocessing
 from collections.abc import Mapping
 
+from mm_dist._errors import LaunchError
 from mm_dist._launchers._environment import LaunchEnvironment
-from mm_dist._launchers._slurm import is_in_step
+from mm_dist._launchers._mpi import find_mpi_place
+from mm_dist._launchers._slurm import find_slurm_place, is_in_step
+
+
+def find_enclosing(env: Mapping[str, str]) -> tuple[str, tuple[int, int]] | None:
+    """Return ``slurm`` or ``mpi`` with the task's rank and world size; ``None`` outside of both."""
+    for launcher, find_place in (("slurm", find_slurm_place), ("mpi", find_mpi_place)):
+        place = find_place(env)
+        if place is not None:
+            return launcher, place
+    return None
+
+
+def is_copy_of_enclosing(env: Mapping[str, str]) -> bool:
+    """Return whether ``RANK`` and ``WORLD_SIZE`` only repeat what the task's own variables say."""
+    task, is_torchrun = find_enclosing(env), env.get("TORCHELASTIC_RUN_ID")
+    return task is not None and not is_torchrun and _read_numbers(env) == task[1]
+
+
+def check_agreement(env: Mapping[str, str]) -> None:
+    """Refuse ``RANK`` and ``WORLD_SIZE`` that contradict the task of ``srun`` or ``mpirun``.
+
+    With them the tasks would train alone, each as rank 0 of 1, or wait for each other for ever.
+    torchrun inside a task is right: its numbers are the finer ones.
+
+    Raises:
+        LaunchError: If they do; the message shows both, and the way out.
+    """
+    task, numbers = find_enclosing(env), _read_numbers(env)
+    if task is None or numbers is None or env.get("TORCHELASTIC_RUN_ID"):
+        return
+    launcher, (rank, world_size) = task
+    # Another launcher inside the task, such as DeepSpeed's, adds processes: its world is larger.
+    if numbers == (rank, world_size) or numbers[1] > world_size:
+        return
+    raise LaunchError(
+        f"launcher='auto' found two answers: RANK={numbers[0]} and WORLD_SIZE={numbers[1]}, but "
+        f"{launcher!r} says rank {rank} of {world_size}. Unset RANK and WORLD_SIZE if they are "
+        f"left over, or choose: launcher={launcher!r}, launcher='pytorch', or launcher='none' for "
+        "processes that do not belong together."
+    )
+
+
+def _read_numbers(env: Mapping[str, str]) -> tuple[int, int] | None:
+    rank, world_size = env.get("RANK", ""), env.get("WORLD_SIZE", "")
+    if rank.isdecimal() and world_size.isdecimal():
+        return int(rank), int(world_size)
+    return None
 
 
 def describe_misuse(
@@ -41,6 +89,10 @@ def _find_others(env: Mapping[str, str]) -> str | None:
         )
     least = {"WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 1}
     found = [name for name, number in least.items() if _read_count(env, name) >= number]
+    if env.get("PET_MASTER_ADDR") or env.get("PET_RDZV_ENDPOINT"):
+        # A pod of Kubernetes, one of several; the options alone may be somebody's defaults.
+        is_several = env.get("PET_NNODES", "").strip() not in ("", "0", "1", "1:1")
+        found += ["PET_NNODES"] if is_several else []
     missing = [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]
     if found and missing:
         values = " and ".join(f"{name}={env[name]}" for name in found)

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from mm_dist._errors import LaunchError
@@ -31,7 +30,6 @@ _NODE_RANK = ("MV2_NODE_ID", "PALS_NODEID")
 # What the ranks of a job share and other jobs do not have: Open MPI and PMIx, Intel MPI, MVAPICH
 # (the process id of mpirun_rsh), Cray's PALS, Flux.
 _JOB_NAMES = ("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID", "MPIRUN_ID", "PALS_APID", "FLUX_JOB_ID")
-_PROXY_PROGRAMS = ("hydra_pmi_proxy", "pmi_proxy")
 _DEFAULT_PORT = 29500
 # Below Linux's ephemeral ports, and apart from those that the Slurm launcher computes.
 _FIRST_PORT, _NUM_PORTS = 10000, 9973
@@ -74,7 +72,7 @@ class MPILauncher:
         """
         reader = VariableReader(env, self.name)
         rank = reader.read_integer("rank", *RANK_VARIABLES)
-        world_size = _read_world_size(env, reader)
+        world_size = reader.read_integer("world_size", *_SIZE)
         local_world_size = reader.find_integer("local_world_size", *_LOCAL_SIZE)
         num_nodes = reader.find_integer("num_nodes", *_NUM_NODES)
         local_rank = reader.find_integer("local_rank", *_LOCAL_RANK)
@@ -98,8 +96,7 @@ class MPILauncher:
             local_rank = reader.read_integer("local_rank", *_LOCAL_RANK)
         master_port = reader.find_port("MASTER_PORT")
         if master_port is None:
-            master_port, source = _compute_port(env, is_one_node=is_one_node)
-            reader.sources["master_port"] = source
+            master_port, reader.sources["master_port"] = _compute_port(env)
         return LaunchEnvironment(
             launcher=self.name,
             rank=rank,
@@ -114,18 +111,7 @@ class MPILauncher:
         )
 
 
-def _read_world_size(env: Mapping[str, str], reader: VariableReader) -> int:
-    source = reader.sources["rank"]
-    if source in ("PMIX_RANK", "PMI_ID") and not any(env.get(name) for name in _SIZE):
-        raise LaunchError(
-            f"launcher='mpi' found {source}, but no variable says how many ranks there are: "
-            f"{', '.join(_SIZE)} are not set. Start the script with mpirun of Open MPI, with "
-            "prterun --personality ompi, or with mpiexec without -pmi-port."
-        )
-    return reader.read_integer("world_size", *_SIZE)
-
-
-def _compute_port(env: Mapping[str, str], *, is_one_node: bool) -> tuple[int, str]:
+def _compute_port(env: Mapping[str, str]) -> tuple[int, str]:
     """Return a port that other jobs on this machine do not get, and where it came from."""
     for name in _JOB_NAMES:
         if env.get(name):
@@ -133,24 +119,4 @@ def _compute_port(env: Mapping[str, str], *, is_one_node: bool) -> tuple[int, st
             # Process ids and the like: jobs that are alive at once are near each other, and differ.
             number = int(job) if job.isdecimal() else zlib.crc32(job.encode("utf-8", "replace"))
             return _FIRST_PORT + number % _NUM_PORTS, f"computed from {name}"
-    proxy = _find_proxy() if is_one_node and env.get("MPI_LOCALRANKID") else None
-    if proxy is not None:
-        return _FIRST_PORT + proxy % _NUM_PORTS, "computed from the process id of MPICH's proxy"
     return _DEFAULT_PORT, "default: no variable tells this job from others, so set MASTER_PORT"
-
-
-def _find_proxy() -> int | None:
-    """Return the process from which all local ranks of an MPICH job descend, if it can be seen."""
-    pid = "self"
-    try:
-        while pid not in ("0", "1"):
-            # 'pid (program) state parent ...', where the program may hold blanks and brackets.
-            before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-            number, _, program = before.partition(" (")
-            if program in _PROXY_PROGRAMS:
-                return int(number)
-            pid = after.split()[1]
-    except OSError:
-        # No Linux, or the tree is hidden, which it then is to all ranks.
-        return None
-    return None

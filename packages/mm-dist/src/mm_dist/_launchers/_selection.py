@@ -1,16 +1,16 @@
 """Find the launcher that was asked for, or the one that started this process."""
 
+import argparse
+import os
 from collections.abc import Iterator, Mapping
-from importlib.metadata import EntryPoint
 from typing import ClassVar
 
-from mm_dist._backends import is_backend
+from mm_dist._backends import check_backend
 from mm_dist._errors import ArgumentTypeError, ConfigError, MMDistError
-from mm_dist._launchers._enclosing import check_agreement
 from mm_dist._launchers._environment import LaunchEnvironment, Launcher
+from mm_dist._launchers._misuse import check_agreement
+from mm_dist._message import suggest_name, warn_caller
 from mm_dist._plugins import find_plugins
-from mm_dist._suggestion import suggest_name
-from mm_dist._warning import warn_caller
 
 GROUP = "mm.launchers"
 # The order in which 'auto' asks; launchers of other distributions come next, 'none' last.
@@ -59,7 +59,8 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
         launcher: Launcher = entry.load()()
     except Exception as error:
         raise ConfigError(
-            f"launcher={name!r} cannot be used: {_describe_failure(entry, error)}"
+            f"launcher={name!r} cannot be used: its plugin {entry.value} cannot be used here "
+            f"({type(error).__name__}: {error}). Repair or uninstall its distribution."
         ) from error
     return launcher
 
@@ -77,11 +78,14 @@ def check_launcher(name: str) -> None:
         )
     if name == "auto" or name in find_plugins(GROUP):
         return
-    if is_backend(name):
+    try:
+        check_backend(name)
+    except MMDistError:
+        names = launcher_names()
+    else:
         raise ConfigError(
             f"launcher={name!r} is a backend: give it as backend={name!r}, and leave launcher out."
         )
-    names = launcher_names()
     raise ConfigError(
         f"launcher={name!r} is not known; there are: {', '.join(names)}."
         f"{suggest_name(name, names)} Another one is added by a distribution that advertises it in "
@@ -113,13 +117,61 @@ def ask_launchers(env: Mapping[str, str]) -> Iterator[tuple[Launcher, bool]]:
         except MMDistError:
             raise
         except Exception as error:  # noqa: BLE001 (a plugin may raise anything)
-            warn_caller(f"Launcher {name!r} is not asked: {_describe_failure(found[name], error)}")
+            warn_caller(
+                f"Launcher {name!r} is not asked: its plugin {found[name].value} cannot be used "
+                f"here ({type(error).__name__}: {error}). Repair or uninstall its distribution."
+            )
         else:
             yield launcher, is_found
 
 
-def _describe_failure(entry: EntryPoint, error: Exception) -> str:
-    return (
-        f"its plugin {entry.value} cannot be used here ({type(error).__name__}: {error}). "
-        "Repair or uninstall its distribution."
+def infer_launcher() -> str:
+    """Return the name of the launcher that ``launcher='auto'`` stands for in this process.
+
+    Example:
+        >>> infer_launcher()
+        'none'
+    """
+    return detect_launcher(os.environ).name
+
+
+def add_launcher_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--launcher`` and both spellings of ``--local_rank``.
+
+    ``python -m torch.distributed.launch`` passes ``--local_rank=N`` or ``--local-rank=N``,
+    depending on torch's version; a script without both dies in argparse on the other one. Where
+    the environment has ``LOCAL_RANK``, that is the value, whatever is passed. The functions of
+    this package read the environment alone.
+
+    Args:
+        parser: The script's parser; changed in place.
+
+    Example:
+        >>> parser = argparse.ArgumentParser()
+        >>> add_launcher_arguments(parser)
+        >>> parser.parse_args(["--local-rank=1"]).local_rank
+        1
+    """
+    parser.add_argument(
+        "--launcher",
+        choices=launcher_names(),
+        default="auto",
+        help="what started the processes (default: found out from the environment)",
     )
+    parser.add_argument(
+        "--local_rank",
+        "--local-rank",
+        dest="local_rank",
+        type=_choose_local_rank,
+        default="0",
+        metavar="N",
+        help="passed by torch.distributed.launch; need not be given by hand",
+    )
+
+
+def _choose_local_rank(text: str) -> int:
+    # argparse passes the default through here as well.
+    chosen = os.environ.get("LOCAL_RANK") or text
+    if not chosen.isdecimal():
+        raise argparse.ArgumentTypeError(f"{chosen!r} is no whole number of at least 0")
+    return int(chosen)

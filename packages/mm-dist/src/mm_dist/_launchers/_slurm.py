@@ -180,21 +180,11 @@ def _expand_ranges(text: str) -> list[str]:
 
 
 def expand_tasks_per_node(text: str) -> list[int]:
-    """Expand Slurm's count of tasks on each node.
-
-    Raises:
-        LaunchError: If the text is no such list.
+    """Expand Slurm's count of tasks on each node; of a text that is no such list, none.
 
     Example:
         >>> expand_tasks_per_node("2(x3),1")
         [2, 2, 2, 1]
     """
-    counts: list[int] = []
-    for piece in text.split(","):
-        match = _TASKS.fullmatch(piece)
-        if match is None:
-            raise LaunchError(
-                f"Cannot read the Slurm tasks per node {text!r}; expected a list like 2(x3),1."
-            )
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+    matches = [_TASKS.fullmatch(piece) for piece in text.split(",")]
+    return [int(m[1]) for m in matches if m for _ in range(int(m[2] or 1))] if all(matches) else []

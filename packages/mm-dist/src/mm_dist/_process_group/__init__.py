@@ -1,25 +1,15 @@
-"""Create the process group of this process, ask about it, and end it."""
+"""Create the process group of this process, describe it, and end it."""
 
+from mm_dist._process_group._arguments import check_dist_arguments
 from mm_dist._process_group._current import current_info
 from mm_dist._process_group._ending import destroy_dist
-from mm_dist._process_group._init import check_dist_arguments, init_dist
-from mm_dist._process_group._local_group import (
-    get_default_group,
-    get_local_group,
-    init_local_group,
-)
-from mm_dist._process_group._steady import enter_steady_state, steady_switch
-from mm_dist._state import is_distributed
+from mm_dist._process_group._init import init_dist
+from mm_dist._process_group._timeouts import enter_steady_state
 
 __all__ = [
     "check_dist_arguments",
     "current_info",
     "destroy_dist",
     "enter_steady_state",
-    "get_default_group",
-    "get_local_group",
     "init_dist",
-    "init_local_group",
-    "is_distributed",
-    "steady_switch",
 ]

@@ -2,16 +2,14 @@
 
 import os
 
-import torch
 import torch.distributed as dist
 
-from mm_dist._device_choice import local_device
-from mm_dist._devices import accelerator_rows, count_devices, find_accelerator_of
-from mm_dist._dist_info import DistInfo
+from mm_dist._backends import backends_by_device_type
+from mm_dist._devices import count_devices, find_row, local_device
 from mm_dist._errors import LaunchError
-from mm_dist._group_timeouts import read_group_timeout
 from mm_dist._launchers import LaunchEnvironment, detect_launcher
-from mm_dist._state import find_own_group
+from mm_dist._process_group._timeouts import read_group_timeout
+from mm_dist._state import DistInfo, find_own_group
 
 # The group exists: where its ranks met does not matter any more.
 _ANY_ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -26,8 +24,11 @@ def current_info() -> DistInfo:
     if own is not None:
         return own.info
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    environment = _read_agreeing_environment()
+    environment = current_environment()
     local_rank = rank if environment is None else environment.local_rank
+    # Of one backend for each device, as cpu:gloo,cuda:nccl, the accelerator that is there counts.
+    rows = [find_row(name) for name in backends_by_device_type() if name != "cpu"]
+    device_type = next((row.name for row in rows if len(rows) == 1 or count_devices(row)), "cpu")
     return DistInfo(
         rank=rank,
         world_size=world_size,
@@ -35,23 +36,19 @@ def current_info() -> DistInfo:
         local_world_size=world_size if environment is None else environment.local_world_size,
         launcher=detect_launcher(os.environ).name,
         backend=str(dist.get_backend()),
-        device=_device_of_group(local_rank),
+        device=local_device(local_rank, device_type),
         timeout=read_group_timeout(dist.group.WORLD),
     )
 
 
-def current_node_rank() -> int | None:
-    """Return the launcher's number of this machine, ``None`` if it does not report one."""
-    own = find_own_group()
-    environment = own.environment if own is not None else _read_agreeing_environment()
-    return None if environment is None else environment.node_rank
-
-
-def _read_agreeing_environment() -> LaunchEnvironment | None:
+def current_environment() -> LaunchEnvironment | None:
     """Return what the launcher says, unless the group has other ranks than it started.
 
     Variables that cannot be read say nothing: the group works without them.
     """
+    own = find_own_group()
+    if own is not None:
+        return own.environment
     env = {**os.environ, **_ANY_ADDRESS}
     try:
         environment = detect_launcher(os.environ).read(env)
@@ -59,14 +56,3 @@ def _read_agreeing_environment() -> LaunchEnvironment | None:
         return None
     place = (dist.get_rank(), dist.get_world_size())
     return environment if (environment.rank, environment.world_size) == place else None
-
-
-def _device_of_group(local_rank: int) -> torch.device:
-    text = str(dist.get_backend())
-    if ":" in text:
-        # One backend for each device, as cpu:gloo,cuda:nccl: the accelerator that is there counts.
-        names = {pair.partition(":")[0] for pair in text.split(",")}
-        found = [row.name for row in accelerator_rows() if row.name in names and count_devices(row)]
-        return local_device(local_rank, found[0] if found else "cpu")
-    owner = find_accelerator_of(text)
-    return local_device(local_rank, owner.name if owner else "cpu")

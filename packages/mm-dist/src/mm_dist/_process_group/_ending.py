@@ -10,9 +10,8 @@ import torch.distributed as dist
 
 from mm_dist._backends import backend_names
 from mm_dist._devices import find_accelerator_of, synchronize_device
-from mm_dist._process_group._steady import steady_switch
-from mm_dist._rendezvous._place import restore_variables
 from mm_dist._rendezvous._store import is_kept_by_launcher
+from mm_dist._rendezvous._variables import restore_variables
 from mm_dist._state import OwnGroup, find_own_group, state
 from mm_dist.diagnose._failure import abort_groups, is_interactive, release_peers
 from mm_dist.diagnose._failure_board import FailureBoard
@@ -49,7 +48,6 @@ def _end(own: OwnGroup) -> None:
     if find_own_group() is not None:
         _leave(own)
     state.own = state.local_group = None
-    steady_switch.arm(None)
     if own.restore_hook is not None:
         own.restore_hook()
     restore_variables(own.replaced)

@@ -3,45 +3,31 @@
 import multiprocessing
 import os
 import sys
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 import torch
 
-from mm_dist._backends import check_backend, choose_backend
-from mm_dist._device_choice import local_device
-from mm_dist._devices import find_row
-from mm_dist._dist_info import DistInfo
-from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
-from mm_dist._group_timeouts import check_timeout_can_change
-from mm_dist._launchers import (
-    check_launcher,
-    describe_misuse,
-    select_launcher,
-)
+from mm_dist._backends import choose_backend
+from mm_dist._devices import local_device
+from mm_dist._errors import LaunchError
+from mm_dist._launchers import LaunchEnvironment, describe_misuse, select_launcher
+from mm_dist._message import warn_caller
 from mm_dist._open_files import provide_files
+from mm_dist._process_group._arguments import check_dist_arguments, overlay_place, read_timeout
 from mm_dist._process_group._current import current_info
 from mm_dist._process_group._ending import destroy_dist
 from mm_dist._process_group._joining import join_group
-from mm_dist._process_group._steady import steady_switch
+from mm_dist._process_group._timeouts import check_timeout_can_change
 from mm_dist._rendezvous._interface import interface_variables
-from mm_dist._rendezvous._place import (
-    check_place,
-    check_port,
-    libuv_variables,
-    overlay_place,
-    overlay_port,
-    warn_of_unused_port,
-)
-from mm_dist._state import OwnGroup, is_distributed
-from mm_dist._switches import DEBUG_VARIABLE, HANG_REPORT_VARIABLE, read_switch
-from mm_dist._timeout import check_steady_timeout, read_timeout
-from mm_dist._warning import warn_caller
-
-_MPS_MESSAGE = (
-    "Several processes were started; Apple's mps takes part in no process group, so they use the "
-    "CPU. Start one process to use mps."
+from mm_dist._rendezvous._variables import libuv_variables
+from mm_dist._state import (
+    DEBUG_VARIABLE,
+    HANG_REPORT_VARIABLE,
+    DistInfo,
+    OwnGroup,
+    is_distributed,
+    read_switch,
 )
 
 
@@ -123,7 +109,7 @@ def init_dist(
         # Whatever variables are left over: the group that exists wins.
         existing = current_info()
         if limit not in (None, existing.timeout):
-            _warn(
+            warn_caller(
                 f"timeout={limit} is not used: there is a process group already, and its timeout "
                 f"is {existing.timeout}. Give it to what creates the group."
             )
@@ -132,7 +118,9 @@ def init_dist(
     destroy_dist()
     env = overlay_place(os.environ, rank, world_size, init_method, port)
     chosen = select_launcher(launcher if rank is None else "pytorch", env)
-    environment = chosen.read(overlay_port(env, chosen.name, port))
+    # torchrun has opened its port already, for the processes to find each other.
+    is_port_used = port is not None and chosen.name != "pytorch"
+    environment = chosen.read({**env, "MASTER_PORT": str(port)} if is_port_used else env)
     is_single = environment.master_addr is None
     if not is_single:
         _refuse_import_by_child()
@@ -141,15 +129,13 @@ def init_dist(
             f"init_method={init_method!r} was given, but nothing says which process this is. Give "
             "rank= and world_size= too, or start the script through a launcher, as torchrun."
         )
-    warn_of_unused_port(environment, port)
-    speaks = environment.local_rank == 0
-    _warn(describe_misuse(launcher, environment, env) if speaks else None)
     device = local_device(environment.local_rank, device_type)
-    if device.type == "mps" and not is_single:
-        # No process group of torch carries its tensors.
-        _warn(_MPS_MESSAGE if speaks else None)
-        device = torch.device("cpu")
     # One process per machine speaks: the answer is the same for the others.
+    speaks = environment.local_rank == 0
+    for message in _find_warnings(launcher, environment, env, port, device) if speaks else ():
+        warn_caller(message)
+    if device.type == "mps" and not is_single:
+        device = torch.device("cpu")
     usable = choose_backend(backend, device.type, is_warning=speaks and not is_single)
     info = DistInfo(
         rank=environment.rank,
@@ -162,13 +148,11 @@ def init_dist(
     )
     if is_single:
         return info
-    shortage = provide_files(environment.world_size)
-    _warn(shortage if speaks else None)
+    provide_files(environment.world_size)
     if steady_limit is not None:
         check_timeout_can_change(usable)
-    is_watched = hang_report
-    if is_watched is None:
-        is_watched = read_switch(env, HANG_REPORT_VARIABLE, default=True)
+    is_wanted = read_switch(env, HANG_REPORT_VARIABLE, default=True)
+    is_watched = is_wanted if hang_report is None else hang_report
     variables = _variables_for_torch(usable, env, is_watched=is_watched)
     variables.update(interface_variables(environment, env))
     is_checked = read_switch(env, DEBUG_VARIABLE, default=False)
@@ -180,59 +164,33 @@ def init_dist(
         DEBUG_VARIABLE: "on" if is_checked else "off",
     }
     own = join_group(info, environment, limit, variables, settings)
-    steady_switch.arm(steady_limit)
+    own.steady_timeout = steady_limit
     if is_watched:
         _start_hang_report(own)
     return own.info
 
 
-def check_dist_arguments(
-    launcher: str = "auto",
-    backend: str | None = None,
-    *,
-    timeout: float | timedelta | None = None,
-    steady_timeout: float | timedelta | None = None,
-    port: int | None = None,
-    init_backend: str = "torch",
-    device_type: str | None = None,
-    hang_report: bool | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    init_method: str | None = None,
-) -> None:
-    """Refuse what ``init_dist`` refuses on every machine and under every launcher.
-
-    For programs that check a configuration before they start anything. The arguments are those of
-    ``init_dist``.
-
-    Raises:
-        ArgumentTypeError: If an argument is of a kind that cannot be used.
-        ConfigError: If the value of an argument cannot be used.
-        TorchVersionError: If this torch lacks what an argument needs.
-
-    Example:
-        >>> check_dist_arguments("slurm", "gloo", timeout=90)
-    """
-    check_launcher(launcher)
-    if init_backend != "torch":
-        raise ConfigError(
-            f"init_backend={init_backend!r} is not supported; only 'torch' is. Let the other "
-            "library create its group first: init_dist then uses that."
+def _find_warnings(
+    launcher: str,
+    environment: LaunchEnvironment,
+    env: Mapping[str, str],
+    port: int | None,
+    device: torch.device,
+) -> Iterator[str]:
+    misuse = describe_misuse(launcher, environment, env)
+    if misuse is not None:
+        yield misuse
+    if port is not None and environment.master_port not in (None, port):
+        yield (
+            f"port={port} is not used: launcher {environment.launcher!r} has opened port "
+            f"{environment.master_port} already. Give it to the launcher, as in: "
+            f"torchrun --master_port={port} --nproc_per_node=N script.py"
         )
-    check_port(port)
-    check_place(launcher, rank, world_size, init_method)
-    check_steady_timeout(read_timeout(steady_timeout, "steady_timeout"), read_timeout(timeout))
-    check_backend(backend)
-    if device_type is not None:
-        find_row(device_type)
-    if hang_report is not None and not isinstance(hang_report, bool):
-        raise ArgumentTypeError(f"hang_report={hang_report!r}: True, False or None is needed.")
-
-
-def _warn(message: str | None) -> None:
-    """Warn the caller of ``init_dist``, which calls this, if there is something to say."""
-    if message is not None:
-        warnings.warn(message, UserWarning, stacklevel=3)
+    if device.type == "mps" and environment.master_addr is not None:
+        yield (
+            "Several processes were started; Apple's mps takes part in no process group, so they "
+            "use the CPU. Start one process to use mps."
+        )
 
 
 def _refuse_import_by_child() -> None:

@@ -13,17 +13,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mm_dist._device_choice import set_current_device
-from mm_dist._dist_info import DistInfo
+from mm_dist._devices import set_current_device
 from mm_dist._errors import LaunchError
-from mm_dist._group_timeouts import default_timeout, read_group_timeout
 from mm_dist._launchers import LaunchEnvironment
 from mm_dist._process_group._ending import end_at_exit
-from mm_dist._process_group._steady import steady_switch
+from mm_dist._process_group._timeouts import default_timeout, read_group_timeout
 from mm_dist._rendezvous._meeting import meet
-from mm_dist._rendezvous._place import restore_variables, set_variables
 from mm_dist._rendezvous._store import StoreAddress, is_kept_by_launcher, open_store
-from mm_dist._state import OwnGroup, state
+from mm_dist._rendezvous._variables import restore_variables, set_variables
+from mm_dist._state import DistInfo, OwnGroup, state
 from mm_dist.diagnose._error import write_error_file
 from mm_dist.diagnose._failure import install_failure_hook
 from mm_dist.diagnose._failure_board import FailureBoard
@@ -64,16 +62,24 @@ def join_group(
         own = _join(info, environment, timeout, replaced, settings)
     except (RuntimeError, ValueError, OSError) as error:
         restore_variables(replaced)
-        failure = _describe_failure(error, info, environment)
-        _record(failure, error)
-        if failure is error:
-            raise
-        raise failure from error
+        failure: Exception = error
+        if not isinstance(error, LaunchError):
+            failure = LaunchError(
+                f"Rank {info.rank} of {info.world_size} could not join the process group at "
+                f"{environment.master_addr}:{environment.master_port} with backend "
+                f"{info.backend!r}: {error} - check that rank 0 runs there, that the port is free "
+                "on its machine (choose another one with port= or MASTER_PORT), and that all ranks "
+                "were started."
+            )
+            failure.__cause__ = error
+        # For the launcher: there is no group yet with a hook for it.
+        with suppress(Exception):
+            write_error_file(failure, {"is_consequence": False}, f"mm-dist: {failure}")
+        raise failure from failure.__cause__
     is_host = info.rank == 0 and not is_kept_by_launcher()
     board = FailureBoard(own.address, own.info, state.num_joined)
     own.restore_hook = install_failure_hook(own.info, board, former=former_hook, is_host=is_host)
     state.own, state.failed, state.local_group, state.kept_store = own, None, None, None
-    steady_switch.arm(None)
     atexit.register(end_at_exit)
     _logger.debug("joined with a timeout of %s", own.info.timeout)
     return own
@@ -144,24 +150,3 @@ def _group_arguments(info: DistInfo, timeout: timedelta | None, store: Any) -> d
         # group for that device too, and a gloo group serves none but the CPU and CUDA.
         arguments["device_id"] = info.device
     return arguments
-
-
-def _describe_failure(
-    error: Exception, info: DistInfo, environment: LaunchEnvironment
-) -> LaunchError:
-    if isinstance(error, LaunchError):
-        return error
-    return LaunchError(
-        f"Rank {info.rank} of {info.world_size} could not join the process group at "
-        f"{environment.master_addr}:{environment.master_port} with backend {info.backend!r}: "
-        f"{error} - check that rank 0 runs there, that the port is free on its machine "
-        "(choose another one with port= or MASTER_PORT), and that all ranks were started."
-    )
-
-
-def _record(failure: LaunchError, error: Exception) -> None:
-    """Record the failure for the launcher: there is no group yet with a hook for it."""
-    if failure is not error:
-        failure.__cause__ = error
-    with suppress(Exception):
-        write_error_file(failure, {"is_consequence": False}, f"mm-dist: {failure}")

@@ -58,7 +58,11 @@ def meet(
     # More than one where a process of this rank was here before, and has been restarted.
     incarnation = store.add(f"{prefix}/rank/{rank}", 1)
     is_first = incarnation == 1 or not is_unique
-    _post_settings(store, prefix, rank, settings, is_counted=is_first)
+    # Before this rank counts as present, it counts among those that ask for the same.
+    equals = f"{prefix}/equals/{_hash(dict(settings))}"
+    store.add(equals, int(is_first))
+    if rank == 0:
+        store.set(f"{prefix}/settings", json.dumps(dict(settings)))
     if is_first and store.add(f"{prefix}/count", 1) == environment.world_size:
         store.add(f"{prefix}/complete", 1)
 
@@ -70,7 +74,8 @@ def meet(
         raise _absence_error(store, prefix, environment, limit_s)
     if is_unique and store.add(f"{prefix}/claim/{rank}", 1) > 1:
         raise _duplicate_error(environment)
-    _check_settings(store, prefix, environment, settings)
+    if store.add(equals, 0) < environment.world_size:
+        _raise_difference(store, prefix, environment, settings)
 
 
 def _check_host(store: Any, environment: LaunchEnvironment) -> None:
@@ -103,32 +108,21 @@ def _wait_for(store: Any, key: str, end: float, check: Callable[[], None] = lamb
     return True
 
 
-def _post_settings(
-    store: Any, prefix: str, rank: int, settings: Mapping[str, str], *, is_counted: bool
-) -> None:
-    """Count this rank among those that ask for the same, before it counts as present."""
-    store.add(f"{prefix}/equals/{_hash(dict(settings))}", int(is_counted))
-    if rank == 0:
-        store.set(f"{prefix}/settings", json.dumps(dict(settings)))
-
-
-def _check_settings(
+def _raise_difference(
     store: Any, prefix: str, environment: LaunchEnvironment, settings: Mapping[str, str]
 ) -> None:
-    """Raise on all ranks if some ask for something else than rank 0, which others wait for."""
+    """Raise, on all ranks, what one asks for that rank 0 does not."""
     rank, world_size = environment.rank, environment.world_size
-    if store.add(f"{prefix}/equals/{_hash(dict(settings))}", 0) >= world_size:
-        return
     expected = json.loads(bytes(store.get(f"{prefix}/settings")))
-    for name in sorted({*settings, *expected}):
-        if settings.get(name) != expected.get(name):
-            text = (
-                f"The ranks ask for different groups: {name} is {expected.get(name)} on rank 0, "
-                f"and {settings.get(name)} on rank {rank} (host {socket.gethostname()}). Give all "
-                "ranks the same arguments and environment variables."
-            )
-            store.set(f"{prefix}/difference", text)
-            break
+    different = [name for name in expected if settings.get(name) != expected[name]]
+    if different:
+        name = different[0]
+        text = (
+            f"The ranks ask for different groups: {name} is {expected[name]} on rank 0, and "
+            f"{settings.get(name)} on rank {rank} (host {socket.gethostname()}). Give all ranks "
+            "the same arguments and environment variables."
+        )
+        store.set(f"{prefix}/difference", text)
     difference = bytes(store.get(f"{prefix}/difference")).decode()
     store.add(f"{prefix}/num_told", 1)
     end = time.monotonic() + _READ_GRACE_S

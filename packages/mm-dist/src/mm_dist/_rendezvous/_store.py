@@ -14,8 +14,8 @@ import torch.distributed as dist
 from mm_dist._errors import LaunchError
 from mm_dist._launchers import LaunchEnvironment
 from mm_dist._rendezvous._address import (
+    can_host,
     is_listening,
-    is_own_address,
     resolve,
     wait_for_listener,
 )
@@ -74,14 +74,25 @@ def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
     host, port = str(environment.master_addr), int(environment.master_port or 0)
     if environment.rank == 0 and not is_kept_by_launcher():
         addresses = resolve(host, port)
-        store = _serve(port, limit_s)
-        if not is_own_address(addresses) and not is_listening(addresses, min(limit_s, _REACH_S)):
-            numbers = ", ".join(text for text, _ in addresses)
-            also = "" if numbers == host else f" ({numbers})"
+        try:
+            # By a name that always leads here: torch waits long for an address that does not.
+            store = _open("localhost", port, limit_s, is_server=True)
+        except (RuntimeError, OSError) as error:
+            if not any(words in str(error).lower() for words in PORT_IS_TAKEN):
+                raise
             raise LaunchError(
-                f"Rank 0 runs on {socket.gethostname()}, but MASTER_ADDR={host!r}{also} does not "
-                "lead to this machine. Start rank 0 there, or set MASTER_ADDR to a name or address "
-                "of this machine on all ranks."
+                f"Rank 0 cannot listen on port {port} of {socket.gethostname()}: another program "
+                "uses it. Choose another one for all ranks with MASTER_PORT or port= (torchrun "
+                "--master_port=N), or have a free one chosen: torchrun --standalone."
+            ) from error
+        # One that is not this machine's may lead here nevertheless, as that of a gateway in front.
+        is_own = any(can_host(text, 0) for text, _ in addresses)
+        if not is_own and not is_listening(addresses, min(limit_s, _REACH_S)):
+            numbers = ", ".join(text for text, _ in addresses)
+            raise LaunchError(
+                f"Rank 0 runs on {socket.gethostname()}, but MASTER_ADDR={host!r} ({numbers}) does "
+                "not lead to this machine. Start rank 0 there, or set MASTER_ADDR to a name or "
+                "address of this machine on all ranks."
             )
         return store
     start = time.monotonic()
@@ -92,20 +103,6 @@ def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
         place = (environment.rank, environment.world_size)
         return next(_DIST.rendezvous("env://", *place, timeout=left))[0]
     return _connect_in_time(host, port, environment.rank)
-
-
-def _serve(port: int, limit_s: float) -> Any:
-    try:
-        # By a name that always leads here: torch waits long for an address that does not.
-        return _open("localhost", port, limit_s, is_server=True)
-    except (RuntimeError, OSError) as error:
-        if not any(words in str(error).lower() for words in PORT_IS_TAKEN):
-            raise
-        raise LaunchError(
-            f"Rank 0 cannot listen on port {port} of {socket.gethostname()}: another program uses "
-            "it. Choose another one for all ranks with MASTER_PORT or port= (torchrun "
-            "--master_port=N), or have a free one chosen: torchrun --standalone."
-        ) from error
 
 
 def _connect_in_time(host: str, port: int, rank: int) -> Any:
@@ -131,9 +128,9 @@ def _connect_in_time(host: str, port: int, rank: int) -> Any:
 def stranger_error(rank: int, host: str, port: int, reason: str) -> LaunchError:
     """Return the error for a port where something else listens than rank 0 of this job."""
     return LaunchError(
-        f"Rank {rank} found another program than its rank 0 at {host}:{port}: {reason}. Rank 0 "
-        "could not open that port, as its own message says; choose another one for all ranks with "
-        "MASTER_PORT or port=."
+        f"Rank {rank} reached {host}:{port}, but the process listening there is not rank 0 of this "
+        f"job: {reason}. Rank 0 could not open that port, as its own message says; choose another "
+        "one for all ranks with MASTER_PORT or port=."
     )
 
 

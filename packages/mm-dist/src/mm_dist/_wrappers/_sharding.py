@@ -1,30 +1,31 @@
 """Shard a module in place, group by group, so that only one group is whole at a time."""
 
 import inspect
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from mm_dist._backends import backends_by_device_type
+from mm_dist._collectives import all_gather_object
+from mm_dist._devices import current_device
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError, TorchVersionError
-from mm_dist._process_group import is_distributed
+from mm_dist._process_group import current_info
+from mm_dist._state import is_distributed
 from mm_dist._torch_private import find_reset
 from mm_dist._wrappers._recognition import is_model_wrapper
 from mm_dist._wrappers._sharding_arguments import (
+    Strategy,
     choose_modules,
     find_ignored,
     read_offload,
     read_precision,
-)
-from mm_dist._wrappers._sharding_mesh import (
-    broadcast_over,
-    build_mesh,
-    choose_device_type,
-    mesh_device,
+    read_strategy,
 )
 
 if TYPE_CHECKING:
@@ -51,29 +52,30 @@ def shard_module(
     """
     _check_module(module)
     device_type, fully_shard = _load_fully_shard(module, options["device_mesh"])
-    ignored = find_ignored(module, options["ignored_modules"], options["ignored_parameters"])
+    ignored = find_ignored(module, options["ignored_modules"])
     if ignored and "ignored_params" not in inspect.signature(fully_shard).parameters:
         raise TorchVersionError(
-            "Parameters that are not sharded (ignored_modules, ignored_parameters, or those of a "
-            f"data_preprocessor) need torch 2.7 or newer; this is {torch.__version__}."
+            "Parameters that are not sharded (those of ignored_modules or a data_preprocessor) "
+            f"need torch 2.7 or newer; this is {torch.__version__}."
         )
     precision = read_precision(options["mixed_precision"])
     candidates = _groupable_modules(module, ignored)
     exempt = set(precision.find_exempt(candidates))
     chosen = {*choose_modules(options["auto_wrap_policy"], candidates), *exempt}
-    chosen = _keep_ties_together(module, chosen, ignored)
-    mesh, strategy = build_mesh(
+    chosen = _keep_ties_together(module, chosen)
+    mesh, strategy = _build_mesh(
         options["sharding_strategy"], options["device_mesh"], options["process_group"], device_type
     )
     device = mesh_device(mesh)
     offload = read_offload(options["cpu_offload"], mesh.device_type)
     freeing = options["reshard_after_forward"]
-    materializer = _Materializer(module, device, options["param_init_fn"])
     heads = [one for one in _inner_first(module, set()) if one is module or one in chosen]
     done: set[nn.Module] = set()
+    # A tied parameter is one object at several places, and has to stay one.
+    materialized: dict[Any, Any] = {}
     for head in heads:
         members = list(_inner_first(head, done))
-        materializer.materialize(members)
+        _materialize(members, device, options["param_init_fn"], materialized)
         if options["sync_module_states"]:
             _copy_from_first_rank(members, mesh, device)
         policy = precision.root if head is module else precision.inner
@@ -83,7 +85,7 @@ def shard_module(
         elif head is not module:  # torch's default: backward needs the outermost group at once
             arguments["reshard_after_forward"] = strategy.is_freed
         if ignored:
-            arguments["ignored_params"] = materializer.current(ignored)
+            arguments["ignored_params"] = {materialized.get(one, one) for one in ignored}
         fully_shard(
             head,
             mesh=mesh,
@@ -91,10 +93,22 @@ def shard_module(
             offload_policy=offload,
             **arguments,
         )
-    for parameter in materializer.current(ignored):
+    for parameter in (materialized.get(one, one) for one in ignored):
         parameter.data = parameter.data.to(device)
     _average_by_sum(heads, mesh)
     return mesh, strategy.name, tuple(heads)
+
+
+def _average_by_sum(heads: Iterable[Any], mesh: "DeviceMesh") -> None:
+    """Average gradients by sum and division where the backend may lack averages.
+
+    Of the backends only NCCL is sure to: gloo gives sums instead in some versions of torch.
+    """
+    if backends_by_device_type(mesh.get_group(0)).get(mesh.device_type) == "nccl":
+        return
+    for head in heads:
+        if hasattr(head, "set_force_sum_reduction_for_comms"):  # torch 2.8
+            head.set_force_sum_reduction_for_comms(enable=True)
 
 
 def _check_module(module: Any) -> None:
@@ -122,7 +136,16 @@ def _load_fully_shard(module: nn.Module, device_mesh: Any) -> tuple[str, Any]:
             f"{_NAME} needs a process group, and there is none; call mm_dist.init_dist first, "
             "under a launcher such as torchrun. A single process needs no wrapper."
         )
-    device_type = choose_device_type(module, device_mesh)
+    types = {parameter.device.type for parameter in module.parameters()} - {"cpu", "meta"}
+    if hasattr(device_mesh, "device_type"):
+        types = {str(device_mesh.device_type)}
+    if len(types) > 1:
+        raise ConfigError(
+            f"{type(module).__name__} has parameters on {', '.join(sorted(types))}; move it to one "
+            "device, or pass device_mesh."
+        )
+    # A module on the CPU or on the meta device goes to the device of this process.
+    device_type = types.pop() if types else current_info().device.type
     # Before, gloo adds gradients up where it is asked for their average, and says nothing.
     if device_type == "cpu" and version < (2, 8):
         raise TorchVersionError(
@@ -160,39 +183,17 @@ def _inner_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]
         yield module
 
 
-def _keep_ties_together(
-    root: nn.Module, heads: set[nn.Module], ignored: set[nn.Parameter]
-) -> set[nn.Module]:
-    """Return the heads under which no shared parameter belongs to two groups."""
-    modules = dict(root.named_modules(remove_duplicate=False))
-    places: defaultdict[nn.Parameter, list[list[nn.Module]]] = defaultdict(list)
-    for name, module in modules.items():
-        parts = name.split(".") if name else []
-        around = [modules[".".join(parts[:length])] for length in range(len(parts) + 1)]
-        for parameter in set(module.parameters(recurse=False)) - ignored:
-            places[parameter].append(around)
-    kept = set(heads)
-    is_changed = True
-    while is_changed:
-        before = len(kept)
-        for chains in places.values():
-            innermost = {next((m for m in reversed(c) if m in kept), root) for c in chains}
-            if len(innermost) > 1:
-                kept -= innermost - set(chains[0]).intersection(*chains)
-        is_changed = len(kept) < before
-    return kept
-
-
-def _average_by_sum(heads: Iterable[Any], mesh: "DeviceMesh") -> None:
-    """Average gradients by sum and division where the backend may lack averages.
-
-    Of the backends only NCCL is sure to: gloo gives sums instead in some versions of torch.
-    """
-    if backends_by_device_type(mesh.get_group(0)).get(mesh.device_type) == "nccl":
-        return
-    for head in heads:
-        if hasattr(head, "set_force_sum_reduction_for_comms"):  # torch 2.8
-            head.set_force_sum_reduction_for_comms(enable=True)
+def _keep_ties_together(root: nn.Module, heads: set[nn.Module]) -> set[nn.Module]:
+    """Return the heads that share no parameter with a module outside of them."""
+    holders: defaultdict[nn.Parameter, set[nn.Module]] = defaultdict(set)
+    for module in root.modules():
+        for parameter in module.parameters(recurse=False):
+            holders[parameter].add(module)
+    return {
+        head
+        for head in heads
+        if set().union(*(holders[p] for p in head.parameters())) <= set(head.modules())
+    }
 
 
 def _copy_from_first_rank(
@@ -207,79 +208,139 @@ def _copy_from_first_rank(
         broadcast_over(mesh, tensor.detach())
 
 
-class _Materializer:
-    """Puts modules from the meta device on a real one, and initialises them."""
-
-    def __init__(
-        self,
-        root: nn.Module,
-        device: torch.device,
-        init_function: Callable[[nn.Module], Any] | None,
-    ) -> None:
-        self._names = {module: name for name, module in root.named_modules()}
-        self._device = device
-        self._init_function = init_function
-        # A tied parameter is one object at several places, and has to stay one.
-        self._replacements: dict[Any, Any] = {}
-
-    def current(self, parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
-        """Map parameters that were on the meta device to their replacements."""
-        return {self._replacements.get(parameter, parameter) for parameter in parameters}
-
-    def materialize(self, members: Iterable[nn.Module]) -> None:
-        """Allocate and initialise the members that hold tensors on the meta device."""
-        empty = [m for m in members if any(t.is_meta for _, t in _own_tensors(m))]
-        for module in empty:
-            for name, tensor in list(_own_tensors(module)):
-                if tensor.is_meta:
-                    setattr(module, name, self._replace(tensor))
-        for module in empty:
-            label = f"{type(module).__name__} {self._names.get(module, '')!r}"
-            initialize = self._init_function or find_reset(module)
-            if initialize is None:
-                raise ConfigError(
-                    f"{label} is on the meta device and has no reset_parameters(); pass "
-                    "param_init_fn, which is called with each such module, or build the model on "
-                    "a real device."
+def _materialize(
+    members: Iterable[nn.Module],
+    device: torch.device,
+    init_function: Any,
+    replacements: dict[Any, Any],
+) -> None:
+    """Allocate and initialise the modules that hold tensors on the meta device."""
+    empty = [m for m in members if any(t.is_meta for _, t in _own_tensors(m))]
+    for module in empty:
+        for name, tensor in list(_own_tensors(module)):
+            if not tensor.is_meta:
+                continue
+            if tensor not in replacements:
+                values = torch.empty_like(tensor, device=device)
+                # What nothing initialises shows in the first loss.
+                values.fill_(torch.nan if values.is_floating_point() else 0)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                replacements[tensor] = (
+                    nn.Parameter(values, tensor.requires_grad) if is_parameter else values
                 )
-            with torch.no_grad():
-                initialize(module)
-        for module in empty:
-            for name, tensor in _own_tensors(module):
-                if tensor.is_meta or _is_untouched(tensor):
-                    how = "param_init_fn" if self._init_function else "reset_parameters()"
-                    raise ConfigError(
-                        f"{how} did not initialise {name!r} of {type(module).__name__} "
-                        f"{self._names.get(module, '')!r}, which was on the meta device; let it "
-                        "fill every parameter and buffer that the module holds itself."
-                    )
-
-    def _replace(self, tensor: Tensor) -> Any:
-        if tensor not in self._replacements:
-            values = torch.empty_like(tensor, device=self._device).fill_(_placeholder(tensor))
-            is_parameter = isinstance(tensor, nn.Parameter)
-            self._replacements[tensor] = (
-                nn.Parameter(values, tensor.requires_grad) if is_parameter else values
+            setattr(module, name, replacements[tensor])
+    for module in empty:
+        initialize = init_function or find_reset(module)
+        if initialize is None:
+            raise ConfigError(
+                f"{type(module).__name__} is on the meta device and has no reset_parameters(); "
+                "pass param_init_fn, which is called with each such module, or build the model on "
+                "a real device."
             )
-        return self._replacements[tensor]
-
-
-def _placeholder(tensor: Tensor) -> float | int:
-    """Return the value that marks uninitialised tensors."""
-    if tensor.is_floating_point() or tensor.is_complex():
-        return torch.nan
-    return 0 if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
-
-
-def _is_untouched(tensor: Tensor) -> bool:
-    if tensor.is_floating_point() or tensor.is_complex():
-        return bool(tensor.isnan().any())
-    # One such number can be meant; booleans have no value to spare.
-    is_countable = tensor.dtype != torch.bool and tensor.numel() > 0
-    return is_countable and bool((tensor == _placeholder(tensor)).all())
+        with torch.no_grad():
+            initialize(module)
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield a module's own parameters and buffers, under each of their names."""
     yield from module.named_parameters(recurse=False, remove_duplicate=False)
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
+
+
+def mesh_device(mesh: "DeviceMesh") -> torch.device:
+    """Return the device of this process among those of a mesh."""
+    is_cpu = mesh.device_type == "cpu"
+    return torch.device("cpu") if is_cpu else current_device(mesh.device_type)
+
+
+def broadcast_over(mesh: "DeviceMesh", tensor: Tensor) -> None:
+    """Overwrite ``tensor`` by that of the mesh's first rank, in place."""
+    # Not every backend sends complex numbers, and none what is not contiguous.
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    sent = plain.contiguous()
+    for group in mesh.get_all_groups() if tensor.numel() else ():
+        dist.broadcast(sent, dist.get_global_rank(group, 0), group)
+    if sent is not plain:
+        plain.copy_(sent)
+
+
+def _build_mesh(
+    strategy_name: Any, device_mesh: Any, process_group: Any, device_type: str
+) -> "tuple[DeviceMesh, Strategy]":
+    """Return the ranks as a mesh, and the strategy, which the mesh decides where none is named.
+
+    Args:
+        strategy_name: ``sharding_strategy`` as the user gave it.
+        device_mesh: A ``DeviceMesh``, the sizes of one, or ``None``.
+        process_group: The ranks, for a mesh of one dimension; ``None`` for all.
+        device_type: Of a mesh that is made here.
+
+    Returns:
+        A mesh of one dimension (shards), or of two (copies, shards of each).
+
+    Raises:
+        ConfigError: If these do not fit each other, or the ranks.
+    """
+    from torch.distributed.device_mesh import (  # noqa: PLC0415 (slow to import)
+        DeviceMesh,
+        init_device_mesh,
+    )
+
+    strategy = read_strategy("full" if strategy_name is None else strategy_name)
+    if process_group is not None:
+        if device_mesh is not None or strategy.is_two_dimensional:
+            raise ConfigError(
+                "process_group goes without device_mesh, and with a strategy without copies. For "
+                "others pass device_mesh=(copies, shards), or a DeviceMesh."
+            )
+        return DeviceMesh.from_group(process_group, device_type), strategy
+    if isinstance(device_mesh, DeviceMesh):
+        mesh = device_mesh
+    else:
+        shape = _default_shape(strategy) if device_mesh is None else _read_shape(device_mesh)
+        names = ("replicate", "shard")[-len(shape) :]
+        mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    if strategy_name is None and mesh.ndim == 2:
+        strategy = read_strategy("hybrid")
+    if mesh.ndim != 1 + strategy.is_two_dimensional or (mesh.ndim == 2 and not mesh.mesh_dim_names):
+        raise ConfigError(
+            f"device_mesh has {mesh.ndim} dimensions named {mesh.mesh_dim_names}; strategy "
+            f"{strategy.name!r} needs "
+            + (
+                "two with names (copies, shards), as init_device_mesh(device_type, (2, 4), "
+                "mesh_dim_names=('replicate', 'shard')) makes."
+                if strategy.is_two_dimensional
+                else "one (shards)."
+            )
+        )
+    return mesh, strategy
+
+
+def _read_shape(sizes: Any) -> tuple[int, ...]:
+    world_size = dist.get_world_size()
+    shape = tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,)
+    is_whole = all(isinstance(size, int) and size > 0 for size in shape)
+    if not is_whole or len(shape) > 2 or math.prod(shape) != world_size:
+        raise ConfigError(
+            f"device_mesh={sizes!r} does not fit {world_size} ranks; give (shards,) or "
+            f"(copies, shards) whose product is {world_size}, or a DeviceMesh."
+        )
+    return shape
+
+
+def _default_shape(strategy: Strategy) -> tuple[int, ...]:
+    world_size = dist.get_world_size()
+    if strategy.name == "no-shard":
+        return world_size, 1
+    if not strategy.is_two_dimensional:
+        return (world_size,)
+    info = current_info()
+    places = all_gather_object((info.local_rank, info.local_world_size))
+    size = info.local_world_size or 1
+    if world_size % size or places != [(rank % size, size) for rank in range(world_size)]:
+        raise ConfigError(
+            f"sharding_strategy {strategy.name!r} shards within each machine, and needs machines "
+            "with equally many ranks, numbered machine by machine; (local rank, ranks of the "
+            f"machine) by rank: {places}. Start the ranks so, or pass device_mesh=(copies, shards)."
+        )
+    return world_size // size, size

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from mm_dist._backends import backends_by_device_type
 from mm_dist._errors import ConfigError
-from mm_dist._info import is_main_process
-from mm_dist._suggestion import suggest_name
-from mm_dist._warning import warn_caller
+from mm_dist._message import suggest_name
+from mm_dist._torch_private import BATCH_NORM
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
@@ -48,14 +46,12 @@ _FORMER_NAMES = {
 }
 
 
-def read_strategy(given: Any, *, default: str = "full") -> Strategy:
+def read_strategy(given: Any) -> Strategy:
     """Return the strategy of a name, or of a member of torch's first ``ShardingStrategy``.
 
     Raises:
         ConfigError: If it is not known.
     """
-    if given is None:
-        return _STRATEGIES[default]
     # A member of the enum counts by its name, so that torch.distributed.fsdp is not needed here.
     text = str(getattr(given, "name", given))
     name = text.lower().replace("_", "-").rpartition(".")[2].strip("-")
@@ -70,34 +66,20 @@ def read_strategy(given: Any, *, default: str = "full") -> Strategy:
 
 
 _DTYPE_KEYS = ("param_dtype", "reduce_dtype", "output_dtype")
-_PRECISION_KEYS = (*_DTYPE_KEYS, "cast_forward_inputs", "full_precision_modules")
-# Batch normalisation keeps its statistics in float32, and refuses weights of another dtype.
-_DEFAULT_EXEMPT = ("_BatchNorm",)
+_PRECISION_KEYS = (*_DTYPE_KEYS, "cast_forward_inputs")
 
 
 class Precision(NamedTuple):
-    """The policies of the outermost module, of those inside it, and of those left out.
-
-    Attributes:
-        root: Of the model.
-        inner: Of the modules inside it.
-        exempt: Of the modules that ``selectors`` select; ``None`` if there are none.
-        selectors: Classes, names of classes, or patterns on names; ``None`` for the default.
-    """
+    """The policies of the outermost module, of those inside it, and of batch normalisations."""
 
     root: "MixedPrecisionPolicy"
     inner: "MixedPrecisionPolicy"
     exempt: "MixedPrecisionPolicy | None" = None
-    selectors: Any = None
 
     def find_exempt(self, candidates: Mapping[str, nn.Module]) -> list[nn.Module]:
-        """Return the modules that compute in full precision."""
-        if self.exempt is None:
-            return []
-        if self.selectors is None:
-            return find_modules(candidates, _DEFAULT_EXEMPT, "", is_miss_allowed=True)
-        argument = "mixed_precision full_precision_modules"
-        return find_modules(candidates, self.selectors, argument)
+        """Return the batch normalisations: they refuse weights of another dtype."""
+        modules = candidates.values() if self.exempt is not None else ()
+        return [module for module in modules if isinstance(module, BATCH_NORM)]
 
 
 def read_precision(given: Any) -> Precision:
@@ -137,20 +119,17 @@ def read_precision(given: Any) -> Precision:
     inner = MixedPrecisionPolicy(**common)
     if param_dtype is None:
         return Precision(root, inner)
-    exempt = MixedPrecisionPolicy(torch.float32, output_dtype=param_dtype)
-    return Precision(root, inner, exempt, given.get("full_precision_modules"))
+    return Precision(root, inner, MixedPrecisionPolicy(torch.float32, output_dtype=param_dtype))
 
 
 def _read_dtype(key: str, given: Any) -> torch.dtype | None:
     if given is None:
         return None
-    name = str(given).removeprefix("torch.")
-    dtype = getattr(torch, name, None)
+    dtype = getattr(torch, str(given).removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        known = ("bfloat16", "float16", "float32", "float64")
         raise ConfigError(
-            f"mixed_precision {key}={given!r} is no floating-point dtype; use one of "
-            f"{', '.join(known)}.{suggest_name(name, known)}"
+            f"mixed_precision {key}={given!r} is no floating-point dtype; use one of bfloat16, "
+            "float16, float32, float64."
         )
     return dtype
 
@@ -172,14 +151,6 @@ def read_offload(given: Any, device_type: str) -> "OffloadPolicy":
         raise ConfigError(
             f"cpu_offload={given!r} cannot be used; give True, False or dict(pin_memory=False)."
         )
-    backends = backends_by_device_type()
-    if "cpu" not in backends and is_main_process():
-        pairs = ",".join(f"{name}:{backend}" for name, backend in backends.items())
-        warn_caller(
-            f"cpu_offload leaves gradients on the CPU, and the process group ({pairs}) cannot "
-            "reach it, so that the gradient norm cannot be computed for clipping. Create the "
-            f"group with backend='cpu:gloo,{pairs}'."
-        )
     return CPUOffloadPolicy(pin_memory=options.get("pin_memory", True) and device_type != "cpu")
 
 
@@ -194,7 +165,6 @@ def choose_modules(policy: Any, candidates: Mapping[str, nn.Module]) -> list[nn.
     Raises:
         ConfigError: If it is none of these, or names something that the model has not.
     """
-    argument = "auto_wrap_policy"
     if policy is None:
         return []
     if isinstance(policy, Mapping):
@@ -203,19 +173,19 @@ def choose_modules(policy: Any, candidates: Mapping[str, nn.Module]) -> list[nn.
         if list(given) == ["min_num_params"] and kind in ("", "size_based"):
             return _choose_by_size(candidates, given["min_num_params"])
         if list(given) == ["transformer_layer_cls"] and kind in ("", "transformer"):
-            return find_modules(candidates, given["transformer_layer_cls"], argument)
+            return _find_modules(candidates, given["transformer_layer_cls"])
         raise ConfigError(
-            f"{argument}={policy!r} cannot be used; a dict is dict(min_num_params=1_000_000) or "
-            "dict(type='transformer', transformer_layer_cls=...)."
+            f"auto_wrap_policy={policy!r} cannot be used; a dict is dict(min_num_params=1_000_000) "
+            "or dict(type='transformer', transformer_layer_cls=...)."
         )
     if callable(policy) and not isinstance(policy, type):
         if "recurse" in inspect.signature(policy).parameters:
             raise ConfigError(
-                f"{argument}={policy!r} is a policy of torch's first FSDP; give a function that "
-                "takes a module, class names, or dict(min_num_params=...)."
+                f"auto_wrap_policy={policy!r} is a policy of torch's first FSDP; give a function "
+                "that takes a module, class names, or dict(min_num_params=...)."
             )
         return [one for one in candidates.values() if _has_forward(one) and policy(one)]
-    return find_modules(candidates, policy, argument)
+    return _find_modules(candidates, policy)
 
 
 def _choose_by_size(candidates: Mapping[str, nn.Module], least: Any) -> list[nn.Module]:
@@ -223,54 +193,44 @@ def _choose_by_size(candidates: Mapping[str, nn.Module], least: Any) -> list[nn.
     if not isinstance(least, (int, float)) or least < 1:
         raise ConfigError(f"min_num_params={least!r} is no positive number.")
     taken: set[nn.Parameter] = set()
-    chosen: set[nn.Module] = set()
+    chosen: list[nn.Module] = []
     for module in reversed(list(candidates.values())):  # inner ones first
         own = [p for p in module.parameters() if p not in taken]
         if _has_forward(module) and sum(p.numel() for p in own) >= least:
-            chosen.add(module)
+            chosen.append(module)
             taken.update(own)
-    return [module for module in candidates.values() if module in chosen]
+    return chosen
 
 
-def find_modules(
-    candidates: Mapping[str, nn.Module],
-    selectors: Any,
-    argument: str,
-    *,
-    is_miss_allowed: bool = False,
-) -> list[nn.Module]:
-    """Return the modules that at least one selector matches, each once, in the model's order.
-
-    Args:
-        candidates: Modules by name.
-        selectors: One or several classes (subclasses match), names of classes (a full path too),
-            names of modules, or patterns on these as ``blocks.*``, in which ``*`` also matches
-            dots.
-        argument: Name of the argument they came from, for messages.
-        is_miss_allowed: Whether one may match nothing.
+def _find_modules(candidates: Mapping[str, nn.Module], selectors: Any) -> list[nn.Module]:
+    """Return the modules that a class, its name, or a pattern on names of modules matches.
 
     Raises:
         ConfigError: If one is neither name nor class, or matches no module that has a forward.
     """
     given = [selectors] if isinstance(selectors, (str, type)) else selectors
-    if not isinstance(given, Iterable) or not given:
+    if (
+        not isinstance(given, Iterable)
+        or not given
+        or not all(isinstance(one, (str, type)) for one in given)
+    ):
         raise ConfigError(
-            f"{argument}={selectors!r} cannot be used; give class names or patterns such as "
-            "['TransformerBlock', 'backbone.stages.*']."
+            f"auto_wrap_policy={selectors!r} cannot be used; give classes, class names or patterns "
+            "such as ['TransformerBlock', 'backbone.stages.*']."
         )
-    chosen: set[str] = set()
+    chosen: list[nn.Module] = []
     for selector in given:
-        if not isinstance(selector, (str, type)):
+        found = [m for name, m in candidates.items() if _matches(selector, name, m)]
+        if not any(map(_has_forward, found)):
+            classes = sorted({type(module).__name__ for module in candidates.values()})
+            wanted = selector.__name__ if isinstance(selector, type) else selector
             raise ConfigError(
-                f"{argument} holds {selector!r}; give classes, names of classes, or patterns on "
-                "module names."
+                f"auto_wrap_policy: {selector!r} matches no module with a forward; classes found: "
+                f"{', '.join(classes) or 'none'}.{suggest_name(wanted, [*classes, *candidates])} "
+                "Give a class, its name, or a pattern on module names such as 'backbone.layers.*'."
             )
-        names = {name for name, module in candidates.items() if _matches(selector, name, module)}
-        callable_names = {name for name in names if _has_forward(candidates[name])}
-        if not callable_names and not is_miss_allowed:
-            _raise_miss(candidates, selector, names, argument)
-        chosen |= callable_names
-    return [module for name, module in candidates.items() if name in chosen]
+        chosen += filter(_has_forward, found)
+    return chosen
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -286,25 +246,7 @@ def _matches(selector: Any, name: str, module: nn.Module) -> bool:
     return selector in names or fnmatchcase(name, selector)
 
 
-def _raise_miss(
-    candidates: Mapping[str, nn.Module], selector: Any, containers: set[str], argument: str
-) -> None:
-    if containers:
-        name = min(containers)
-        raise ConfigError(
-            f"{argument}: {selector!r} names {name!r}, a {type(candidates[name]).__name__}, which "
-            f"has no forward and cannot be gathered by itself; name what it holds: '{name}.*'."
-        )
-    classes = sorted({type(module).__name__ for module in candidates.values()})
-    wanted = selector.__name__ if isinstance(selector, type) else str(selector)
-    raise ConfigError(
-        f"{argument}: {selector!r} matches no module; classes found: "
-        f"{', '.join(classes) or 'none'}.{suggest_name(wanted, [*classes, *candidates])} Give a "
-        "class, the name of a class, or a pattern on module names such as 'backbone.layers.*'."
-    )
-
-
-def find_ignored(root: nn.Module, modules: Any, parameters: Any) -> set[nn.Parameter]:
+def find_ignored(root: nn.Module, given: Any) -> set[nn.Parameter]:
     """Return the parameters of ``root`` that are not sharded.
 
     Those of a ``data_preprocessor`` are among them: it is called outside the model's forward, when
@@ -312,48 +254,29 @@ def find_ignored(root: nn.Module, modules: Any, parameters: Any) -> set[nn.Param
 
     Args:
         root: The model.
-        modules: ``None``, or modules and patterns on names of modules.
-        parameters: ``None``, or parameters and patterns on names of parameters.
+        given: ``None``, or modules and patterns on names of modules.
 
     Raises:
-        ConfigError: If a pattern matches nothing, an item is of another kind, or the
-            preprocessor is to be trained.
+        ConfigError: If a pattern matches nothing, or a parameter is to be trained.
     """
-    found: set[nn.Parameter] = set()
-    named_modules = dict(root.named_modules())
-    for one in _select(modules, nn.Module, named_modules, "ignored_modules"):
-        found.update(one.parameters())
-    named_parameters = dict(root.named_parameters(remove_duplicate=False))
-    found.update(_select(parameters, nn.Parameter, named_parameters, "ignored_parameters"))
-    trained = [name for name, one in named_parameters.items() if one in found and one.requires_grad]
-    if trained and is_main_process():
-        warn_caller(
-            f"Ignored parameters stay whole on every rank, and nothing averages their gradients: "
-            f"{', '.join(trained[:5])}{' ...' if len(trained) > 5 else ''}. Freeze them "
-            "(requires_grad_(False)), or average their gradients before each step, and give them "
-            "an optimizer of their own: torch neither clips nor unscales both kinds together."
-        )
-    preprocessor = getattr(root, "data_preprocessor", None)
-    own = list(preprocessor.parameters()) if isinstance(preprocessor, nn.Module) else []
-    if any(parameter.requires_grad for parameter in own):
-        raise ConfigError(
-            f"The data_preprocessor of {type(root).__name__} has parameters to train. It is called "
-            "outside the model's forward, where sharded parameters cannot be used; freeze it "
-            "(requires_grad_(False)), or call it within forward under another name."
-        )
-    return found.union(own)
-
-
-def _select(given: Any, kind: type[Any], named: Mapping[str, Any], argument: str) -> list[Any]:
-    found: list[Any] = []
-    for item in [given] if isinstance(given, (str, kind)) else given or ():
-        matches = [item] if isinstance(item, kind) else []
+    modules = [module for module in [getattr(root, "data_preprocessor", None)] if module]
+    named = dict(root.named_modules())
+    for item in [given] if isinstance(given, (str, nn.Module)) else given or ():
+        matches = [item] if isinstance(item, nn.Module) else []
         if isinstance(item, str):
             matches = [one for name, one in named.items() if name and fnmatchcase(name, item)]
         if not matches:
             raise ConfigError(
-                f"{argument}: {item!r} matches none of the model's names; give {kind.__name__} "
-                f"objects, names, or patterns.{suggest_name(str(item), named)}"
+                f"ignored_modules: {item!r} matches none of the model's names; give modules, "
+                f"names, or patterns.{suggest_name(str(item), named)}"
             )
-        found += matches
+        modules += matches
+    found = {p for one in modules if isinstance(one, nn.Module) for p in one.parameters()}
+    trained = [name for name, p in root.named_parameters() if p in found and p.requires_grad]
+    if trained:
+        raise ConfigError(
+            f"{', '.join(trained[:5])}{' ...' if len(trained) > 5 else ''}: parameters of "
+            "ignored_modules and of the data_preprocessor stay whole on every rank, and nothing "
+            "averages their gradients. Freeze them (requires_grad_(False))."
+        )
     return found

@@ -1,13 +1,13 @@
 """Training and evaluation steps of the model wrappers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from mm_dist._errors import ArgumentTypeError
-from mm_dist._process_group import enter_steady_state, steady_switch
+from mm_dist._process_group import enter_steady_state
 from mm_dist._progress import advance_iteration
 from mm_dist._torch_private import register_before_loading
 
@@ -42,12 +42,7 @@ def test_step(self: Any, data: Any) -> Any:
     return self.module.test_step(data)
 
 
-def run_train_step(
-    wrapper: Any,
-    data: Any,
-    optim_wrapper: OptimWrapperProtocol,
-    check_reduction: Callable[[], None] | None = None,
-) -> dict[str, Any]:
+def run_train_step(wrapper: Any, data: Any, optim_wrapper: OptimWrapperProtocol) -> dict[str, Any]:
     """Run forward, backward and the optimizer on one batch.
 
     The first step of a process ends with ``enter_steady_state``.
@@ -56,7 +51,6 @@ def run_train_step(
         wrapper: A module with the model as ``module``; its own call synchronises or gathers.
         data: One batch, as the model's ``data_preprocessor`` takes it.
         optim_wrapper: Provides the context of the forward pass, and runs backward.
-        check_reduction: Raises if the gradients were not averaged.
 
     Returns:
         The ``log_vars`` of the model's ``parse_losses``, on the device.
@@ -73,11 +67,8 @@ def run_train_step(
         losses = call_with_batch(wrapper, batch, mode="loss")
     loss, log_vars = model.parse_losses(losses)
     optim_wrapper.update_params(loss)
-    if check_reduction is not None:
-        check_reduction()
     # Last: a rank that raises must not be waited for by the others, nor wait for them.
-    if steady_switch.is_due:
-        enter_steady_state()
+    enter_steady_state()
     return dict(log_vars)
 
 

@@ -2,31 +2,25 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mm_dist._errors import ArgumentTypeError, ConfigError
-from mm_dist._torch_private import (
-    admit_sync_batch_norm,
-    drop_comm_hooks,
-    find_reducer_check,
-    is_static_graph_learned,
-)
+from mm_dist._torch_private import admit_sync_batch_norm
 from mm_dist._wrappers import _steps
-from mm_dist._wrappers._ddp_arguments import check_group, check_module, read_ddp_arguments
-from mm_dist._wrappers._gradient_hooks import ForwardGuard, GradientWatch
-from mm_dist._wrappers._reduction_errors import ExplainedErrors, check_still_frozen
+from mm_dist._wrappers._ddp_checks import (
+    check_group,
+    check_module,
+    check_still_frozen,
+    raise_explained,
+    read_ddp_arguments,
+)
 from mm_dist._wrappers._steps import OptimWrapperProtocol, run_train_step
 
 _logger = logging.getLogger(__name__)
-# What belongs to this process: neither copied nor pickled, but made anew.
-_is_compiling: Callable[[], bool] = getattr(
-    getattr(torch, "compiler", None), "is_compiling", lambda: False
-)  # torch 2.3
-_OWN_STATE = ("_guard", "_gradient_watch", "_check_averaging", "_frozen", "comm_hook_state")
 
 
 @admit_sync_batch_norm
@@ -35,12 +29,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
     The wrapped module provides ``data_preprocessor(data, training)``, ``forward(..., mode)`` and
     ``parse_losses(losses) -> (loss, log_vars)``; for evaluation ``val_step(data)`` and
-    ``test_step(data)``.
-
-    A backward pass whose gradients would silently stay on their rank raises: that of the module
-    called around the wrapper, or the second one after one forward. Parameters are watched for this
-    in the first 16 steps (or in each, see ``check_forward``). A parameter that the loss does not
-    reach is named, with the remedies.
+    ``test_step(data)``. A parameter that the loss does not reach is named, with the remedies.
 
     ``device_ids`` defaults to the device of the module. It and ``output_device`` are dropped for a
     module on the CPU, where torch refuses them. ``broadcast_buffers`` is passed as
@@ -55,18 +44,16 @@ class MMDistributedDataParallel(DistributedDataParallel):
             ``dict(type="powerSGD", matrix_approximation_rank=2, start_powerSGD_iter=500)``, those
             of torch's ``PowerSGDState``. Or a function ``(state, bucket)`` as torch takes it, with
             its state as ``dict(type=function, state=...)``. Defaults to the gradients as they are.
-        check_forward: Raise in a backward pass that no forward of the wrapper has prepared:
-            ``True``, ``False``, or ``"always"``: in every step, for some microseconds a parameter.
         **ddp_kwargs: Arguments of torch's ``DistributedDataParallel``.
 
     Attributes:
         comm_hook_state: The state of ``comm_hook``: of ``"powerSGD"`` torch's ``PowerSGDState``,
-            with what the approximation has left out so far; of a function what it was given.
+            of a function what it was given.
 
     Raises:
         ArgumentTypeError: If an argument is not known, or ``comm_hook`` is of another kind.
-        ConfigError: If no parameter of the module is trainable, it or a part of it is wrapped
-            already, or ``comm_hook`` cannot be used.
+        ConfigError: If no parameter of the module is trainable, it is wrapped already, or
+            ``comm_hook`` cannot be used.
         LaunchError: If there is no process group.
 
     Example:
@@ -83,48 +70,26 @@ class MMDistributedDataParallel(DistributedDataParallel):
         detect_anomalous_params: bool = False,  # noqa: FBT001, FBT002 (MMEngine's signature)
         *,
         comm_hook: str | Callable[..., Any] | dict[str, Any] | None = None,
-        check_forward: bool | str = True,
         **ddp_kwargs: Any,
     ) -> None:
         check_module(module)
-        if not isinstance(check_forward, bool) and check_forward != "always":
-            raise ArgumentTypeError(
-                f"check_forward={check_forward!r} is not known; give True (the first steps are "
-                'watched), "always", or False.'
-            )
         arguments = read_ddp_arguments(module, ddp_kwargs)
         check_group(module, arguments)
-        if comm_hook is not None and arguments.get("mixed_precision") is not None:
-            raise ConfigError(
-                "mixed_precision= communicates through a hook of its own; leave out comm_hook, and "
-                "set the reduce_dtype of mixed_precision instead."
-            )
         super().__init__(module, **arguments)
         self.detect_anomalous_params = detect_anomalous_params
-        self.check_forward = check_forward
-        self.comm_hook = comm_hook
-        self._attach_to_reducer()
-
-    def _attach_to_reducer(self) -> None:
-        """Set up what depends on torch's reducer, which is made anew in a copy."""
         parameters = self._named_parameters(trained=True)
         self._reduced_names = tuple(name for name, _ in parameters)
         self._frozen = self._named_parameters(trained=False)
-        self._gradient_watch = GradientWatch(parameters) if self.detect_anomalous_params else None
-        # torch has no reducer if it delays the communication of all parameters.
-        is_guarded = self.check_forward and getattr(self, "reducer", None) is not None
-        is_constant = self.check_forward == "always"
-        self._guard = (
-            ForwardGuard(self, parameters, is_constant=is_constant) if is_guarded else None
-        )
-        self._is_prepared = False
-        self._check_averaging = find_reducer_check(self)
+        self._reached: set[str] = set()
+        self._reported: list[str] = []
+        for name, parameter in parameters if detect_anomalous_params else ():
+            parameter.register_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
         self.comm_hook_state = None
-        if self.comm_hook is not None:
+        if comm_hook is not None:
             # It needs torch.distributed at import.
             from mm_dist._wrappers._comm_hooks import install_comm_hook  # noqa: PLC0415
 
-            self.comm_hook_state = install_comm_hook(self, self.comm_hook)
+            self.comm_hook_state = install_comm_hook(self, comm_hook)
 
     def _named_parameters(self, *, trained: bool) -> list[tuple[str, Tensor]]:
         """Return the parameters that torch's reducer manages, in its order, or the frozen ones."""
@@ -138,27 +103,8 @@ class MMDistributedDataParallel(DistributedDataParallel):
                     found.setdefault(parameter, self._name_prefix + name.lstrip("."))
         return [(name, parameter) for parameter, name in found.items()]
 
-    def check_reduction(self) -> None:
-        """Raise unless the gradients of this step were averaged over the ranks.
-
-        Raises:
-            GradientSyncError: Naming the parameters.
-        """
-        check_still_frozen(self._frozen)
-        if _is_compiling():  # torch's reducer cannot be traced; it checks in the next forward
-            return
-        with ExplainedErrors(self, self._reduced_names):
-            self._check_averaging()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        if self.comm_hook is not None:
-            drop_comm_hooks(state)
-        return {name: value for name, value in state.items() if name not in _OWN_STATE}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._attach_to_reducer()
+    def _note(self, name: str, _: Tensor) -> None:
+        self._reached.add(name)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module, and prepare the averaging of the gradients of the next backward.
@@ -167,38 +113,19 @@ class MMDistributedDataParallel(DistributedDataParallel):
             GradientSyncError: If the gradients of the last backward were not averaged, because it
                 did not reach every parameter.
         """
-        # Without a guard, and once the graph is learned, nothing is left to prepare.
-        if not self._is_prepared and torch.is_grad_enabled() and not self._prepare_backward():
-            return self._forward_synchronized(inputs, kwargs)
-        with ExplainedErrors(self, self._reduced_names):
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-
-    def _prepare_backward(self) -> bool:
-        """Prepare for a backward pass; return ``False`` if forward must synchronise first."""
-        is_synchronized = self.require_backward_grad_sync
-        is_unlearned = self.static_graph and not is_static_graph_learned(self)
-        if is_unlearned and not is_synchronized:
-            return False
-        is_watching = self._guard is not None and self._guard.note_forward(is_synchronized)
-        self._is_prepared = not is_watching and not is_unlearned
-        return True
-
-    def _forward_synchronized(self, inputs: Any, kwargs: Any) -> Any:
-        """Run a forward of ``no_sync()`` as if outside, so that torch learns the static graph.
-
-        torch learns it in the first synchronised backward, and crashes if another came before.
-        Averaging what has accumulated, and then the rest, gives the same gradients as averaging
-        once.
-        """
-        _logger.info(
-            "static_graph=True: the gradients of this micro-batch are averaged although they "
-            "accumulate; torch learns the graph from the first synchronised steps."
-        )
-        self.require_backward_grad_sync = True
         try:
-            return self.forward(*inputs, **kwargs)
-        finally:
-            self.require_backward_grad_sync = False
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise_explained(error, self, self._reduced_names)
+            raise
+
+    def no_sync(self) -> Any:
+        """Accumulate gradients on this rank; the context has to include backward.
+
+        With ``static_graph=True`` every micro-batch is averaged nevertheless, which gives the same
+        gradients: torch crashes where the first backward of a static graph is not synchronised.
+        """
+        return nullcontext() if self.static_graph else super().no_sync()
 
     def train_step(self, data: Any, optim_wrapper: OptimWrapperProtocol) -> dict[str, Any]:
         """Run forward, backward and the optimizer on one batch.
@@ -214,14 +141,33 @@ class MMDistributedDataParallel(DistributedDataParallel):
         Raises:
             ArgumentTypeError: If the module lacks a method that a step needs, or the batch is no
                 mapping, list or tuple.
-            GradientSyncError: If the gradients were not averaged over the ranks, or a parameter was
-                unfrozen since the model was wrapped, whose gradient is not.
+            GradientSyncError: If the gradients of this step or the last one were not averaged, or a
+                parameter was unfrozen since the model was wrapped, whose gradient is not.
         """
-        watch = self._gradient_watch
-        if watch is not None:
-            watch.start()
-        with ExplainedErrors(self, self._reduced_names):
-            log_vars = run_train_step(self, data, optim_wrapper, self.check_reduction)
-        if watch is not None:
-            watch.report()
+        self.begin_step()
+        try:
+            log_vars = run_train_step(self, data, optim_wrapper)
+        except RuntimeError as error:
+            raise_explained(error, self, self._reduced_names)
+            raise
+        self.end_step()
         return log_vars
+
+    def begin_step(self) -> None:
+        """Check that no parameter was unfrozen; forget which ones the last step reached."""
+        check_still_frozen(self._frozen)
+        self._reached.clear()
+
+    def end_step(self) -> None:
+        """Log the parameters that this step did not reach, if they are to be, once for each set."""
+        if not self.detect_anomalous_params:
+            return
+        missing = [name for name in self._reduced_names if name not in self._reached]
+        if missing and missing != self._reported:
+            _logger.warning(
+                "The loss did not reach these parameters: %s. Freeze them "
+                "(requires_grad=False), use them in the loss, or pass "
+                "find_unused_parameters=True.",
+                ", ".join(missing),
+            )
+        self._reported = missing

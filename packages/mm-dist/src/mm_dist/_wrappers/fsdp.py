@@ -48,9 +48,9 @@ class MMFullyShardedDataParallel(nn.Module):
             transformer_layer_cls=...)``; or a function of a module.
         backward_prefetch: Unused: the next group is always fetched ahead.
         mixed_precision: ``dict(param_dtype=..., reduce_dtype=..., output_dtype=...,
-            cast_forward_inputs=True, full_precision_modules=["_BatchNorm"])``; dtypes may be
-            names. ``reduce_dtype`` defaults to ``param_dtype``; ``output_dtype`` is that of the
-            outermost call. A policy object of ``fully_shard`` is used everywhere as it is.
+            cast_forward_inputs=True)``; dtypes may be names. ``reduce_dtype`` defaults to
+            ``param_dtype``; ``output_dtype`` is that of the outermost call; batch normalisations
+            stay in float32. A policy object of ``fully_shard`` is used everywhere as it is.
         param_init_fn: Called with each module that itself holds something on the meta device, once
             that has memory; fills what the module holds itself. Defaults to the module's
             ``reset_parameters()``.
@@ -59,9 +59,8 @@ class MMFullyShardedDataParallel(nn.Module):
             sizes as ``(2, 4)``. Two dimensions mean ``"hybrid"`` where no strategy is given.
         reshard_after_forward: Overrides when parameters are freed, the outermost group's too; a
             number keeps them as shards over so many ranks.
-        ignored_modules: Modules, or patterns on their names, whose parameters stay whole on each
-            rank. Nothing averages their gradients.
-        ignored_parameters: The same for parameters.
+        ignored_modules: Frozen modules, or patterns on their names, whose parameters stay whole on
+            each rank.
         sync_module_states: Begin with the values of the first rank, as data parallelism does.
 
     Attributes:
@@ -95,7 +94,6 @@ class MMFullyShardedDataParallel(nn.Module):
         device_mesh: "DeviceMesh | tuple[int, ...] | None" = None,
         reshard_after_forward: bool | int | None = None,
         ignored_modules: Iterable[nn.Module | str] | None = None,
-        ignored_parameters: Iterable[nn.Parameter | str] | None = None,
         sync_module_states: bool = True,
     ) -> None:
         del backward_prefetch, use_orig_params
@@ -115,7 +113,6 @@ class MMFullyShardedDataParallel(nn.Module):
                 "device_mesh": device_mesh,
                 "reshard_after_forward": reshard_after_forward,
                 "ignored_modules": ignored_modules,
-                "ignored_parameters": ignored_parameters,
                 "sync_module_states": sync_module_states,
             },
         )
@@ -233,22 +230,14 @@ class MMFullyShardedDataParallel(nn.Module):
         """Return this rank's shards as ``DTensor`` objects, by the names of the bare model."""
         return self.module.state_dict(*args, **kwargs)
 
-    def full_state_dict(
-        self, *, cpu_offload: bool = True, rank0_only: bool = True
-    ) -> dict[str, Any]:
-        """Return the model's whole state, with the names that the bare model has.
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return the model's whole state on the CPU of the first rank, an empty dict elsewhere.
 
-        Every rank must call this, or it hangs. ``state_dict()`` needs no other rank.
-
-        Args:
-            cpu_offload: Whether the tensors are on the CPU.
-            rank0_only: Whether ranks other than the first get an empty dict.
+        Names are those of the bare model. Every rank must call this, or it hangs.
         """
         from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow to import)
 
-        return _sharded_state.read_full(
-            self.module, self.device_mesh, cpu_offload=cpu_offload, rank0_only=rank0_only
-        )
+        return _sharded_state.read_model(self.module, self.device_mesh)
 
     def load_full_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Load a whole state, of this wrapper or of the bare model.
@@ -264,7 +253,7 @@ class MMFullyShardedDataParallel(nn.Module):
         """
         from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow to import)
 
-        _sharded_state.load_full(self.module, self.device_mesh, state_dict, strict=strict)
+        _sharded_state.load_model(self.module, self.device_mesh, state_dict, strict=strict)
 
     def sharded_state_dict(self) -> dict[str, Any]:
         """Return this rank's part of the model's state, with the names that the bare model has.
@@ -287,18 +276,20 @@ class MMFullyShardedDataParallel(nn.Module):
             state_dict: This rank's part.
             strict: Whether names must match.
         """
-        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow to import)
+        from torch.distributed.checkpoint.state_dict import (  # noqa: PLC0415 (slow to import)
+            StateDictOptions,
+            set_model_state_dict,
+        )
 
-        _sharded_state.load_sharded(self.module, state_dict, strict=strict)
+        options = StateDictOptions(strict=strict)
+        set_model_state_dict(self.module, dict(state_dict), options=options)
 
     def optimizer_state_dict(
         self, optimizer: torch.optim.Optimizer, *, kind: Literal["full", "sharded"] = "full"
     ) -> dict[str, Any]:
         """Return the state of an optimizer of this wrapper, by names of parameters.
 
-        Every rank must call this. Parameters that no gradient has reached have no state. Of kind
-        ``"sharded"``, an optimizer that has not stepped yet gives the state that it begins with,
-        for ``torch.distributed.checkpoint.load`` to fill.
+        Every rank must call this. Parameters that no gradient has reached have no state.
 
         Args:
             optimizer: Built from parameters of this wrapper.
@@ -306,9 +297,7 @@ class MMFullyShardedDataParallel(nn.Module):
                 elsewhere; ``"sharded"`` for this rank's part.
 
         Returns:
-            ``state`` and ``param_groups`` as torch's ``get_optimizer_state_dict`` has them; its
-            counterpart ``set_optimizer_state_dict`` loads the full one into an optimizer of the
-            bare model.
+            ``state`` and ``param_groups`` as torch's ``get_optimizer_state_dict`` has them.
 
         Raises:
             ConfigError: If there is no such kind.

@@ -7,12 +7,11 @@ from typing import Any
 from torch import nn
 
 from mm_dist._errors import ConfigError
-from mm_dist._process_group import enter_steady_state, steady_switch
+from mm_dist._process_group import enter_steady_state
 from mm_dist._progress import advance_iteration
 from mm_dist._wrappers import _steps
-from mm_dist._wrappers._ddp_arguments import check_module
+from mm_dist._wrappers._ddp_checks import check_module, check_still_frozen
 from mm_dist._wrappers._recognition import is_model_wrapper
-from mm_dist._wrappers._reduction_errors import check_still_frozen
 from mm_dist._wrappers._steps import check_methods, hide_wrapper_on_load
 from mm_dist._wrappers.ddp import MMDistributedDataParallel
 
@@ -52,30 +51,26 @@ class MMSeparateDistributedDataParallel(nn.Module):
         find_unused_parameters: bool = False,  # noqa: FBT001, FBT002
         **ddp_kwargs: Any,
     ) -> None:
-        check_module(module, may_have_wrapped_parts=True)
+        check_module(module)
         _check_owners(module)
         super().__init__()
         self.module = module
-        wrapped: dict[nn.Module, nn.Module] = {}
-        for name, child in list(module.named_modules(remove_duplicate=False)):
-            is_child = name and "." not in name
-            if not is_child or is_model_wrapper(child) or not _has_trainable(child):
+        self._frozen: list[tuple[str, nn.Parameter]] = []
+        for name, child in list(module.named_children()):
+            if is_model_wrapper(child):
                 continue
-            if child not in wrapped:
-                wrapped[child] = ChildDataParallel(
+            if any(parameter.requires_grad for parameter in child.parameters()):
+                wrapper = ChildDataParallel(
                     child,
                     name,
                     broadcast_buffers=broadcast_buffers,
                     find_unused_parameters=find_unused_parameters,
                     **ddp_kwargs,
                 )
-            setattr(module, name, wrapped[child])
-        self._frozen = [
-            (f"{name}.{own_name}", parameter)
-            for name, child in module.named_children()
-            if not is_model_wrapper(child)
-            for own_name, parameter in child.named_parameters()
-        ]
+                setattr(module, name, wrapper)
+            else:
+                named = child.named_parameters()
+                self._frozen += [(f"{name}.{own}", parameter) for own, parameter in named]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module, whose children are wrapped."""
@@ -100,15 +95,14 @@ class MMSeparateDistributedDataParallel(nn.Module):
         """
         check_methods(self, "train_step", "train_step")
         advance_iteration()
+        check_still_frozen(self._frozen)
         children = [c for c in self.module.children() if isinstance(c, ChildDataParallel)]
         for child in children:
             child.begin_step()
         log_vars = self.module.train_step(data, optim_wrapper)
         for child in children:
             child.end_step()
-        check_still_frozen(self._frozen)
-        if steady_switch.is_due:
-            enter_steady_state()
+        enter_steady_state()
         return log_vars
 
 
@@ -130,21 +124,6 @@ class ChildDataParallel(MMDistributedDataParallel):
         """Return the state by the names that the child has without a wrapper."""
         return self.module.state_dict(*args, **kwargs)
 
-    def begin_step(self) -> None:
-        """Forget which parameters the last step reached."""
-        if self._gradient_watch is not None:
-            self._gradient_watch.start()
-
-    def end_step(self) -> None:
-        """Check that the gradients were averaged, and log parameters without one.
-
-        Raises:
-            GradientSyncError: If they were not.
-        """
-        self.check_reduction()
-        if self._gradient_watch is not None:
-            self._gradient_watch.report()
-
 
 def _check_owners(module: nn.Module) -> None:
     """Check that each trainable parameter belongs to exactly one child."""
@@ -165,7 +144,3 @@ def _check_owners(module: nn.Module) -> None:
                     "average its gradient; keep it in one child, or use "
                     "MMDistributedDataParallel for the whole model."
                 )
-
-
-def _has_trainable(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())

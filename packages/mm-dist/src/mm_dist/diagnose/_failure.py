@@ -13,9 +13,8 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from mm_dist._dist_info import DistInfo
 from mm_dist._rendezvous._store import is_kept_by_launcher
-from mm_dist._state import OwnGroup, find_own_group, state
+from mm_dist._state import DistInfo, OwnGroup, find_own_group, state
 from mm_dist._torch_private import find_abort, list_groups
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout, write_error_file
 from mm_dist.diagnose._failure_board import NO_WORD, FailureBoard, FailureRecord

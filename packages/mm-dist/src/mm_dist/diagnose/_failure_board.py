@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mm_dist._dist_info import DistInfo
 from mm_dist._rendezvous._store import StoreAddress
+from mm_dist._state import DistInfo
 
 # Not in a prefix store: those of older torch crash in compare_set.
 _FAILED, _LEFT = "first_failure", "first_to_leave"

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mm_dist._dist_info import DistInfo
 from mm_dist._errors import LaunchError
 from mm_dist._progress import current_iteration
 from mm_dist._rendezvous._store import StoreAddress
+from mm_dist._state import DistInfo
 from mm_dist._torch_private import default_store, has_common_flight_recorder
 from mm_dist.diagnose._board import Board, note_departure
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from mm_dist._rank_spans import format_ranks
+from mm_dist._message import format_ranks
 from mm_dist.diagnose._sample import RANDOM_START, Sample, group_of
 
 _LONGEST_INTERVAL_S, _SHORTEST_INTERVAL_S = 1.0, 0.05

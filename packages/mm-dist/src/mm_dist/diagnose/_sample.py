@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mm_dist._group_timeouts import read_group_timeout
+from mm_dist._process_group._timeouts import read_group_timeout
 from mm_dist._progress import current_iteration
 from mm_dist._torch_private import backend_of, count_collectives, group_name, list_groups
 from mm_dist.diagnose._stack import Frame, find_wait, locate, read_stack, show_stack
