@@ -18,7 +18,6 @@ from collective_reference import (
 )
 
 import mm_dist
-from mm_dist._collectives._reduction import _reduce_bits
 
 SEED = 20261121
 NUM_CASES = 25
@@ -49,15 +48,6 @@ def check_all_reduce(case):
     own = random_layout(case.of_rank(case.index), own)
     assert mm_dist.all_reduce(own, op.upper(), case.group) is None
     assert_same(own, expect_reduced(every, op))
-
-
-def check_bits(case):
-    """Run on the CPU what the bitwise operations do on accelerators."""
-    dtype = case.shared.choice([torch.uint8, torch.int32, torch.int64])
-    op = case.shared.choice(["band", "bor", "bxor"])
-    every, own = case.all_ranks(lambda rng: random_tensor(rng, dtype, (2, 3)))
-    if mm_dist.is_distributed():
-        assert_same(_reduce_bits(own, op, case.group), expect_reduced(every, op))
 
 
 def nested_tensors(case, dtypes, shape=None):
@@ -199,7 +189,6 @@ def check_results(case):
 
 CHECKS = [
     check_all_reduce,
-    check_bits,
     check_all_reduce_dict,
     check_all_reduce_params,
     check_all_gather,

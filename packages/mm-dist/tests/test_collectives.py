@@ -131,7 +131,7 @@ def _expect_objects(rank):
     sample = torch.arange(1_000_000.0).reshape(1000, 1000)[rank]
     with _counted(dist, "all_gather") as calls:
         samples = mm_dist.all_gather_object({"sample": sample})
-    assert sum(tensor.numel() for tensor in calls[1][0]) < 2 * 5000
+    assert sum(tensor.numel() for tensor in calls[1][0]) < 2 * 6000
     assert [each["sample"][0].item() for each in samples] == [0, 1000]
     received = samples[1 - rank]["sample"]
     storage = getattr(received, "untyped_storage", received.storage)()  # torch < 2.0

@@ -50,7 +50,7 @@ def _local_gradients(rank):
 def _expect_rounded_means(rank):
     for name, dtype in _DTYPES.items():
         for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.004}):
-            for hook in (name, name.upper(), {"type": name}):
+            for hook in (name, {"type": name}):
                 model = MMDistributedDataParallel(Net(), comm_hook=hook, **options)
                 model(_batch(rank)).backward()
                 found = [parameter.grad for parameter in model.module.parameters()]
@@ -75,7 +75,7 @@ def _expect_rounded_means(rank):
                 ), "nothing was rounded"
 
 
-def _expect_half_model(rank):
+def _expect_half_model(_):
     # Parameters of that dtype: the mean of equal gradients is that gradient, exactly.
     for name, dtype in _DTYPES.items():
         if name == "bf16" and not _HAS_BFLOAT16_BROADCAST:
@@ -88,11 +88,6 @@ def _expect_half_model(rank):
     model = MMDistributedDataParallel(nn.Linear(4, 1), comm_hook="fp16")
     model(torch.full((1, 4), 60000.0)).sum().backward()
     assert model.module.weight.grad.tolist() == [[60000.0] * 4]
-    # Sparse gradients go unrounded.
-    embedding = nn.Embedding(3, 2, sparse=True)
-    model = MMDistributedDataParallel(embedding, comm_hook="fp16")
-    model(torch.tensor([rank])).sum().backward()
-    assert embedding.weight.grad.to_dense().tolist() == [[0.5] * 2, [0.5] * 2, [0.0] * 2]
 
 
 def _expect_power_sgd(rank):
@@ -103,7 +98,7 @@ def _expect_power_sgd(rank):
         {"gradient_as_bucket_view": True},
         {"bucket_cap_mb": 0.006},
     ):
-        hook = {"type": "powersgd", "matrix_approximation_rank": 2, "start_powerSGD_iter": 2}
+        hook = {"type": "powerSGD", "matrix_approximation_rank": 2, "start_powerSGD_iter": 2}
         net = Net(has_unused="find_unused_parameters" in options)
         model = MMDistributedDataParallel(net, comm_hook=hook, **options)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -192,31 +187,23 @@ def test_function_is_used_as_a_hook():
 @pytest.mark.parametrize(
     ("hook", "error", "message"),
     [
-        ("fp61", ConfigError, r"there are: fp16, bf16, powerSGD.* Did you mean 'fp16'\?"),
-        ("zip", ConfigError, "comm_hook='zip' is not known"),
-        (16, ArgumentTypeError, "is neither a name"),
-        ({"state": 1}, ArgumentTypeError, "is neither a name"),
-        ({"type": "fp16", "rank": 1}, ConfigError, "'fp16' has no option 'rank'; it has none"),
+        ("zip", ConfigError, "comm_hook='zip' is not known; there are: fp16, bf16, powerSGD"),
+        (16, ArgumentTypeError, "give a name, a function"),
+        ({"state": 1}, ArgumentTypeError, "give a name, a function"),
+        ({"type": "fp16", "rank": 1}, ConfigError, "'fp16' has no options rank"),
         (
             {"type": "powerSGD", "start_powerSGD_it": 5},
             ConfigError,
-            "no option 'start_powerSGD_it'; .* Did you mean 'start_powerSGD_iter'",
+            "unexpected keyword argument 'start_powerSGD_it'",
         ),
         ({"type": "powerSGD", "start_powerSGD_iter": 1}, ConfigError, "start_powerSGD_iter"),
-        ({"type": no_communication, "mode": 1}, ConfigError, "its options are: state"),
+        ({"type": no_communication, "mode": 1}, ConfigError, "has no options mode"),
     ],
 )
 @pytest.mark.usefixtures("group_of_one")
 def test_hook_that_cannot_be_used_is_refused(hook, error, message):
     with pytest.raises(error, match=message):
         MMDistributedDataParallel(nn.Linear(2, 1), comm_hook=hook)
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_power_sgd_refuses_sparse_gradients():
-    net = nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1))
-    with pytest.raises(ConfigError, match="0 has sparse=True"):
-        MMDistributedDataParallel(net, comm_hook="powerSGD")
 
 
 @pytest.mark.usefixtures("group_of_one")

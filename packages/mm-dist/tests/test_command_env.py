@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_selection import CLOUD, PLUGIN
 
-from mm_dist import _device_choice as device_choice
+from mm_dist import _devices as device_choice
 from mm_dist._command import _env, main
 from mm_dist._command._env import explain_environment, read_versions
 

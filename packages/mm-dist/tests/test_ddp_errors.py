@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -57,7 +56,7 @@ class Optim:
 
 
 def _step_twice(model):
-    for _ in range(2):  # torch before 2.1 notices it in the second step
+    for _ in range(2):  # torch notices it in the second step
         model.train_step(_INPUTS, Optim())
 
 
@@ -94,17 +93,6 @@ def test_unused_parameters_are_named_with_the_remedies():
     for remedy in ("requires_grad=False", "find_unused_parameters=True", "static_graph=True"):
         assert remedy in message
     assert "Expected to have finished reduction" in str(caught.value.__cause__)
-
-
-@pytest.mark.skipif(
-    not hasattr(dist.Reducer, "_check_reducer_finalized"),
-    reason="torch before 2.1 notices unused parameters in the next forward only",
-)
-@pytest.mark.usefixtures("group_of_one")
-def test_unused_parameters_are_named_at_the_end_of_a_train_step():
-    model = MMDistributedDataParallel(Net())
-    with pytest.raises(GradientSyncError, match=r"reached head\.unused\.weight, head\.unused\.bi"):
-        model.train_step(_INPUTS, Optim())
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -155,7 +143,7 @@ def test_gradient_computed_twice_is_explained():
     net = Net()
     net.num_checkpoints = 2
     net.uses_both = True
-    model = MMDistributedDataParallel(net, check_forward=False)
+    model = MMDistributedDataParallel(net)
     with pytest.raises(GradientSyncError, match=r"Rank 0: the gradient of body\.") as caught:
         model.train_step(_INPUTS, Optim())
     assert "use_reentrant=False" in str(caught.value)

@@ -105,7 +105,6 @@ def test_children_that_learn_are_wrapped_in_their_place():
     for child in (net.generator, net.critic):
         assert isinstance(child, MMDistributedDataParallel)
         assert child.find_unused_parameters
-        assert child.comm_hook == "fp16"
     assert net.again is net.critic
     assert type(net.teacher) is nn.Linear
     assert type(net.noise) is nn.Dropout
@@ -145,7 +144,7 @@ def test_state_has_the_names_of_the_module():
 
 
 def _step_twice(model):
-    for _ in range(2):  # torch before 2.1 notices an unused parameter in the second step
+    for _ in range(2):  # torch notices an unused parameter in the second step
         model.train_step(torch.ones(1, 3), None)
 
 
@@ -171,11 +170,6 @@ def test_messages_name_the_child(caplog):
     model = MMSeparateDistributedDataParallel(Model())
     with pytest.raises(GradientSyncError, match=r"reached part\.unused\.weight, part\.unused\.bi"):
         _step_twice(model)
-    model = MMSeparateDistributedDataParallel(Model())
-    with pytest.raises(GradientSyncError, match=r"reached part\.used\.") as caught:
-        model.module.part.module(torch.ones(1, 3)).backward()
-    assert caught.value.parameter_names[0].startswith("part.used.")
-
     caplog.set_level(logging.WARNING)
     model = MMSeparateDistributedDataParallel(
         Model(), find_unused_parameters=True, detect_anomalous_params=True

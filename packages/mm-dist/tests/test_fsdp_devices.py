@@ -8,17 +8,12 @@ from fsdp_models import TORCH, init_mesh
 from torch import nn
 
 from mm_dist import (
-    ConfigError,
     LaunchError,
     MMFullyShardedDataParallel,
     TorchVersionError,
     is_model_wrapper,
 )
-from mm_dist._wrappers import _sharding, _sharding_arguments
-from mm_dist._wrappers._sharding_arguments import read_offload
-from mm_dist._wrappers._sharding_mesh import choose_device_type, mesh_device
-
-fsdp = pytest.importorskip("torch.distributed.fsdp")
+from mm_dist._wrappers import _sharding
 
 
 @pytest.mark.skipif(TORCH < (2, 6), reason="older torch is refused before")
@@ -46,24 +41,7 @@ def test_torch_2_6_and_2_7_are_refused_on_the_cpu():
         return
     frozen = nn.Linear(2, 1).requires_grad_(False)  # noqa: FBT003
     with pytest.raises(TorchVersionError, match=r"not sharded .* need torch 2\.7 or newer"):
-        MMFullyShardedDataParallel(frozen, ignored_parameters=["bias"])
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_module_goes_to_the_device_of_the_process(monkeypatch):
-    # Stand-ins for parameters and for a device: there is none here.
-    def on(*types):
-        parameters = [SimpleNamespace(device=SimpleNamespace(type=kind)) for kind in types]
-        return SimpleNamespace(parameters=lambda: parameters)
-
-    assert choose_device_type(on("cpu", "meta"), None) == "cpu"
-    assert choose_device_type(on("npu", "cpu"), None) == "npu"
-    assert choose_device_type(on("cpu"), SimpleNamespace(device_type="cuda")) == "cuda"
-    with pytest.raises(ConfigError, match="has parameters on cuda, npu; move it to one device"):
-        choose_device_type(on("npu", "cuda"), None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    assert mesh_device(SimpleNamespace(device_type="cuda")) == torch.device("cuda", 3)
-    assert mesh_device(SimpleNamespace(device_type="cpu")) == torch.device("cpu")
+        MMFullyShardedDataParallel(frozen, ignored_modules=[frozen])
 
 
 @pytest.mark.skipif(TORCH < (2, 6), reason="older torch has no mesh like that")
@@ -82,15 +60,3 @@ def test_gradients_are_averaged_by_sums_where_a_backend_may_not_know_averages(mo
     nccl = SimpleNamespace(device_type="cuda", get_group=lambda dimension: dimension)
     _sharding._average_by_sum(heads, nccl)
     assert calls == [True, True]
-
-
-@pytest.mark.skipif(TORCH < (2, 6), reason="older torch has no such policy")
-@pytest.mark.usefixtures("group_of_one")
-def test_offloading_names_the_group_that_clipping_needs(monkeypatch):
-    # A stand-in for the answer of an NCCL group.
-    monkeypatch.setattr(_sharding_arguments, "backends_by_device_type", lambda: {"cuda": "nccl"})
-    with pytest.warns(UserWarning, match="Create the group with backend='cpu:gloo,cuda:nccl'"):
-        assert read_offload(given=True, device_type="cuda").pin_memory
-    with pytest.warns(UserWarning, match="cannot be computed for clipping"):
-        assert not read_offload({"pin_memory": False}, "cuda").pin_memory
-    assert type(read_offload(given=False, device_type="cuda")) is fsdp.OffloadPolicy

@@ -14,7 +14,7 @@ INPUTS = torch.arange(8.0).view(2, 4) / 10
 CONFIGS = {
     "full": {"auto_wrap_policy": ["Block"]},
     "hybrid": {"auto_wrap_policy": ["Block"], "device_mesh": (2, 1)},
-    "offloaded": {"cpu_offload": True, "ignored_parameters": ["head.bias"]},
+    "offloaded": {"cpu_offload": True},
 }
 
 
@@ -38,9 +38,9 @@ def _expect_round_trips(rank, folder):
         full = wrapper.full_state_dict()
         full_optim = wrapper.optimizer_state_dict(optim.optimizer)
         assert bool(full) == bool(full_optim) == (rank == 0), "on the first rank only"
-        everywhere = wrapper.full_state_dict(cpu_offload=False, rank0_only=False)
-        assert list(everywhere) == list(Net().state_dict())
-        _expect_snapshot(wrapper, everywhere)
+        if rank == 0:
+            assert list(full) == list(Net().state_dict())
+            _expect_snapshot(wrapper, full)
 
         other, other_optim = _trained(CONFIGS["full"], steps=0)
         other.load_full_state_dict(full)
@@ -99,19 +99,11 @@ def _expect_partial_optimizers(rank):
         one.step()
     _expect_same(wrapper, other)
 
-    # Looking at an optimizer that has not stepped changes nothing, and what it gives fits.
+    # Looking at an optimizer that has not stepped changes nothing.
     wrapper, optim = _trained(CONFIGS["full"], steps=0)
     wrapper(INPUTS)["loss"].backward()
-    sharded = wrapper.optimizer_state_dict(optim.optimizer, kind="sharded")
     assert wrapper.optimizer_state_dict(optim.optimizer).get("state", {}) == {}
     assert not optim.optimizer.state
-    assert wrapper.module.stem.weight.grad is not None
-    wrapper.zero_grad()
-    other, other_optim = _trained(CONFIGS["full"], steps=0)
-    other.load_optimizer_state_dict(other_optim.optimizer, sharded, kind="sharded")
-    for one, its_optim in ((wrapper, optim), (other, other_optim)):
-        one.train_step({"inputs": INPUTS}, its_optim)
-    _expect_same(wrapper, other)
 
 
 def _expect_errors(rank):
@@ -125,8 +117,6 @@ def _expect_errors(rank):
     assert "missing: stem.bias; unexpected: tail; head.weight: the model has (3, 5), the" in str(
         raised.value
     )
-    with pytest.raises(ConfigError, match="empty on the first rank"):
-        wrapper.load_full_state_dict({})
     del state["head.weight"]
     state["stem.weight"] = state["stem.weight"] + 1
     before = Net().head.weight
@@ -192,7 +182,7 @@ def _expect_sharded_state_fits(folder, reference):
     wrapper, optim = _trained({"auto_wrap_policy": "blocks.*"}, steps=0)
     state = {
         "model": wrapper.sharded_state_dict(),
-        "optimizer": wrapper.optimizer_state_dict(optim.optimizer, kind="sharded"),
+        "optimizer": dcp_state.get_optimizer_state_dict(wrapper.module, optim.optimizer),
     }
     dcp.load(state, checkpoint_id=folder)
     wrapper.load_sharded_state_dict(state["model"])

@@ -1,6 +1,5 @@
 """How ranks find each other, and what they say if they do not."""
 
-import logging
 import socket
 import threading
 import time
@@ -42,7 +41,7 @@ def unused_port():
 
 
 def test_unresolvable_master_is_named(monkeypatch):
-    assert _address._RESOLUTION_BUDGET_S < 10
+    assert _address._UNKNOWN_NAME_S < 10
     monkeypatch.setattr(_address.resolve, "__defaults__", (1.0,))
     place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     for name, value in {**place, "MASTER_ADDR": "no-such-machine.invalid"}.items():
@@ -66,37 +65,16 @@ def test_resolve_waits_for_a_name_that_appears_late(monkeypatch):
     assert _address.resolve("worker-0", 80) == [("127.0.0.1", 80)]
 
 
-def test_resolve_does_not_use_up_its_budget_for_a_name_that_nobody_knows(monkeypatch):
-    def ask(*_args, **_options):
-        # A stand-in for a name server that answers at once.
-        raise socket.gaierror("no such name")
-
-    monkeypatch.setattr(socket, "getaddrinfo", ask)
-    # A budget that no test would live to see the end of.
-    with pytest.raises(LaunchError, match=r"'worker-0' .*no such name; asked for \d\.\d s\."):
-        _address.resolve("worker-0", 80, 3600.0)
-
-
-def test_resolve_does_not_wait_for_a_resolver_that_hangs(monkeypatch):
-    is_over = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(60) and [])
-    with pytest.raises(LaunchError, match=r"'worker-0' .*the resolver did not answer"):
-        _address.resolve("worker-0", 80, 0.2)
-    is_over.set()
-
-
 @pytest.mark.parametrize("address", ["10.0.0.1", "::1", "fe80::1%lo"])
 def test_resolve_takes_an_address_as_it_is(monkeypatch, address):
     monkeypatch.setattr(socket, "getaddrinfo", None)  # calling it would fail
     assert _address.resolve(address, 80) == [(address, 80)]
 
 
-def test_rank_that_finds_nobody_tells_what_it_tried(unused_port, monkeypatch, caplog):
-    monkeypatch.setattr(_address, "_PATIENCE_S", 0.0)
+def test_rank_that_finds_nobody_tells_what_it_tried(unused_port):
     numeric = rf"at 127\.0\.0\.1:{unused_port} within 0.3 s; tried 127\.0\.0\.1:{unused_port} \("
-    with pytest.raises(LaunchError, match=numeric), caplog.at_level(logging.WARNING):
+    with pytest.raises(LaunchError, match=numeric):
         _address.wait_for_listener("127.0.0.1", unused_port, 0.3, rank=3)
-    assert "rank 3 still waits for rank 0" in caplog.text
     named = rf"localhost -> .*127\.0\.0\.1:{unused_port} \(Connection refused\)"
     with pytest.raises(LaunchError, match=named):
         _address.wait_for_listener("localhost", unused_port, 0.1, rank=3)

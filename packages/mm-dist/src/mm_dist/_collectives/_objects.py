@@ -3,6 +3,7 @@
 torch's own functions need NumPy, and leave the other ranks waiting if one cannot pickle.
 """
 
+import io
 import pickle
 from typing import Any
 
@@ -138,9 +139,22 @@ def _gather_pickles(call: str, data: Any, group: Any, dst: int | None = None) ->
 def _try_to_pickle(data: Any) -> tuple[bytearray, Exception | None]:
     """Return the pickle, or the error's text and the error."""
     try:
-        return bytearray(pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL)), None
+        file = io.BytesIO()
+        _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(data)
+        return bytearray(file.getbuffer()), None
     except Exception as error:  # noqa: BLE001 (raised on all ranks)
         return bytearray(f"{type(error).__name__}: {error}".encode()), error
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """Pickle of a sample that is a view of its batch the sample alone."""
+        if type(obj) is Tensor and obj.layout is torch.strided and not obj.is_meta:
+            storage = getattr(obj, "untyped_storage", obj.storage)()  # torch < 2.0
+            if storage.nbytes() > obj.numel() * obj.element_size():
+                own = obj.detach().clone().requires_grad_(obj.requires_grad)
+                return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+        return NotImplemented
 
 
 def _raise_failure(call: str, rank: int, text: Tensor, error: Exception | None) -> None:

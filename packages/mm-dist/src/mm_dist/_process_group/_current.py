@@ -4,8 +4,7 @@ import os
 
 import torch.distributed as dist
 
-from mm_dist._backends import backends_by_device_type
-from mm_dist._devices import count_devices, find_row, local_device
+from mm_dist._devices import accelerator_rows, count_devices, find_accelerator_of, local_device
 from mm_dist._errors import LaunchError
 from mm_dist._launchers import LaunchEnvironment, detect_launcher
 from mm_dist._process_group._timeouts import read_group_timeout
@@ -26,17 +25,21 @@ def current_info() -> DistInfo:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     environment = current_environment()
     local_rank = rank if environment is None else environment.local_rank
-    # Of one backend for each device, as cpu:gloo,cuda:nccl, the accelerator that is there counts.
-    rows = [find_row(name) for name in backends_by_device_type() if name != "cpu"]
-    device_type = next((row.name for row in rows if len(rows) == 1 or count_devices(row)), "cpu")
+    backend = str(dist.get_backend())
+    owner = find_accelerator_of(backend)
+    if ":" in backend:
+        # Of one backend for each device, as cpu:gloo,cuda:nccl, the accelerator that is there.
+        names = {pair.partition(":")[0] for pair in backend.split(",")}
+        rows = (row for row in accelerator_rows() if row.name in names)
+        owner = next((row for row in rows if count_devices(row)), None)
     return DistInfo(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=world_size if environment is None else environment.local_world_size,
         launcher=detect_launcher(os.environ).name,
-        backend=str(dist.get_backend()),
-        device=local_device(local_rank, device_type),
+        backend=backend,
+        device=local_device(local_rank, owner.name if owner else "cpu"),
         timeout=read_group_timeout(dist.group.WORLD),
     )
 

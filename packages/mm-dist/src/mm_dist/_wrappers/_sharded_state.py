@@ -121,7 +121,13 @@ def _is_full(kind: str) -> bool:
 
 def _names_by_group(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     names = {parameter: _plain_name(name) for name, parameter in module.named_parameters()}
-    return [[names[one] for one in group["params"]] for group in optimizer.param_groups]
+    try:
+        return [[names[one] for one in group["params"]] for group in optimizer.param_groups]
+    except KeyError as error:
+        raise ConfigError(
+            "The optimizer holds a parameter that the sharded model has not; build it from the "
+            "parameters of the wrapper."
+        ) from error
 
 
 def _plain_name(name: str) -> str:

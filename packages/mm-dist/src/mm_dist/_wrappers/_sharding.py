@@ -185,14 +185,17 @@ def _inner_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]
 
 def _keep_ties_together(root: nn.Module, heads: set[nn.Module]) -> set[nn.Module]:
     """Return the heads that share no parameter with a module outside of them."""
-    holders: defaultdict[nn.Parameter, set[nn.Module]] = defaultdict(set)
-    for module in root.modules():
+    modules = dict(root.named_modules(remove_duplicate=False))
+    places: defaultdict[nn.Parameter, list[set[nn.Module]]] = defaultdict(list)
+    for name, module in modules.items():
+        parts = name.split(".") if name else []
+        around = {modules[".".join(parts[:length])] for length in range(len(parts) + 1)}
         for parameter in module.parameters(recurse=False):
-            holders[parameter].add(module)
+            places[parameter].append(around)
     return {
         head
         for head in heads
-        if set().union(*(holders[p] for p in head.parameters())) <= set(head.modules())
+        if all(head in around for p in head.parameters() for around in places[p])
     }
 
 
@@ -221,9 +224,7 @@ def _materialize(
             if not tensor.is_meta:
                 continue
             if tensor not in replacements:
-                values = torch.empty_like(tensor, device=device)
-                # What nothing initialises shows in the first loss.
-                values.fill_(torch.nan if values.is_floating_point() else 0)
+                values = torch.empty_like(tensor, device=device).fill_(_placeholder(tensor))
                 is_parameter = isinstance(tensor, nn.Parameter)
                 replacements[tensor] = (
                     nn.Parameter(values, tensor.requires_grad) if is_parameter else values
@@ -239,6 +240,29 @@ def _materialize(
             )
         with torch.no_grad():
             initialize(module)
+        left = [name for name, tensor in _own_tensors(module) if _is_untouched(tensor)]
+        if left:
+            how = "param_init_fn" if init_function else "reset_parameters()"
+            raise ConfigError(
+                f"{how} did not initialise {', '.join(left)} of {type(module).__name__}, which was "
+                "on the meta device; let it fill every parameter and buffer that the module holds "
+                "itself."
+            )
+
+
+def _placeholder(tensor: Tensor) -> float | int:
+    """Return the value that marks uninitialised tensors."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch.nan
+    return 0 if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
+
+
+def _is_untouched(tensor: Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().any())
+    # One such number can be meant; booleans have no value to spare.
+    is_countable = tensor.dtype != torch.bool and tensor.numel() > 0
+    return is_countable and bool((tensor == _placeholder(tensor)).all())
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -288,10 +312,12 @@ def _build_mesh(
 
     strategy = read_strategy("full" if strategy_name is None else strategy_name)
     if process_group is not None:
-        if device_mesh is not None or strategy.is_two_dimensional:
+        is_group = isinstance(process_group, dist.ProcessGroup)
+        if not is_group or device_mesh is not None or strategy.is_two_dimensional:
             raise ConfigError(
-                "process_group goes without device_mesh, and with a strategy without copies. For "
-                "others pass device_mesh=(copies, shards), or a DeviceMesh."
+                f"process_group={process_group!r} must be one process group, for a strategy "
+                "without copies, and goes without device_mesh. For others pass "
+                "device_mesh=(copies, shards), or a DeviceMesh."
             )
         return DeviceMesh.from_group(process_group, device_type), strategy
     if isinstance(device_mesh, DeviceMesh):

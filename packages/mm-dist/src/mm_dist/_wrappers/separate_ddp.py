@@ -56,18 +56,20 @@ class MMSeparateDistributedDataParallel(nn.Module):
         super().__init__()
         self.module = module
         self._frozen: list[tuple[str, nn.Parameter]] = []
-        for name, child in list(module.named_children()):
-            if is_model_wrapper(child):
+        wrapped: dict[nn.Module, nn.Module] = {}
+        for name, child in list(module.named_modules(remove_duplicate=False)):
+            if not name or "." in name or is_model_wrapper(child):
                 continue
             if any(parameter.requires_grad for parameter in child.parameters()):
-                wrapper = ChildDataParallel(
-                    child,
-                    name,
-                    broadcast_buffers=broadcast_buffers,
-                    find_unused_parameters=find_unused_parameters,
-                    **ddp_kwargs,
-                )
-                setattr(module, name, wrapper)
+                if child not in wrapped:
+                    wrapped[child] = ChildDataParallel(
+                        child,
+                        name,
+                        broadcast_buffers=broadcast_buffers,
+                        find_unused_parameters=find_unused_parameters,
+                        **ddp_kwargs,
+                    )
+                setattr(module, name, wrapped[child])
             else:
                 named = child.named_parameters()
                 self._frozen += [(f"{name}.{own}", parameter) for own, parameter in named]
