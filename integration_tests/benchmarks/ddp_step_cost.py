@@ -1,18 +1,18 @@
 """What MMDistributedDataParallel adds to a step of torch's DistributedDataParallel.
 
-Starts two gloo ranks by itself, and lets four wrappers of equal models take turns in one run:
+Starts two gloo ranks by itself, and lets three wrappers of equal models take turns in one run:
 
 * ``A`` and ``A'``: torch's wrapper, twice. Their difference is what the machine's noise makes of
   no difference at all.
-* ``B``: MMDistributedDataParallel; ``B-``: the same with ``check_forward=False``.
+* ``B``: MMDistributedDataParallel.
 
 Once forward and backward alone, once a whole training step: ``train_step`` of ours against the
 same calls written by hand around torch's.
 
-The four take turns, in an order that is drawn anew for each turn: what else the machine does, and
+The three take turns, in an order that is drawn anew for each turn: what else the machine does, and
 who ran before, meets them alike. In its turn one takes some steps in a row, as a training loop
 does; the first of them, which find the caches as another left them, do not count, of the others the
-median does. Each round builds the four anew, in an order that is drawn, too: where in memory they
+median does. Each round builds the three anew, in an order that is drawn, too: where in memory they
 lie counts for microseconds. A sample is the median over the turns of a round of the difference to
 ``A`` in the same turn; the table shows the median over rounds, with the quartiles. Times of the
 thread's processor (``cpu``) leave out the waiting for the other rank; of these a further line
@@ -46,7 +46,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mm_dist
 from mm_dist import MMDistributedDataParallel
 
-_NAMES = ("A", "A'", "B", "B-")
+_NAMES = ("A", "A'", "B")
 _WARM_UP_TURNS = 1  # past the first steps, in which buckets are rebuilt
 _STEPS_PER_TURN = 15
 _COLD_STEPS = 5
@@ -126,7 +126,7 @@ def build_candidates(names):
         if name.startswith("A"):
             wrapper = DistributedDataParallel(Model())
         else:
-            wrapper = MMDistributedDataParallel(Model(), check_forward=name == "B")
+            wrapper = MMDistributedDataParallel(Model())
         built[name] = wrapper, Optim(wrapper)
     return built
 

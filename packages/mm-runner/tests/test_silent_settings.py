@@ -133,7 +133,7 @@ def test_a_setting_without_effect_is_refused_by_check_and_by_the_runner(
         custom_keys({"layers": {"lr_mult": 0.1, "decay_mult": 0, "momentum": 0.5, "nesterov": False, "lr": 1}}),
         custom_keys({"layers": {}}),
         custom_keys(None),
-        wrapper(find_unused_parameters=True, broadcast_buffers=True, bucket_cap_mb=5, comm_hook="fp16", check_forward=False),
+        wrapper(find_unused_parameters=True, broadcast_buffers=True, bucket_cap_mb=5, comm_hook="fp16"),
         wrapper(type="MMSeparateDistributedDataParallel", detect_anomalous_params=True, bucket_cap_mb=5),
         {"model_wrapper_cfg": None},
         {"env_cfg": {"mp_cfg": {"mp_start_method": "fork", "opencv_num_threads": 0}}},

@@ -1,14 +1,15 @@
 """The iteration of this process: one assignment per step, read only by reports."""
 
 
-class _Progress:
+class Progress:
+    """The iteration, and whether the loop numbers it itself."""
+
     iteration: int | None = None
-    # Whether the loop gives the numbers itself, so that the wrappers do not count.
     is_marked = False
 
 
 # One training loop per process, as there is one default process group.
-progress = _Progress()
+progress = Progress()
 
 
 def mark_iteration(iteration: int) -> None:

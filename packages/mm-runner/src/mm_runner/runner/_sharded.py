@@ -103,8 +103,7 @@ def read_optimizer(
     named = model.optimizer_state_dict(optimizer, kind="full" if is_whole else "sharded")
     if not named:
         return state
-    # Before its first step, its parts are those that it would begin with.
-    groups, states = named["param_groups"], named["state"] if optimizer.state else {}
+    groups, states = named["param_groups"], named["state"]
     names = [name for group in groups for name in group["params"]]
     positions = count()
     state["state"] = {index: states[name] for index, name in enumerate(names) if name in states}
