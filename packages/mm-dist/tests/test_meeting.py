@@ -98,7 +98,7 @@ def test_rank_waits_for_rank_zero_that_starts_late():
 @pytest.mark.skipif(torch.__version__ < "2.1", reason="it asks nothing when it connects")
 def test_rank_does_not_wait_for_a_program_that_is_no_store(listener, monkeypatch):
     monkeypatch.setattr(_store, "_ANSWER_S", 0.5)
-    with pytest.raises(LaunchError, match=r"another program .*does not answer as torch's store"):
+    with pytest.raises(LaunchError, match=r"not rank 0 of this job: .*does not answer as torch's store"):
         open_store(rank_one(listener), 60)
 
 
@@ -108,7 +108,7 @@ def test_rank_refuses_the_store_of_another_job(monkeypatch, unused_port):
     other, late = replace(PLACE, world_size=3), replace(PLACE, rank=1, master_port=unused_port)
     with pytest.raises(LaunchError, match=r"1 of 3 ranks came .*missing: rank 1, 2"):
         meet(store, other, 0, 0.1, {})
-    with pytest.raises(LaunchError, match=rf"127\.0\.0\.1:{unused_port}: .*store of another job"):
+    with pytest.raises(LaunchError, match=rf"127\.0\.0\.1:{unused_port}, .*store of another job"):
         meet(store, late, 0, 60, {})
 
 
@@ -195,7 +195,7 @@ def test_rank_zero_is_told_that_the_address_is_not_its_own(monkeypatch, free_por
 @pytest.mark.parametrize("fails_at", ["the name", "the meeting"])
 def test_rank_finds_the_others_after_a_first_attempt_that_failed(monkeypatch, free_port, fails_at):
     # The second is a store that ends with a rank 0 of before, while this rank waits in it.
-    server = _store._serve(free_port(), 60)
+    server = _store._open("localhost", free_port(), 60, is_server=True)
     place = replace(PLACE, rank=1, master_port=server.port)
     info = DistInfo(1, 2, 1, 2, "pytorch", "gloo", torch.device("cpu"))
     address = StoreAddress("127.0.0.1", server.port)

@@ -89,8 +89,9 @@ def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
         is_own = any(can_host(text, 0) for text, _ in addresses)
         if not is_own and not is_listening(addresses, min(limit_s, _REACH_S)):
             numbers = ", ".join(text for text, _ in addresses)
+            also = "" if numbers == host else f" ({numbers})"
             raise LaunchError(
-                f"Rank 0 runs on {socket.gethostname()}, but MASTER_ADDR={host!r} ({numbers}) does "
+                f"Rank 0 runs on {socket.gethostname()}, but MASTER_ADDR={host!r}{also} does "
                 "not lead to this machine. Start rank 0 there, or set MASTER_ADDR to a name or "
                 "address of this machine on all ranks."
             )
