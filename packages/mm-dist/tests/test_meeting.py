@@ -98,7 +98,9 @@ def test_rank_waits_for_rank_zero_that_starts_late():
 @pytest.mark.skipif(torch.__version__ < "2.1", reason="it asks nothing when it connects")
 def test_rank_does_not_wait_for_a_program_that_is_no_store(listener, monkeypatch):
     monkeypatch.setattr(_store, "_ANSWER_S", 0.5)
-    with pytest.raises(LaunchError, match=r"not rank 0 of this job: .*does not answer as torch's store"):
+    with pytest.raises(
+        LaunchError, match=r"not rank 0 of this job: .*does not answer as torch's store"
+    ):
         open_store(rank_one(listener), 60)
 
 
@@ -188,7 +190,6 @@ def test_rank_zero_is_told_that_the_address_is_not_its_own(monkeypatch, free_por
     place = replace(PLACE, master_addr=NOBODYS_ADDRESS, master_port=free_port())
     with pytest.raises(LaunchError, match=r"MASTER_ADDR='192\.0\.2\.1' does not lead to this"):
         open_store(place, 60)
-    assert _address.is_own_address([(NOBODYS_ADDRESS, 1), ("127.0.1.1", 1)])
     assert open_store(replace(place, master_addr="127.0.1.1"), 60).port == place.master_port
 
 
