@@ -138,16 +138,6 @@ def test_autocast_covers_the_forward_and_not_the_backward(model, sgd, batches, d
 
 
 @needs_cpu_float16
-def test_scheduler_set_up_around_the_wrapped_optimizer_does_not_warn(model, sgd, batches):
-    scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1)
-    wrapper = AmpOptimWrapper(sgd, 1024, "float16")
-    step = sgd.step
-    assert train_step(wrapper, model, batches[0]).stepped
-    assert sgd.step == step
-    scheduler.step()
-
-
-@needs_cpu_float16
 def test_no_gradient_at_all_warns_once_and_steps_nothing(sgd, caplog):
     wrapper = AmpOptimWrapper(sgd, dtype="float16")
     stray = torch.ones((), requires_grad=True)

@@ -147,14 +147,6 @@ def test_zeroing_within_a_window_is_warned_of_once(model, batches, caplog):
     assert "in the middle of an accumulation window of 3" in record.message
 
 
-def test_state_and_new_groups_are_the_optimizers(model, sgd, batches):
-    wrapper = OptimWrapper(sgd)
-    train_step(wrapper, model, batches[0])
-    assert wrapper.state is sgd.state
-    wrapper.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5})
-    assert wrapper.get_lr() == {"lr": [0.1, 0.5]}
-
-
 def test_backward_step_and_zero_grad_work_one_by_one(model, sgd, batches):
     other = copy.deepcopy(model)
     train_step(OptimWrapper(torch.optim.SGD(other.parameters(), lr=0.1)), other, batches[0])

@@ -69,11 +69,6 @@ def test_what_concerns_one_is_refused(wrappers, name):
     assert isinstance(error.value, NotImplementedError)  # as in MMEngine
 
 
-def test_step_is_refused(wrappers):
-    with pytest.raises(NotImplementedError, match=r"step\(\) was called on 2"):
-        wrappers.step()
-
-
 def test_state_continues_a_run(pair, wrappers, batches):
     generator, critic = pair
     for name, module in [("critic", critic), ("generator", nn.Sequential(generator, critic))]:

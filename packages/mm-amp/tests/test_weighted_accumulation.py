@@ -43,22 +43,6 @@ def _close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 5])
-@pytest.mark.parametrize(
-    "make_weight",
-    [
-        pytest.param(lambda batch: len(batch[0]), id="int"),
-        pytest.param(lambda batch: 0.5 * len(batch[0]), id="float"),
-        pytest.param(lambda batch: torch.tensor(len(batch[0])), id="tensor"),
-        pytest.param(lambda batch: torch.tensor([float(len(batch[0]))]), id="vector of one"),
-    ],
-)
-def test_ragged_micro_batches_equal_the_big_batch(model, ragged, window, make_weight):
-    found, _ = _train(model, ragged, make_weight, accumulative_counts=window)
-    expected, _ = _train_big(model, ragged, window)
-    _close(found, expected)
-
-
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
 def test_a_micro_batch_of_weight_zero_counts_nothing(model, ragged, as_tensor):
     def weight(batch):
