@@ -62,7 +62,7 @@ def test_every_command_and_option_is_listed(language):
     text = read_page(language, "configuration.md")
     for entry in entry_points(group="mm.commands"):
         name, parser = entry.name, ArgumentParser()
-        entry.load()().add_arguments(parser)
+        entry.load()(parser)
         assert f"`mm-runner {name} " in text, name
         for action in parser._actions:
             # The first is the usual way to write it.
