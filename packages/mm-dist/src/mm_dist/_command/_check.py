@@ -56,15 +56,7 @@ class Problem(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Take part in the check as one rank.
-
-    Returns:
-        The exit status: 1 on rank 0 if it has found a problem, else 0.
-
-    Raises:
-        ConfigError: If an option cannot be used.
-        LaunchError: If the environment does not fit the launcher, or rank 0 does not answer.
-    """
+    """Take part in the check as one rank; return 1 on rank 0 if it has found a problem, else 0."""
     limit = read_timeout(options.timeout)
     limit_s = 0.0 if limit is None else limit.total_seconds()
     environment = select_launcher(options.launcher, os.environ).read(os.environ)

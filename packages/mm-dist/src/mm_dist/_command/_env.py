@@ -52,11 +52,7 @@ class EnvironmentRow(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what would be chosen in this environment; joins nothing.
-
-    Returns:
-        0, or 1 if the environment cannot be used as it is, with the reason.
-    """
+    """Print what would be chosen in this environment; return 1 if it cannot be used as it is."""
     rows = explain_environment(os.environ, options.launcher)
     warnings, errors = ([r.value for r in rows if r.field == kind] for kind in ("warning", "error"))
     chosen = [row for row in rows if row.field not in ("warning", "error")]
@@ -79,15 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_versions() -> dict[str, str]:
-    """Return the versions of what can make ranks differ.
-
-    That is Python, torch, the accelerator's runtime, every ``mm-*``, numpy, torchvision, and the
-    modules that add devices to torch, such as ``torch_npu``.
-
-    Example:
-        >>> "mm-dist" in read_versions()
-        True
-    """
+    """Return the versions of what can make ranks differ, modules that add devices included."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     runtimes = [name for name in ("cuda", "hip", "xpu") if getattr(torch.version, name, None)]
     if runtimes:

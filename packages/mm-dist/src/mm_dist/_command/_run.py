@@ -38,16 +38,7 @@ _SIGNAL_MEANINGS = {
 def run_script(arguments: Sequence[str]) -> int:
     """Start a script on every device of this machine, and wait for its end.
 
-    Args:
-        arguments: What follows ``mm-dist run``: torchrun's options, the script and its arguments.
-
-    Returns:
-        The exit status of the rank that failed first (128 + N after signal N), or 0.
-
-    Raises:
-        ConfigError: If an option cannot be used.
-        LaunchError: If the machines do not meet.
-        SystemExit: From argparse, on ``--help`` and bad usage.
+    Returns the exit status of the rank that failed first (128 + N after signal N), or 0.
     """
     options = read_run_options(arguments)
     with tempfile.TemporaryDirectory(prefix="mm_dist_run_") as scratch:
@@ -59,13 +50,7 @@ def run_script(arguments: Sequence[str]) -> int:
 
 
 def read_run_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return torchrun's options, with defaults filled in and the script behind our worker.
-
-    Raises:
-        ConfigError: If options contradict each other, or say too little.
-        LaunchError: If the first machine's name cannot be resolved.
-        SystemExit: From argparse, on bad usage (status 2).
-    """
+    """Return torchrun's options, with defaults filled in and the script behind our worker."""
     from torch.distributed.run import get_args_parser  # noqa: PLC0415 (slow)
 
     parser: argparse.ArgumentParser = get_args_parser()

@@ -30,15 +30,7 @@ _WIDTH, _MIB, _RANKS_PER_MACHINE = 256, 2**20, 8
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start one rank, and print what each step took.
-
-    Returns:
-        0.
-
-    Raises:
-        ConfigError: If an option cannot be used.
-        TorchVersionError: If torch has no fake process group, or cannot shard.
-    """
+    """Start one rank, and print what each step took."""
     world_size, rank = options.world_size, options.rank
     if world_size < 1:
         raise ConfigError(f"--world-size={world_size} must be at least 1.")

@@ -25,14 +25,6 @@ class Board:
     Not torch's connection: the training thread may hold its lock while it waits for others. Only
     ``set``, ``get``, ``add`` and ``delete_key`` are used: torch 1.13 has no way to ask whether a
     key exists, other than adding 0 to it.
-
-    Args:
-        address: Where the store is.
-        prefix: What the keys of this group begin with.
-
-    Raises:
-        ConnectionError: If the store has ended.
-        LaunchError: If its name cannot be resolved any more.
     """
 
     def __init__(self, address: StoreAddress, prefix: str) -> None:

@@ -44,14 +44,7 @@ class HangReport:
     As long as collectives begin, it reads a few counters and does nothing else. When none has
     begun for a quarter of the timeout it connects to the store, and publishes at every look where
     this rank is. Shortly before the timeout, a waiting rank reads all and prints the report.
-
-    Args:
-        rank: This rank.
-        world_size: Number of ranks.
-        address: Where the ranks' store is.
-        prefix: What the keys of this group begin with.
-        timeout: How long a collective may take.
-        store: torch's own connection to it, by which this rank notes its departure.
+    ``store`` is torch's own connection, by which this rank notes its departure.
     """
 
     def __init__(
@@ -243,12 +236,7 @@ class HangReport:
 def start_hang_report(info: DistInfo, timeout: timedelta) -> HangReport | None:
     """Begin to watch this rank; every rank of the default group calls it, in the training thread.
 
-    Args:
-        info: This process among the others.
-        timeout: How long torch lets a collective take.
-
-    Returns:
-        The handle, or ``None`` for a single rank, and where the ranks met without torch's store.
+    Returns ``None`` for a single rank, and where the ranks met without torch's store.
     """
     # torch's own prefix of this store tells restarts apart.
     prefixed: Any = default_store()

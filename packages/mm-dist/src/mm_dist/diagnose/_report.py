@@ -58,11 +58,8 @@ def plan_timing(timeout_s: float, world_size: int) -> Timing:
 class Peer(NamedTuple):
     """What is known about one rank.
 
-    Attributes:
-        sample: What it published last; ``None`` if it never did.
-        is_answer: Whether it still publishes, or has published its error.
-        has_left: Whether it ended its process group.
-        last_iteration: The iteration in which it did; ``None`` if it did not, or did not count.
+    ``sample`` is what it published last; ``is_answer`` says that it still publishes, or has
+    published its error.
     """
 
     sample: Sample | None = None
@@ -82,13 +79,7 @@ class Peer(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """All ranks side by side.
-
-    Attributes:
-        peers: The ranks by number, in order.
-        members: The ranks of the groups that are known.
-        default_group: The name of the group of all ranks.
-    """
+    """All ranks in order, the ranks of known groups, and the name of the group of all ranks."""
 
     peers: Mapping[int, Peer]
     members: Mapping[str, Sequence[int]]
@@ -116,13 +107,9 @@ class Survey(NamedTuple):
 
 
 class Standstill(NamedTuple):
-    """A group in which some ranks wait for others.
+    """A group in which the ranks ``waiting`` in its newest collective wait for those ``behind``.
 
-    Attributes:
-        key: The group.
-        counts: How far each of its ranks has come; those that never published are missing.
-        waiting: The ranks that are in its newest collective.
-        behind: The others, and those of which nothing is known.
+    ``counts`` says how far each rank has come; those that never published are missing.
     """
 
     key: str
@@ -141,13 +128,9 @@ class Report(NamedTuple):
 def write_report(
     survey: Survey, reporter: int, timing: Timing, *, is_certain: bool = False
 ) -> Report | None:
-    """Return the report, or ``None`` if nothing stands still.
+    """Return the report of rank ``reporter``, or ``None`` if nothing stands still.
 
-    Args:
-        survey: All ranks.
-        reporter: The rank that asks.
-        timing: When a wait in the group that the reporter has used last is long.
-        is_certain: Whether torch has given up already: something surely stands still.
+    ``is_certain`` says that torch has given up already, so that something surely does.
     """
     standstills = _find_standstills(survey, 2 * timing.interval_s)
     sample = survey.sample(reporter)

@@ -21,12 +21,8 @@ RANDOM_START = 2**20
 class Standing:
     """How far a rank has come in one process group.
 
-    Attributes:
-        count: How many collectives it has begun there; more than ``RANDOM_START`` where older
-            torch began to count anywhere.
-        is_exact: Whether torch counts collectives only; on gloo it can count sends, too.
-        age_s: Seconds since the last one began.
-        timeout_s: How long a collective of the group may take.
+    ``count`` collectives have begun (more than ``RANDOM_START`` where older torch began to count
+    anywhere), the last one ``age_s`` ago; ``is_exact`` is false for gloo, which can count sends.
     """
 
     count: int
@@ -68,12 +64,7 @@ class Sample:
 
 
 class Observer:
-    """Watches the process groups of this process and one of its threads.
-
-    Args:
-        thread_id: The thread that trains, as ``threading.get_ident`` names it.
-        timeout_s: How long a collective of the default group may take.
-    """
+    """Watches the process groups of this process, and the thread that trains."""
 
     def __init__(self, thread_id: int, timeout_s: float) -> None:
         self._thread_id = thread_id
