@@ -86,15 +86,6 @@ def test_a_handle_used_as_the_model_says_that_it_is_none(model, backend, use):
         use(model)
 
 
-def test_training_mode_is_followed(model, backend):
-    compile_model(model, {"backend": backend})
-    inputs = torch.randn(5, 4)
-    model.eval()
-    assert torch.equal(model(inputs), model(inputs))
-    model.train()
-    assert not torch.equal(model(inputs), model(inputs))
-
-
 def test_keys_and_parameters_stay_what_they_were(model, backend):
     keys = list(model.state_dict())
     parameters = list(map(id, model.parameters()))

@@ -1,7 +1,3 @@
-import copy
-import pickle
-import pickletools
-
 import pytest
 import torch
 from blocks import Stack
@@ -35,21 +31,3 @@ def test_an_error_in_forward_ends_its_step(backend):
     for _ in range(20):
         model(torch.randn(3, 4)).sum().backward()
     assert handle.is_warm
-
-
-def test_copies_and_pickles_of_a_model_with_regions_are_plain(backend):
-    model = Stack(2)
-    before = [dict(vars(module)) for module in model.modules()]
-    handle = compile_model(model, {"backend": backend, "regions": "auto"})
-    names = [str(argument) for _, argument, _ in pickletools.genops(pickle.dumps(model))]
-    assert not any("mm_compile" in name for name in names)
-    inputs = torch.randn(3, 4)
-    outputs, calls = model(inputs), backend.calls
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert torch.equal(twin(inputs), outputs)
-    assert backend.calls == calls
-    handle.undo()
-    assert [dict(vars(module)) for module in model.modules()] == before

@@ -253,14 +253,6 @@ def test_the_report_counts_from_the_handle_on(model, backend):
     assert handle.report().graphs == backend.graphs == 2
 
 
-@needs_compile
-def test_the_report_counts_graph_breaks(backend):
-    model = Breaking()
-    handle = compile_model(model, {"backend": backend})
-    model(torch.randn(5, 4))
-    assert (handle.report().graphs, handle.report().graph_breaks) == (2, 1)
-
-
 @pytest.mark.skipif(not SUPPORT.ok, reason=str(SUPPORT.reason))
 # Its own imports warn, of another thing in every version of torch.
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

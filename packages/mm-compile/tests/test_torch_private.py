@@ -52,6 +52,7 @@ def use(without):
     assert "2 of 2 regions compiled" in report, report
     handle.undo()
     mm_compile.can_compile(device_type="cpu")
+    mm_compile.can_compile({"backend": "aot_eager", "mode": "default"})
     mm_compile._torch_private.inductor_backend("default", None, dynamic=None)
     mm_compile._torch_private.forget_loaded_code()
     with mm_compile._torch_private.caching_graphs():
@@ -64,10 +65,13 @@ VERIFY = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
 NAMES = (
     "torch._C._current_graph_task_id",
     "torch._TorchCompileInductorWrapper",
+    "torch._dynamo.list_backends",
     "torch._dynamo.eval_frame.OptimizedModule",
     "torch._dynamo.exc.FailOnRecompileLimitHit",
     "torch._dynamo.utils.get_compilation_metrics",
     "torch._dynamo.utils.graph_break_reasons",
+    "torch._inductor.list_mode_options",
+    "torch._inductor.list_options",
     "torch._inductor.codecache._precompile_header",
     "torch._inductor.codecache.cpp_prefix_path",
     "torch._inductor.cpu_vec_isa.VecISA",
