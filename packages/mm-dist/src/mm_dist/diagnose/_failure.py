@@ -148,9 +148,11 @@ def _record(
 
 def _explain_wait(error: BaseException, hang_report: Any, info: DistInfo) -> str:
     """Return what the hang report knows about an error, if it is on."""
+    if hang_report is None:
+        return ""
     # A report that fails must not hide what it reports.
     with suppress(Exception):
-        wait = "" if hang_report is None else str(hang_report.explain(error))
+        wait = str(hang_report.explain(error))
         is_from_rank_0 = info.rank != 0 and not is_kept_by_launcher()
         if not wait and is_from_rank_0 and is_timeout(error) and hang_report.is_store_silent:
             return _SILENT_RANK_0
