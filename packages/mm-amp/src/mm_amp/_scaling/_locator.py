@@ -31,11 +31,6 @@ class OverflowLocator:
 
     The level is INFO while a dynamic loss scale can still adapt, else WARNING. Logged are the
     first, second, fourth, eighth skipped step and so on.
-
-    Args:
-        max_skips: Number of skipped steps in a row that raises ``NonFiniteError``.
-        is_adaptive: Whether a loss scale goes down when gradients overflow.
-        num_forwards: Forwards per optimizer step.
     """
 
     def __init__(self, max_skips: int, *, is_adaptive: bool, num_forwards: int) -> None:
