@@ -9,7 +9,7 @@ __all__ = ["text_of", "with_place"]
 
 
 def text_of(error: BaseException) -> str:
-    """Return ``str(error)``, or a text in its place where a class of the user's own raises there.
+    """Return ``str(error)``, or a placeholder where ``__str__`` raises.
 
     Example:
         >>> text_of(ValueError("x"))
@@ -17,7 +17,7 @@ def text_of(error: BaseException) -> str:
     """
     try:
         return str(error)
-    except Exception as failure:  # noqa: BLE001 - whoever handles an error must not hide it
+    except Exception as failure:  # noqa: BLE001 - the handler must not hide the error
         return f"<its text cannot be had: {type(failure).__name__}>"
 
 

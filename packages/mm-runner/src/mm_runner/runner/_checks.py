@@ -198,7 +198,7 @@ def _may_be_meant(name: str, given: Sequence[str]) -> str:
 def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
     """Return a full configuration as a dict, its top-level keys checked; ``None`` is an empty one.
 
-    A key close to a known one is taken for a slip; others are kept for the user's own use.
+    A key close to a known one is a slip; other unknown keys are kept.
 
     Raises:
         ConfigError: If it is no mapping, or naming the key that is wrong.
@@ -220,7 +220,7 @@ def checked_cfg(cfg: Any, runner_arguments: tuple[str, ...]) -> dict[str, Any]:
             )
         if key in known or key in _OTHERS_KEYS:
             continue
-        # Configs carry names of their own, such as data_root: only a slip counts.
+        # Configs define variables, such as data_root: only a slip counts.
         hint = did_you_mean(str(key), known, cutoff=_SLIP)
         if hint:
             raise ConfigError(

@@ -111,7 +111,7 @@ class RunSeed:
         self.value: int
         self.deterministic = self.is_by_rank = False
         self._rank = rank
-        # The sampler_seed hook sets it anew each epoch.
+        # The sampler_seed hook seeds it each epoch.
         self.loader_generator = torch.Generator()
 
     def choose(

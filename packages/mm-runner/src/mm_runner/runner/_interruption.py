@@ -251,7 +251,7 @@ class Interruption:
             f"{runner.max_iters}; {saved}."
         )
         self.ran_out_of_time = runner.train_loop.stop_training = True
-        if isinstance(runner.train_loop, AbstractTrainLoop):  # one of the user's own reads the flag
+        if isinstance(runner.train_loop, AbstractTrainLoop):  # a custom loop reads the flag
             raise EndOfTrainingError
 
     def _saved(self, runner: Runner) -> str:

@@ -35,7 +35,7 @@ _LONGEST_WRITTEN = 1000
 
 
 class RunLogs:
-    """The console, the logger and the files of one run, in a directory of its own.
+    """The console, the logger and the log directory of one run.
 
     Args:
         work_dir: Created if absent.

@@ -38,7 +38,7 @@ __all__ = [
     "wrapper_type",
 ]
 
-# Methods that a wrapper has of its own: compiled there, and after wrapping.
+# Methods that a wrapper defines itself: compiled there, and after wrapping.
 _STEPS = {"train_step", "val_step", "test_step"}
 
 

@@ -145,7 +145,7 @@ class Recipe:
     def build_training(self, run: Runner) -> None:
         """Build the parts of a training, in this order; assigned parts are used as they are."""
         parts, assigned = vars(run), run.assigned_parts
-        if self._trained is not None:  # each training of a Runner has parts of its own
+        if self._trained is not None:  # each training builds its parts again
             for name in ("train_loop", "optim_wrapper"):
                 if name not in assigned:
                     parts.pop(name, None)

@@ -37,10 +37,10 @@ class StartingPoint:
     Args:
         load_from: A file, or ``None``.
         resume: Continue from it, or from the newest readable one in the work directory.
-        leave_out: Parts of the state that start anew.
+        leave_out: Parts of the state that are not restored.
 
     Attributes:
-        path: The file once it is found; ``None`` to begin afresh.
+        path: The file once it is found; ``None`` without a checkpoint.
         content: What it holds, until it is loaded.
 
     Raises:

@@ -180,7 +180,7 @@ def _check_metrics(run: Runner) -> None:
     reported = evaluator.reported_names() if isinstance(evaluator, Evaluator) else None
     if reported is not None:
         refuse_missing_metrics(reported, run.hooks, schedulers)
-    # A loop of the user's own may validate by itself; and trials leave validations out.
+    # A custom loop may validate by itself; trials leave validations out.
     is_ours = type(run.train_loop) in (EpochBasedTrainLoop, IterBasedTrainLoop)
     if run.val_loop is not None or not is_ours or not run.interruption.saves:
         return

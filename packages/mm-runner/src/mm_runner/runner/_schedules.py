@@ -90,7 +90,7 @@ def fit_to_length(
 ) -> None:
     """Set restored schedules to the values of a run of this length, where it has changed."""
     if not all(isinstance(one, ParamScheduler) for one in schedulers):
-        return  # of the user's own
+        return  # custom schedules
     changed = [
         (one, state["window"])
         for one, state in zip(schedulers, states, strict=True)

@@ -69,7 +69,7 @@ class StopSignals:
                 signal.signal(number, previous)
 
     def repeat(self) -> None:
-        """Send a signal once more that came after the last step, to whoever handles it now."""
+        """Send a signal that came after the last step again, to the restored handler."""
         if self._received is not None:
             os.kill(self._pid, self._received)
 

@@ -40,7 +40,7 @@ def write_snapshot(
     then: Callable[[], None] | None = None,
     whole: bool = False,
 ) -> None:
-    """Save the run. Every process must call this: each contributes a state of its own.
+    """Save the run. Every process must call this: each contributes its state.
 
     Args:
         runner: The run.

@@ -58,7 +58,7 @@ class Part(NamedTuple):
         save: Returns its state, tensors and primitives. Every process calls it.
         load: Takes the state.
         is_per_rank: Whether every process has its own; the entry is then a list in rank order.
-            With another number of processes all but ``data`` start anew.
+            With another number of processes only ``data`` is restored.
     """
 
     name: str
@@ -132,7 +132,7 @@ class RunState:
             self._checkpoint = {}
 
     def _own_of(self, name: str, states: Any) -> Any:
-        """Return the state of this process, ``None`` if the part starts anew."""
+        """Return the state of this process, ``None`` if the part is not restored."""
         runner = self._runner
         if isinstance(states, list) and len(states) == runner.world_size:
             return states[runner.rank]
@@ -287,7 +287,7 @@ class RunState:
         if isinstance(loop, AbstractTrainLoop):
             loop.load_state_dict(state)
             return
-        for name in ("epoch", "iter"):  # of a user's own; in MMEngine's public names are only read
+        for name in ("epoch", "iter"):  # custom loop; MMEngine's are read-only
             setattr(loop, f"_{name}" if hasattr(loop, f"_{name}") else name, state[name])
 
     def _save_generators(self) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class RunVisualizer:
                 f"width) or (height, width, 1, 3 or 4 channels) is needed, got {shape}."
             )
         if mm_dist.is_main_process():
-            # The caller may go on to draw into it.
+            # The caller may keep drawing into it.
             copied = image.detach().cpu().clone() if isinstance(image, Tensor) else image.copy()
             self._logs.give("add_image", name, copied, int(step))
 

@@ -62,7 +62,7 @@ def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) ->
                 if name not in _OF_CONSTRUCTORS:
                     check_optim_wrapper(part, f"{where}.{name}", device_type)
             return
-        if "optimizer" not in cfg:  # the constructor reads keys of its own
+        if "optimizer" not in cfg:  # the constructor defines its keys
             return
     if isclass(kind) and issubclass(kind, DefaultOptimWrapperConstructor):
         kind(cfg, cfg.get("paramwise_cfg"), where=where)
