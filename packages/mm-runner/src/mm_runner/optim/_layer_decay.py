@@ -69,9 +69,9 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         ((name, self._rate),) = given.items()
         if not isinstance(self._rate, (int, float)) or not 0 < self._rate <= 1:
             raise ConfigError(f"{place}.{name}: a number above 0, at most 1, got {self._rate!r}.")
-        self._num_layers = cfg.pop("num_layers", None)
-        if self._num_layers is not None and not self._num_layers > 0:
-            raise ConfigError(f"{place}.num_layers: a positive integer, got {self._num_layers!r}.")
+        self._num_layers = number = cfg.pop("num_layers", None)
+        if number is not None and not (isinstance(number, int) and number > 0):
+            raise ConfigError(f"{place}.num_layers: a positive integer, got {number!r}.")
         kind = cfg.pop("decay_type", "layer_wise")
         if kind not in {"layer_wise", "layer_wise_vit"}:
             raise ConfigError(
