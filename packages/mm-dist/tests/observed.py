@@ -229,13 +229,7 @@ OPEN_MPI_IN_SLURM = {
     "SLURM_STEP_NODELIST": "n[1-2]",
     "SLURM_STEP_NUM_TASKS": "2",
 }
-# prterun without --personality ompi
-PRTERUN = {
-    "PMIX_NAMESPACE": "prterun-vm-5357@1",
-    "PMIX_RANK": "1",
-    "PRTE_LAUNCHED": "1",
-}
-# mpiexec of MPICH 4.0.2 and 5.0.2; with -pmi-port; in salloc -N2 -n3
+# mpiexec of MPICH 4.0.2 and 5.0.2; in salloc -N2 -n3
 MPICH = {
     "HYDI_CONTROL_FD": "7",
     "MPI_LOCALNRANKS": "2",
@@ -244,12 +238,6 @@ MPICH = {
     "PMI_HOSTNAME": "vm",
     "PMI_RANK": "1",
     "PMI_SIZE": "2",
-}
-MPICH_PMI_PORT = {
-    "MPI_LOCALNRANKS": "2",
-    "MPI_LOCALRANKID": "1",
-    "PMI_ID": "1",
-    "PMI_PORT": "vm:42291",
 }
 MPICH_IN_SLURM = {
     **SLURM,

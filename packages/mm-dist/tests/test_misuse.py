@@ -25,6 +25,8 @@ def find_misuse(env, launcher="auto"):
         ({"WORLD_SIZE": "2"}, "RANK is not set, but WORLD_SIZE=2, as if there were several"),
         ({"RANK": "1", "LOCAL_RANK": "3"}, "WORLD_SIZE is not set, but RANK=1 and LOCAL_RANK=3,"),
         ({"LOCAL_RANK": "3"}, "RANK and WORLD_SIZE are not set, but LOCAL_RANK=3,"),
+        (observed.TRAIN_JOB, "RANK and WORLD_SIZE are not set, but PET_NNODES=2, as if"),
+        (observed.ELASTIC_JOB, "PET_NNODES=1:3, as if there were several"),
     ],
     ids=[
         "shell-of-salloc",
@@ -33,6 +35,8 @@ def find_misuse(env, launcher="auto"):
         "rank-forgotten",
         "size-forgotten",
         "both-forgotten",
+        "pod",
+        "elastic-pod",
     ],
 )
 def test_misuse_is_described(env, part):
