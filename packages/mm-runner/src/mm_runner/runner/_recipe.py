@@ -101,8 +101,9 @@ class Recipe:
             run.dist_info,
             lambda bare: built_by(run, "wrap_model", wrapper_cfg, bare),
         )
-        if self._phases["train"]:
-            warning = uncalled_step(unwrap_model(wrapped), type(wrapped))
+        bare_model = unwrap_model(wrapped)
+        if self._phases["train"] and bare_model is not wrapped:
+            warning = uncalled_step(bare_model, type(wrapped))
             if warning is not None:
                 run.logger.warning(warning)
         return wrapped, handle
