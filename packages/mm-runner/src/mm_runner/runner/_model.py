@@ -89,7 +89,9 @@ def wrap_model(
     model = model.to(dist_info.device)
     if dist_info.backend is None:  # no process group; one may exist without any launcher
         return model
-    wrapper_cfg = wrapper_cfg or {}
+    wrapper_cfg = {} if wrapper_cfg is None else wrapper_cfg
+    if not isinstance(wrapper_cfg, Mapping):
+        raise ConfigError(f"model_wrapper_cfg: a dict is needed, got {wrapper_cfg!r}.")
     wrapper = wrapper_type(wrapper_cfg)
     defaults: dict[str, Any] = {}
     if inspect.isclass(wrapper) and issubclass(wrapper, DistributedDataParallel):

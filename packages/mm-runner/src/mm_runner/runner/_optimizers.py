@@ -16,6 +16,7 @@ from mm_runner._untrusted import is_finite, is_like
 from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.model import BaseModel, unwrap_model
 from mm_runner.optim import named_schedulers, named_wrappers, refuse_closure, scale_lr
+from mm_runner.validation import check_auto_scale
 
 from ._sharded import as_sharded
 from ._summary import batch_of_process
@@ -108,6 +109,8 @@ def scale_rates(
         ConfigError: If that number is not known, there is no ``base_batch_size``, or schedules
             have taken up the learning rates already.
     """
+    if auto_scale_lr is not None:
+        check_auto_scale(auto_scale_lr, "auto_scale_lr")
     if auto_scale_lr is None or not auto_scale_lr.get("enable", False):
         return
     if any(named_schedulers(runner.param_schedulers or []).values()):

@@ -42,7 +42,7 @@ from ._components import check_component, check_positive, check_section, need_ma
 from ._environment import check_environment, check_launcher, check_randomness
 from ._optim import check_optim_wrapper, check_schedules
 
-__all__ = ["check_train_loop", "validate_run"]
+__all__ = ["check_auto_scale", "check_train_loop", "validate_run"]
 
 # Settings that the Runner reads from the full configuration only.
 _SETTINGS = {
@@ -240,7 +240,8 @@ def _check_hook(hook: Any, where: str) -> None:
             raise ConfigError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
 
 
-def _check_auto_scale(cfg: Any, where: str) -> None:
+def check_auto_scale(cfg: Any, where: str) -> None:
+    """Check ``auto_scale_lr``."""
     check_section(cfg, where, {"base_batch_size": Any, "enable": bool})
     check_positive(cfg, "base_batch_size", where)
     if cfg.get("enable") and cfg.get("base_batch_size") is None:
@@ -285,7 +286,7 @@ _SECTIONS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("val_evaluator", "test_evaluator"), _check_evaluator),
     "default_hooks": _check_default_hooks,
     "custom_hooks": _check_custom_hooks,
-    "auto_scale_lr": _check_auto_scale,
+    "auto_scale_lr": check_auto_scale,
     "launcher": check_launcher,
     "randomness": check_randomness,
     "env_cfg": check_environment,
