@@ -91,7 +91,6 @@ def test_hooks_are_listed_stage_by_stage(make_runner):
         "(NORMAL      ) IterTimerHook",
     ]
     assert stages["before_train_epoch"].splitlines() == [
-        "(VERY_HIGH   ) RuntimeInfoHook",
         "(NORMAL      ) IterTimerHook",
         "(NORMAL      ) DistSamplerSeedHook",
     ]
