@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from mm_dist._errors import ArgumentTypeError, ConfigError
+from mm_dist._errors import ArgumentTypeError, ConfigError, TorchVersionError
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _Future = torch.futures.Future[torch.Tensor]
@@ -28,6 +28,7 @@ def install_comm_hook(wrapper: Any, comm_hook: Any) -> Any:
     Raises:
         ArgumentTypeError: If it is none of these.
         ConfigError: If a name or an option is not known.
+        TorchVersionError: If gloo is to add bfloat16 before torch 2.4.
     """
     options = dict(comm_hook) if isinstance(comm_hook, dict) else {"type": comm_hook}
     kind = options.pop("type", None)
@@ -54,6 +55,12 @@ def install_comm_hook(wrapper: Any, comm_hook: Any) -> Any:
         raise ConfigError(
             f"comm_hook={kind!r} is not known; there are: fp16, bf16, powerSGD, or a function "
             "(state, bucket)."
+        )
+    version = tuple(map(int, str(torch.__version__).split(".")[:2]))
+    if kind == "bf16" and version < (2, 4) and "gloo" in str(dist.get_backend(group)):
+        raise TorchVersionError(
+            f"comm_hook='bf16' over gloo needs torch 2.4 or newer; this is {torch.__version__}. "
+            "Use comm_hook='fp16', or upgrade torch."
         )
     if options:
         raise ConfigError(f"comm_hook {kind!r} has no options {', '.join(options)}.")
