@@ -1,5 +1,6 @@
 """A cache packed into one file, and unpacked."""
 
+import lzma
 import os
 import re
 import zipfile
@@ -17,6 +18,14 @@ _COMMENT = b"A compile cache of mm-compile; unpack it with mm_compile.unpack_cac
 _MEMBER = re.compile(r"(?!\.)[\w.,=+-]+(/(?!\.)[\w.,=+-]+)*", re.ASCII)
 # Locks, drafts, and intermediate results of a compiler.
 _IGNORED = re.compile(r"(.*/)?locks/.*|.*\.(lock|tmp|o|gch)")
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+)
 # Code compresses to a tenth.
 _MAX_RATIO = 100
 
@@ -91,11 +100,11 @@ def unpack_cache(file: str | os.PathLike[str], directory: str | os.PathLike[str]
             names = [name for name in archive.namelist() if not (directory / name).exists()]
             for name in names:
                 _add(archive, name, directory)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+    except _DAMAGED as error:
         raise CacheFileError(f"{file} is no file of pack_cache, or damaged: {error}.") from error
     except OSError as error:
         raise CacheFileError(
-            f"{file} cannot be unpacked into {directory}: {error.strerror}."
+            f"{file} cannot be unpacked into {directory}: {error.strerror or error}."
         ) from error
     return len(names)
 
