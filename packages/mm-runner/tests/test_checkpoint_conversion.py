@@ -198,6 +198,14 @@ def test_entries_of_another_structure_are_one_line(tmp_path, content):
         assert len(str(error).splitlines()) == 1  # noqa: PT017
 
 
+@pytest.mark.parametrize("key", ["meta", "state_dict"])
+def test_an_entry_that_is_no_dict_is_refused(tmp_path, key):
+    content = {"state_dict": {"weight": torch.ones(1)}, "meta": {}, key: [1]}
+    torch.save(content, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=f"{key} is a list, not a dict"):
+        convert_mmengine_checkpoint(tmp_path / "a.pth", tmp_path / "b.pth")
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

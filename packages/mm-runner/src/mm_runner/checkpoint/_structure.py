@@ -137,7 +137,7 @@ _PLACE = {
     "iter": _COUNT,
     "position?": _POSITION,
     "is_validated?": _FLAG,
-    "pass?": {"rng?": _OPAQUE_DICT, "generators?": _mapping(_TENSOR)},
+    "pass": {"rng?": _OPAQUE_DICT, "generators?": _mapping(_TENSOR)},
 }
 
 

@@ -108,7 +108,10 @@ def _text_of(file: Path, chain: Sequence[Path]) -> str:
 def _parse(file: Path, text: str) -> dict[str, Any]:
     """Parse YAML or JSON; nothing of the text is run."""
     try:
-        own: Any = json.loads(text) if file.suffix == ".json" else _parse_yaml(file, text)
+        is_json = file.suffix == ".json"
+        own: Any = (
+            json.loads(text, object_pairs_hook=_distinct) if is_json else _parse_yaml(file, text)
+        )
         check_nesting(own, len(text))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: this is not JSON: {error.msg}") from error
@@ -123,6 +126,15 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
         raise ConfigError(f"{file}: keys with values are needed at the top, got {own!r:.80}.")
     return own
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        key = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {key!r} stands twice in one object.")
+    return found
 
 
 def _parse_yaml(file: Path, text: str) -> Any:

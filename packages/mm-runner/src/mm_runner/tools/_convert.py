@@ -131,12 +131,14 @@ def _arrange(content: dict[Any, Any]) -> dict[str, Any]:
     """Return the entries under the names, and with the ones, that mm-runner's have."""
     if "state_dict" not in content and not any(isinstance(v, dict) for v in content.values()):
         content = {"state_dict": content}  # weights alone
-    meta = content.get("meta")
-    meta = dict(meta) if isinstance(meta, dict) else {}
+    for key in ("meta", "state_dict"):
+        if not isinstance(content.get(key, {}), dict):
+            raise TypeError(f"{key} is a {type(content[key]).__name__}, not a dict")
+    meta = dict(content.get("meta", {}))
     for key in [key for key in meta if key.startswith("mmengine")]:
         meta.setdefault("versions", {})[key] = str(meta.pop(key))
-    weights = content.get("state_dict")
-    if isinstance(weights, dict):
+    if "state_dict" in content:
+        weights = content["state_dict"]
         content["state_dict"] = renamed(weights, lambda name: clean_name(str(name)))
     if "param_schedulers" in content:
         content["param_schedulers"] = _schedules(content["param_schedulers"])
