@@ -332,7 +332,7 @@ def test_wrong_arguments_say_what_is_needed(options, message):
 
 def test_a_metric_that_is_not_reported_names_those_that_are(run):
     with pytest.raises(
-        ConfigError, match=r"save_best: 'top5' was asked for; the validation reported 'accuracy'"
+        ConfigError, match=r"save_best: 'top5' was asked for; the metrics report 'accuracy'"
     ):
         run({"save_best": "top5"}, epochs=1)
 

@@ -139,7 +139,7 @@ def test_a_missing_metric_is_told_or_an_error(make_runner):
     runner = make_runner(custom_hooks=[hook], val_evaluator=Scripted(values=[0.1, 0.2]))
     runner.train()
     log = next(runner.log_dir.glob("*.log")).read_text()
-    assert "EarlyStoppingHook.monitor: 'auc' was asked for; the validation reported 'acc" in log
+    assert "EarlyStoppingHook.monitor: 'auc' was asked for; the metrics report 'acc" in log
     strict = {**hook, "strict": True}
     runner = make_runner(custom_hooks=[strict], val_evaluator=Scripted(values=[0.1, 0.2]))
     with pytest.raises(ConfigError, match=r"EarlyStoppingHook\.monitor: 'auc'"):

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from mm_runner import CheckpointError
 from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.evaluator import BaseMetric
 from mm_runner.hooks import Hook
 
 DROPOUT = {"type": Classifier, "dropout": 0.3}
@@ -323,17 +324,28 @@ class _StopBeforeValidation(Hook):
             raise Killed
 
 
-def _validated_epochs(work_dir):
-    return [line["epoch"] for line in scalars_of(work_dir) if line["mode"] == "val"]
+class _Draw(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results.append(torch.rand(1).item())
+
+    def compute_metrics(self, results):
+        return {"draw": sum(results)}
+
+
+def _validations(work_dir):
+    return [(one["epoch"], one["draw"]) for one in scalars_of(work_dir) if one["mode"] == "val"]
 
 
 def test_a_validation_that_the_stop_cut_off_is_run_once_and_first(make_runner, tmp_path):
-    short = {"train_cfg": {"max_epochs": 2}}
+    """It draws the random numbers that it would have drawn without the stop."""
+    short = {"train_cfg": {"max_epochs": 2}, "val_evaluator": _Draw()}
+    make_runner(work_dir=tmp_path / "whole", **short).train()
+    expected = _validations(tmp_path / "whole")
     with pytest.raises(Killed):
         make_runner(custom_hooks=[_StopBeforeValidation()], **short).train()
-    assert _validated_epochs(tmp_path / "run") == [1]
+    assert _validations(tmp_path / "run") == expected[:1]
     make_runner(resume=True, **short).train()
-    assert _validated_epochs(tmp_path / "run") == [1, 2]
+    assert _validations(tmp_path / "run") == expected
 
 
 def test_a_validation_draws_no_random_number_of_the_training(make_runner, tmp_path):

@@ -144,7 +144,7 @@ def score_of(metrics: Mapping[str, Any], name: str, where: str) -> float:
     """
     if name not in metrics:
         raise ConfigError(
-            f"{where}: {name!r} was asked for; the validation reported "
+            f"{where}: {name!r} was asked for; the metrics report "
             f"{', '.join(map(repr, metrics)) or 'nothing'}.{did_you_mean(name, metrics)}"
         )
     number = as_number(metrics[name])

@@ -383,6 +383,8 @@ class AbstractTrainLoop(ABC):
 
     def _validate(self) -> None:
         runner = self.runner
+        if self._resumed_rng:  # the validation that the stop cut off drew from these
+            set_rng_state(self._resumed_rng, runner.device)
         self._rng_before_validation = rng = rng_state(runner.device)
         runner.interruption.mark(runner)
         runner.val_loop.run()

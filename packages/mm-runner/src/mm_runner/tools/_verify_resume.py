@@ -32,7 +32,8 @@ _MOST_LINES = 12
 # Steps before the stop, and after it.
 _NUM_STEPS = 5
 # Entries of a checkpoint that may differ between two runs of the same steps.
-_OWN = ("meta", "checkpoint_hook")
+# The tensors of shards are put into place as the file is read; the folder has a random name.
+_OWN = ("meta", "checkpoint_hook", "shards")
 _CAUSES = {
     "data": "The resumed run trains on other batches: the order of the data, or what workers draw "
     "for augmentation, does not continue where it was.",
