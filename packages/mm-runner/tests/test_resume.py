@@ -325,7 +325,7 @@ class _StopBeforeValidation(Hook):
 
 
 class _Draw(BaseMetric):
-    def process(self, data_batch, data_samples):
+    def process(self, *_):
         self.results.append(torch.rand(1).item())
 
     def compute_metrics(self, results):
@@ -338,7 +338,7 @@ def _validations(work_dir):
 
 def test_a_validation_that_the_stop_cut_off_is_run_once_and_first(make_runner, tmp_path):
     """It draws the random numbers that it would have drawn without the stop."""
-    short = {"train_cfg": {"max_epochs": 2}, "val_evaluator": _Draw()}
+    short = {"train_cfg": {"max_epochs": 2}, "val_evaluator": _Draw(), "model": DROPOUT}
     make_runner(work_dir=tmp_path / "whole", **short).train()
     expected = _validations(tmp_path / "whole")
     with pytest.raises(Killed):
