@@ -116,7 +116,7 @@ KINDS = [
         "SIGSTOP",
         f"noticed when a collective takes {TIMEOUT_S} s; {RESTARTED}",
         _signal_to("rank", signal.SIGSTOP),
-        words=("rank {rank} does not answer",),
+        words=("rank {rank} gave no answer",),
     ),
     Fault(
         "rank told to end",
