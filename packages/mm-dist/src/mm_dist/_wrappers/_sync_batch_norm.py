@@ -3,6 +3,7 @@
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from mm_dist._errors import ArgumentTypeError, ConfigError
@@ -127,16 +128,13 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         return self._normalize_over_ranks(input)
 
     def _normalize_over_ranks(self, batch: Tensor) -> Tensor:
-        from torch.distributed.nn.functional import all_reduce  # noqa: PLC0415 (slow to import)
-
         # In double: the difference of large sums would lose the digits that matter.
         values = batch.double()
         dims = [0, *range(2, batch.dim())]
         own_count = values.new_tensor([batch.numel() // batch.size(1)])
         own = torch.cat([values.sum(dims), values.square().sum(dims), own_count])
-        group: Any = {} if self.process_group is None else {"group": self.process_group}
-        totals: Tensor = all_reduce(own, **group)  # type: ignore[no-untyped-call]
-        count = float(totals[-1])
+        totals: Tensor = _SumOverRanks.apply(own, self.process_group)  # type: ignore[no-untyped-call]
+        count = float(totals[-1].detach())
         if count == 0:  # on all ranks alike
             raise ValueError("expected a sample on one rank at least to normalise, got none")
         mean, mean_square = (totals[:-1] / count).chunk(2)
@@ -160,3 +158,20 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         unbiased = variance * (count / max(count - 1, 1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Add a tensor over all ranks, and its gradient too."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
