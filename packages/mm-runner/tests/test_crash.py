@@ -89,8 +89,8 @@ def test_a_replay_goes_on_with_the_data_that_the_run_had_begun_anew(crashed, mon
 
     monkeypatch.setattr(Crashing, "train_step", train_step)
     # From the end of the first epoch; it fails in the third.
-    anew = ["train", "c.yaml", "--resume"]
-    assert main([*anew, "--cfg-options", "model.at_step=14"]) == 1
+    resumed_command = ["train", "c.yaml", "--resume"]
+    assert main([*resumed_command, "--cfg-options", "model.at_step=14"]) == 1
     failing = seen[-1]
     (bundle,) = (path for path in Path("work").glob("*/crash") if path != crashed)
     seen.clear()

@@ -1,4 +1,4 @@
-"""Resuming with another number of processes: what is said."""
+"""Messages of a run that resumes with another number of processes."""
 
 import pytest
 import torch

@@ -45,8 +45,8 @@ def check_timeout_can_change(backend: str) -> None:
         TorchVersionError: If it does not for one of the backends.
     """
     for name in backend_names(backend):
-        # Not the method that gloo has for longer: there it takes the new value and goes on with the
-        # old one. Other vendors' backends inherit the newer method.
+        # gloo's older method accepts a new timeout and ignores it. Other vendors' backends inherit
+        # the newer one.
         gloo = getattr(dist, "ProcessGroupGloo", None)
         if can_nccl_timeout_change() if name == "nccl" else hasattr(gloo, "set_timeout"):
             continue

@@ -34,7 +34,7 @@ _LEAVING = {
     _PREEMPTED: ("preempted", 75),
     _INTERRUPTED: ("interrupted", 130),
 }
-# How often several processes exchange their requests; at most so many steps lie in between.
+# Seconds, and the largest number of steps, between two exchanges of requests.
 _INTERVAL_S, _MOST_STEPS = 0.2, 32
 
 

@@ -56,7 +56,7 @@ def fast_dev_run(
         runner.register_hook(trial)
         runner.interruption.saves = False
         runner.train()
-        # A training loop of the user's own may validate at other times, or never.
+        # A custom training loop may validate at other times, or never.
         if cfg.get("val_dataloader") is not None and "val" not in trial.counts:
             runner.val()
         if cfg.get("test_dataloader") is not None:

@@ -44,7 +44,7 @@ def find_batch_size(
 
     The batch is doubled until it does not fit, and the range in between bisected. Each trial has a
     new model and optimizer, and the device's memory to itself; the hooks of mm-runner are left out.
-    The user's own hooks run along, and clean up, but get no ``after_train`` and ``after_run``. The
+    Custom hooks run too, and clean up, but get no ``after_train`` and ``after_run``. The
     first samples of the dataset make all batches: where samples differ in size, leave room. All
     takes place in one process.
 

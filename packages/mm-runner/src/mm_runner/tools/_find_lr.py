@@ -61,7 +61,7 @@ def find_learning_rate(
     the smoothed loss is at its best. The test ends when the smoothed loss is four times its best.
 
     Schedules, checkpoints, validation, ``auto_scale_lr`` and the hooks of mm-runner are left out.
-    The user's own hooks run along, and clean up, but get no ``after_train`` and ``after_run``.
+    Custom hooks run too, and clean up, but get no ``after_train`` and ``after_run``.
     The model begins as configured, ``load_from`` included. With several processes, all of which
     must call this, a loss is their mean.
 

@@ -214,7 +214,7 @@ def _check_evaluator(value: Any, where: str) -> None:
 def _check_default_hooks(hooks: Any, where: str) -> None:
     for name, hook in need_mapping(hooks, where).items():
         hint = did_you_mean(str(name), DEFAULT_HOOKS, cutoff=0.8)
-        if name not in DEFAULT_HOOKS and hint:  # others are the user's own
+        if name not in DEFAULT_HOOKS and hint:  # other names are custom hooks
             raise ConfigError(f"{where}.{name}: unknown key.{hint}")
         if hook is not None and not (isinstance(hook, Mapping) and "type" not in hook):
             _check_hook(hook, f"{where}.{name}")

@@ -177,7 +177,7 @@ class ParamScheduler:
         """Return the family or class of a name, and its setting if the name says it."""
         if not isinstance(name, str):
             return name, "lr"
-        if name in FAMILIES and name not in PARAM_SCHEDULERS.module_dict:  # the user's own wins
+        if name in FAMILIES and name not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
             family, setting = FAMILIES[name]
             known = inspect.signature(family).parameters
             torchs = inspect.signature(getattr(lr_scheduler, name, family)).parameters
