@@ -325,7 +325,7 @@ def test_a_run_lowers_the_rate_on_a_plateau(make_runner):
 
 def test_a_run_names_a_metric_that_is_not_there(make_runner):
     runner = make_runner(param_scheduler={"type": "ReduceOnPlateauLR", "monitor": "los"})
-    with pytest.raises(ConfigError, match=r"param_scheduler\.monitor: 'los'.*reported 'accuracy'"):
+    with pytest.raises(ConfigError, match=r"param_scheduler\.monitor: 'los'.*report 'accuracy'"):
         runner.train()
 
 
