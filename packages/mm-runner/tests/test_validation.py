@@ -11,7 +11,7 @@ from toy import Classifier, loader_cfg, runner_arguments
 
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.evaluator import Accuracy
-from mm_runner.hooks import LoggerHook
+from mm_runner.hooks import LoggerHook, build_hooks
 from mm_runner.model import BaseDataPreprocessor
 from mm_runner.registry import MODELS
 from mm_runner.runner._checks import checked_cfg
@@ -23,8 +23,9 @@ _ONE = {"optimizer": _SGD}
 
 
 def check(tmp_path, **overrides):
-    cfg = overrides.pop("cfg", {})
-    validate_run(runner_arguments(tmp_path, **overrides), cfg, Runner)
+    cfg, arguments = overrides.pop("cfg", {}), runner_arguments(tmp_path, **overrides)
+    validate_run(arguments, cfg, Runner)
+    build_hooks(arguments.get("default_hooks"), arguments.get("custom_hooks"))
 
 
 def loader_with(**options):
@@ -58,7 +59,7 @@ def loader_with(**options):
         ({"val_evaluator": [{"type": "Accuracy"}, {"type": "Accuracy", "prefx": "a"}]}, r"^val_evaluator\[1\]\.prefx: unknown argument of Accuracy, .*'prefix'"),
         ({"custom_hooks": [{"type": "LoggerHook"}, {"type": "LoggerHook", "interval": "5"}]}, r"^custom_hooks\[1\]\.interval: an integer"),
         ({"custom_hooks": {"type": "LoggerHook"}}, r"^custom_hooks: a list of hooks"),
-        ({"default_hooks": {"loger": {"type": "LoggerHook"}}}, r"^default_hooks\.loger: unknown key.*'logger'"),
+        ({"default_hooks": {"loger": {"type": "LoggerHook"}}}, r"^default_hooks\.loger: there is no such .*'logger'"),
         ({"model": {"type": Net, "width": 4, "neck": {"type": "NeckForTest", "channels": "4"}}}, r"^model\.neck\.channels: an integer"),
         ({"cfg": {"model_wrapper_cfg": {"find_unused_parametres": True}}}, r"^model_wrapper_cfg\.find_unused_parametres: .*find_unused_parameters"),
         ({"cfg": {"find_unused_parameters": "yes"}}, r"^find_unused_parameters: True or False"),

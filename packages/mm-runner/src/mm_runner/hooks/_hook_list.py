@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mm_dist
 from mm_runner.errors import ConfigError, did_you_mean
-from mm_runner.registry import HOOKS, build_from_cfg
+from mm_runner.registry import HOOKS, build_from_cfg, need_mapping
 
 from ._hook import STAGES, Hook
 
@@ -174,14 +174,16 @@ def build_hooks(
         ConfigError: If a name or a hook is not one.
     """
     hooks = HookList()
-    for name, given in {**DEFAULT_HOOKS, **(default_hooks or {})}.items():
+    changed = {} if default_hooks is None else need_mapping(default_hooks, "default_hooks")
+    for name, given in {**DEFAULT_HOOKS, **changed}.items():
         cfg, default = given, DEFAULT_HOOKS.get(name)
         is_complete = isinstance(cfg, Hook) or (isinstance(cfg, Mapping) and "type" in cfg)
-        if default is None and not is_complete:
+        is_slip = did_you_mean(str(name), DEFAULT_HOOKS, cutoff=0.8)
+        if default is None and (is_slip or not is_complete):
             raise ConfigError(
                 f"default_hooks.{name}: there is no such default hook; there are "
-                f"{', '.join(DEFAULT_HOOKS)}.{did_you_mean(name, DEFAULT_HOOKS)} One of your own "
-                "needs a 'type', here or in custom_hooks."
+                f"{', '.join(DEFAULT_HOOKS)}.{did_you_mean(str(name), DEFAULT_HOOKS)} One of your "
+                "own needs a 'type', here or in custom_hooks."
             )
         if cfg is None:
             continue
@@ -190,6 +192,10 @@ def build_hooks(
             base = {"priority": level} if is_complete else default
             cfg, level = {**(base or {}), **cfg}, None
         hooks.add(cfg, level, where=f"default_hooks.{name}")
+    if not isinstance(custom_hooks, (list, tuple, type(None))):
+        raise ConfigError(
+            f"custom_hooks: a list of hooks or their configs is needed, got {custom_hooks!r}."
+        )
     for index, cfg in enumerate(custom_hooks or ()):
         hooks.add(cfg, where=f"custom_hooks[{index}]")
     return hooks

@@ -1,7 +1,7 @@
 """Registries: every kind of component that a configuration can name.
 
 A name is resolved among the components registered in this process, then torch's own, then the
-entry points of installed distributions (:mod:`mm_runner.registry` lists their groups).
+entry points of installed distributions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.optim import lr_scheduler
 
 from mm_runner._torch_private import scheduler_base
 
-from ._arguments import check_arguments, check_type, describe_annotation, fits, short_repr
-from ._build import build_from_cfg, call_component, check_cfg
+from ._arguments import check_arguments, check_section, check_type, need_mapping, short_repr
+from ._build import build_from_cfg, call_component, check_cfg, check_component
 from ._registry import Registry
 
 __all__ = [
@@ -38,9 +38,10 @@ __all__ = [
     "call_component",
     "check_arguments",
     "check_cfg",
+    "check_component",
+    "check_section",
     "check_type",
-    "describe_annotation",
-    "fits",
+    "need_mapping",
     "short_repr",
 ]
 

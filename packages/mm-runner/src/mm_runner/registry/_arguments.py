@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-__all__ = ["check_arguments", "check_type", "describe_annotation", "fits", "short_repr"]
+__all__ = ["check_arguments", "check_section", "check_type", "need_mapping", "short_repr"]
 
 _LONGEST_REPR = 120
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -99,10 +99,28 @@ def check_type(
             annotation = eval(annotation, names)  # noqa: S307 - the component's own source
         except Exception:  # noqa: BLE001 - a name that only type checkers know
             annotation = Any
-    is_optional = value is None and default is None  # implicitly, as was once usual
-    if not is_optional and not fits(value, annotation):
-        wanted = describe_annotation(annotation)
-        raise ConfigError(f"{where}: {wanted} is needed, got {short_repr(value)}.")
+    if value is not None or default is not None:  # implicitly optional, as was once usual
+        _check_value(value, annotation, where)
+
+
+def check_section(value: Any, where: str, known: Mapping[str, Any]) -> None:
+    """Check the keys of a dict, and its values by the annotations of ``known``."""
+    for key, item in need_mapping(value, where).items():
+        place = f"{where}.{key}".lstrip(".")
+        if key not in known:
+            raise ConfigError(
+                f"{place}: unknown key; known are {', '.join(dict.fromkeys(known))}."
+                f"{did_you_mean(str(key), known)}"
+            )
+        if item is not None:
+            _check_value(item, known[key], place)
+
+
+def need_mapping(value: Any, where: str, what: str = "a dict") -> Mapping[str, Any]:
+    """Return ``value`` if it is a mapping."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {what} is needed, got {short_repr(value)}.")
+    return value
 
 
 def short_repr(value: object) -> str:
@@ -111,24 +129,16 @@ def short_repr(value: object) -> str:
     return text if len(text) <= _LONGEST_REPR else f"{text[:_LONGEST_REPR]}..."
 
 
-def fits(value: Any, annotation: Any) -> bool:
-    """Return whether ``value`` may be given; an annotation that is not simple takes anything."""
+def _check_value(value: Any, annotation: Any, where: str) -> None:
+    """Raise if a plain value is none of a simple annotation; objects are taken as they are."""
     kinds = _simple_kinds(annotation)
-    return not kinds or not isinstance(value, _PLAIN) or any(_is_a(value, kind) for kind in kinds)
-
-
-def describe_annotation(annotation: Any) -> str:
-    """Describe a simple annotation, without the None that it may also take.
-
-    Example:
-        >>> describe_annotation(int | str | None)
-        'an integer or text'
-    """
+    if not kinds or not isinstance(value, _PLAIN) or any(_is_a(value, kind) for kind in kinds):
+        return
     words: list[str] = []
-    for kind in _simple_kinds(annotation):
-        is_literal = get_origin(kind) is Literal
-        words += map(repr, get_args(kind)) if is_literal else [_WORDS[kind]]
-    return " or ".join(word for word in words if word != "None" or len(words) == 1)
+    for kind in kinds:
+        words += map(repr, get_args(kind)) if get_origin(kind) is Literal else [_WORDS[kind]]
+    wanted = " or ".join(word for word in words if word != "None" or len(words) == 1)
+    raise ConfigError(f"{where}: {wanted} is needed, got {short_repr(value)}.")
 
 
 def _simple_kinds(annotation: Any) -> list[Any]:

@@ -15,7 +15,14 @@ from ._arguments import check_arguments
 if TYPE_CHECKING:
     from ._registry import Registry
 
-__all__ = ["build_from_cfg", "call_component", "check_cfg", "holds_configs", "path_within"]
+__all__ = [
+    "build_from_cfg",
+    "call_component",
+    "check_cfg",
+    "check_component",
+    "holds_configs",
+    "path_within",
+]
 
 # Errors of constructors that do not check their arguments.
 _PYTHONS_OWN = (TypeError, ValueError, AttributeError, IndexError, KeyError)
@@ -31,16 +38,13 @@ def build_from_cfg(
     *,
     where: str | None = None,
 ) -> Any:
-    """Build what ``cfg`` describes.
+    """Call the component that ``cfg`` names with its arguments, and return the result.
 
     Args:
         cfg: ``dict(type=..., **arguments)``. It is not changed.
         registry: Where a ``type`` given as text is looked up.
         default_args: Arguments that ``cfg`` may override; a ``type`` among them is the default.
         where: Path of ``cfg`` in the whole configuration, for messages.
-
-    Returns:
-        What the component returns when called with the arguments.
 
     Raises:
         ComponentNotFoundError: If ``type`` names nothing.
@@ -90,6 +94,47 @@ def check_cfg(
     return component, arguments
 
 
+def check_component(
+    cfg: object,
+    registry: Registry,
+    where: str,
+    *,
+    default: str | None = None,
+    given: tuple[str, ...] = (),
+) -> Callable[..., Any]:
+    """Check a component's config, and the configs of components among its arguments.
+
+    Args:
+        cfg: ``dict(type=..., **arguments)``.
+        registry: Where ``type`` is looked up, also that of what is within.
+        where: Path of ``cfg`` in the configuration.
+        default: The ``type`` of a config without one.
+        given: Arguments that the run gives.
+
+    Returns:
+        The component.
+    """
+    defaults = {"type": default, **dict.fromkeys(given, object())}  # fits every annotation
+    component, _ = check_cfg(cfg, registry, defaults, where=where)
+    _check_parts(list(cfg.items()), registry, where)  # type: ignore[attr-defined]
+    return component
+
+
+def _check_parts(parts: list[tuple[Any, Any]], registry: Registry, where: str) -> None:
+    """Check the configs of components in these values; the outer one may complete them."""
+    for key, value in parts:
+        place = f"{where}[{key}]" if isinstance(key, int) else f"{where}.{key}"
+        if isinstance(value, (list, tuple)):
+            _check_parts(list(enumerate(value)), registry, place)
+        elif isinstance(value, Mapping):
+            kind = value.get("type")
+            # A name that this registry does not have may be one of another's.
+            is_name = isinstance(kind, str) and (kind in registry.names() or ":" in kind)
+            if is_name or callable(kind):
+                check_cfg(value, registry, where=place, is_partial=True)
+            _check_parts(list(value.items()), registry, place)
+
+
 def holds_configs(value: Any, registry: Registry) -> bool:
     """Return whether ``value`` is a list of configs, as its first item tells."""
     is_list = isinstance(value, (list, tuple)) and len(value) > 0
@@ -134,18 +179,13 @@ def _call(component: Callable[..., Any], arguments: Mapping[str, Any], where: st
 def path_within(cfg: object) -> str | None:
     """Return the path of ``cfg`` if it is among the arguments under construction."""
     where, arguments = _under_construction.get(("", None))
-    return _search(cfg, arguments, where)
-
-
-def _search(wanted: object, holder: Any, where: str) -> str | None:
-    if isinstance(holder, Mapping):
-        parts = [(f"{where}.{key}", value) for key, value in holder.items()]
-    elif isinstance(holder, (list, tuple)):
-        parts = [(f"{where}[{index}]", value) for index, value in enumerate(holder)]
-    else:
-        return None
-    for path, value in parts:
-        found = path if value is wanted else _search(wanted, value, path)
-        if found is not None:
-            return found
+    remaining = [(where, arguments)]
+    while remaining:
+        path, holder = remaining.pop()
+        if holder is cfg:
+            return path
+        if isinstance(holder, Mapping):
+            remaining += [(f"{path}.{key}", value) for key, value in holder.items()]
+        elif isinstance(holder, (list, tuple)):
+            remaining += [(f"{path}[{index}]", value) for index, value in enumerate(holder)]
     return None

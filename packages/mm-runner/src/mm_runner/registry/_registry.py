@@ -162,15 +162,7 @@ class Registry:
     def build(self, cfg: Mapping[str, Any] | object, **default_args: Any) -> Any:
         """Build the component that ``cfg['type']`` names, with the other keys as arguments.
 
-        Args:
-            cfg: ``dict(type=..., **arguments)``; ``type`` is a name, a class or function, or an
-                import path.
-            **default_args: Arguments that ``cfg`` may override.
-
-        Raises:
-            ComponentNotFoundError: If ``type`` names nothing.
-            ConfigError: If ``cfg`` is no dict with a ``type``, or has arguments that the component
-                does not take or lacks ones that it needs.
+        ``default_args`` are arguments that ``cfg`` may override; see :func:`build_from_cfg`.
         """
         return build_from_cfg(cfg, self, default_args)
 

@@ -6,8 +6,13 @@ which are tried on a parameter of four numbers, and the log processor. Every mes
 path of the key.
 """
 
-from ._environment import check_environment, check_randomness
-from ._run import check_auto_scale, check_train_loop, validate_run
+from ._run import (
+    check_auto_scale,
+    check_environment,
+    check_randomness,
+    check_train_loop,
+    validate_run,
+)
 
 __all__ = [
     "check_auto_scale",

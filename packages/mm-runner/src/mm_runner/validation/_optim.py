@@ -26,9 +26,9 @@ from mm_runner.registry import (
     OPTIM_WRAPPERS,
     OPTIMIZERS,
     check_cfg,
+    check_component,
+    need_mapping,
 )
-
-from ._components import check_component, need_mapping
 
 __all__ = ["check_optim_wrapper", "check_schedules"]
 

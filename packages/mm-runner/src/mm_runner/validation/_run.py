@@ -1,9 +1,10 @@
-"""Check the whole configuration of a run."""
+"""Check the sections of a configuration, without building them."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -15,34 +16,35 @@ import mm_dist
 from mm_runner.data._datasets import check_dataset
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric, refuse_evaluator
-from mm_runner.hooks import Hook
-from mm_runner.hooks._hook_list import DEFAULT_HOOKS
 from mm_runner.model import check_module_settings
 from mm_runner.registry import (
     DATA_SAMPLERS,
     DATASETS,
     FUNCTIONS,
-    HOOKS,
     LOG_WRITERS,
     LOOPS,
     METRICS,
     MODEL_WRAPPERS,
     MODELS,
-    build_from_cfg,
     check_arguments,
     check_cfg,
+    check_component,
+    check_section,
     check_type,
-    describe_annotation,
-    fits,
+    need_mapping,
     short_repr,
 )
 from mm_runner.reporting import build_log_processor, writer_configs
 
-from ._components import check_component, check_positive, check_section, need_mapping
-from ._environment import check_environment, check_launcher, check_randomness
 from ._optim import check_optim_wrapper, check_schedules
 
-__all__ = ["check_auto_scale", "check_train_loop", "validate_run"]
+__all__ = [
+    "check_auto_scale",
+    "check_environment",
+    "check_randomness",
+    "check_train_loop",
+    "validate_run",
+]
 
 # Settings that the Runner reads from the full configuration only.
 _SETTINGS = {
@@ -50,13 +52,21 @@ _SETTINGS = {
     "find_unused_parameters": bool,
     "sync_bn": Literal["torch"],
 }
+_ENV = {
+    "cudnn_benchmark": bool,
+    **dict.fromkeys(("mp_cfg", "dist_cfg", "npu_cfg"), Any),
+    "resource_limit": int,
+}
+_PROCESSES = {
+    "mp_start_method": Literal["fork", "spawn", "forkserver"],
+    "opencv_num_threads": int,
+}
+_RANDOMNESS = {"seed": int, "diff_rank_seed": bool, "deterministic": bool}
 # Keys of a dataloader besides the arguments of torch's DataLoader, and those checked apart.
 _CHECKED_APART = (
     *("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"),
     *("num_batch_per_epoch", "disable_subprocess_warning"),
 )
-# These pass unknown arguments on to torch's wrapper.
-_DDP_WRAPPERS = (mm_dist.MMDistributedDataParallel, mm_dist.MMSeparateDistributedDataParallel)
 # Names of one argument in different versions of torch; each is accepted by every version.
 _RENAMED = ("broadcast_buffers", "forward_sync_buffers")
 
@@ -64,7 +74,7 @@ _RENAMED = ("broadcast_buffers", "forward_sync_buffers")
 def validate_run(
     arguments: Mapping[str, Any], cfg: Mapping[str, Any], runner: Callable[..., Any]
 ) -> None:
-    """Check the configuration of a run.
+    """Check the configuration of a run, but for its hooks, which :func:`build_hooks` checks.
 
     Args:
         arguments: Of the Runner's constructor, by name.
@@ -83,15 +93,25 @@ def validate_run(
             _SECTIONS[name](value, name)
         else:
             check_type(runner, parameters[name], value, name)
-    env = given.get("env_cfg", {})
-    device_type = (env.get("dist_cfg") or {}).get("device_type")
+    device_type = (given.get("env_cfg", {}).get("dist_cfg") or {}).get("device_type")
     check_optim_wrapper(given.get("optim_wrapper"), "optim_wrapper", device_type)
     num_epochs = given.get("train_cfg", {}).get("max_epochs")
     check_schedules(given.get("param_scheduler"), "param_scheduler", num_epochs)
     for place, writer in writer_configs(given.get("visualizer"), cfg.get("log_writers")).items():
         if isinstance(writer, Mapping):
             check_component(writer, LOG_WRITERS, place, given=("log_dir",))
-    _check_cfg(cfg)
+    if cfg.get("model_wrapper_cfg") is not None:
+        _check_model_wrapper(cfg["model_wrapper_cfg"], "model_wrapper_cfg")
+    check_module_settings(cfg)
+    settings = {name: cfg[name] for name in _SETTINGS if name in cfg}
+    check_section(settings, "", _SETTINGS)
+    compiled = cfg.get("compile")
+    if compiled is not None and compiled is not False:
+        import mm_compile  # noqa: PLC0415 - many runs compile nothing
+
+        if isinstance(compiled, Mapping) and compiled.get("cache") is True:
+            compiled = {**compiled, "cache": "compile_cache"}  # beside the work directory, later
+        mm_compile.can_compile(compiled)  # its messages begin with the path as well
 
 
 def _check_model(model: Any, where: str) -> None:
@@ -101,6 +121,20 @@ def _check_model(model: Any, where: str) -> None:
     need_mapping(model, where, "an nn.Module or a dict with 'type'")
     if where == "model" or "type" in model:
         check_component(model, MODELS, where)
+
+
+def _check_model_wrapper(cfg: Any, where: str) -> None:
+    """Check ``model_wrapper_cfg``, in a run of one process too."""
+    need_mapping(cfg, where)
+    default, given = "MMDistributedDataParallel", ("module",)
+    component: Any = check_component(cfg, MODEL_WRAPPERS, where, default=default, given=given)
+    # Ours pass unknown arguments on to torch's; a user's class may take anything.
+    ours = (mm_dist.MMDistributedDataParallel, mm_dist.MMSeparateDistributedDataParallel)
+    if component.__init__ in [one.__init__ for one in ours]:
+        takers = (ours[0], component, DistributedDataParallel)
+        known = [name for one in takers for name in inspect.signature(one).parameters]
+        known = [name for name in (*known, *_RENAMED) if name != "module"]
+        check_section(cfg, where, dict.fromkeys(("type", *known), Any))
 
 
 def check_train_loop(cfg: Any, where: str) -> None:
@@ -118,7 +152,7 @@ def check_train_loop(cfg: Any, where: str) -> None:
 def _check_eval_loop(cfg: Any, where: str) -> None:
     default = "ValLoop" if where.startswith("val") else "TestLoop"
     given = ("runner", "dataloader", "evaluator")
-    check_component(need_mapping(cfg, where), LOOPS, where, default=default, given=given)
+    check_component(cfg, LOOPS, where, default=default, given=given)
 
 
 def _check_dataloader(cfg: Any, where: str) -> None:
@@ -128,19 +162,15 @@ def _check_dataloader(cfg: Any, where: str) -> None:
     need_mapping(cfg, where, "a DataLoader or a dict")
     plain = {key: value for key, value in cfg.items() if key not in _CHECKED_APART}
     check_arguments(DataLoader, plain, where, is_partial=True)
-    given = ", ".join(map(repr, cfg)) or "none"
-    if "dataset" not in cfg:
-        raise ConfigError(
-            f"{where}.dataset: this key is missing; given: {given}. It is a dataset, or a dict "
-            "with its 'type' and arguments."
-        )
-    if cfg.get("batch_sampler") is None and cfg.get("batch_size") is None:
-        raise ConfigError(
-            f"{where}.batch_size: this key is missing; given: {given}. It is the number of samples "
-            "per process and step."
-        )
-    check_positive(cfg, "batch_size", where)
-    check_positive(cfg, "num_batch_per_epoch", where)
+    needed = {"dataset": "a dataset, or a dict with its 'type' and arguments"}
+    if cfg.get("batch_sampler") is None:
+        needed["batch_size"] = "the number of samples per process and step"
+    for key, text in needed.items():
+        if cfg.get(key) is None:
+            given = ", ".join(map(repr, cfg)) or "none"
+            raise ConfigError(f"{where}.{key}: this key is missing; given: {given}. It is {text}.")
+    for key in ("batch_size", "num_batch_per_epoch"):
+        _check_positive(cfg, key, where)
     if isinstance(cfg["dataset"], Mapping):
         check_component(cfg["dataset"], DATASETS, f"{where}.dataset")
     else:
@@ -151,43 +181,26 @@ def _check_dataloader(cfg: Any, where: str) -> None:
 def _check_sampling(cfg: Mapping[str, Any], where: str) -> None:
     samplers = {"sampler": ("dataset", "seed"), "batch_sampler": ("sampler", "batch_size")}
     for name, arguments in samplers.items():
-        sampler: Any = cfg.get(name)
-        is_list = isinstance(sampler, (list, tuple))
+        sampler, place = cfg.get(name), f"{where}.{name}"
         if isinstance(sampler, Mapping):
-            check_component(sampler, DATA_SAMPLERS, f"{where}.{name}", given=arguments)
+            check_component(sampler, DATA_SAMPLERS, place, given=arguments)
         elif isinstance(sampler, (bool, int, float, str)) or (
-            is_list and any(isinstance(one, Mapping) for one in sampler)
+            isinstance(sampler, (list, tuple)) and any(isinstance(one, Mapping) for one in sampler)
         ):
-            raise ConfigError(
-                f"{where}.{name}: a sampler or a dict with 'type' is needed, got "
-                f"{short_repr(sampler)}."
-            )
+            wanted = "a sampler or a dict with 'type' is needed"
+            raise ConfigError(f"{place}: {wanted}, got {short_repr(sampler)}.")
     for name in ("collate_fn", "worker_init_fn"):
-        function = cfg.get(name)
+        function, place = cfg.get(name), f"{where}.{name}"
         function = {"type": function} if isinstance(function, str) else function
         if isinstance(function, Mapping):
             # It is called with a batch or a worker's number later: what is missing now comes then.
-            check_cfg(function, FUNCTIONS, where=f"{where}.{name}", is_partial=True)
+            check_cfg(function, FUNCTIONS, where=place, is_partial=True)
         elif function is not None and not callable(function):
+            names = ", ".join(FUNCTIONS.names())
             raise ConfigError(
-                f"{where}.{name}: a name ({', '.join(FUNCTIONS.names())}), a dict with 'type' or a "
-                f"function is needed, got {function!r}."
+                f"{place}: a name ({names}), a dict with 'type' or a function is needed, got "
+                f"{function!r}."
             )
-
-
-def _check_model_wrapper(cfg: Any, where: str) -> None:
-    """Check ``model_wrapper_cfg``, in a run of one process too."""
-    need_mapping(cfg, where)
-    component: Any = check_component(
-        cfg, MODEL_WRAPPERS, where, default="MMDistributedDataParallel", given=("module",)
-    )
-    # A user's class may accept anything as **kwargs.
-    if component.__init__ not in [one.__init__ for one in _DDP_WRAPPERS]:
-        return
-    takers = (*_DDP_WRAPPERS[:1], component, DistributedDataParallel)
-    known = [name for one in takers for name in inspect.signature(one).parameters]
-    known = [name for name in dict.fromkeys((*known, *_RENAMED)) if name != "module"]
-    check_section(cfg, where, dict.fromkeys(("type", *known), Any))
 
 
 def _check_evaluator(value: Any, where: str) -> None:
@@ -211,44 +224,18 @@ def _check_evaluator(value: Any, where: str) -> None:
             )
 
 
-def _check_default_hooks(hooks: Any, where: str) -> None:
-    for name, hook in need_mapping(hooks, where).items():
-        hint = did_you_mean(str(name), DEFAULT_HOOKS, cutoff=0.8)
-        if name not in DEFAULT_HOOKS and hint:  # other names are custom hooks
-            raise ConfigError(f"{where}.{name}: unknown key.{hint}")
-        if hook is not None and not (isinstance(hook, Mapping) and "type" not in hook):
-            _check_hook(hook, f"{where}.{name}")
-
-
-def _check_custom_hooks(hooks: Any, where: str) -> None:
-    if not isinstance(hooks, (list, tuple)):
-        raise ConfigError(f"{where}: a list of hooks or their configs is needed, got {hooks!r}.")
-    for index, hook in enumerate(hooks):
-        _check_hook(hook, f"{where}[{index}]")
-
-
-def _check_hook(hook: Any, where: str) -> None:
-    if isinstance(hook, Hook):
-        return
-    need_mapping(hook, where, "a mm_runner.hooks.Hook or a dict with 'type'")
-    plain = {key: value for key, value in hook.items() if key != "priority"}
-    component = check_component(plain, HOOKS, where)
-    if component.__module__.startswith("mm_runner."):  # its constructor checks the values
-        try:
-            build_from_cfg(plain, HOOKS, where=where)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
-
-
 def check_auto_scale(cfg: Any, where: str) -> None:
     """Check ``auto_scale_lr``."""
     check_section(cfg, where, {"base_batch_size": Any, "enable": bool})
-    check_positive(cfg, "base_batch_size", where)
-    if cfg.get("enable") and cfg.get("base_batch_size") is None:
-        raise ConfigError(
-            f"{where}.base_batch_size: a positive integer is needed, got None; it is the batch "
-            "size that the learning rate was chosen for."
-        )
+    _check_positive(cfg, "base_batch_size", where, is_needed=bool(cfg.get("enable")))
+
+
+def _check_positive(
+    cfg: Mapping[str, Any], name: str, where: str, *, is_needed: bool = False
+) -> None:
+    value = cfg.get(name)
+    if (value is not None or is_needed) and not (type(value) is int and value > 0):
+        raise ConfigError(f"{where}.{name}: a positive integer is needed, got {value!r}.")
 
 
 def _check_log_level(level: Any, where: str) -> None:
@@ -259,23 +246,63 @@ def _check_log_level(level: Any, where: str) -> None:
         raise ConfigError(f"{where}: {level!r} was given; there are {', '.join(names)}.{hint}")
 
 
-def _check_cfg(cfg: Mapping[str, Any]) -> None:
-    """Check what the Runner reads from the full configuration only."""
-    if cfg.get("model_wrapper_cfg") is not None:
-        _check_model_wrapper(cfg["model_wrapper_cfg"], "model_wrapper_cfg")
-    check_module_settings(cfg)
-    for name, annotation in _SETTINGS.items():
-        if cfg.get(name) is not None and not fits(cfg[name], annotation):
-            wanted = describe_annotation(annotation)
-            raise ConfigError(f"{name}: {wanted} is needed, got {short_repr(cfg[name])}.")
-    compiled = cfg.get("compile")
-    if compiled is None or compiled is False:
-        return
-    import mm_compile  # noqa: PLC0415 - many runs compile nothing
+def check_environment(env: Any, where: str) -> None:
+    """Check ``env_cfg``; ``None`` is an empty one.
 
-    if isinstance(compiled, Mapping) and compiled.get("cache") is True:
-        compiled = {**compiled, "cache": "compile_cache"}  # beside the work directory, later
-    mm_compile.can_compile(compiled)  # its messages begin with the path as well
+    What depends on the machine, such as whether it has the device, is found when it is set up.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value cannot be used.
+    """
+    env = {} if env is None else env
+    check_section(env, where, _ENV)
+    if env.get("mp_cfg") is not None:
+        check_section(env["mp_cfg"], f"{where}.mp_cfg", _PROCESSES)
+    if env.get("dist_cfg") is not None:
+        # A process group that exists already may have a backend and device that we do not know.
+        given = ("backend", "device_type") if mm_dist.is_distributed() else ()
+        _check_by(mm_dist.check_dist_arguments, env["dist_cfg"], f"{where}.dist_cfg", given)
+    if env.get("npu_cfg") is not None:
+        import mm_npu  # noqa: PLC0415 - few have an NPU
+
+        _check_by(mm_npu.read_npu_switches, env["npu_cfg"], f"{where}.npu_cfg")
+
+
+def _check_by(
+    check: Callable[..., Any], arguments: Any, where: str, unchecked: tuple[str, ...] = ()
+) -> None:
+    """Let the package that reads a dict check its values, and prefix its error with the path."""
+    names = [name for name in inspect.signature(check).parameters if name != "launcher"]
+    check_section(arguments, where, dict.fromkeys(names, Any))
+    check_arguments(check, arguments, where, is_partial=True)
+    try:
+        check(**{name: value for name, value in arguments.items() if name not in unchecked})
+    except (mm_dist.MMDistError, ValueError) as error:
+        # It begins with the argument's name.
+        name = next((f".{one}" for one in arguments if re.match(rf"{one}\b", str(error))), "")
+        raise ConfigError(f"{where}{name}: {error}") from error
+
+
+def _check_launcher(name: Any, where: str) -> None:
+    try:
+        mm_dist.check_dist_arguments(name)
+    except mm_dist.MMDistError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def check_randomness(cfg: Any, where: str) -> None:
+    """Check ``randomness``.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value cannot be used.
+    """
+    check_section(cfg, where, _RANDOMNESS)
+    seed = cfg.get("seed")
+    # torch's generators take 64 bits; the epoch and the process are added to it.
+    if seed is not None and not 0 <= seed < 2**63:
+        raise ConfigError(
+            f"{where}.seed: an integer from 0 to 2**63 - 1 or None is needed, got {seed!r}."
+        )
 
 
 _SECTIONS: dict[str, Callable[[Any, str], Any]] = {
@@ -284,10 +311,8 @@ _SECTIONS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("val_cfg", "test_cfg"), _check_eval_loop),
     **{f"{phase}_dataloader": _check_dataloader for phase in ("train", "val", "test")},
     **dict.fromkeys(("val_evaluator", "test_evaluator"), _check_evaluator),
-    "default_hooks": _check_default_hooks,
-    "custom_hooks": _check_custom_hooks,
     "auto_scale_lr": check_auto_scale,
-    "launcher": check_launcher,
+    "launcher": _check_launcher,
     "randomness": check_randomness,
     "env_cfg": check_environment,
     "log_level": _check_log_level,
