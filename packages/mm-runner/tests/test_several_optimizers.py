@@ -154,24 +154,6 @@ def test_wrong_configs_are_named_by_their_path(change, error, message):
         build_optim_wrapper(Pair(), {"constructor": "MultiOptimWrapperConstructor"})
 
 
-class _Foreign:
-    """A wrapper of somebody else's."""
-
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
-
-    def update_params(self, loss):
-        loss.backward()
-
-
-def test_foreign_wrapper_is_told_what_it_lacks(make_runner):
-    runner = make_runner(optim_wrapper=_Foreign(torch.optim.SGD(Pair().parameters(), lr=0.1)))
-    with pytest.raises(
-        ConfigError, match=r"_Foreign has no get_lr, no .*, no step_skipped; derive"
-    ):
-        runner.train()
-
-
 def test_schedules_are_for_all_or_by_name():
     wrappers = build_optim_wrapper(Pair(), BOTH)
 

@@ -1,54 +1,36 @@
-"""Loops, loaders and evaluators of a run, from their configs."""
+"""Dataloaders and evaluators, which scripts and subclasses build by MMEngine's static methods."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 import mm_dist
 from mm_runner import evaluator as evaluators
 from mm_runner.data import DataSettings, build_dataloader
+from mm_runner.data._seekable import SeekableBatchSampler
 from mm_runner.errors import ConfigError
-from mm_runner.registry import LOOPS, build_from_cfg
-from mm_runner.validation import check_train_loop
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
     from ._runner import Runner
 
-__all__ = [
-    "build_eval_loop",
-    "build_evaluator",
-    "build_loader",
-    "build_train_loop",
-    "built_by",
-]
+__all__ = ["build_evaluator", "build_loader", "built_by", "evaluator_of_run", "loader_of_run"]
 
 
-@dataclass
-class _PartOfRun:
-    """A part that a ``build_*`` method builds for the run, whose arguments do not say so.
-
-    MMEngine's ``build_dataloader`` and ``build_evaluator`` take a config and little else, and a
-    subclass that overrides one calls the Runner's with just that.
+class _PartOfRun(NamedTuple):
+    """What a method builds for a run, and its arguments do not say.
 
     Args:
-        where: Path of its config.
+        where: Path of the config.
         settings: What a loader needs to know of the run.
-        shuffle: What the default sampler of a loader does.
-        made: Filled with what the Runner's own method returns.
     """
 
     where: str
     settings: DataSettings | None = None
-    shuffle: bool = False
-    made: list[Any] = field(default_factory=list)
 
 
 _part: ContextVar[_PartOfRun | None] = ContextVar("mm_runner_part_of_run", default=None)
@@ -64,47 +46,6 @@ def built_by(run: Runner, method: str, *arguments: Any, **options: Any) -> Any:
     if built is None:
         raise ConfigError(f"{type(run).__name__}.{method}() returned None; return what it builds.")
     return built
-
-
-def build_train_loop(runner: Runner, train_dataloader: Any, train_cfg: Any) -> Any:
-    """Build the training loop and its dataloader.
-
-    Raises:
-        ConfigError: If a config does not fit.
-    """
-    check_train_loop(train_cfg, "train_cfg")
-    arguments = dict(train_cfg)
-    by_epoch = arguments.pop("by_epoch", None)
-    kind = "IterBasedTrainLoop" if by_epoch is False else "EpochBasedTrainLoop"
-    loader = _loader_of_run(runner, train_dataloader, "train_dataloader", shuffle=True)
-    return build_from_cfg(
-        arguments,
-        LOOPS,
-        {"type": kind, "runner": runner, "dataloader": loader},
-        where="train_cfg",
-    )
-
-
-def build_eval_loop(runner: Runner, phase: str, dataloader: Any, cfg: Any, evaluator: Any) -> Any:
-    """Build the loop of ``phase``, its dataloader and its evaluator.
-
-    Raises:
-        ConfigError: If a config does not fit.
-    """
-    loader = _loader_of_run(runner, dataloader, f"{phase}_dataloader", shuffle=False)
-    with _making(_PartOfRun(f"{phase}_evaluator")):
-        built = built_by(runner, "build_evaluator", evaluator)
-    return build_from_cfg(
-        cfg,
-        LOOPS,
-        {
-            "type": f"{phase.title()}Loop",
-            "runner": runner,
-            "dataloader": loader,
-            "evaluator": built,
-        },
-        where=f"{phase}_cfg",
-    )
 
 
 def build_loader(
@@ -127,18 +68,16 @@ def build_loader(
     Raises:
         ConfigError: If a key is missing, unknown or of the wrong type.
     """
-    part = _part.get()
-    if part is not None and part.settings is not None:
-        settings = part.settings if seed is None else part.settings._replace(seed=seed)
-    else:
+    where, settings = _part.get() or _PartOfRun("dataloader")
+    if settings is None:
         seed = mm_dist.sync_random_seed() if seed is None else seed
         generator = torch.Generator().manual_seed(seed)
         settings = DataSettings(seed, generator, *mm_dist.get_dist_info())
-        part = _PartOfRun("dataloader")
-    with _making(None):  # a dataset may build a loader of its own
-        loader = build_dataloader(dataloader, settings, shuffle=part.shuffle, where=part.where)
-    part.made.append(loader)
-    return loader
+    elif seed is not None:
+        settings = settings._replace(seed=seed)
+    with _building(None):  # a dataset may build a loader of its own
+        shuffle = where == "train_dataloader"
+        return build_dataloader(dataloader, settings, shuffle=shuffle, where=where)
 
 
 def build_evaluator(evaluator: Any) -> Any:
@@ -149,33 +88,32 @@ def build_evaluator(evaluator: Any) -> Any:
         ConfigError: If it is nothing of these, or arguments do not fit.
     """
     part = _part.get()
-    where = "evaluator" if part is None else part.where
-    return evaluators.build_evaluator(evaluator, where=where)
+    return evaluators.build_evaluator(evaluator, where=part.where if part else "evaluator")
+
+
+def loader_of_run(run: Runner, phase: str, cfg: Any) -> Any:
+    """Build the loader of a phase by the Runner's method, which a subclass may override."""
+    where, seed = f"{phase}_dataloader", run.seed
+    settings = DataSettings(seed, run.loader_generator, run.rank, run.world_size, run.device)
+    by_rank = run.randomness.is_by_rank
+    with _building(_PartOfRun(where, settings)):
+        loader = built_by(run, "build_dataloader", cfg, seed=seed, diff_rank_seed=by_rank)
+    if isinstance(getattr(loader, "batch_sampler", None), SeekableBatchSampler):
+        return loader
+    # A subclass made it as it liked: it is like one that was given ready-made.
+    return build_dataloader(loader, settings, shuffle=phase == "train", where=where)
+
+
+def evaluator_of_run(run: Runner, phase: str, cfg: Any) -> Any:
+    """Build the evaluator of a phase by the Runner's method, which a subclass may override."""
+    with _building(_PartOfRun(f"{phase}_evaluator")):
+        return built_by(run, "build_evaluator", cfg)
 
 
 @contextmanager
-def _making(part: _PartOfRun | None) -> Iterator[None]:
+def _building(part: _PartOfRun | None) -> Iterator[None]:
     token = _part.set(part)
     try:
         yield
     finally:
         _part.reset(token)
-
-
-def _loader_of_run(runner: Runner, cfg: Any, where: str, *, shuffle: bool) -> DataLoader[Any]:
-    settings = DataSettings(
-        runner.seed, runner.loader_generator, runner.rank, runner.world_size, runner.device
-    )
-    part = _PartOfRun(where, settings, shuffle)
-    with _making(part):
-        loader: DataLoader[Any] = built_by(
-            runner,
-            "build_dataloader",
-            cfg,
-            seed=runner.seed,
-            diff_rank_seed=runner.randomness.is_by_rank,
-        )
-    if any(loader is one for one in part.made):
-        return loader
-    # A subclass made it as it liked: it is like one that was given ready-made.
-    return build_dataloader(loader, settings, shuffle=shuffle, where=where)

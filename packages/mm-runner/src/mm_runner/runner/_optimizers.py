@@ -1,11 +1,11 @@
-"""Checks of a run's optimizers, as built and as loaded from a checkpoint."""
+"""The optimizers and schedules of a run: checked as built, and as loaded from a checkpoint."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import reprlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,41 +13,43 @@ import torch
 from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 from mm_dist import MMDistributedDataParallel
 from mm_runner._untrusted import is_finite, is_like
+from mm_runner.data import is_endless
 from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.model import BaseModel, unwrap_model
-from mm_runner.optim import named_schedulers, named_wrappers, refuse_closure, scale_lr
+from mm_runner.optim import (
+    build_param_schedulers,
+    named_schedulers,
+    named_wrappers,
+    refuse_closure,
+    scale_lr,
+)
 from mm_runner.validation import check_auto_scale
 
 from ._sharded import as_sharded
 from ._summary import batch_of_process
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Iterator, Mapping
 
     from torch import nn
 
     from mm_runner.runner import Runner
 
-__all__ = ["check_wrapper_of_run", "loading_optimizers", "scale_rates"]
+__all__ = [
+    "build_schedules",
+    "check_schedules",
+    "check_wrapper_of_run",
+    "loading_optimizers",
+    "scale_rates",
+]
 
-# Attributes of a wrapper that the Runner and its hooks use.
-_ASKED = (
-    *("get_lr", "initialize_count_status", "last_result", "load_state_dict", "num_skipped"),
-    *("optimizer", "param_groups", "state_dict", "step_skipped"),
-)
-# States of torch's and most other optimizers in the shape of the parameter.
-_LIKE_PARAMETER = {
-    *("acc_delta", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq"),
-    *("momentum_buffer", "square_avg", "sum"),
-}
 # Settings of a parameter group that schedules and torch add.
 _ADDED = {"initial_lr", "param_names", "params"}
 # Those of torch that take a step without a closure, and with any gradient.
-_STEPS_ALONE = {
+_STEPS_ALONE = (
     *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"),
     *("Rprop", "SGD"),
-}
+)
 _MOST_STEPS = 2**53
 _OF_CONTENT = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -75,12 +77,6 @@ def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
     # Nobody is there to give a closure.
     is_plain = own_step is None or getattr(own_step, "__func__", None) is BaseModel.train_step
     for name, wrapper in named_wrappers(optim_wrapper).items():
-        missing = [attribute for attribute in _ASKED if not hasattr(wrapper, attribute)]
-        if missing:
-            raise ConfigError(
-                f"optim_wrapper: {type(wrapper).__name__} has no {', no '.join(missing)}; derive "
-                "it from mm_amp.OptimWrapper or mm_amp.AmpOptimWrapper."
-            )
         given = [parameter for group in wrapper.param_groups for parameter in group["params"]]
         if given and of_model.isdisjoint(map(id, given)):
             raise ConfigError(
@@ -133,8 +129,62 @@ def scale_rates(
         )
 
 
+def build_schedules(runner: Runner, scheduler: Any) -> Any:
+    """Build schedules over the run's ``optim_wrapper``; of several wrappers, by name.
+
+    Raises:
+        ConfigError: If there is no ``optim_wrapper`` yet, or the config does not fit.
+    """
+    runner.recipe.check_phase("train", "build_param_scheduler()")
+    if runner.optim_wrapper is None:
+        raise ConfigError(
+            "build_param_scheduler() was called before optim_wrapper is built, whose settings it "
+            "schedules. In a script: runner.optim_wrapper = runner.build_optim_wrapper(cfg)."
+        )
+    loader: Any = runner.train_dataloader  # builds the training loop, which has the other lengths
+    epoch_length: int | None = None
+    with suppress(TypeError):
+        epoch_length = len(loader) or None
+    if epoch_length and is_endless(loader):  # its sampler counts the samples of all processes
+        epoch_length = max(epoch_length // runner.world_size, 1)
+    return build_param_schedulers(
+        runner.optim_wrapper,
+        scheduler,
+        num_epochs=runner.max_epochs,
+        num_iters=runner.max_iters,
+        epoch_length=epoch_length,
+    )
+
+
+def check_schedules(optim_wrapper: Any, schedules: Any) -> None:
+    """Check that schedules are over the optimizers that are trained with.
+
+    Raises:
+        ConfigError: If not.
+    """
+    wrappers, by_name = named_wrappers(optim_wrapper), named_schedulers(schedules)
+    if not by_name.keys() <= wrappers.keys():
+        own, others = (", ".join(name or "one" for name in names) for names in (wrappers, by_name))
+        raise ConfigError(
+            f"param_schedulers: they are for {others}, and optim_wrapper is {own}. Of several "
+            "wrappers they are a dict of lists by name, of a single one a list."
+        )
+    for name, group in by_name.items():
+        known = {id(one) for one in wrappers[name].param_groups}
+        for one in group:
+            # By groups: an optimizer around another one, such as one that shards, shares them.
+            groups = getattr(getattr(one, "optimizer", None), "param_groups", None)
+            if groups is not None and known.isdisjoint(map(id, groups)):
+                raise ConfigError(
+                    f"param_schedulers: the schedules assigned{f' for {name}' if name else ''} are "
+                    f"over another {type(one.optimizer).__name__} than the one that is trained "
+                    "with. Assign their config, param_schedulers = [dict(type=...)]; or assign "
+                    "optim_wrapper first, and build them then."
+                )
+
+
 @contextmanager
-def loading_optimizers(optim_wrapper: Any, logger: logging.Logger) -> Iterator[None]:
+def loading_optimizers(optim_wrapper: Any) -> Iterator[None]:
     """Check what the block loads into the optimizers of ``optim_wrapper``.
 
     torch takes the settings of any other optimizer, and fails with a bare KeyError in the first
@@ -145,19 +195,14 @@ def loading_optimizers(optim_wrapper: Any, logger: logging.Logger) -> Iterator[N
     """
     optimizers = [wrapper.optimizer for wrapper in named_wrappers(optim_wrapper).values()]
     settings = [[dict(group) for group in one.param_groups] for one in optimizers]
-    failure: KeyError | None = None
     try:
         yield
-    except KeyError as error:  # of older versions of torch, once the settings are taken
-        failure = error
-    except ValueError as error:  # torch's, of groups of other sizes
+    except (KeyError, ValueError) as error:  # torch's, of other settings or groups of other sizes
         raise _misfit(str(error).rstrip(".")) from error
     for optimizer, own in zip(optimizers, settings, strict=True):
         for group, before in zip(optimizer.param_groups, own, strict=True):
-            _check_settings(group, before, type(optimizer).__name__, logger)
+            _check_settings(group, before, type(optimizer).__name__)
             _check_state(optimizer, group)
-    if failure is not None:
-        raise _misfit(f"its state has no {failure}") from failure
 
 
 def _misfit(reason: str) -> CheckpointError:
@@ -168,9 +213,7 @@ def _misfit(reason: str) -> CheckpointError:
     )
 
 
-def _check_settings(
-    group: dict[str, Any], before: Mapping[str, Any], kind: str, logger: logging.Logger
-) -> None:
+def _check_settings(group: dict[str, Any], before: Mapping[str, Any], kind: str) -> None:
     missing = [key for key in before if key not in group and key not in _ADDED]
     others = [key for key in group if key not in before and key not in _ADDED]
     if missing and others:
@@ -179,48 +222,34 @@ def _check_settings(
         if not is_like(group[key], before[key]):
             shown = f"{reprlib.repr(group[key])}, and {kind} has {reprlib.repr(before[key])}"
             raise _misfit(f"its {key} is {shown}")
-    for key in missing:
-        logger.warning(f"The checkpoint's optimizer has no {key}: {before[key]!r} is used.")
-        group[key] = before[key]
+    group.update((key, before[key]) for key in missing)
 
 
 def _check_state(optimizer: Any, group: dict[str, Any]) -> None:
-    """Check the state of each parameter, which torch loads unchecked."""
-    needed = _needed_keys(optimizer, group)
-    for parameter in group["params"]:
-        state = optimizer.state.get(parameter)
-        if state is None or not parameter.requires_grad:
-            continue
-        wrong = [
-            key
-            for key in _LIKE_PARAMETER & state.keys()
-            if getattr(state[key], "shape", None) != parameter.shape
-            and (state[key] is not None or key in needed)
-        ]
-        wrong += [key for key in needed if key not in state]
-        step = state.get("step", 0)
-        if not (is_finite(step) and 0 <= float(step) < _MOST_STEPS and float(step).is_integer()):
-            wrong.append("step")
-        if wrong:
-            shape = tuple(parameter.shape)
-            raise _misfit(f"its {wrong[0]} of a parameter of the shape {shape} does not fit")
-
-
-def _needed_keys(optimizer: Any, group: Mapping[str, Any]) -> set[str]:
-    """Return the state keys of one of torch's optimizers after a step with these settings.
-
-    Raises:
-        CheckpointError: If they cannot step with them.
-    """
+    """Check the state of each parameter, which torch loads unchecked, by a step of another one."""
     kind = type(optimizer)
     if kind.__name__ not in _STEPS_ALONE or kind is not getattr(torch.optim, kind.__name__, None):
-        return set()
+        return
     tiny = torch.zeros(1, device=group["params"][0].device, requires_grad=True)
     tiny.grad = torch.zeros_like(tiny)
     names = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
     try:
-        trial = kind([tiny], **{name: copy.deepcopy(group[name]) for name in names})
+        trial: Any = kind([tiny], **{name: copy.deepcopy(group[name]) for name in names})
         trial.step()
     except _OF_CONTENT as error:
         raise _misfit(f"{kind.__name__} cannot step with its settings: {error}") from error
-    return {key for key, value in trial.state[tiny].items() if value is not None}
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter)
+        if state is None or not parameter.requires_grad:
+            continue
+        for key, value in trial.state[tiny].items():
+            found = state.get(key)
+            if key == "step":
+                is_right = is_finite(found) and 0 <= found < _MOST_STEPS and found == int(found)
+            elif getattr(value, "shape", None) == tiny.shape:
+                is_right = getattr(found, "shape", None) == parameter.shape
+            else:
+                is_right = value is None or is_finite(found)
+            if not is_right:
+                shape = tuple(parameter.shape)
+                raise _misfit(f"its {key} of a parameter of the shape {shape} does not fit")

@@ -9,10 +9,11 @@ from mm_runner.config import ConfigDict
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
 from mm_runner.optim import named_schedulers
+from mm_runner.registry import LOOPS, build_from_cfg
 from mm_runner.reporting import writer_configs
-from mm_runner.validation import validate_run
+from mm_runner.validation import check_train_loop, validate_run
 
-from ._building import build_eval_loop, build_train_loop, built_by
+from ._building import built_by, evaluator_of_run, loader_of_run
 from ._checks import (
     checked_cfg,
     checked_phases,
@@ -22,8 +23,7 @@ from ._checks import (
 )
 from ._logs import plain_config
 from ._model import use_channels_last, with_preprocessor
-from ._optimizers import check_wrapper_of_run
-from ._schedules import check_schedules
+from ._optimizers import check_schedules, check_wrapper_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ._runner import Runner
 
 __all__ = ["Recipe"]
-
-_LOOP_CONTRACT = ("run", "dataloader", "epoch", "iter", "max_epochs", "max_iters")
 
 
 class Recipe:
@@ -67,7 +65,6 @@ class Recipe:
         given = {name: value for name, value in arguments.items() if value is not None}
         self.resolved: dict[str, Any] = plain_config({**given, **without_variables(self.cfg)})
         self.writers = writer_configs(arguments["visualizer"], self.cfg.get("log_writers"))
-        self._in_construction: set[str] = set()
         self._trained: Any = None  # the optimizer wrapper of the last training
 
     def check_phase(self, phase: str, asked: str, of: type[Exception] = ConfigError) -> None:
@@ -102,10 +99,10 @@ class Recipe:
             lambda bare: built_by(run, "wrap_model", wrapper_cfg, bare),
         )
         bare_model = unwrap_model(wrapped)
-        if self._phases["train"] and bare_model is not wrapped:
-            warning = uncalled_step(bare_model, type(wrapped))
-            if warning is not None:
-                run.logger.warning(warning)
+        is_wrapped = self._phases["train"] and bare_model is not wrapped
+        warning = uncalled_step(bare_model, type(wrapped)) if is_wrapped else None
+        if warning is not None:
+            run.logger.warning(warning)
         return wrapped, handle
 
     def build_loop(self, run: Runner, phase: str) -> Any:
@@ -117,31 +114,30 @@ class Recipe:
         configured = self._phases[phase]
         if not configured:
             return None
-        if phase in self._in_construction:
-            raise ConfigError(
-                f"{phase}_loop was asked for while it is being built. Use its argument "
-                "'dataloader' instead."
-            )
         if phase != "train":
             eval_step_of(run.model, f"{phase}_step")
-        self._in_construction.add(phase)
         state = rng_state(run.device)
         try:
             return built_by(run, f"build_{phase}_loop", configured[f"{phase}_cfg"])
         finally:
             set_rng_state(state, run.device)
-            self._in_construction.discard(phase)
 
     def loop_of(self, run: Runner, phase: str, cfg: Any) -> Any:
         """Build the loop of ``phase`` from its config; a loop is returned as it is."""
         if hasattr(cfg, "run"):
             return cfg
         self.check_phase(phase, f"build_{phase}_loop()")
-        parts = self._phases[phase]
-        loader = parts[f"{phase}_dataloader"]
+        arguments, configured = dict(cfg or {}), self._phases[phase]
+        kind = f"{phase.title()}Loop"
         if phase == "train":
-            return build_train_loop(run, loader, cfg)
-        return build_eval_loop(run, phase, loader, cfg, parts[f"{phase}_evaluator"])
+            check_train_loop(cfg, "train_cfg")
+            is_by_iter = arguments.pop("by_epoch", None) is False
+            kind = "IterBasedTrainLoop" if is_by_iter else "EpochBasedTrainLoop"
+        loader = loader_of_run(run, phase, configured[f"{phase}_dataloader"])
+        given = {"type": kind, "runner": run, "dataloader": loader}
+        if phase != "train":
+            given["evaluator"] = evaluator_of_run(run, phase, configured[f"{phase}_evaluator"])
+        return build_from_cfg(arguments, LOOPS, given, where=f"{phase}_cfg")
 
     def build_training(self, run: Runner) -> None:
         """Build the parts of a training, in this order; assigned parts are used as they are."""
@@ -171,12 +167,6 @@ class Recipe:
     def _checked_train_loop(run: Runner, loop: Any) -> Any:
         if not hasattr(loop, "run"):  # a config that was assigned
             loop = built_by(run, "build_train_loop", loop)
-        missing = [name for name in _LOOP_CONTRACT if not hasattr(loop, name)]
-        if missing:
-            raise ConfigError(
-                f"train_loop: {type(loop).__name__} has no {', no '.join(missing)}; derive it from "
-                "mm_runner.loops.EpochBasedTrainLoop or IterBasedTrainLoop."
-            )
         seed = getattr(getattr(loop, "batches", None), "seed", run.seed)
         if seed != run.seed:
             raise ConfigError(

@@ -12,17 +12,16 @@ from mm_runner.optim import build_optim_wrapper, holds_gradients
 from mm_runner.reporting import build_log_processor
 
 from . import _building as building
-from ._attributes import LoopNumber, LoopPart, OfLoop, TrainingPart
+from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import argument_names, checked_cfg, need_keys, without_variables
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, plain_config
 from ._model import RunCompiler, build_model, wrap_model
-from ._optimizers import scale_rates
+from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe
 from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
-from ._schedules import build_schedules
 from ._sharded import ShardedSaving
 from ._snapshot import write_snapshot
 from ._state import RunState
@@ -76,14 +75,15 @@ class Runner:
         WorkDirError: If ``work_dir`` cannot be written.
     """
 
-    model: Any = TrainingPart()
-    optim_wrapper: Any = TrainingPart()
-    param_schedulers: Any = TrainingPart()
-    train_loop, val_loop, test_loop = LoopPart("train"), LoopPart("val"), LoopPart("test")
-    epoch, iter, max_epochs, max_iters = LoopNumber(), LoopNumber(), LoopNumber(), LoopNumber()
-    val_begin, val_interval = LoopNumber(default=1), LoopNumber(default=1)
-    train_dataloader, val_dataloader, test_dataloader = OfLoop(), OfLoop(), OfLoop()
-    val_evaluator, test_evaluator = OfLoop(), OfLoop()
+    model, optim_wrapper = training_part("model"), training_part("optim_wrapper")
+    param_schedulers = training_part("param_schedulers")
+    train_loop, val_loop, test_loop = loop_part("train"), loop_part("val"), loop_part("test")
+    epoch, max_epochs = loop_number("epoch"), loop_number("max_epochs")
+    iter, max_iters = loop_number("iter"), loop_number("max_iters")
+    val_begin, val_interval = loop_number("val_begin", 1), loop_number("val_interval", 1)
+    train_dataloader = of_loop("train", "dataloader")
+    val_dataloader, val_evaluator = of_loop("val", "dataloader"), of_loop("val", "evaluator")
+    test_dataloader, test_evaluator = of_loop("test", "dataloader"), of_loop("test", "evaluator")
     dist_info: DistInfo
 
     def __init__(
@@ -122,7 +122,7 @@ class Runner:
         self.recipe = recipe = Recipe(arguments, cfg, Runner)
         self.cfg, self._launcher = recipe.cfg, launcher
         self.is_training = self.is_resuming = False
-        vars(self)["param_schedulers"] = []
+        vars(self)["param_schedulers"], self.assigned_parts = [], set[str]()
         self.loaded_progress: dict[str, int] = {}
         self.log_processor = building.built_by(self, "build_log_processor", log_processor)
         self.message_hub = self.log_processor.message_hub()
@@ -148,7 +148,6 @@ class Runner:
         self.state, self.sharded_saving = RunState(self), ShardedSaving()
         if resume:  # the data are to be built with the seed of the checkpoint
             self.starting_point.find(self)
-        self.assigned_parts: set[str] = set()
         self.dump_config()
 
     @classmethod

@@ -21,7 +21,6 @@ from mm_runner.optim import named_schedulers
 
 from ._data_position import position_elsewhere, position_without_state, warn_of_other_length
 from ._optimizers import loading_optimizers
-from ._schedules import fit_to_length
 from ._sharded import (
     as_sharded,
     check_versions,
@@ -220,7 +219,7 @@ class RunState:
         # torch's optimizers keep the tensors they are given: a copy lets the checkpoint be
         # loaded once more.
         state = copy.deepcopy(state) if self._needs_rehearsal() else state
-        with loading_optimizers(runner.optim_wrapper, runner.logger):
+        with loading_optimizers(runner.optim_wrapper):
             if sharded is not None:
                 write_optimizer(sharded, runner.optim_wrapper, state)
             else:
@@ -247,8 +246,6 @@ class RunState:
                 )
             for schedule, state in zip(schedules, states, strict=False):
                 schedule.load_state_dict(state)
-            if len(states) == len(schedules):
-                fit_to_length(runner, name, schedules, states, self._num_iters())
 
     # Hooks.
 
