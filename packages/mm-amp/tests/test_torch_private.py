@@ -102,7 +102,6 @@ def test_other_private_names_may_be_missing_too():
         def values(self):
             return "values"
 
-    assert private.version_of(Bare()) == 0
     assert private.stored_values(Bare()) == "values"
     assert not private.is_fused(Bare())
     assert not private.is_compiled_in_place(Bare())

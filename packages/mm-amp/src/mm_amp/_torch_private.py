@@ -16,15 +16,6 @@ _HAS_IS_COMPILING = hasattr(getattr(torch, "compiler", None), "is_compiling")  #
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling if _HAS_IS_COMPILING else bool
 
 
-def dispatch_mode() -> Any:
-    """Return ``TorchDispatchMode``; without it, ``object``, and there is no receipt."""
-    try:
-        from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - few need it
-    except ImportError:
-        return object
-    return TorchDispatchMode
-
-
 _zero_grad: Any = torch.optim.Optimizer.zero_grad
 # Before torch 2.0, zero_grad() fills gradients with zeros.
 _is_profiling: Callable[[], bool] | None = (
@@ -105,9 +96,13 @@ def foreach_mul_(tensors: list[Any], factor: float | Tensor) -> None:
         tensor.mul_(factor)
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return the counter of changes in place; without ``_version``, 0: no change is noticed."""
-    return getattr(tensor, "_version", 0)
+def versions_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[int]:
+    """Return counters that change with a step: of the state, or of the parameter without one.
+
+    Without ``_version`` they are 0, and no step is noticed.
+    """
+    state = optimizer.state.get(parameter) or {"": parameter}
+    return [getattr(one, "_version", 0) for one in state.values() if isinstance(one, Tensor)]
 
 
 def stored_values(gradient: Tensor) -> Tensor:

@@ -13,24 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_
 
-from mm_amp._checks import (
-    check_bool,
-    check_finite_number,
-    check_keys,
-    check_positive_number,
-    did_you_mean,
-)
+from mm_amp._checks import check_bool, check_keys, check_number, did_you_mean
 from mm_amp._errors import ConfigError, ConfigTypeError, NonFiniteError
 from mm_amp._gradients._norms import (
     are_whole,
     local_norms,
+    local_part,
     norms_on_all_ranks,
     scale_gradients,
     total_norm,
 )
-from mm_amp._model._names import named_parameters
-from mm_amp._model._parameters import local_part
-from mm_amp._scaling._locator import describe_nonfinite
 
 _SMALLEST_NORM = 1e-6  # of a gradient, instead of dividing by 0, as in the paper's code
 
@@ -48,8 +40,8 @@ class NormClipper:
         *,
         error_if_nonfinite: object = False,
     ) -> None:
-        self._max_norm = check_positive_number("clip_grad max_norm", max_norm)
-        self._norm_type = check_positive_number("clip_grad norm_type", norm_type)
+        self._max_norm = check_number("clip_grad max_norm", max_norm)
+        self._norm_type = check_number("clip_grad norm_type", norm_type)
         self._checks = check_bool("clip_grad error_if_nonfinite", value=error_if_nonfinite)
         # torch_npu's fused optimizers hold all gradients in one buffer.
         is_packed = getattr(optimizer, "is_fused_optimizer", False) and not self._checks
@@ -64,6 +56,9 @@ class NormClipper:
         gradients = [parameter.grad for parameter in parameters]
         total = total_norm(gradients, self._norm_type)
         if self._checks and not bool(total.isfinite()):
+            from mm_amp._names import named_parameters  # noqa: PLC0415 - rarely needed
+            from mm_amp._scaling._locator import describe_nonfinite  # noqa: PLC0415 - the same
+
             named = named_parameters(model)
             norms = local_norms([one.parameter for one in named])
             values = norms_on_all_ranks(norms, parameters, model).tolist()
@@ -85,7 +80,7 @@ class ValueClipper:
     keys = ("clip_value",)
 
     def __init__(self, _optimizer: Any, clip_value: object) -> None:
-        self._clip_value = check_positive_number("clip_grad clip_value", clip_value)
+        self._clip_value = check_number("clip_grad clip_value", clip_value)
 
     def clip(self, parameters: list[Tensor], _model: Any) -> Tensor | None:
         """Clip the gradients; see the module."""
@@ -112,8 +107,8 @@ class AdaptiveClipper:
     keys = ("clip_factor", "eps")
 
     def __init__(self, _optimizer: Any, clip_factor: object, eps: object = 1e-3) -> None:
-        self._clip_factor = check_finite_number("clip_grad clip_factor", clip_factor)
-        self._eps = check_finite_number("clip_grad eps", eps)
+        self._clip_factor = check_number("clip_grad clip_factor", clip_factor, is_finite=True)
+        self._eps = check_number("clip_grad eps", eps, is_finite=True)
 
     @torch.no_grad()
     def clip(self, parameters: list[Tensor], _model: Any) -> Tensor | None:
@@ -142,7 +137,7 @@ def build_clipper(clip_grad: Mapping[str, Any], optimizer: Any) -> Any:
     options = dict(clip_grad)
     kind = options.pop("type", "norm")
     if kind not in _CLIPPERS:
-        hint = did_you_mean(str(kind), _CLIPPERS) or "."
+        hint = did_you_mean(str(kind), _CLIPPERS)
         raise ConfigError(f"clip_grad has type {kind!r}; there is {', '.join(_CLIPPERS)}{hint}")
     clipper = _CLIPPERS[kind]
     check_keys(f"clip_grad of type {kind!r}", options, clipper.keys)

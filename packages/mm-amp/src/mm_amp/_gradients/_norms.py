@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import utils as nn_utils
 
 from mm_amp._gradients._sync import AveragingRanks
-from mm_amp._model._parameters import local_part
 from mm_amp._torch_private import foreach_mul_, foreach_norm, stored_values
 
 _get_total_norm = getattr(nn_utils, "get_total_norm", None)  # torch 2.6
@@ -17,6 +16,12 @@ _get_total_norm = getattr(nn_utils, "get_total_norm", None)  # torch 2.6
 def are_whole(gradients: list[Any]) -> bool:
     """Whether no gradient is a DTensor."""
     return set(map(type, gradients)) <= {Tensor}
+
+
+def local_part(tensor: Any) -> Tensor:
+    """Return the part of a tensor that is on this rank; live."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def scale_gradients(gradients: list[Any], factor: Tensor) -> None:
@@ -33,39 +38,28 @@ def scale_gradients(gradients: list[Any], factor: Tensor) -> None:
 def local_norms(parameters: list[Tensor]) -> Tensor:
     """Return the norm of each parameter's gradient on this rank, without waiting for the device.
 
-    Returns:
-        Shape ``(n,)``, float32, on the device of the first gradient; 0 where there is none.
+    The shape is ``(n,)``, in float32, on the device of the first parameter; 0 without a gradient.
     """
-    norms: dict[int, Tensor] = {}
-    with torch.no_grad():
-        here = [(i, _dense_part(p.grad)) for i, p in enumerate(parameters) if p.grad is not None]
-        here = [(index, part) for index, part in here if part.numel()]
-        if not here:
-            return torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
-        device = here[0][1].device
-        # float16 would overflow in the sum of squares.
-        parts = [part.float() if part.dtype == torch.float16 else part for _, part in here]
-        for (index, _), norm in zip(here, foreach_norm(parts), strict=True):
-            norms[index] = norm.to(device, torch.float32, non_blocking=True)
-        nothing = torch.zeros((), device=device)
-        return torch.stack([norms.get(index, nothing) for index in range(len(parameters))])
-
-
-def _dense_part(gradient: Any) -> Tensor:
-    part = local_part(gradient)
-    return stored_values(part) if part.is_sparse else part
+    if not parameters:
+        return torch.zeros(0)
+    device = parameters[0].device
+    parts = []
+    for parameter in parameters:
+        part = torch.zeros((), device=device) if parameter.grad is None else parameter.grad.detach()
+        part = local_part(part)
+        part = stored_values(part) if part.is_sparse else part
+        # float16 would overflow in the sum of squares, and an empty part has no norm on CUDA.
+        part = part.float() if part.dtype == torch.float16 else part
+        parts.append(part if part.numel() else part.new_zeros(()))
+    norms = [norm.to(device, torch.float32, non_blocking=True) for norm in foreach_norm(parts)]
+    return torch.stack(norms)
 
 
 def norms_on_all_ranks(norms: Tensor, parameters: list[Tensor], model: Any) -> Tensor:
     """Add up norms over the ranks of a sharded model, so that all ranks see the same bad ones.
 
     Other gradients are equal on all ranks already, or private to this one: nothing is exchanged.
-    All ranks must call this together.
-
-    Args:
-        norms: Result of ``local_norms(parameters)``.
-        parameters: Parameters of the optimizer, the same on all ranks.
-        model: The model, or ``None``.
+    All ranks must call this together, with the result of ``local_norms(parameters)``.
     """
     if model is None or not any(hasattr(one, "device_mesh") for one in parameters):
         return norms
@@ -78,10 +72,6 @@ def total_norm(gradients: list[Any], norm_type: float) -> Tensor:
     Of whole gradients it equals that of ``clip_grad_norm_`` bit by bit. torch's own cannot mix
     sharded and whole gradients, nor several meshes, and fails for the infinite norm where a rank's
     part is empty. Here one scalar per mesh and layout is exchanged.
-
-    Args:
-        gradients: Each a DTensor, or a plain tensor that is whole on every rank.
-        norm_type: Above 0; may be infinite.
     """
     total: Tensor
     if are_whole(gradients):

@@ -20,28 +20,23 @@ class SyncDeferral:
         is_active: Whether the exchange is off now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: list[Any]) -> None:
         self.is_active = False
         self._stack = ExitStack()
-        self._model: Any = None
-        self._modules: list[Any] = []
+        self._modules = modules
 
     @contextmanager
-    def around(self, forward: AbstractContextManager[object], model: Any) -> Iterator[None]:
+    def around(self, forward: AbstractContextManager[object]) -> Iterator[None]:
         """Run a forward; its exchange stays off until ``end``, unless the forward raises."""
         self.end()
-        if model is not self._model:  # the walk through a large model takes a while
-            self._model, self._modules = model, synchronizing_modules(model)
         self.is_active = True
         try:
             for module in self._modules:
                 if hasattr(module, "no_sync"):
                     self._stack.enter_context(module.no_sync())
-                else:
+                else:  # torch names this argument in two ways
                     self._stack.callback(module.set_requires_gradient_sync, True)  # noqa: FBT003
-                    module.set_requires_gradient_sync(
-                        False
-                    )  # torch names this argument in two ways
+                    module.set_requires_gradient_sync(False)
             with forward:
                 yield
         except BaseException:
@@ -69,12 +64,8 @@ def synchronizing_modules(module: Any) -> list[Any]:
 class AveragingRanks:
     """Process groups that average the gradients of one model.
 
-    Args:
-        model: A module that is, or contains, DDP or a sharded model. The gradients of any other
-            stay on this rank.
-
-    Raises:
-        ConfigError: If the run is distributed and there is no model.
+    Attributes:
+        count: Number of ranks; 1 unless the model is, or contains, DDP or a sharded model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -82,11 +73,6 @@ class AveragingRanks:
         is_distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self._groups = _groups_of(model) if is_distributed else []
         self.count = math.prod(dist.get_world_size(group) for group in self._groups)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether gradients stay on this rank."""
-        return self.count == 1
 
     def all_reduce(self, value: Tensor) -> Tensor:
         """Return the sum of ``value`` over the ranks; ``value`` itself is changed."""

@@ -5,8 +5,7 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from mm_amp._model._parameters import parameters_of
-from mm_amp._torch_private import version_of
+from mm_amp._torch_private import versions_of
 
 _logger = logging.getLogger(__name__)
 _NUM_MARKED = 16  # a loop that steps without the wrapper does so from the start
@@ -21,7 +20,7 @@ class GradientWatch:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = parameters_of(optimizer)
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
         trained = [one for one in parameters if one.requires_grad]
         # The first trainable one: a loss through the model's inputs reaches it.
         self._probe: Tensor = (trained or parameters or [nn.Parameter(torch.empty(0))])[0]
@@ -29,28 +28,33 @@ class GradientWatch:
         self._optimizer = optimizer
         self._mark: list[int] | None = None
         self._num_marked = 0
-        self._has_warned_of_zeroing = False
 
     def check(self) -> None:
         """Warn, once, if gradients changed without the wrapper."""
         if self.expects_none is None:
             return
-        if self._probe.grad is not None and self.expects_none:
-            self._warn(
+        if self.expects_none and self._probe.grad is not None:
+            message = (
                 "There are gradients at the start of this step that no backward of this wrapper "
                 "made; the optimizer steps with them too. If the loss of another optimizer reached "
                 "these parameters, as a generator's reaches its discriminator, call zero_grad() of "
-                "this wrapper before its part of the step.",
+                "this wrapper before its part of the step."
             )
         elif not self.expects_none and (
-            self._probe.grad is None or (self._mark is not None and self._mark != self._versions())
+            self._probe.grad is None
+            or (self._mark is not None and self._mark != versions_of(self._optimizer, self._probe))
         ):
-            self._warn(
+            message = (
                 "The gradients of this wrapper's backward were stepped or zeroed by another call "
                 "than its own, such as optimizer.step() or optimizer.zero_grad(), which ignores "
                 "loss scale, clipping and accumulation. Call step() and zero_grad() of the "
-                "wrapper, or update_params() alone.",
+                "wrapper, or update_params() alone."
             )
+        else:
+            return
+        self._probe = nn.Parameter(torch.empty(0))  # never has a gradient: nothing more is found
+        self.expects_none = True
+        _logger.warning(message)
 
     def note_backward(self) -> None:
         """Record that the wrapper's own backward has left a gradient, if it has."""
@@ -60,29 +64,8 @@ class GradientWatch:
         self._mark = None
         if self._num_marked < _NUM_MARKED:
             self._num_marked += 1
-            self._mark = self._versions()
+            self._mark = versions_of(self._optimizer, self._probe)
 
     def note_zeroed(self) -> None:
         """Record that the wrapper zeroed the gradients."""
         self.expects_none = True if self._probe.grad is None else None
-
-    def warn_of_zeroing(self, window: int) -> None:
-        """Warn, once, that gradients are zeroed before their window is full."""
-        if not self._has_warned_of_zeroing:
-            self._has_warned_of_zeroing = True
-            _logger.warning(
-                "zero_grad() was called in the middle of an accumulation window of %d "
-                "micro-batches: the gradients of the earlier ones are lost, and the step of this "
-                "window is too small. update_params() zeroes gradients after each step by itself.",
-                window,
-            )
-
-    def _versions(self) -> list[int]:
-        """Return counters that change with a step: of the state, or of the parameter without."""
-        state = self._optimizer.state.get(self._probe) or {"": self._probe}
-        return [version_of(one) for one in state.values() if isinstance(one, Tensor)]
-
-    def _warn(self, message: str) -> None:
-        self._probe = nn.Parameter(torch.empty(0))  # never has a gradient: nothing more is found
-        self.expects_none = True
-        _logger.warning(message)

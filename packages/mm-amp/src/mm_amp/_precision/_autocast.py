@@ -70,11 +70,7 @@ def no_autocast(device_type: str) -> AbstractContextManager[object]:
 
 
 def parse_device(device: str) -> torch.device:
-    """Turn ``'cuda'`` or ``'cuda:1'`` into a device.
-
-    Raises:
-        ConfigError: If torch knows no such device.
-    """
+    """Return ``'cuda'`` or ``'cuda:1'`` as a device; raise ``ConfigError`` for an unknown one."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -88,23 +84,31 @@ def default_device_type() -> str:
     if torch.cuda.is_available():
         return "cuda"
     accelerator = getattr(torch, "accelerator", None)
-    if accelerator is not None:
-        # Where none is available, torch 2.6 raises when asked which.
-        found = accelerator.current_accelerator().type if accelerator.is_available() else "cpu"
-        return str(found)
-    for name in _DEVICE_MODULES:
+    # Where none is available, torch 2.6 raises when asked which.
+    if accelerator is not None and accelerator.is_available():
+        return str(accelerator.current_accelerator().type)
+    for name in () if accelerator is not None else _DEVICE_MODULES:
         device_module: Any = getattr(torch, name, None)
         if hasattr(device_module, "is_available") and device_module.is_available():
             return name
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """Turn ``dtype`` as a user wrote it into ``torch.float16`` or ``torch.bfloat16``.
+def first_device(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Return the device of the optimizer's first parameter; raise if that is the meta device."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.device.type == "meta":
+                raise ConfigError(
+                    "the device of autocast is that of the first parameter, which is still on "
+                    "'meta'; pass device_type, such as device_type='cuda'."
+                )
+            return torch.device(parameter.device)
+    raise ConfigError("the optimizer has no parameters; give it some before wrapping it.")
 
-    Raises:
-        ConfigError: If ``dtype`` names neither of them.
-    """
+
+def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return ``dtype`` as a user wrote it as ``torch.float16`` or ``torch.bfloat16``."""
     if dtype is None:
         return default_dtype(device.type)
     if isinstance(dtype, torch.dtype):
@@ -124,17 +128,13 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
     if dtype not in _DTYPES:
         known = [*_DTYPES, "float32", "auto"]
         plain = dtype.lower().removeprefix("torch.")
-        hint = did_you_mean(_OTHER_NAMES.get(plain, plain), known) or "."
+        hint = did_you_mean(_OTHER_NAMES.get(plain, plain), known)
         raise ConfigError(f"dtype is {dtype!r}; there is {', '.join(known)}{hint}")
     return _DTYPES[dtype]
 
 
 def default_dtype(device_type: str) -> torch.dtype:
-    """Return the dtype that torch itself autocasts to on such a device.
-
-    Raises:
-        ConfigError: If torch cannot autocast there.
-    """
+    """Return the dtype that torch itself autocasts to on such a device."""
     try:
         # torch.get_autocast_dtype needs torch 2.4; this attribute is there in all versions.
         dtype: torch.dtype = torch.autocast(device_type, enabled=False).fast_dtype
@@ -162,11 +162,7 @@ def check_autocast(device_type: str, dtype: torch.dtype) -> None:
     """Raise unless torch really autocasts to ``dtype`` on such a device, and warn of emulation.
 
     torch is asked by entering an empty block; where it would warn and continue in full precision,
-    this raises.
-
-    Raises:
-        ConfigError: If it cannot.
-        TorchVersionError: If a newer torch could.
+    this raises ``ConfigError``, or ``TorchVersionError`` if a newer torch could.
     """
     try:
         with warnings.catch_warnings():

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from mm_amp._errors import ConfigError, ConfigTypeError
-from mm_amp._model._names import find_modules, parse_patterns
-from mm_amp._model._nested import HALF_DTYPES, tensors_in, to_float32
+from mm_amp._names import find_modules, parse_patterns
 from mm_amp._precision._autocast import no_autocast, parse_device
+from mm_amp._precision._nested import HALF_DTYPES, tensors_in, to_float32
 
 _KEY = "_mm_amp_fp32_island"  # where a module keeps its island
 

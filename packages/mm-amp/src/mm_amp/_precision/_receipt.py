@@ -3,18 +3,21 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from mm_amp._errors import ConfigTypeError, TorchVersionError
-from mm_amp._model._nested import tensors_in
-from mm_amp._torch_private import dispatch_mode
+from mm_amp._precision._nested import tensors_in
 
+try:
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError:  # without it there is no receipt
+    _DispatchMode: Any = object
+else:
+    _DispatchMode = TorchDispatchMode
 _OUTSIDE = "(outside modules)"
-_DispatchMode: Any = dispatch_mode()
 # They move or make data. Views are left out too, casts are counted apart.
 _NO_COMPUTATION = frozenset(
     f"aten::{name}"
@@ -60,30 +63,23 @@ class AmpReceipt:
 
     def __init__(self) -> None:
         self.num_casts = 0
-        self._modules: defaultdict[str, set[str]] = defaultdict(set)
-        self._calls: defaultdict[str, Counter[torch.dtype]] = defaultdict(Counter)
-        self._flops: defaultdict[str, Counter[torch.dtype]] = defaultdict(Counter)
-
-    def add(self, module_type: str, name: str, dtype: torch.dtype, flops: int) -> None:
-        """Count one operation of a module, or of none if ``name`` is empty."""
-        if name:
-            self._modules[module_type].add(name)
-        self._calls[module_type][dtype] += 1
-        self._flops[module_type][dtype] += flops
+        self.modules: defaultdict[str, set[str]] = defaultdict(set)
+        self.calls: defaultdict[str, Counter[torch.dtype]] = defaultdict(Counter)
+        self.work: defaultdict[str, Counter[torch.dtype]] = defaultdict(Counter)
 
     @property
     def rows(self) -> tuple[ModuleWork, ...]:
         """One row per type of module, that with most work first."""
         rows = [
-            ModuleWork(name, len(self._modules[name]), dict(calls), dict(self._flops[name]))
-            for name, calls in self._calls.items()
+            ModuleWork(name, len(self.modules[name]), dict(calls), dict(self.work[name]))
+            for name, calls in self.calls.items()
         ]
         return tuple(sorted(rows, key=lambda row: -sum(row.flops.values())))
 
     @property
     def flops(self) -> Mapping[torch.dtype, int]:
         """``{dtype: floating-point operations}`` of the whole step."""
-        return sum(self._flops.values(), Counter())
+        return sum(self.work.values(), Counter())
 
     @property
     def low_precision_share(self) -> float:
@@ -139,8 +135,7 @@ def amp_receipt(model: nn.Module) -> AbstractContextManager[AmpReceipt]:
         raise ConfigTypeError(
             f"model is a {type(model).__name__}; a receipt needs the torch.nn.Module that runs."
         )
-    has_stance = hasattr(getattr(torch, "compiler", None), "set_stance")
-    if not has_stance or _DispatchMode is object:
+    if not hasattr(getattr(torch, "compiler", None), "set_stance") or _DispatchMode is object:
         raise TorchVersionError(
             f"a receipt was asked for, which torch {torch.__version__} cannot make; use torch 2.6 "
             "or newer."
@@ -164,7 +159,12 @@ class _Recorder(_DispatchMode):  # type: ignore[misc]
         super().__init__()
         self._counter = counter
         self._receipt = receipt
-        self._type_of = cache(lambda name: _find_type(model, name))
+        # torch's tracker names a module by the class of the outermost one called, and a path.
+        self._types: dict[str, str] = {}
+        for root in model.modules():
+            for path, module in root.named_modules():
+                name = ".".join(filter(None, (type(root).__name__, path)))
+                self._types.setdefault(name, type(module).__name__)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = self._counter.get_total_flops()
@@ -184,18 +184,9 @@ class _Recorder(_DispatchMode):  # type: ignore[misc]
             and not func.is_view
         ):
             name = max(running, key=lambda one: one.count("."), default="")
-            flops = self._counter.get_total_flops() - before
-            receipt.add(self._type_of(name) if name else _OUTSIDE, name, dtype, flops)
+            module_type = self._types.get(name, name) or _OUTSIDE
+            if name:
+                receipt.modules[module_type].add(name)
+            receipt.calls[module_type][dtype] += 1
+            receipt.work[module_type][dtype] += self._counter.get_total_flops() - before
         return output
-
-
-def _find_type(model: nn.Module, name: str) -> str:
-    """Return the class of a module that torch's tracker calls by the class of a root and a path."""
-    root_type, _, path = name.partition(".")
-    for root in model.modules():
-        if type(root).__name__ == root_type:
-            try:
-                return type(root.get_submodule(path)).__name__
-            except AttributeError:
-                continue
-    return root_type

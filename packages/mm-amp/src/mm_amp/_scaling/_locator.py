@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,13 +11,14 @@ from torch.utils.hooks import RemovableHandle
 
 from mm_amp._errors import NonFiniteError
 from mm_amp._gradients._norms import local_norms, norms_on_all_ranks
-from mm_amp._model._names import NamedParameter, optimized_parameters, walk
-from mm_amp._model._nested import tensors_in
+from mm_amp._names import NamedParameter, optimized_parameters, walk
+from mm_amp._precision._nested import tensors_in
 from mm_amp._scaling._skips import SkipLog
 from mm_amp._torch_private import is_compiled_in_place
 
 _logger = logging.getLogger(__name__)
 _NUM_SHOWN = 3
+_DEFAULT_MAX_SKIPS = 32  # after which a dynamic loss scale is too small to be the cause
 _MANY_OUTPUTS = 8  # per module and forward
 
 
@@ -33,8 +33,8 @@ class OverflowLocator:
     first, second, fourth, eighth skipped step and so on.
     """
 
-    def __init__(self, max_skips: int, *, is_adaptive: bool, num_forwards: int) -> None:
-        self._max_skips = max_skips
+    def __init__(self, max_skips: int | None, *, is_adaptive: bool, num_forwards: int) -> None:
+        self._max_skips = max_skips or _DEFAULT_MAX_SKIPS
         self._is_adaptive = is_adaptive
         self._num_forwards = num_forwards
         self._num_skipped = 0
@@ -52,16 +52,8 @@ class OverflowLocator:
     ) -> None:
         """Log a skipped step, before its gradients are zeroed.
 
-        Args:
-            optimizer: The optimizer.
-            model: The model last given to ``optim_context``, or ``None``.
-            skips: The skips so far, this one included.
-            loss_scale: The factor that the loss of the last step was multiplied with.
-            loss: The loss, without the loss scale, if it was kept.
-            norms: Norms of the gradients from before clipping, if they were taken.
-
-        Raises:
-            NonFiniteError: If it was the last of ``max_skips`` in a row; on all ranks together.
+        ``loss`` and ``norms`` are without the loss scale and from before clipping, if kept. After
+        ``max_skips`` in a row all ranks raise ``NonFiniteError`` together.
         """
         self._num_skipped += 1
         value = math.nan if loss is None else float(loss)
@@ -115,25 +107,18 @@ def describe_nonfinite(
 ) -> tuple[str, NamedParameter | None]:
     """Return a sentence on the gradients that are not finite, and the first of their parameters.
 
-    Args:
-        named: The parameters, in the order of the forward.
-        norms: Norms of their gradients.
-
-    Returns:
-        An empty sentence and ``None`` if all are finite.
+    The parameters are in the order of the forward. Without such gradients: ``("", None)``.
     """
     pairs = list(zip(named, norms, strict=True))
     bad = [(one, norm) for one, norm in reversed(pairs) if not math.isfinite(norm)]
     if not bad:
         return "", None
-    shown = "; ".join(_describe(one, norm) for one, norm in bad[:_NUM_SHOWN])
+    shown = []
+    for one, norm in bad[:_NUM_SHOWN]:
+        owner = f" of {one.module or 'the model'} ({one.module_type})" if one.module_type else ""
+        shown.append(f"{one.name}{owner}, {one.parameter.dtype}, norm {norm:g}")
     extent = f"{len(bad)} of {sum(one.parameter.requires_grad for one in named)}"
-    return f"Not finite, from the loss on: {shown} ({extent} gradients).", bad[0][0]
-
-
-def _describe(one: NamedParameter, norm: float) -> str:
-    owner = f" of {one.module or 'the model'} ({one.module_type})" if one.module_type else ""
-    return f"{one.name}{owner}, {one.parameter.dtype}, norm {norm:g}"
+    return f"Not finite, from the loss on: {'; '.join(shown)} ({extent} gradients).", bad[0][0]
 
 
 class ForwardWatch:
@@ -154,8 +139,17 @@ class ForwardWatch:
         self._seen = []
         self._num_forwards_left = num_forwards
         self._max_seen = _MANY_OUTPUTS * num_forwards * sum(1 for _ in model.modules())
-        for name, module in _eager_modules(model):
-            self._handles.append(module.register_forward_hook(partial(self._look, name)))
+        compiled: list[str] = []  # prefixes: a hook inside would be in the compiled graph
+        for name, full_name, module in walk(model):
+            if any(full_name.startswith(prefix) for prefix in compiled):
+                continue
+            is_compiled = is_compiled_in_place(module)
+            if (
+                is_compiled or type(module).__name__ == "OptimizedModule"
+            ):  # by torch.compile(module)
+                compiled.append(f"{full_name}." if full_name else "")
+            if not is_compiled:
+                self._handles.append(module.register_forward_hook(partial(self._look, name)))
         self._handles.append(model.register_forward_hook(self._end_forward))
 
     def stop(self) -> None:
@@ -185,16 +179,3 @@ class ForwardWatch:
         self._num_forwards_left -= 1
         if self._num_forwards_left <= 0:
             self.stop()
-
-
-def _eager_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield plain names and modules whose hooks are outside compiled graphs."""
-    compiled: list[str] = []
-    for name, full_name, module in walk(model):
-        if any(full_name.startswith(prefix) for prefix in compiled):
-            continue
-        is_compiled = is_compiled_in_place(module)
-        if is_compiled or type(module).__name__ == "OptimizedModule":  # by torch.compile(module)
-            compiled.append(f"{full_name}." if full_name else "")
-        if not is_compiled:
-            yield name, module

@@ -1,14 +1,17 @@
 """Loss scaling: scale the loss, unscale gradients, and step only where none overflowed."""
 
+import inspect
 import logging
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mm_amp._errors import ConfigError, ConfigTypeError, UnsupportedError
-from mm_amp._model._parameters import first_device, have_gradient
+from mm_amp._checks import check_bool, check_count, check_keys, check_number, did_you_mean
+from mm_amp._errors import ConfigError, ConfigTypeError, TorchVersionError, UnsupportedError
+from mm_amp._precision._autocast import first_device
 from mm_amp._torch_private import (
     can_skip_in_kernel,
     current_scale,
@@ -18,7 +21,7 @@ from mm_amp._torch_private import (
 )
 
 _logger = logging.getLogger(__name__)
-SCALER_KEY = "loss_scaler"  # MMEngine's name
+_OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
 # The same from torch 1.13 to 2.15.
 _STATE_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 
@@ -26,26 +29,33 @@ _STATE_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_
 class LossScaling:
     """One optimizer with a gradient scaler.
 
-    Args:
-        scaler: Torch's, or that of a device.
-        optimizer: The optimizer.
-        static: The factor, if it never changes.
-
     Attributes:
-        scaler: As given.
-        static: As given.
+        scaler: Torch's, or that of a device.
+        static: The factor, if it never changes.
         last_loss: The loss of the last backward, without the scale, until a step that was not
             skipped.
     """
 
-    def __init__(self, scaler: Any, optimizer: torch.optim.Optimizer, static: float | None) -> None:
-        self.scaler = scaler
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        device_type: str,
+        options: Mapping[str, Any],
+        static: float | None,
+    ) -> None:
+        _check_dtypes(optimizer)
+        self.scaler = _build_scaler(options, device_type)
         self.static = static
         self.last_loss: Tensor | None = None
         self._optimizer = optimizer
         self._is_unscaled = False
         self._is_stepping = False
         self._has_warned = False
+
+    def has_gradient(self) -> bool:
+        """Whether any parameter has a gradient, trainable or not, as torch's scaler asks."""
+        groups = self._optimizer.param_groups
+        return any(one.grad is not None for group in groups for one in group["params"])
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss that backward starts from."""
@@ -57,14 +67,10 @@ class LossScaling:
         return scaled
 
     def factor(self) -> Tensor:
-        """Return a copy of the present scale, 0-d.
-
-        Raises:
-            UnsupportedError: If there are gradients, though no loss was ever scaled.
-        """
+        """Return a copy of the present scale, 0-d; raise for gradients that were never scaled."""
         scale = current_scale(self.scaler)
         if scale is None:  # no loss was scaled yet
-            if have_gradient(self._optimizer):
+            if self.has_gradient():
                 raise UnsupportedError(
                     "step() was called with gradients that no backward(loss) of this wrapper made, "
                     "so they do not have its loss scale. Call backward(loss) of the wrapper that "
@@ -84,16 +90,18 @@ class LossScaling:
         self._is_unscaled = True
 
     def step(self, kwargs: Mapping[str, Any]) -> tuple[bool | Tensor, bool | Tensor]:
-        """Step the optimizer unless gradients overflowed.
+        """Step the optimizer unless gradients overflowed, and return ``(stepped, skipped)``.
 
-        Args:
-            kwargs: Arguments of ``optimizer.step``.
-
-        Returns:
-            ``(stepped, skipped)``: bools, or 0-d bool tensors for a fused optimizer.
+        They are bools, or 0-d bool tensors for a fused optimizer.
         """
-        if not have_gradient(self._optimizer):
-            self._warn_of_no_gradients()  # torch's scaler would fail: "No inf checks ..."
+        if not self.has_gradient():  # torch's scaler would fail: "No inf checks ..."
+            if not self._has_warned:
+                self._has_warned = True
+                _logger.warning(
+                    "No parameter of the optimizer has a gradient, so nothing was stepped: are all "
+                    "frozen, does the loss not depend on them, or was the optimizer built for "
+                    "another copy of the model?"
+                )
             return False, False
         self._is_stepping = True
         stepped: bool | Tensor
@@ -170,24 +178,11 @@ class LossScaling:
         if self.last_loss is not None:
             self.last_loss = self.last_loss.detach()
 
-    def _warn_of_no_gradients(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            _logger.warning(
-                "No parameter of the optimizer has a gradient, so nothing was stepped: are all "
-                "frozen, does the loss not depend on them, or was the optimizer built for another "
-                "copy of the model?"
-            )
-
     def load_state_dict(self, saved: object) -> None:
-        """Load a scaler's saved state; a static scale of the configuration wins over it.
-
-        Raises:
-            ConfigError: If it is no scaler's state.
-        """
+        """Load a scaler's saved state; a static scale of the configuration wins over it."""
         if not isinstance(saved, Mapping):
             raise ConfigTypeError(
-                f"The state's {SCALER_KEY} is a {type(saved).__name__}; "
+                f"The state's loss_scaler is a {type(saved).__name__}; "
                 "it must be what state_dict() of a wrapper returned."
             )
         own = self.scaler.state_dict()
@@ -196,9 +191,75 @@ class LossScaling:
         missing = sorted(own.keys() - state.keys())
         if missing:
             raise ConfigError(
-                f"The state's {SCALER_KEY} lacks {', '.join(missing)}; "
+                f"The state's loss_scaler lacks {', '.join(missing)}; "
                 "it must be what state_dict() of a wrapper returned."
             )
         if self.static is not None:
             state["scale"] = self.static
         self.scaler.load_state_dict(state)
+
+
+def _check_dtypes(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``ConfigError`` for a parameter whose gradient a loss scaler could not unscale."""
+    for index, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            is_half = parameter.dtype == torch.float16
+            if not parameter.requires_grad or not (is_half or parameter.is_complex()):
+                continue
+            remedy = "keep it in float32 with model.float(), or " if is_half else ""
+            raise ConfigError(
+                f"parameter {position} of group {index}, of shape {tuple(parameter.shape)}, is "
+                f"stored in {parameter.dtype}, whose gradients a loss scaler cannot unscale; "
+                f"{remedy}use dtype='bfloat16', which needs no scaler."
+            )
+
+
+def _build_scaler(options: Mapping[str, Any], device_type: str) -> Any:
+    device_module = getattr(torch, device_type, None)
+    own = getattr(getattr(device_module, "amp", None), "GradScaler", None)
+    general = getattr(torch.amp, "GradScaler", None)  # torch 2.3
+    # torch.cuda.amp's and torch.cpu.amp's are deprecated; a backend's own knows its hardware.
+    scaler_class: Any = general or own if device_type in {"cpu", "cuda"} else own or general
+    if scaler_class is None:
+        raise TorchVersionError(
+            f"a loss scaler was asked for on {device_type!r}, which torch {torch.__version__} "
+            "lacks; use dtype='bfloat16', which needs no scaler, or torch 2.4 or newer."
+        )
+    if "device" in inspect.signature(scaler_class).parameters:
+        return scaler_class(device=device_type, **options)
+    return scaler_class(**options)
+
+
+def parse_loss_scale(loss_scale: Any) -> tuple[dict[str, Any], float | None]:
+    """Return arguments of torch's ``GradScaler``, and the factor if it never changes."""
+    if isinstance(loss_scale, Mapping):
+        return _check_options(loss_scale), None
+    if not isinstance(loss_scale, bool) and isinstance(loss_scale, Real):
+        static = check_number("loss_scale", loss_scale, is_finite=True)
+        return {"init_scale": static}, static
+    hint = did_you_mean(str(loss_scale), ["dynamic"])
+    if isinstance(loss_scale, torch.dtype) or "float" in str(loss_scale):
+        hint = f"; did you mean dtype={loss_scale!r}?"
+    raise ConfigTypeError(
+        f"loss_scale is {loss_scale!r}; it must be 'dynamic', a number (a factor that never "
+        f"changes), or a dict of GradScaler arguments such as dict(init_scale=1024.0){hint}"
+    )
+
+
+def _check_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    check_keys("loss_scale", given, _OPTIONS)
+    options = dict(given)
+    for key in ("init_scale", "growth_factor", "backoff_factor"):
+        if key in options:
+            options[key] = check_number(f"loss_scale {key}", options[key], is_finite=True)
+    if options.get("growth_factor", 2.0) <= 1:
+        raise ConfigError(
+            f"loss_scale growth_factor is {options['growth_factor']}; it must be > 1."
+        )
+    if options.get("backoff_factor", 0.5) >= 1:
+        raise ConfigError(
+            f"loss_scale backoff_factor is {options['backoff_factor']}; it must be < 1."
+        )
+    check_count("loss_scale growth_interval", options.get("growth_interval", 1), least=1)
+    check_bool("loss_scale enabled", options.get("enabled", True))
+    return options

@@ -8,9 +8,6 @@ from torch import Tensor
 
 from mm_amp._gradients._norms import local_norms
 from mm_amp._gradients._sync import AveragingRanks
-from mm_amp._model._parameters import parameters_of
-
-SKIPS_KEY = "skipped_steps"
 
 
 class SkipLog:
@@ -22,87 +19,55 @@ class SkipLog:
     Attributes:
         num_skipped: Steps known to have been skipped.
         num_in_a_row: Number of them since the last step that was not skipped.
-        is_quiet: Whether a step that was not skipped would change nothing.
+        has_news: Whether a skipped step became known with the last ``note``.
     """
 
     def __init__(self) -> None:
         self.num_skipped = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the steps before, but for their number."""
         self.num_in_a_row = 0
-        self.is_quiet = True
-        self._news: bool | HostFlag = False
+        self.has_news = False
         self._pending: HostFlag | None = None
-
-    @property
-    def has_news(self) -> bool:
-        """Whether a skipped step became known with the last ``note``."""
-        if isinstance(self._news, HostFlag):
-            self._news = self._count(skipped=self._news.read())
-        return self._news
 
     @property
     def is_late(self) -> bool:
         """Whether the last step is not known yet: the skip that is known was the one before."""
         return self._pending is not None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the skips that a resumed run has to know; waits for a pending flag.
-
-        Returns:
-            Under ``skipped_steps`` whether the ``last`` step was skipped, if the caller does not
-            know that yet, and the ``num_in_a_row`` before; nothing if neither.
-        """
-        _ = self.has_news  # first: it counts
-        last = self._pending is not None and self._pending.read()
-        has_ended = self._pending is not None and not last  # the row before it
-        if not last and (has_ended or not self.num_in_a_row):
-            return {}
-        return {SKIPS_KEY: {"last": last, "num_in_a_row": self.num_in_a_row}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of ``state_dict``; without one, reset."""
-        self.reset()
-        saved = state.get(SKIPS_KEY)
-        if not isinstance(saved, Mapping):
-            return
-        self.num_in_a_row = int(saved.get("num_in_a_row", 0))
-        self.is_quiet = not self.num_in_a_row  # the next step may end the row
-        if saved.get("last"):
-            self._pending = HostFlag(torch.tensor(True))  # noqa: FBT003
-            self.is_quiet = False
-
-    def note_accumulated(self) -> None:
-        """Record a micro-batch that did not step: no news."""
-        if self._news is not False:
-            self._news = self.has_news and False
-
-    def note(self, skipped: bool | Tensor) -> None:  # noqa: FBT001 - it is what is recorded
-        """Record whether one more step was skipped."""
-        self.note_accumulated()
+    def note(self, skipped: bool | Tensor) -> bool:  # noqa: FBT001 - it is what is recorded
+        """Record whether one more step was skipped, and return ``has_news``."""
         late, self._pending = self._pending, None
+        self.has_news = late is not None and self._count(skipped=late.read())
         if isinstance(skipped, Tensor):
             self._pending = HostFlag(skipped)
-            self._news = late or False
-        else:
-            is_late_skip = late is not None and self._count(skipped=late.read())
-            self._news = self._count(skipped=skipped) or is_late_skip
-        self.is_quiet = self._news is False and self._pending is None
+        elif self._count(skipped=skipped):
+            self.has_news = True
+        return self.has_news
 
     def _count(self, *, skipped: bool) -> bool:
         self.num_skipped += skipped
         self.num_in_a_row = self.num_in_a_row + 1 if skipped else 0
         return skipped
 
+    def state(self) -> dict[str, Any] | None:
+        """Return the skips that a resumed run has to know, or ``None``; waits for a pending flag.
+
+        These are whether the ``last`` step was skipped, if the caller does not know that yet, and
+        the ``num_in_a_row`` before it.
+        """
+        last = self._pending is not None and self._pending.read()
+        row = self.num_in_a_row if last or self._pending is None else 0
+        return {"last": last, "num_in_a_row": row} if last or row else None
+
+    def load(self, state: object) -> None:
+        """Load the result of ``state``; without one, a new row begins."""
+        saved = state if isinstance(state, Mapping) else {}
+        self.num_in_a_row = int(saved.get("num_in_a_row", 0))
+        self.has_news = False
+        self._pending = HostFlag(torch.tensor(True)) if saved.get("last") else None  # noqa: FBT003
+
 
 class HostFlag:
-    """Copies a 0-d bool tensor to the host in the background.
-
-    Args:
-        flag: 0-d, bool, on any device; not changed afterwards.
-    """
+    """Copies a 0-d bool tensor, which is not changed afterwards, to the host in the background."""
 
     def __init__(self, flag: Tensor) -> None:
         # A device-to-host copy that does not block goes to pinned memory, so the host runs on.
@@ -141,13 +106,8 @@ class FiniteGuard:
         self._ranks: AveragingRanks | None = None
 
     def is_bad(self, optimizer: torch.optim.Optimizer, model: Any) -> bool:
-        """Return whether loss or gradients are not finite on any rank; waits for the device.
-
-        Args:
-            optimizer: Its step is due, and its gradients are not clipped yet.
-            model: The model last used in a forward, or ``None``.
-        """
-        self.norms = local_norms(parameters_of(optimizer))
+        """Return whether loss or gradients are not finite on any rank; waits for the device."""
+        self.norms = local_norms([p for group in optimizer.param_groups for p in group["params"]])
         losses, self.losses = self.losses, []
         parts = [one.reshape(()).to(self.norms) for one in losses]
         self.loss = torch.stack(parts).sum() if parts else None
@@ -157,6 +117,6 @@ class FiniteGuard:
         if model is not None:
             if self._ranks is None or self._ranks.model is not model:
                 self._ranks = AveragingRanks(model)
-            if not self._ranks.is_alone:
+            if self._ranks.count > 1:
                 is_bad = self._ranks.all_reduce(is_bad.float()) > 0
         return bool(is_bad)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +10,8 @@ from torch import nn
 from typing_extensions import override
 
 from mm_amp._checks import check_bool
-from mm_amp._model._names import parse_patterns
-from mm_amp._model._parameters import check_no_half_parameters, first_device
-from mm_amp._precision._autocast import check_autocast, parse_device, resolve_dtype
-from mm_amp._scaling._loss_scale import build_scaler, parse_loss_scale
-from mm_amp._scaling._loss_scaling import LossScaling
-from mm_amp._wrapper._optim_wrapper import NO_CONTEXT, OptimWrapper
+from mm_amp._precision._autocast import check_autocast, first_device, parse_device, resolve_dtype
+from mm_amp._wrapper._optim_wrapper import OptimWrapper
 
 if TYPE_CHECKING:
     from mm_amp._precision._islands import Fp32Islands
@@ -86,10 +82,18 @@ class AmpOptimWrapper(OptimWrapper):
         max_skips: int | None = None,
     ) -> None:
         super().__init__(optimizer, accumulative_counts, clip_grad, max_skips=max_skips)
-        self._loss_scale = parse_loss_scale(loss_scale)
+        self._loss_scale: tuple[dict[str, Any], float | None] = {}, None
+        if loss_scale != "dynamic":
+            from mm_amp._scaling._loss_scaling import parse_loss_scale  # noqa: PLC0415 - rarely used
+
+            self._loss_scale = parse_loss_scale(loss_scale)
         is_mixed = check_bool("enabled", enabled) and dtype not in {"float32", torch.float32}
         self._asked_dtype = dtype if is_mixed else torch.float32
-        self._fp32_modules = parse_patterns("fp32_modules", fp32_modules)
+        self._fp32_modules: tuple[str, ...] = ()
+        if fp32_modules != ():
+            from mm_amp._names import parse_patterns  # noqa: PLC0415 - rarely used
+
+            self._fp32_modules = parse_patterns("fp32_modules", fp32_modules)
         self._islands: dict[nn.Module, Fp32Islands] = {}
         self._is_device_given = device_type is not None
         self._resolve(parse_device(device_type) if device_type else first_device(optimizer))
@@ -97,16 +101,19 @@ class AmpOptimWrapper(OptimWrapper):
     def _resolve(self, device: torch.device) -> None:
         """Choose dtype and loss scaler for a device, so that mistakes show at construction."""
         self._device_type = device.type
-        self._scaling = None
-        self._dtype = torch.float32
-        if self._asked_dtype != torch.float32:
-            self._dtype = resolve_dtype(self._asked_dtype, device)
-            check_autocast(device.type, self._dtype)
+        self._dtype, self._autocast, self._scaling = torch.float32, None, None
+        if self._asked_dtype == torch.float32:
+            return
+        self._dtype = resolve_dtype(self._asked_dtype, device)
+        check_autocast(device.type, self._dtype)
+        self._autocast = partial(torch.autocast, device.type, dtype=self._dtype)
         options, static = self._loss_scale
         if self._dtype == torch.float16 and options.get("enabled", True):
-            check_no_half_parameters(self.optimizer)
-            scaler = build_scaler(options, device.type)
-            self._scaling = LossScaling(scaler, self.optimizer, static)
+            from mm_amp._scaling._loss_scaling import LossScaling  # noqa: PLC0415 - only float16
+            from mm_amp._scaling._skips import SkipLog  # noqa: PLC0415 - the same
+
+            self._scaling = LossScaling(self.optimizer, device.type, options, static)
+            self._skips = self._skips or SkipLog()
 
     @override
     def _prepare(self, model: Any) -> None:
@@ -134,12 +141,6 @@ class AmpOptimWrapper(OptimWrapper):
             self._islands[model] = add_fp32_islands(
                 model, self._fp32_modules, device_type=self._device_type
             )
-
-    @override
-    def _forward_context(self) -> AbstractContextManager[object]:
-        if self._dtype == torch.float32:
-            return NO_CONTEXT
-        return torch.autocast(self._device_type, dtype=self._dtype)
 
     @override
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:

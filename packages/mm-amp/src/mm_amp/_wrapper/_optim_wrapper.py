@@ -1,6 +1,7 @@
 """Optimizer wrapper: accumulate, clip, step and zero, in the right order."""
 
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,37 +12,29 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from mm_amp._checks import check_count, check_loss, check_optimizer
+from mm_amp._checks import check_count
 from mm_amp._errors import ConfigError, ConfigTypeError, UnsupportedError
-from mm_amp._gradients._accumulation import MicroBatches, WindowWeights
-from mm_amp._gradients._sync import SyncDeferral
+from mm_amp._gradients._sync import SyncDeferral, synchronizing_modules
 from mm_amp._gradients._watch import GradientWatch
-from mm_amp._model._parameters import ModelOrder, have_gradient, refuse_first_fsdp
-from mm_amp._scaling._loss_scaling import SCALER_KEY, LossScaling
-from mm_amp._scaling._skips import SKIPS_KEY, FiniteGuard, SkipLog
 from mm_amp._torch_private import zero_gradients
+from mm_amp._wrapper._optimizer_proxy import OptimizerProxy
 from mm_amp._wrapper._result import ACCUMULATED, STEPPED, StepResult
 
 if TYPE_CHECKING:
+    from mm_amp._gradients._weights import WindowWeights
     from mm_amp._scaling._locator import OverflowLocator
+    from mm_amp._scaling._loss_scaling import LossScaling
+    from mm_amp._scaling._skips import FiniteGuard, SkipLog
 
-NO_CONTEXT = nullcontext()  # holds no state, so all forwards can share it
 _logger = logging.getLogger(__name__)
-_DEFAULT_MAX_SKIPS = 32  # after which torch's dynamic loss scale is too small to be the cause
-_NOT_TORCH = (SCALER_KEY, SKIPS_KEY, "base_param_settings")
+_NO_CONTEXT = nullcontext()  # holds no state, so all forwards can share it
+_SCALER_KEY, _SKIPS_KEY = "loss_scaler", "skipped_steps"  # the first is MMEngine's name
+_NOT_TORCH = (_SCALER_KEY, _SKIPS_KEY, "base_param_settings")
 _EXPECTED_STATE = "pass what state_dict() of a wrapper or of a torch optimizer returned."
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def _method_of_optimizer(name: str) -> Any:
-    def method(self: "OptimWrapper", *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.optimizer, name)(*args, **kwargs)
-
-    method.__name__ = name
-    method.__doc__ = f"Call ``{name}`` of the optimizer."
-    return method
-
-
-class OptimWrapper(torch.optim.Optimizer):
+class OptimWrapper(OptimizerProxy):
     """Train with any torch optimizer: gradient accumulation, clipping, and one call per step.
 
     Names and arguments are those of MMEngine's ``OptimWrapper``. It is an optimizer to torch's
@@ -91,12 +84,20 @@ class OptimWrapper(torch.optim.Optimizer):
                 f"optimizer is an {type(optimizer).__name__} already; give the torch optimizer in "
                 "it, which is its attribute optimizer."
             )
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigTypeError(
+                f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer, "
+                "such as torch.optim.SGD(model.parameters(), lr=0.1)."
+            )
         # torch's __init__ would make groups and a state of its own.
-        self.optimizer = check_optimizer(optimizer)
+        self.optimizer = optimizer
         self.last_result: StepResult | None = None
-        self._micro_batches = MicroBatches(accumulative_counts)
-        self._weights = WindowWeights()
-        self._sync_deferral = SyncDeferral()
+        self._window = check_count("accumulative_counts", accumulative_counts, least=1)
+        self._done = 0  # micro-batches whose backward is done
+        self._total: int | None = None  # micro-batches of the training, where it is known
+        self._is_weighted: bool | None = None  # None before the first micro-batch
+        self._weights: WindowWeights | None = None
+        self._autocast: Callable[[], AbstractContextManager[object]] | None = None
         self._scaling: LossScaling | None = None  # set by AmpOptimWrapper for float16
         self._clip_grad, self._clipper = None, None
         if clip_grad is not None:
@@ -105,13 +106,20 @@ class OptimWrapper(torch.optim.Optimizer):
             self._clipper = build_clipper(clip_grad, optimizer)
             self._clip_grad = dict(clip_grad)
         self._gradient_hooks: OrderedDict[int, Callable[..., object]] = OrderedDict()
-        self._order = ModelOrder()
-        self._model: nn.Module | None = None  # of the last forward
+        self._model: Any = None  # of the last forward
+        self._sync_deferral: SyncDeferral | None = None  # None where no gradients are exchanged
+        self._ordered: list[Tensor] = []
+        self._order_of: Any = None
         self._watch = GradientWatch(optimizer)
-        self._skips = SkipLog()
+        self._has_warned: set[str] = set()
         self._max_skips = max_skips if max_skips is None else check_count("max_skips", max_skips, 1)
-        self._guard = None if max_skips is None else FiniteGuard()
+        self._guard: FiniteGuard | None = None
+        self._skips: SkipLog | None = None
         self._locator: OverflowLocator | None = None
+        if max_skips is not None:
+            from mm_amp._scaling import _skips  # noqa: PLC0415 - rarely needed
+
+            self._guard, self._skips = _skips.FiniteGuard(), _skips.SkipLog()
 
     def update_params(
         self,
@@ -141,24 +149,33 @@ class OptimWrapper(torch.optim.Optimizer):
             ConfigError: If ``loss`` is no scalar tensor with a gradient, ``weight`` no such number,
                 or some calls have a weight and others have none.
         """
-        if self._weights.is_weighted is not (weight is not None):
-            self._weights.check_use(is_weighted=weight is not None)
+        is_weighted = weight is not None
+        if is_weighted is not self._is_weighted:
+            if self._is_weighted is not None:
+                given, before = ("has a", "no") if is_weighted else ("has no", "a")
+                raise ConfigError(
+                    f"this micro-batch {given} weight, and those before had {before} weight; give "
+                    "a weight in every call, update_params(loss, weight=n), or in none."
+                )
+            self._is_weighted = is_weighted
         if weight is None:
             self.backward(self.scale_loss(loss))
         else:
-            window = self._micro_batches.current_window
-            weighed, share = self._weights.weigh(check_loss(loss), weight, window, self._model)
+            if self._weights is None:
+                from mm_amp._gradients._weights import WindowWeights  # noqa: PLC0415 - rarely used
+
+                self._weights = WindowWeights()
+            window = self._current_window()
+            weighed, share = self._weights.weigh(_check_loss(loss), weight, window, self._model)
             self.backward(weighed)
             self._weights.count(share)
-        if not self.should_update():
-            return self._note_accumulated()
-        result = self.step(**step_kwargs) if step_kwargs else self.step()
-        self.zero_grad(**zero_kwargs) if zero_kwargs else self.zero_grad()
-        return result
-
-    def _note_accumulated(self) -> StepResult:
-        self._skips.note_accumulated()
+        if self.should_update():
+            result = self.step(**step_kwargs) if step_kwargs else self.step()
+            self.zero_grad(**zero_kwargs) if zero_kwargs else self.zero_grad()
+            return result
         self.last_result = ACCUMULATED
+        if self._skips is not None:
+            self._skips.has_news = False
         if self._scaling is not None:
             self._scaling.detach_last_loss()
             self.last_result = ACCUMULATED._replace(loss_scale=self._scaling.factor())
@@ -174,7 +191,7 @@ class OptimWrapper(torch.optim.Optimizer):
             **kwargs: Arguments of ``Tensor.backward``, such as ``retain_graph``.
         """
         try:
-            start: Any = check_loss(loss)
+            start: Any = _check_loss(loss)
             self._watch.check()
             if self._scaling is not None:
                 start = self._scaling.scale(start)
@@ -182,9 +199,9 @@ class OptimWrapper(torch.optim.Optimizer):
                 self._guard.losses.append(start.detach())
             start.backward(**kwargs) if kwargs else start.backward()
         finally:
-            if self._sync_deferral.is_active:
+            if self._sync_deferral is not None:
                 self._sync_deferral.end()
-        self._micro_batches.done += 1
+        self._done += 1
         self._watch.note_backward()
 
     def unscale_(self) -> None:
@@ -208,11 +225,11 @@ class OptimWrapper(torch.optim.Optimizer):
         if not self.should_update():
             raise UnsupportedError(
                 f"unscale_() was called in the middle of an accumulation window of "
-                f"{self._micro_batches.window} micro-batches; call it once should_update() is true."
+                f"{self._window} micro-batches; call it once should_update() is true."
             )
-        if self._weights.num_due:
+        if self._weights is not None and self._weights.num_due:
             self._weights.correct_gradients(self.optimizer)
-        if self._scaling is not None and have_gradient(self.optimizer):
+        if self._scaling is not None and self._scaling.has_gradient():
             self._scaling.factor()  # raises if no loss was ever scaled
             self._scaling.unscale()
 
@@ -231,34 +248,42 @@ class OptimWrapper(torch.optim.Optimizer):
             NonFiniteError: On all ranks, if ``max_skips`` steps in a row were not finite, or
                 ``clip_grad`` has ``error_if_nonfinite`` and the norm is not.
         """
-        if self._weights.num_due:
+        if self._weights is not None and self._weights.num_due:
             self._weights.correct_gradients(self.optimizer)
         self._watch.expects_none = None
-        if self._scaling is not None:
-            factor = self._scaling.factor()
-            grad_norm = self._finish_gradients()
-            stepped, skipped = self._scaling.step(kwargs)
-            self.last_result = self._note(StepResult(stepped, skipped, grad_norm, factor))
-        elif self._guard is not None:
-            is_bad = self._guard.is_bad(self.optimizer, self._model)
-            grad_norm = self._finish_gradients()
-            if not is_bad:
-                self.optimizer.step(**kwargs)
-            self.last_result = self._note(StepResult(not is_bad, is_bad, grad_norm, 1.0))
-        else:
+        scaling, guard = self._scaling, self._guard
+        if scaling is None and guard is None:
             has_more = self._clipper is not None or self._gradient_hooks
             grad_norm = self._finish_gradients() if has_more else None
             self.optimizer.step(**kwargs) if kwargs else self.optimizer.step()
-            self.last_result = (
-                STEPPED if grad_norm is None else STEPPED._replace(grad_norm=grad_norm)
-            )
+            result = STEPPED if grad_norm is None else STEPPED._replace(grad_norm=grad_norm)
+            self.last_result = result
+            return result
+        stepped: bool | Tensor
+        skipped: bool | Tensor
+        if scaling is not None:
+            factor: float | Tensor = scaling.factor()
+            grad_norm = self._finish_gradients()
+            stepped, skipped = scaling.step(kwargs)
+        else:
+            assert guard is not None
+            factor = 1.0
+            skipped = guard.is_bad(self.optimizer, self._model)
+            grad_norm = self._finish_gradients()
+            stepped = not skipped
+            if stepped:
+                self.optimizer.step(**kwargs)
+        assert self._skips is not None
+        if self._skips.note(skipped):
+            self._report_skip(factor)
+        self.last_result = StepResult(stepped, skipped, grad_norm, factor)
         return self.last_result
 
     def _finish_gradients(self) -> Tensor | None:
         """Unscale, call gradient hooks and clip, if there are hooks or clipping."""
         if self._clipper is None and not self._gradient_hooks:
             return None
-        parameters = self._order.parameters_with_gradient(self.optimizer, self._model)
+        parameters = self._parameters_with_gradient()
         if not parameters:
             return None
         if self._scaling is not None:
@@ -267,13 +292,17 @@ class OptimWrapper(torch.optim.Optimizer):
             hook(self.optimizer)
         return None if self._clipper is None else self._clipper.clip(parameters, self._model)
 
-    def _note(self, result: StepResult) -> StepResult:
-        """Count the step, and report it if it was skipped."""
-        if result.skipped is not False or not self._skips.is_quiet:
-            self._skips.note(result.skipped)
-            if self._skips.has_news:
-                self._report_skip(result.loss_scale)
-        return result
+    def _parameters_with_gradient(self) -> list[Tensor]:
+        """Return trainable parameters with a gradient, in the model's order: norms sum in it."""
+        groups = self.optimizer.param_groups
+        order_of = self._model, sum(len(group["params"]) for group in groups)
+        if order_of != self._order_of:
+            in_model = self._model.parameters() if isinstance(self._model, nn.Module) else ()
+            places = {id(one): place for place, one in enumerate(in_model)}
+            found = [one for group in groups for one in group["params"]]
+            self._ordered = sorted(found, key=lambda one: places.get(id(one), len(places)))
+            self._order_of = order_of
+        return [one for one in self._ordered if one.grad is not None and one.requires_grad]
 
     def _report_skip(self, loss_scale: float | Tensor) -> None:
         """Locate and log a skipped step; raise ``NonFiniteError`` after ``max_skips``."""
@@ -282,13 +311,14 @@ class OptimWrapper(torch.optim.Optimizer):
             from mm_amp._scaling._locator import OverflowLocator  # noqa: PLC0415 - rarely needed
 
             self._locator = OverflowLocator(
-                self._max_skips or _DEFAULT_MAX_SKIPS,
+                self._max_skips,
                 is_adaptive=scaling is not None and scaling.static is None,
-                num_forwards=self._micro_batches.window,
+                num_forwards=self._window,
             )
         loss, norms = (guard.loss, guard.norms) if guard is not None else (None, None)
         if scaling is not None:
             loss, norms = scaling.last_loss, None
+        assert self._skips is not None
         self._locator.report(
             self.optimizer, self._model, self._skips, loss_scale=loss_scale, loss=loss, norms=norms
         )
@@ -302,7 +332,12 @@ class OptimWrapper(torch.optim.Optimizer):
             if self.should_update():
                 self._watch.check()
             else:
-                self._watch.warn_of_zeroing(self._micro_batches.window)
+                self._warn_once(
+                    "zero_grad() was called in the middle of an accumulation window of %d "
+                    "micro-batches: the gradients of the earlier ones are lost, and the step of "
+                    "this window is too small. update_params() zeroes gradients after each step.",
+                    self._window,
+                )
         self.optimizer.zero_grad(**kwargs) if kwargs else zero_gradients(self.optimizer)
         self._watch.note_zeroed()
 
@@ -344,20 +379,29 @@ class OptimWrapper(torch.optim.Optimizer):
         """
         if model is not self._model:
             self._prepare(model)
-        if self._sync_deferral.is_active:  # by a forward that had no backward
-            self._sync_deferral.end()
-        context = self._forward_context()
-        if self._micro_batches.window == 1 or self.should_sync():
+        context = _NO_CONTEXT if self._autocast is None else self._autocast()
+        deferral = self._sync_deferral
+        if deferral is None:
             return context
-        return self._sync_deferral.around(context, model)
+        deferral.end()  # of a forward that had no backward
+        return context if self.should_sync() else deferral.around(context)
 
     def _prepare(self, model: Any) -> None:
         """Check another model than that of the last forward."""
-        refuse_first_fsdp(model)
+        # Importing it takes seconds; where it was never imported, no module can be one.
+        first_fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+        wrapper = getattr(first_fsdp, "FullyShardedDataParallel", None)
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        if wrapper is not None and any(isinstance(part, wrapper) for part in parts):
+            raise UnsupportedError(
+                "the model has parts in torch's first FSDP, FullyShardedDataParallel, which is not "
+                "supported; shard it with torch.distributed.fsdp.fully_shard (torch 2.6)."
+            )
+        if self._sync_deferral is not None:
+            self._sync_deferral.end()
+        modules = synchronizing_modules(model) if self._window > 1 else []
+        self._sync_deferral = SyncDeferral(modules) if modules else None
         self._model = model
-
-    def _forward_context(self) -> AbstractContextManager[object]:
-        return NO_CONTEXT
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
         """Set the number of micro-batches, so that a short last window is weighted right.
@@ -372,26 +416,65 @@ class OptimWrapper(torch.optim.Optimizer):
         Raises:
             ConfigError: If one of them is no integer of at least 0.
         """
-        self._micro_batches.expect(init_counts, max_counts)
-        self._weights.reset()
+        done, total = check_count("init_counts", init_counts), check_count("max_counts", max_counts)
+        self._done, self._total = done, total
+        self._is_weighted = self._weights = None
         self._watch.expects_none = None
-        self._micro_batches.warn_about_differences(model)
+        if done % self._window != 0:
+            _logger.warning(
+                "Training starts at micro-batch %d, which accumulative_counts=%d does not divide: "
+                "the gradients of the earlier micro-batches of this window are missing, unless "
+                "the end of a training has stepped with them.",
+                done,
+                self._window,
+            )
+        if self._window > 1 and any(isinstance(one, _BATCH_NORMS) for one in model.modules()):
+            _logger.warning(
+                "The model has BatchNorm layers and accumulative_counts is %d: their statistics "
+                "come from one micro-batch each, so the result differs from one big batch.",
+                self._window,
+            )
 
     def should_update(self) -> bool:
         """Whether the optimizer is due now, after the last backward."""
-        micro_batches = self._micro_batches
-        return micro_batches.window == 1 or micro_batches.ends_window(micro_batches.done)
+        return self._window == 1 or self._ends_window(self._done)
 
     def should_sync(self) -> bool:
         """Whether ranks have to exchange gradients in the next backward."""
-        return self._micro_batches.ends_window(self._micro_batches.done + 1)
+        return self._window == 1 or self._ends_window(self._done + 1)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Divide ``loss`` by the number of micro-batches in its window; the last may be short."""
-        if self._micro_batches.window == 1:
+        if self._window == 1:
             return loss
-        window = self._micro_batches.current_window
-        return loss if window == 1 else check_loss(loss) / window
+        window = self._current_window()
+        return loss if window == 1 else _check_loss(loss) / window
+
+    def _ends_window(self, done: int) -> bool:
+        """Whether the optimizer is due once ``done`` micro-batches are done."""
+        if self._total is None or done <= self._total:
+            return done % self._window == 0 or done == self._total
+        self._warn_once(
+            "There are more micro-batches than max_counts=%d: full windows of %d are counted from "
+            "there on. Give initialize_count_status the micro-batches of all epochs together, or "
+            "call it again with the remaining number.",
+            self._total,
+            self._window,
+        )
+        return (done - self._total) % self._window == 0
+
+    def _current_window(self) -> int:
+        """Return the number of micro-batches in the window of the next backward."""
+        if self._total is None:
+            return self._window
+        remainder = self._total % self._window
+        in_last_window = self._total - remainder <= self._done < self._total
+        return remainder if in_last_window else self._window
+
+    def _warn_once(self, message: str, *arguments: int) -> None:
+        if message not in self._has_warned:
+            self._has_warned.add(message)
+            _logger.warning(message, *arguments)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -401,8 +484,13 @@ class OptimWrapper(torch.optim.Optimizer):
         skipped step there is also ``skipped_steps``, for a resumed run to know of it; where only
         the device knows whether the last one was skipped, this waits for it.
         """
-        scaler = {} if self._scaling is None else {SCALER_KEY: self._scaling.scaler.state_dict()}
-        return {**self.optimizer.state_dict(), **scaler, **self._skips.state_dict()}
+        state: dict[str, Any] = dict(self.optimizer.state_dict())
+        if self._scaling is not None:
+            state[_SCALER_KEY] = self._scaling.scaler.state_dict()
+        skips = None if self._skips is None else self._skips.state()
+        if skips is not None:
+            state[_SKIPS_KEY] = skips
+        return state
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -425,24 +513,16 @@ class OptimWrapper(torch.optim.Optimizer):
                 f"{_EXPECTED_STATE}"
             )
         self.optimizer.load_state_dict({key: state[key] for key in state if key not in _NOT_TORCH})
-        saved = state.get(SCALER_KEY)  # MMEngine saves an empty dict for a disabled scaler
+        saved = state.get(_SCALER_KEY)  # MMEngine saves an empty dict for a disabled scaler
         if saved and self._scaling is not None:
             self._scaling.load_state_dict(saved)
         elif saved:
             _logger.info("The state holds a loss scaler, which is not used: losses are not scaled.")
         elif self._scaling is not None:
             _logger.info("The state holds no loss scaler; the loss scale starts afresh.")
-        self._skips.load_state_dict(state)
+        if self._skips is not None:
+            self._skips.load(state.get(_SKIPS_KEY))
         self._watch.expects_none = None  # a restored run may restore gradients too
-
-    def get_lr(self) -> dict[str, list[float]]:
-        """Return ``{'lr': [...]}``, one learning rate per parameter group."""
-        return {"lr": [group["lr"] for group in self.param_groups]}
-
-    def get_momentum(self) -> dict[str, list[float]]:
-        """Return ``{'momentum': [...]}``: each group's momentum, else its first beta, else 0."""
-        groups = self.param_groups
-        return {"momentum": [g.get("momentum", g.get("betas", (0.0,))[0]) for g in groups]}
 
     @property
     def step_skipped(self) -> bool:
@@ -453,59 +533,22 @@ class OptimWrapper(torch.optim.Optimizer):
         the device knows the answer, so it comes with the next step, on all ranks alike, and
         reading it never waits for the step just started.
         """
-        return self._skips.has_news
+        return self._skips is not None and self._skips.has_news
 
     @property
     def num_skipped(self) -> int:
         """Number of skipped steps that are known so far, see ``step_skipped``."""
-        return self._skips.num_skipped
-
-    # Properties, as load_state_dict() gives the optimizer new groups and a new state.
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The optimizer's parameter groups, live: a scheduler may write ``lr`` to them."""
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The optimizer's default settings."""
-        return self.optimizer.defaults
-
-    @property
-    def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """The optimizer's state, live."""
-        return self.optimizer.state
-
-    @override
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the optimizer."""
-        self.optimizer.add_param_group(param_group)
-
-    register_step_pre_hook = _method_of_optimizer("register_step_pre_hook")
-    register_step_post_hook = _method_of_optimizer("register_step_post_hook")
-    register_state_dict_pre_hook = _method_of_optimizer("register_state_dict_pre_hook")
-    register_state_dict_post_hook = _method_of_optimizer("register_state_dict_post_hook")
-    register_load_state_dict_pre_hook = _method_of_optimizer("register_load_state_dict_pre_hook")
-    register_load_state_dict_post_hook = _method_of_optimizer("register_load_state_dict_post_hook")
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        # A scheduler replaces step() by a function that refers to this very object.
-        return {name: value for name, value in vars(self).items() if name != "step"}
-
-    @override
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        return 0 if self._skips is None else self._skips.num_skipped
 
     @property
     def accumulative_counts(self) -> int:
         """Micro-batches per optimizer step."""
-        return self._micro_batches.window
+        return self._window
 
     @property
     def inner_count(self) -> int:
         """Micro-batches done so far, counted by ``backward``."""
-        return self._micro_batches.done
+        return self._done
 
     @property
     def clip_grad(self) -> dict[str, Any] | None:
@@ -515,7 +558,7 @@ class OptimWrapper(torch.optim.Optimizer):
     def _describe(self) -> dict[str, object]:
         """Return the content of ``repr``, in order."""
         return {
-            "accumulative_counts": self._micro_batches.window,
+            "accumulative_counts": self._window,
             "clip_grad": self._clip_grad,
             "optimizer": self.optimizer,
         }
@@ -524,3 +567,22 @@ class OptimWrapper(torch.optim.Optimizer):
     def __repr__(self) -> str:
         lines = "".join(f"  {name}={value},\n" for name, value in self._describe().items())
         return f"{type(self).__name__}(\n{lines})"
+
+
+def _check_loss(loss: object) -> Tensor:
+    """Return ``loss`` if it is a one-element tensor with a gradient; reads metadata only."""
+    if not isinstance(loss, Tensor):
+        raise ConfigTypeError(
+            f"loss is a {type(loss).__name__}; it must be one tensor: add several losses up first."
+        )
+    if loss.numel() != 1:
+        raise ConfigError(
+            f"loss has shape {tuple(loss.shape)}; it must have one element: "
+            "reduce it with loss.mean() or loss.sum()."
+        )
+    if not loss.requires_grad:
+        raise ConfigError(
+            "loss does not require a gradient: was the forward run under torch.no_grad(), "
+            "was the loss detached, or is every parameter frozen?"
+        )
+    return loss

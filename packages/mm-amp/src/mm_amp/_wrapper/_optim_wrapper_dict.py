@@ -1,6 +1,7 @@
 """Named optimizer wrappers, for models that several optimizers train in turn."""
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from functools import partialmethod
 from typing import Any, NoReturn
 
 from torch import nn
@@ -9,20 +10,6 @@ from mm_amp._checks import did_you_mean
 from mm_amp._errors import ConfigError, ConfigTypeError, UnsupportedError
 from mm_amp._wrapper._optim_wrapper import OptimWrapper
 from mm_amp._wrapper._result import StepResult
-
-
-def _refused(call: str) -> Any:
-    def method(self: "OptimWrapperDict", *_args: Any, **_kwargs: Any) -> NoReturn:
-        names = list(self.optim_wrappers)
-        raise UnsupportedError(
-            f"{call} was called on {len(names)} optimizer wrappers at once; call it on one of them "
-            f"in the model's train_step: optim_wrapper[{names[0]!r}].{call}. There is "
-            f"{', '.join(names)}."
-        )
-
-    method.__name__ = call.partition("(")[0]
-    method.__doc__ = "Raise ``UnsupportedError``: call it on one of the wrappers."
-    return method
 
 
 class OptimWrapperDict:
@@ -61,11 +48,20 @@ class OptimWrapperDict:
                 )
         self.optim_wrappers = optim_wrappers
 
+    def _refuse(self, call: str, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Raise ``UnsupportedError``: call it on one of the wrappers."""
+        names = list(self.optim_wrappers)
+        raise UnsupportedError(
+            f"{call} was called on {len(names)} optimizer wrappers at once; call it on one of them "
+            f"in the model's train_step: optim_wrapper[{names[0]!r}].{call}. There is "
+            f"{', '.join(names)}."
+        )
+
     # A loss belongs to one of the wrappers, which differ in precision and accumulation.
-    update_params = _refused("update_params(loss)")
-    backward = _refused("backward(loss)")
-    step = _refused("step()")
-    optim_context = _refused("optim_context(model)")
+    update_params = partialmethod(_refuse, "update_params(loss)")
+    backward = partialmethod(_refuse, "backward(loss)")
+    step = partialmethod(_refuse, "step()")
+    optim_context = partialmethod(_refuse, "optim_context(model)")
 
     def zero_grad(self, **kwargs: Any) -> None:
         """Zero the gradients of all; arguments are those of ``optimizer.zero_grad``."""
@@ -145,7 +141,7 @@ class OptimWrapperDict:
 
     def __getitem__(self, name: str) -> OptimWrapper:
         if name not in self.optim_wrappers:
-            hint = did_you_mean(str(name), self.optim_wrappers) or "."
+            hint = did_you_mean(str(name), self.optim_wrappers)
             raise KeyError(
                 f"no optimizer wrapper is named {name!r}; there is "
                 f"{', '.join(self.optim_wrappers)}{hint}"

@@ -49,7 +49,7 @@ class NamedParameter(NamedTuple):
 
 
 def named_parameters(model: Any) -> list[NamedParameter]:
-    """Return the parameters of a module in its order, each once; of anything else none."""
+    """Return the parameters of a module in its order, each once; none of anything else."""
     found: dict[int, NamedParameter] = {}
     for name, _, module in walk(model) if isinstance(model, nn.Module) else ():
         for own_name, parameter in module.named_parameters(recurse=False):
@@ -71,11 +71,7 @@ def optimized_parameters(optimizer: torch.optim.Optimizer, model: Any) -> list[N
 
 
 def parse_patterns(argument: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns as a tuple; one may come without a list around it.
-
-    Raises:
-        ConfigError: If one is empty or no string.
-    """
+    """Return one pattern or several as a tuple; raise if one is empty or no string."""
     is_list = isinstance(patterns, Iterable) and not isinstance(patterns, (str, bytes))
     listed: tuple[Any, ...] = tuple(patterns) if is_list else (patterns,)
     for pattern in listed:
@@ -90,10 +86,8 @@ def parse_patterns(argument: str, patterns: str | Iterable[str]) -> tuple[str, .
 def find_modules(argument: str, model: nn.Module, patterns: Iterable[str]) -> dict[nn.Module, str]:
     """Return the modules of ``model`` that match any of ``patterns``, with their names.
 
-    A ``*`` also matches dots. Patterns may use the plain names or those with wrappers.
-
-    Raises:
-        ConfigError: If a pattern matches nothing.
+    A ``*`` also matches dots. Patterns may use the plain names or those with wrappers; one that
+    matches nothing raises ``ConfigError``.
     """
     listed = list(walk(model))
     found: dict[nn.Module, str] = {}
@@ -121,7 +115,7 @@ def _hint(pattern: str, types: dict[str, str]) -> str:
         for name, own_type in types.items()
         if own_type == pattern or pattern in name or pattern.endswith(f".{name}")
     ]
-    return f"; did you mean {near[0]!r}?" if near else did_you_mean(pattern, types) or "."
+    return f"; did you mean {near[0]!r}?" if near else did_you_mean(pattern, types)
 
 
 def _list(names: Iterable[str]) -> str:

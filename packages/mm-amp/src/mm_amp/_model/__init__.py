@@ -1,1 +1,0 @@
-"""Names, parameters and tensors of models."""
