@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mm_runner._tf32 import uses_tf32
+from mm_runner._torch_private import uses_tf32
 
 MATMUL = torch.backends.cuda.matmul
 HAS_NEWER = torch.__version__ >= "2.9"

@@ -8,7 +8,7 @@ A subcommand is a function that a distribution advertises in the entry-point gro
 See :data:`Command`.
 """
 
-from ._configuration import add_config_arguments, load_config, locating
+from ._configuration import add_config_arguments, load_config
 from ._main import Command, main
 
-__all__ = ["Command", "add_config_arguments", "load_config", "locating", "main"]
+__all__ = ["Command", "add_config_arguments", "load_config", "main"]

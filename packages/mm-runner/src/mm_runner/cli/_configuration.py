@@ -6,15 +6,14 @@ import os
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mm_runner.config import Config, DictAction
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 
-__all__ = ["add_config_arguments", "load_config", "locating"]
+__all__ = ["add_config_arguments", "add_launcher", "load_config", "located"]
 
 _PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu")
 
@@ -89,7 +88,7 @@ def load_config(options: Namespace) -> Config:
             sys.path.insert(0, folder)
     from mm_runner.runner._checks import HOMES, refuse_misplaced  # noqa: PLC0415 - imports torch
 
-    cfg = Config.fromfile(file)
+    options.loaded = cfg = Config.fromfile(file)
     for path in options.cfg_options or {}:
         name, _, rest = path.partition(".")
         if name in HOMES:  # what a file makes of a variable of this name is made already
@@ -97,40 +96,42 @@ def load_config(options: Namespace) -> Config:
             raise ConfigError(f"--cfg-options {path}: it sets nothing there. Give {home}=... .")
     if options.cfg_options:
         cfg.merge_from_dict(options.cfg_options)
-    with locating(cfg):
-        _apply(cfg, options)
-        refuse_misplaced(cfg, cfg)
+    _apply(cfg, {name: one for name, one in vars(options).items() if one not in (None, False)})
+    refuse_misplaced(cfg, cfg)
     return cfg
 
 
-@contextmanager
-def locating(cfg: Config) -> Iterator[None]:
-    """Prepend file and line to the message of a configuration error."""
-    try:
-        yield
-    except Exception as error:
-        others = [getattr(sys.modules.get(name), "ConfigError", ConfigError) for name in _PACKAGES]
-        if not isinstance(error, (ConfigError, ComponentNotFoundError, *others)):
-            raise
-        raise cfg.located(error) from error
+def located(error: Exception, options: Namespace) -> Exception:
+    """Return an error of the configuration with file and line before its message."""
+    cfg: Config | None = getattr(options, "loaded", None)
+    others = [getattr(sys.modules.get(name), "ConfigError", ConfigError) for name in _PACKAGES]
+    is_of_config = isinstance(error, (ConfigError, ComponentNotFoundError, *others))
+    if cfg is None or not is_of_config:
+        return error
+    return cfg.located(error).with_traceback(error.__traceback__)
 
 
-def _apply(cfg: Config, options: Namespace) -> None:
-    given = {name: value for name, value in vars(options).items() if value not in (None, False)}
+def _apply(cfg: Config, given: Mapping[str, Any]) -> None:
     if "work_dir" in given:
-        cfg.work_dir = options.work_dir
+        cfg.work_dir = given["work_dir"]
     elif cfg.get("work_dir") is None:
-        cfg.work_dir = str(Path("work_dirs", Path(options.config).stem))
+        cfg.work_dir = str(Path("work_dirs", Path(given["config"]).stem))
     if "launcher" in given:
-        cfg.launcher = options.launcher
+        cfg.launcher = given["launcher"]
     if "amp" in given:
-        cfg.optim_wrapper = _with_amp(cfg.get("optim_wrapper"), options.amp, "optim_wrapper")
+        cfg.optim_wrapper = _with_amp(cfg.get("optim_wrapper"), given["amp"], "optim_wrapper")
     if "compile" in given:
         cfg.compile = cfg.get("compile") or True
     if "auto_scale_lr" in given:
-        _enable_auto_scale(cfg)
+        scale = cfg.get("auto_scale_lr")
+        if not isinstance(scale, Mapping) or "base_batch_size" not in scale:
+            raise ConfigError(
+                "auto_scale_lr.base_batch_size: --auto-scale-lr was given, and this key is "
+                "missing. It is the batch size that the learning rate was chosen for."
+            )
+        cfg.auto_scale_lr = {**scale, "enable": True}
     if "resume" in given:
-        _resume(cfg, options.resume)
+        _resume(cfg, given["resume"])
     if "overwrite" in given:
         cfg.overwrite, cfg.resume = True, False
 
@@ -162,13 +163,3 @@ def _with_amp(wrapper: Any, dtype: str, where: str) -> dict[str, Any]:
         )
     chosen = {} if dtype == "default" else {"dtype": dtype}
     return {**wrapper, "type": "AmpOptimWrapper", **chosen}
-
-
-def _enable_auto_scale(cfg: Config) -> None:
-    scale = cfg.get("auto_scale_lr")
-    if not isinstance(scale, Mapping) or "base_batch_size" not in scale:
-        raise ConfigError(
-            "auto_scale_lr.base_batch_size: --auto-scale-lr was given, and this key is missing. It "
-            "is the batch size that the learning rate was chosen for."
-        )
-    cfg.auto_scale_lr = {**scale, "enable": True}

@@ -12,6 +12,8 @@ from contextlib import suppress
 from importlib.metadata import entry_points, version
 from typing import cast
 
+from ._configuration import located
+
 __all__ = ["Command", "main"]
 
 _GROUP = "mm.commands"
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("mm-runner: interrupted\n")
         return 130
     except Exception as error:  # noqa: BLE001 - it is shown, and becomes the status
-        _report_failure(error, show_traceback=options.traceback)
+        _report_failure(located(error, options), show_traceback=options.traceback)
         return 1
     finally:
         _end_output()

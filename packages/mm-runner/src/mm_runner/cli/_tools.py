@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from ._configuration import add_config_arguments, add_launcher, load_config, locating
+from ._configuration import add_config_arguments, add_launcher, load_config
 
 __all__ = ["check", "convert", "find_batch_size", "find_lr", "plot", "replay", "verify_resume"]
 
@@ -32,10 +32,7 @@ def check(parser: ArgumentParser) -> Callable[[Namespace], None]:
     def run(options: Namespace) -> None:
         from mm_runner.tools import make_plan  # noqa: PLC0415 - imports torch
 
-        cfg = load_config(options)
-        with locating(cfg):
-            plan = make_plan(cfg, world_size=options.world_size)
-        sys.stdout.write(plan)
+        sys.stdout.write(make_plan(load_config(options), world_size=options.world_size))
 
     return run
 
@@ -61,11 +58,8 @@ def find_lr(parser: ArgumentParser) -> Callable[[Namespace], None]:
 
         if options.out is not None:
             check_picture(options.out)
-        cfg = load_config(options)
-        with locating(cfg):
-            report = find_learning_rate(
-                cfg, min_lr=options.min_lr, max_lr=options.max_lr, steps=options.steps
-            )
+        cfg, rates = load_config(options), {"min_lr": options.min_lr, "max_lr": options.max_lr}
+        report = find_learning_rate(cfg, **rates, steps=options.steps)
         if not mm_dist.is_main_process():
             return
         points = report.points
@@ -101,16 +95,12 @@ def find_batch_size(parser: ArgumentParser) -> Callable[[Namespace], int]:
     def run(options: Namespace) -> int:
         from mm_runner.tools import find_batch_size  # noqa: PLC0415 - imports torch
 
-        cfg = load_config(options)
-        with locating(cfg):
-            largest = find_batch_size(
-                cfg,
-                start=options.start,
-                maximum=options.max,
-                report_trial=lambda size, fits: _print(
-                    f"{size:>8} {'fits' if fits else 'is too large'}"
-                ),
-            )
+        def show(size: int, fits: bool) -> None:  # noqa: FBT001 - of the callback
+            _print(f"{size:>8} {'fits' if fits else 'is too large'}")
+
+        largest = find_batch_size(
+            load_config(options), start=options.start, maximum=options.max, report_trial=show
+        )
         if not largest:
             _print("No batch fits. Less memory is needed with --amp, or activation_checkpointing.")
             return 1
@@ -142,11 +132,12 @@ def verify_resume(parser: ArgumentParser) -> Callable[[Namespace], int]:
         import mm_dist  # noqa: PLC0415 - imports torch, as does the next
         from mm_runner.tools import verify_resume  # noqa: PLC0415
 
-        cfg = load_config(options)
-        with locating(cfg):
-            report = verify_resume(
-                cfg, at_step=options.at_step, steps=options.steps, work_dir=options.work_dir
-            )
+        report = verify_resume(
+            load_config(options),
+            at_step=options.at_step,
+            steps=options.steps,
+            work_dir=options.work_dir,
+        )
         if mm_dist.is_main_process():
             _print(str(report))
         return 0 if report.equal else 1

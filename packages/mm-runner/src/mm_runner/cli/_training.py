@@ -8,15 +8,12 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mm_runner.config import Config
 from mm_runner.errors import ConfigError
 
-from ._configuration import add_config_arguments, load_config, locating
-
-if TYPE_CHECKING:
-    from mm_runner.evaluator import BaseMetric
+from ._configuration import add_config_arguments, load_config
 
 __all__ = ["test", "train"]
 
@@ -55,13 +52,12 @@ def train(parser: ArgumentParser) -> Callable[[Namespace], None]:
         from mm_runner.runner import Runner  # noqa: PLC0415
 
         cfg = load_config(options)
-        with locating(cfg):
-            if options.fast_dev_run is None:
-                Runner.from_cfg(cfg).train()
-                return
-            from mm_runner.tools import fast_dev_run  # noqa: PLC0415
+        if options.fast_dev_run is None:
+            Runner.from_cfg(cfg).train()
+            return
+        from mm_runner.tools import fast_dev_run  # noqa: PLC0415
 
-            text = fast_dev_run(cfg, options.fast_dev_run, options.work_dir)
+        text = fast_dev_run(cfg, options.fast_dev_run, options.work_dir)
         if mm_dist.is_main_process():
             sys.stdout.write(f"{text}\n")
 
@@ -97,25 +93,32 @@ def test(parser: ArgumentParser) -> Callable[[Namespace], None]:
 
 def _run_test(options: Namespace) -> None:
     import mm_dist  # noqa: PLC0415 - imports torch, as do the next
-    from mm_runner.evaluator import PREDICTION_SUFFIXES, DumpResults  # noqa: PLC0415
+    from mm_runner.evaluator import (  # noqa: PLC0415
+        PREDICTION_SUFFIXES,
+        DumpResults,
+        Evaluator,
+        evaluator_type,
+    )
     from mm_runner.runner import Runner  # noqa: PLC0415
 
     cfg = load_config(options)
     cfg.load_from, cfg.resume = options.checkpoint, False
-    out = None if options.out is None else Path(options.out)
-    dump = None
+    out, dump, given = options.out and Path(options.out), None, cfg.get("test_evaluator")
     if out is not None:
         _check_writable(out)
         dump = DumpResults(out) if out.suffix.lower() in PREDICTION_SUFFIXES else None
-    if dump is not None and cfg.get("test_evaluator") is not None:  # else the Runner says so
-        cfg.test_evaluator = _with_metric(cfg.test_evaluator, dump)
-    with locating(cfg):
-        if options.tta:
-            _use_views(cfg)
-        metrics = Runner.from_cfg(cfg).test()
+    if dump is not None and given is not None:  # else the Runner says so
+        if isinstance(given, Evaluator):
+            given.metrics.append(dump)
+        elif evaluator_type(given) is not None:
+            cfg.test_evaluator = {**given, "metrics": [*_listed(given.get("metrics")), dump]}
+        else:
+            cfg.test_evaluator = [*_listed(given), dump]
+    if options.tta:
+        _use_views(cfg)
+    metrics = Runner.from_cfg(cfg).test()
     if mm_dist.is_main_process():
-        for name, value in metrics.items():
-            sys.stdout.write(f"{name}: {value}\n")
+        sys.stdout.writelines(f"{name}: {value}\n" for name, value in metrics.items())
         if dump is None and out is not None:
             text = json.dumps(metrics, indent=2, default=str)  # a metric may be a table or text
             out.write_text(f"{text}\n", encoding="utf-8")
@@ -123,16 +126,8 @@ def _run_test(options: Namespace) -> None:
         raise dump.failure
 
 
-def _with_metric(evaluator: Any, metric: BaseMetric) -> Any:
-    """Return the evaluator, or its config, with one more metric."""
-    from mm_runner.evaluator import Evaluator, evaluator_type  # noqa: PLC0415 - imports torch
-
-    if isinstance(evaluator, Evaluator):
-        evaluator.metrics.append(metric)
-        return evaluator
-    if evaluator_type(evaluator) is not None:
-        return {**evaluator, "metrics": _with_metric(evaluator.get("metrics"), metric)}
-    return [*(evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]), metric]
+def _listed(metrics: Any) -> list[Any]:
+    return list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
 
 
 def _check_writable(out: Path) -> None:

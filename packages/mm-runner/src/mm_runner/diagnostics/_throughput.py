@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import mm_dist
-from mm_runner._tf32 import uses_tf32
+from mm_runner._torch_private import uses_tf32
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.hooks._arguments import check_integer

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +15,7 @@ import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import plain
 from mm_runner.errors import ConfigError
-from mm_runner.registry import LOG_WRITERS, build_from_cfg
+from mm_runner.registry import LOG_WRITERS, build_from_cfg, need_mapping, short_repr
 from mm_runner.reporting import (
     GuardedWriter,
     JsonLinesWriter,
@@ -26,10 +26,11 @@ from mm_runner.reporting import (
 
 from ._work_dir import open_work_dir
 
-__all__ = ["RunLogs", "plain_config"]
+if TYPE_CHECKING:
+    from ._runner import Runner
 
-# What a writer may have besides write().
-_EXTRAS = ("add_config", "add_image")
+__all__ = ["RunLogs", "RunVisualizer", "plain_config"]
+
 # Items of a list that config.yaml still holds.
 _LONGEST_WRITTEN = 1000
 
@@ -55,12 +56,10 @@ class RunLogs:
         experiment_name: str | None,
         level: str | int,
         config: dict[str, Any],
-        writers: Mapping[str, Any] | None = None,
+        writers: Mapping[str, Any],
     ) -> None:
         self.work_dir, self.log_dir, self.timestamp = open_work_dir(work_dir)
         self.experiment_name = "_".join(filter(None, (experiment_name, self.timestamp)))
-        self._config = config
-        self.config_text = _as_yaml(config)
         is_main = mm_dist.is_main_process()
         self.console = RunConsole(is_main=is_main)
         self.logger = open_logger(
@@ -72,54 +71,31 @@ class RunLogs:
         self._writers: list[GuardedWriter] = []  # only the main process has any
         # Closed with the run: a search over many runs must not run out of files.
         weakref.finalize(self, _close, self._writers, self.logger)
-        # What writers can do besides keeping records, alike on all processes.
-        self.abilities: frozenset[str] = frozenset()
+        self._config: dict[str, Any] = {}
+        self.dump_config(config)
         if is_main:
-            self._write_config()
             self._writers.append(GuardedWriter(JsonLinesWriter(self.log_dir), self.logger.warning))
         if writers:
-            self.abilities = run_on_main(functools.partial(self._open_writers, writers))
+            run_on_main(functools.partial(self._open_writers, writers))
 
     def dump_config(self, changes: Mapping[str, Any]) -> None:
         """Write the configuration with ``changes``, in primitives; only the main process does."""
+        import yaml  # noqa: PLC0415 - importing the Runner stays cheap
+
         config = {**self._config, **changes}
-        if config == self._config:
-            return
-        self._config, self.config_text = config, _as_yaml(config)
-        if self._writers:
-            self._write_config()
+        if config != self._config:
+            self._config = config
+            self.config_text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+            if mm_dist.is_main_process():
+                path = self.log_dir / "config.yaml"
+                path.write_text(self.config_text, encoding="utf-8")
 
     def give(self, method: str, *arguments: Any) -> None:
         """Call ``method`` of the writers that have it; only the main process has any."""
         for writer in self._writers:
             writer.call(method, *arguments)
 
-    def write_scalars(
-        self,
-        phase: str,
-        scalars: Mapping[str, Any],
-        *,
-        epoch: int,
-        step: int,
-        by_epoch: bool = False,
-    ) -> None:
-        """Append a record to the files of scalars; only the main process has any.
-
-        Args:
-            phase: ``"train"``, ``"val"`` or ``"test"``.
-            scalars: Numbers by name.
-            epoch: In training the epoch under way, else epochs done.
-            step: Training steps done.
-            by_epoch: Let writers such as TensorBoard's draw it by epoch instead of by step.
-        """
-        record = {"mode": phase, "epoch": epoch, "step": step, **scalars}
-        for writer in self._writers:
-            writer.call("write", {**record, "axis": "epoch"} if by_epoch else record)
-
-    def _write_config(self) -> None:
-        (self.log_dir / "config.yaml").write_text(self.config_text, encoding="utf-8")
-
-    def _open_writers(self, writers: Mapping[str, Any]) -> frozenset[str]:
+    def _open_writers(self, writers: Mapping[str, Any]) -> None:
         for where, given in writers.items():
             writer = given
             if isinstance(given, Mapping):
@@ -128,19 +104,84 @@ class RunLogs:
             if not callable(getattr(writer, "write", None)):
                 raise ConfigError(f"{where}: {type(writer).__name__} has no write(record).")
             self._writers.append(GuardedWriter(writer, self.logger.warning))
-        return frozenset(name for name in _EXTRAS if any(one.can(name) for one in self._writers))
-
-
-def _as_yaml(config: dict[str, Any]) -> str:
-    import yaml  # noqa: PLC0415 - importing the Runner stays cheap
-
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 
 def _close(writers: list[GuardedWriter], logger: logging.Logger) -> None:
     for writer in writers:
         writer.call("close")
     close_logger(logger)
+
+
+class RunVisualizer:
+    """Takes scalars, images and configurations, under MMEngine's names; nothing is drawn.
+
+    Every process may call it: the main one writes.
+
+    Example:
+        >>> runner.visualizer.add_scalar("val/margin", 0.25, step=runner.iter)  # doctest: +SKIP
+    """
+
+    def __init__(self, runner: Runner, logs: RunLogs) -> None:
+        self._runner, self._logs = runner, logs
+
+    def add_scalar(self, name: str, value: float | torch.Tensor, step: int = 0) -> None:
+        """Write one scalar; see :meth:`add_scalars`."""
+        self.add_scalars({name: value, "step": step})
+
+    def add_scalars(
+        self,
+        scalar_dict: Mapping[str, float | torch.Tensor],
+        step: int = 0,
+        file_path: str | None = None,  # noqa: ARG002 - MMEngine's signature
+    ) -> None:
+        """Write scalars to ``scalars.jsonl`` and all writers; this waits for the device of tensors.
+
+        Args:
+            scalar_dict: Numbers, or tensors of one element, by name. The names of a phase begin
+                with ``train/``, ``val/`` or ``test/``; the ``mode`` of others is ``"other"``.
+            step: Training steps done. Defaults to 0; ``scalar_dict["step"]`` wins, and
+                ``scalar_dict["epoch"]`` over the epoch of the run.
+            file_path: Accepted for MMEngine's signature; all scalars are in ``scalars.jsonl``.
+
+        Raises:
+            ConfigError: If ``scalar_dict`` is no dict, or a value no number.
+        """
+        place, by_phase = {"step": int(step)}, dict[str, dict[str, Any]]()
+        for name, given in need_mapping(scalar_dict, "visualizer.add_scalars").items():
+            is_one = getattr(given, "size", 1) == 1 or getattr(given, "numel", int)() == 1
+            value: Any = given.item() if is_one and hasattr(given, "item") else given
+            if not isinstance(value, (int, float)):
+                raise ConfigError(
+                    f"visualizer.add_scalars: {name!r} needs a number, or a tensor of one element, "
+                    f"got {short_repr(value)}."
+                )
+            phase, _, bare = str(name).partition("/")
+            if name in ("step", "epoch"):
+                place[name] = int(value)
+            elif phase in ("train", "val", "test") and bare:
+                by_phase.setdefault(phase, {})[bare] = value
+            else:
+                by_phase.setdefault("other", {})[name] = value
+        for phase, scalars in by_phase.items():
+            self._runner.write_scalars(phase, {**scalars, **place}, step=place["step"])
+
+    def add_image(self, name: str, image: Any, step: int = 0) -> None:
+        """Give an image to the writers that keep images, if there are any.
+
+        Args:
+            name: Of the image.
+            image: An array or a tensor of shape ``(height, width)`` or ``(height, width,
+                channels)``, with 1, 3 or 4 channels, red first.
+            step: Training steps done. Defaults to 0.
+        """
+        # The caller may keep drawing into it.
+        copied = image.cpu().clone() if isinstance(image, torch.Tensor) else image.copy()
+        self._logs.give("add_image", name, copied, int(step))
+
+    def add_config(self, config: Mapping[str, Any]) -> None:
+        """Add keys of a configuration to ``config.yaml``, and to the writers that keep it."""
+        self._logs.dump_config(plain_config(config))
+        self._logs.give("add_config", plain_config(config))
 
 
 def plain_config(value: Any) -> Any:

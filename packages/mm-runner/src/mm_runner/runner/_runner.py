@@ -16,7 +16,7 @@ from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import argument_names, checked_cfg, need_keys, without_variables
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
-from ._logs import RunLogs, plain_config
+from ._logs import RunLogs, RunVisualizer, plain_config
 from ._model import RunCompiler, build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe
@@ -25,7 +25,6 @@ from ._running import evaluate, train
 from ._sharded import ShardedSaving
 from ._snapshot import write_snapshot
 from ._state import RunState
-from ._visualizer import RunVisualizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -287,9 +286,14 @@ class Runner:
         """Whether gradients are accumulated that no optimizer step has used yet."""
         return self.optim_wrapper is not None and holds_gradients(self.optim_wrapper)
 
-    def write_scalars(self, phase: str, scalars: Mapping[str, Any], **place: Any) -> None:
-        """Append a record to the run's scalars: ``step=`` steps done, ``by_epoch=`` its axis."""
-        self.logs.write_scalars(phase, scalars, epoch=self.epoch + (phase == "train"), **place)
+    def write_scalars(
+        self, phase: str, scalars: Mapping[str, Any], *, step: int, by_epoch: bool = False
+    ) -> None:
+        """Append a record of ``step`` steps to the run's scalars; ``by_epoch`` is its axis."""
+        axis = {"axis": "epoch"} if by_epoch else {}
+        epoch = self.epoch + (phase == "train")
+        record = {"mode": phase, "epoch": epoch, "step": step, **scalars, **axis}
+        self.logs.give("write", record)
 
     def dump_config(self) -> None:
         """Write the configuration, with changes of ``cfg``, to ``config.yaml``."""
