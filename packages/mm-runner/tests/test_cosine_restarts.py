@@ -1,9 +1,7 @@
 """Cosines with restarts, alone and beside other schedules of the same setting."""
 
 import pytest
-import torch
 from test_schedules import cosine, make, make_optimizer, values_of
-from toy import NO_VALIDATION, Killed, RecordRates, StopBeforeEpoch
 
 from mm_runner.optim import build_param_schedulers
 
@@ -53,21 +51,8 @@ def test_a_period_of_no_weight_is_followed_by_one():
     assert rates[:7] == [0.0] * 6 + [1.0]
 
 
-def test_a_rate_that_is_a_tensor_is_followed_too():
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
-        pytest.skip("tensor learning rates need torch 2.4")
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=torch.tensor(1.0))
-    schedulers = [make(optimizer, **cfg) for cfg in (RESTARTS, STEPS)]
-    rates = []
-    for _ in range(16):
-        rates.append(float(optimizer.param_groups[0]["lr"]))
-        for scheduler in schedulers:
-            scheduler.step()
-    assert rates == pytest.approx(rates_of(RESTARTS, STEPS), rel=1e-6)
-
-
 @pytest.mark.parametrize("cfgs", [[RESTARTS], [WARM_UP, RESTARTS, STEPS]], ids=["alone", "others"])
-@pytest.mark.parametrize("stop", [1, 4, 5, 6, 7, 11, 12], ids=str)
+@pytest.mark.parametrize("stop", [1, 5, 6, 12], ids=str)
 def test_it_goes_on_from_its_state(stop, cfgs):
     expected = rates_of(*cfgs)
     first, second = make_optimizer(), make_optimizer()
@@ -88,35 +73,3 @@ def build(optimizer, cfgs):
     wrapper = Wrapper()
     wrapper.optimizer = optimizer
     return build_param_schedulers(wrapper, cfgs, num_epochs=10, num_iters=100)
-
-
-def test_converted_to_iterations_it_is_the_same_beside_others():
-    cfg = {"type": "CosineRestartLR", "periods": [2, 2], "restart_weights": [1, 0.5], "eta_min": 0}
-    converted, written = make_optimizer(), make_optimizer()
-    found = [
-        make(converted, **cfg, convert_to_iter_based=True, num_epochs=4, num_iters=24),
-        make(converted, **STEPS, num_epochs=4, num_iters=24),
-    ]
-    steps = {**cfg, "periods": [12, 12], "by_epoch": False}
-    right = [make(written, **one, num_epochs=4, num_iters=24) for one in (steps, STEPS)]
-    assert values_of(converted, *found) == values_of(written, *right)
-
-
-def test_a_resumed_run_has_the_same_rates(make_runner):
-    schedules = [
-        {"type": "CosineRestartLR", "by_epoch": False, "periods": [9, 15], "eta_min": 0.01},
-        {"type": "MultiStepLR", "milestones": [1]},
-    ]
-    options = {
-        "train_cfg": {"max_epochs": 4},
-        "optim_wrapper": {"optimizer": {"type": "SGD", "lr": 1.0}},
-        "param_scheduler": schedules,
-        **NO_VALIDATION,
-    }
-    whole, parts = RecordRates(), RecordRates()
-    make_runner(custom_hooks=[whole], default_hooks={"checkpoint": None}, **options).train()
-    with pytest.raises(Killed):
-        make_runner(custom_hooks=[parts, StopBeforeEpoch(1)], **options).train()
-    make_runner(custom_hooks=[parts], resume=True, **options).train()
-    assert parts.rates == whole.rates
-    assert whole.rates[9] == pytest.approx(1.0)  # the restart

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -8,7 +6,7 @@ from toy import NO_VALIDATION, Classifier
 from mm_amp import AmpOptimWrapper, OptimWrapper
 from mm_runner import ComponentNotFoundError, ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.optim import build_optim_wrapper, scale_lr
+from mm_runner.optim import build_optim_wrapper
 
 
 @pytest.fixture
@@ -119,35 +117,6 @@ def test_what_is_unfrozen_later_is_trained_and_resumed(make_runner, tmp_path, op
 def test_wrong_configs_are_named_by_their_path(model, cfg, error, message):
     with pytest.raises(error, match=message):
         build_optim_wrapper(model, cfg)
-
-
-def test_scale_lr_multiplies_every_group():
-    wrapper = SimpleNamespace(param_groups=[{"lr": 0.5}, {"lr": 2.0}])
-    assert scale_lr(wrapper, {"base_batch_size": 8, "enable": True}, 32) == 4.0
-    assert [group["lr"] for group in wrapper.param_groups] == [2.0, 8.0]
-
-
-def test_scale_lr_does_nothing_unless_enabled():
-    wrapper = SimpleNamespace(param_groups=[{"lr": 0.5}])
-    assert scale_lr(wrapper, {"base_batch_size": 8}, 32) == 1.0
-    assert scale_lr(wrapper, {"base_batch_size": None, "enable": False}, 32) == 1.0
-    assert wrapper.param_groups == [{"lr": 0.5}]
-
-
-@pytest.mark.parametrize("base", [None, 0, 1.5], ids=["missing", "zero", "fraction"])
-def test_scale_lr_needs_a_batch_size_to_scale_from(base):
-    with pytest.raises(ConfigError, match=rf"base_batch_size: a positive integer.*got {base}"):
-        scale_lr(None, {"base_batch_size": base, "enable": True}, 32)
-
-
-def test_an_optimizer_that_needs_a_closure_is_refused_before_a_training(make_runner):
-    message = r"optim_wrapper\.optimizer: LBFGS\.step\(\) cannot be called.*'closure'.*such as SGD"
-    with pytest.raises(ConfigError, match=message):
-        make_runner(optim_wrapper={"optimizer": {"type": "LBFGS"}}).train()
-    model = Classifier()
-    ready = OptimWrapper(torch.optim.LBFGS(model.parameters()))
-    with pytest.raises(ConfigError, match=message):
-        make_runner(model=model, optim_wrapper=ready).train()
 
 
 def test_a_model_may_give_an_optimizer_its_closure_itself(make_runner):

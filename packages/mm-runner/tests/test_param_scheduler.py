@@ -67,13 +67,6 @@ def test_a_schedule_waits_for_its_window(optimizer):
     ]
 
 
-def test_the_end_is_that_of_the_run_in_its_own_unit(optimizer):
-    by_epoch = make(optimizer, {"type": "StepLR", "step_size": 1}, num_epochs=7)
-    by_iter = make(optimizer, {"type": "StepLR", "step_size": 1, "by_epoch": False}, num_iters=70)
-    assert (by_epoch.by_epoch, by_epoch.begin, by_epoch.end) == (True, 0, 7)
-    assert (by_iter.by_epoch, by_iter.begin, by_iter.end) == (False, 0, 70)
-
-
 def test_a_cosine_spans_its_window(optimizer):
     scheduler = make(optimizer, {"type": "CosineAnnealingLR", "begin": 1, "end": 5})
     rates = rates_of(optimizer, scheduler, steps=5)
@@ -106,7 +99,7 @@ CHAIN = [
 ]
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 5, 11, 13], ids=str)
+@pytest.mark.parametrize("stop", [3, 4, 11], ids=str)
 def test_a_schedule_goes_on_from_its_state(stop):
     whole = make_optimizer()
     expected = rates_of(whole, *(make(whole, cfg) for cfg in CHAIN), steps=14)
@@ -124,34 +117,6 @@ def test_a_schedule_goes_on_from_its_state(stop):
     assert rates_of(second, *after, steps=14 - stop) == expected[stop:]
 
 
-def test_a_learning_rate_that_is_a_tensor_survives_a_resume_past_begin():
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
-        pytest.skip("tensor learning rates in every scheduler need torch 2.4")
-    cfg = {"type": "LinearLR", "start_factor": 0.5, "begin": 2, "end": 6}
-
-    def adam():
-        parameter = torch.nn.Parameter(torch.ones(1))
-        return torch.optim.AdamW([parameter], lr=torch.tensor(1.0))
-
-    first = adam()
-    before = make(first, cfg)
-    rates_of(first, before, steps=4)
-    second = adam()
-    after = make(second, cfg)
-    second.load_state_dict(first.state_dict())
-    after.load_state_dict(before.state_dict())
-    assert float(second.param_groups[0]["lr"]) == float(first.param_groups[0]["lr"]) < 1
-
-
-def test_a_state_holds_primitives_only(optimizer):
-    scheduler = make(optimizer, {"type": "MultiStepLR", "milestones": [1]})
-    state = scheduler.state_dict()
-    assert state["count"] == 0
-    assert all(
-        isinstance(v, (int, float, str, list, type(None))) for v in state["scheduler"].values()
-    )
-
-
 def test_accumulating_steps_advance_a_schedule_by_iteration_without_a_warning(make_runner):
     recorded = RecordRates()
     make_runner(
@@ -161,14 +126,6 @@ def test_accumulating_steps_advance_a_schedule_by_iteration_without_a_warning(ma
         custom_hooks=[recorded],
     ).train()
     assert recorded.rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0], rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    "cfg", [None, {"type": "StepLR", "step_size": 1}, [{"type": "StepLR", "step_size": 1}] * 2]
-)
-def test_build_param_schedulers_takes_none_one_or_many(optimizer, cfg):
-    built = build_param_schedulers(OptimWrapper(optimizer), cfg, num_epochs=1, num_iters=1)
-    assert len(built) == (0 if cfg is None else len(cfg) if isinstance(cfg, list) else 1)
 
 
 def test_an_unknown_schedule_has_one_list_of_all_and_one_hint(optimizer):
@@ -194,12 +151,12 @@ def test_an_unknown_schedule_has_one_list_of_all_and_one_hint(optimizer):
         (
             {"type": "StepLR", "step_size": 1, "begin": 3, "end": 3},
             ConfigError,
-            r"param_scheduler: begin=3 and end=3 were given; 0 <= begin < end",
+            r"param_scheduler: begin=3 and end=3 were given,.* 0 <= begin < end",
         ),
         (
             {"type": "CosineAnnealingLR", "begin": 9, "convert_to_iter_based": True},
             ConfigError,
-            r"param_scheduler: begin=9 was given, and the run ends after 9 epoch\(s\)",
+            r"param_scheduler: begin=9 and end=None were given, and the run ends after 9",
         ),
         (
             {"type": "MultiStepLr", "milestones": [1]},

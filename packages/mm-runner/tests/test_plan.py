@@ -232,9 +232,16 @@ def test_the_command_prints_the_plan_and_ends_with_a_status(tmp_path, monkeypatc
     assert not (tmp_path / "work").exists()
 
 
-@pytest.mark.parametrize("cycle", [{"max_lr": 0.1}, {"eta_max": 0.1}], ids=["torch", "ours"])
+@pytest.mark.parametrize(
+    "cycle",
+    [
+        {"type": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1},
+        {"type": "OneCycleLR", "eta_max": 0.1},
+    ],
+    ids=["torch", "ours"],
+)
 def test_a_cycle_that_is_too_short_stays_at_its_end(tmp_path, cycle):
-    schedule = {"type": "OneCycleLR", **cycle, "total_steps": 5, "by_epoch": False}
+    schedule = {**cycle, "total_steps": 5, "by_epoch": False}
     arguments = runner_arguments(tmp_path, param_scheduler=[schedule])
     with pytest.warns(UserWarning, match=r"ends after total_steps=5, .* Give total_steps=12"):
         make_plan(arguments)

@@ -128,16 +128,16 @@ def test_a_family_of_torchs_has_torchs_values(cfg, torchs):
 @pytest.mark.parametrize(
     "cfg",
     [
-        {"type": "LinearLR", "total_iters": 5},
-        {"type": "OneCycleLR", "max_lr": 2.0, "total_steps": LENGTH, "cycle_momentum": False},
+        {"type": "torch.optim.lr_scheduler.LinearLR", "total_iters": 5},
         {"type": "LambdaLR", "lr_lambda": lambda step: 1 / (step + 1)},
     ],
     ids=lambda cfg: cfg["type"],
 )
-def test_what_only_torch_takes_is_torchs(cfg):
+def test_a_schedule_of_torch_is_taken_by_its_name_or_path(cfg):
     ours, theirs = make_optimizer(), make_optimizer()
     arguments = {name: value for name, value in cfg.items() if name != "type"}
-    reference = getattr(torch.optim.lr_scheduler, cfg["type"])(theirs, **arguments)
+    name = cfg["type"].rpartition(".")[2]
+    reference = getattr(torch.optim.lr_scheduler, name)(theirs, **arguments)
     steps = LENGTH - 1
     assert values_of(ours, make(ours, **cfg), steps=steps) == values_of(
         theirs, reference, steps=steps
@@ -208,14 +208,6 @@ def test_a_schedule_by_epoch_is_converted_to_iterations():
         scaled = [4 * one for one in value] if isinstance(value, list) else 4 * value
         written = make(again, **{**options, name: scaled}, by_epoch=False, num_iters=80)
         assert values_of(optimizer, converted) == values_of(again, written)
-
-
-def test_the_epoch_of_an_iteration_loop_may_be_given():
-    cfg = {"type": "StepLR", "step_size": 1, "convert_to_iter_based": True}
-    scheduler = ParamScheduler(make_optimizer(), cfg, num_epochs=1, num_iters=100, epoch_length=7)
-    assert (scheduler.begin, scheduler.end) == (0, 100)
-    values = values_of(scheduler.optimizer, scheduler, steps=8)
-    assert [round(pair[0], 9) for pair in values] == [1.0] * 7 + [0.1]
 
 
 def test_a_run_by_iterations_goes_through_its_data_in_an_epoch(make_runner):
@@ -293,19 +285,6 @@ def test_a_plateau_of_a_negative_metric_is_one():
     assert follow(make(make_optimizer(), **PLATEAU), *[-5.0] * 5)[-1] == 0.25
 
 
-def test_a_plateau_goes_on_from_its_state():
-    metrics = [3.0, 2.0, 2.0, 2.0, 2.0, 2.5, 1.0, 1.0, 1.0, 1.0]
-    expected = follow(make(make_optimizer(), **PLATEAU), *metrics)
-    first = make_optimizer()
-    before = make(first, **PLATEAU)
-    follow(before, *metrics[:3])
-    second = make_optimizer()
-    second.load_state_dict(first.state_dict())
-    after = make(second, **PLATEAU)
-    after.load_state_dict(before.state_dict())
-    assert follow(after, *metrics[3:]) == expected[3:]
-
-
 def test_a_run_lowers_the_rate_on_a_plateau(make_runner):
     recorded = RecordRates()
     make_runner(
@@ -326,15 +305,6 @@ def test_a_run_lowers_the_rate_on_a_plateau(make_runner):
 def test_a_run_names_a_metric_that_is_not_there(make_runner):
     runner = make_runner(param_scheduler={"type": "ReduceOnPlateauLR", "monitor": "los"})
     with pytest.raises(ConfigError, match=r"param_scheduler\.monitor: 'los'.*report 'accuracy'"):
-        runner.train()
-
-
-def test_a_run_names_a_metric_that_is_no_number(make_runner):
-    runner = make_runner(
-        param_scheduler={"type": "ReduceOnPlateauLR", "monitor": "accuracy"},
-        val_evaluator=Scripted(values=["high"]),
-    )
-    with pytest.raises(ConfigError, match=r"param_scheduler\.monitor: .*'high' for it; a number"):
         runner.train()
 
 
@@ -406,7 +376,7 @@ def test_a_run_stopped_before_a_skip_is_known_holds_the_schedule_all_the_same(ma
             ConfigError,
             r"\.powr: unknown argument of PolyLR.*'power'",
         ),
-        ({"type": "LinearLR", "start_factor": 2}, ConfigError, r"start_factor=2.*from 0 to 1"),
+        ({"type": "LinearLR", "start_factor": 2}, ConfigError, r"start_factor=2 was.*from 0 to 1"),
         ({"type": "StepLR", "step_size": 0}, ConfigError, r"step_size=0 was given"),
         (
             {"type": "CosineAnnealingLR", "eta_min": 0, "eta_min_ratio": 0.1},
@@ -420,18 +390,17 @@ def test_a_run_stopped_before_a_skip_is_known_holds_the_schedule_all_the_same(ma
         ),
         ({"type": "OneCycleLR", "eta_max": 1, "pct_start": 2}, ConfigError, r"pct_start=2"),
         (
-            {"type": "StepLR", "step_size": 1, "by_epoch": False, "convert_to_iter_based": True},
-            ConfigError,
-            r"param_scheduler\.convert_to_iter_based: .*by_epoch=False",
-        ),
-        (
             {"type": "LambdaLR", "lr_lambda": len, "convert_to_iter_based": True},
             ConfigError,
-            r"convert_to_iter_based: which arguments of 'LambdaLR' count epochs is not known",
+            r"convert_to_iter_based: it does not convert 'LambdaLR'",
         ),
         ({**PLATEAU, "by_epoch": False}, ConfigError, r"follows a metric counts epochs"),
         ({"type": "ReduceLROnPlateau"}, ConfigError, r"use dict\(type='ReduceOnPlateauLR'"),
-        ({"type": "StepLR", "step_size": 1, "begin": 0.5}, ConfigError, r"begin=0.5 was given"),
+        (
+            {"type": "StepLR", "step_size": 1, "begin": 0.5},
+            ConfigError,
+            r"\.begin: an integer.*got 0\.5",
+        ),
     ],
     ids=lambda case: case.get("type") if isinstance(case, dict) else "",
 )

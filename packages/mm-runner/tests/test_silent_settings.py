@@ -96,7 +96,7 @@ BACKENDS = [{"type": "LocalVisBackend"}]
         ({"param_scheduler": {"type": "MultiStepLR", "milestones": {}}}, r"^param_scheduler: "),
         ({"param_scheduler": {"type": "ExponentialLR", "gamma": INF}}, r"^param_scheduler\.gamma: a finite number"),
         ({"param_scheduler": [{"type": "CosineAnnealingLR", "eta_min": NAN}]}, r"^param_scheduler\[0\]\.eta_min: a finite number"),
-        ({"param_scheduler": {"type": "MultiStepLR", "milestones": [5, 2]}}, r"^param_scheduler: milestones=\[5, 2\] was given; ascending ones are needed: \[2, 5\]"),
+        ({"param_scheduler": {"type": "MultiStepLR", "milestones": [5, 2]}}, r"^param_scheduler: milestones=\[5, 2\] was given; ascending integers are needed"),
         ({"default_hooks": {"checkpoint": {"filename_tmpl": "../e_{}.pth"}}}, r"filename_tmpl: .* in the name of a file, got '\.\./e_\{\}\.pth'\. Give the directory as out_dir"),
         ({"visualizer": {"type": "Vizualizer"}}, r"^visualizer\.type: 'Vizualizer' was given; .*Did you mean 'Visualizer'"),
         ({"param_scheduler": [{"type": "StepLR", "step_sze": 1}]}, r"^param_scheduler\[0\]\.step_sze: unknown argument"),

@@ -43,7 +43,6 @@ def loader_with(**options):
         ({"optim_wrapper": {**_ONE, "paramwise_cfg": {"bias_lr_mul": 2}}}, r"^optim_wrapper\.paramwise_cfg\.bias_lr_mul.*bias_lr_mult"),
         ({"optim_wrapper": {**_ONE, "constructor": "DefaultConstructor"}}, r"^optim_wrapper\.constructor\.type: No optim wrapper constructor"),
         ({"optim_wrapper": {"constructor": "MultiOptimWrapperConstructor", "a": _ONE, "b": {"optimiser": _SGD}}}, r"^optim_wrapper\.b\.optimizer: this key is missing"),
-        ({"optim_wrapper": {**_ONE, "constructor": "LearningRateDecayOptimWrapperConstructor"}}, r"^optim_wrapper\.paramwise_cfg: one of decay_rate"),
         ({"param_scheduler": [{"type": "LinearLR"}, {"type": "StepLR", "step_siez": 2}]}, r"^param_scheduler\[1\]\.step_siez: .*'step_size'"),
         ({"param_scheduler": {"a": [{"type": "StepLR"}]}}, r"^param_scheduler\.a\[0\]\.step_size: StepLR needs"),
         ({"param_scheduler": "StepLR"}, r"^param_scheduler: a dict with the key 'type' is needed"),
@@ -103,13 +102,6 @@ def test_a_fault_is_named_by_its_path(tmp_path, monkeypatch, overrides, message)
         {"optim_wrapper": {"optimizer": {"type": "NpuFusedAdamW", "lr": 0.1}}},
         {"model": {"type": Net, "width": 3, "neck": {"type": "registered_elsewhere"}}},
         {"model": {"type": Net, "width": 3, "neck": {"type": 3}}},
-        {
-            "optim_wrapper": {
-                **_ONE,
-                "constructor": "LearningRateDecayOptimWrapperConstructor",
-                "paramwise_cfg": {"layer_decay_rate": 0.9, "layers": ["blocks.0"]},
-            }
-        },
         {
             "optim_wrapper": {
                 "optimizer": {**_SGD, "weight_decay": 0.1},

@@ -154,7 +154,6 @@ def _check_place(value: Any, where: str) -> None:
 
 _SCHEDULE = {
     "count?": _COUNT,
-    "window?": [_COUNT],
     "scheduler?": _optional(
         {"best?": _optional(_NUMBER), "num_bad?": _COUNT, "cooldown_left?": _COUNT}
     ),

@@ -3,14 +3,12 @@
 from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 
 from ._constructors import DefaultOptimWrapperConstructor
-from ._layer_decay import LearningRateDecayOptimWrapperConstructor
 from ._optim_wrapper import (
     MultiOptimWrapperConstructor,
     build_optim_wrapper,
     computes_in_half,
     holds_gradients,
     named_wrappers,
-    refuse_closure,
     scale_lr,
 )
 from .schedules import ParamScheduler, Shape, build_param_schedulers, named_schedulers
@@ -18,7 +16,6 @@ from .schedules import ParamScheduler, Shape, build_param_schedulers, named_sche
 __all__ = [
     "AmpOptimWrapper",
     "DefaultOptimWrapperConstructor",
-    "LearningRateDecayOptimWrapperConstructor",
     "MultiOptimWrapperConstructor",
     "OptimWrapper",
     "OptimWrapperDict",
@@ -30,6 +27,5 @@ __all__ = [
     "holds_gradients",
     "named_schedulers",
     "named_wrappers",
-    "refuse_closure",
     "scale_lr",
 ]

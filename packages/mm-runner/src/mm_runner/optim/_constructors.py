@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,7 +17,7 @@ from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.model import unwrap_model
 from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg, check_cfg, short_repr
 
-__all__ = ["DefaultOptimWrapperConstructor", "NamedParameter", "walk_parameters"]
+__all__ = ["DefaultOptimWrapperConstructor"]
 
 _NUMBERS = (
     "lr_mult",
@@ -29,41 +29,25 @@ _NUMBERS = (
     "dwconv_decay_mult",
     "dcn_offset_lr_mult",
 )
-_KEYS = (*_NUMBERS, "bypass_duplicate", "custom_keys")
 # What a group may multiply, and the setting of the optimizer that it multiplies.
 _MULTIPLIERS = {"lr_mult": "lr", "decay_mult": "weight_decay"}
 # mmcv's and torchvision's; known by name so that neither need be installed.
 _DEFORMABLE = {"DeformConv2d", "ModulatedDeformConv2d"}
-_NORMS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-    nn.GroupNorm,
-    nn.LayerNorm,
-)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-class NamedParameter(NamedTuple):
-    """A parameter under one of its names; a shared one comes once under each."""
+def _walk(module: nn.Module, prefix: str = "", *, in_deformable: bool = False) -> Iterator[Any]:
+    """Yield the name, parameter, owner, and whether that is part of a deformable convolution.
 
-    name: str  # in the model, without wrappers
-    parameter: nn.Parameter
-    module: nn.Module  # that owns it
-    in_deformable: bool  # whether that is a part of a deformable convolution
-
-
-def walk_parameters(
-    model: nn.Module, prefix: str = "", *, in_deformable: bool = False
-) -> Iterator[NamedParameter]:
-    """Yield every parameter under every name that it has, in the order of the modules."""
-    module = unwrap_model(model)
+    In the order of the modules, without wrappers; a shared parameter comes once under each name.
+    """
+    module = unwrap_model(module)
     # Not named_parameters and named_children: these skip what they have met before.
     for name, parameter in parameters_of(module):
-        yield NamedParameter(f"{prefix}{name}", parameter, module, in_deformable)
+        yield f"{prefix}{name}", parameter, module, in_deformable
     kinds = {kind.__name__ for kind in type(module).__mro__}
     in_deformable = in_deformable or bool(kinds & _DEFORMABLE)
     for name, child in children_of(module):
-        yield from walk_parameters(child, f"{prefix}{name}.", in_deformable=in_deformable)
+        yield from _walk(child, f"{prefix}{name}.", in_deformable=in_deformable)
 
 
 class DefaultOptimWrapperConstructor:
@@ -116,28 +100,21 @@ class DefaultOptimWrapperConstructor:
             )
         if paramwise_cfg is not None and not isinstance(paramwise_cfg, Mapping):
             raise ConfigError(f"{where}.paramwise_cfg: a dict is needed, got {paramwise_cfg!r}.")
-        self._cfg = optim_wrapper_cfg
-        self._where = where
+        self._cfg, self._where = optim_wrapper_cfg, where
         rules = paramwise_cfg or {}
         self._paramwise = {key: value for key, value in rules.items() if value is not None}
         self._optimizer = optim_wrapper_cfg["optimizer"]
-        if isinstance(self._optimizer, Optimizer):
+        if not isinstance(self._optimizer, Optimizer):
+            component, _ = check_cfg(
+                self._optimizer, OPTIMIZERS, {"params": ()}, where=f"{where}.optimizer"
+            )
             if self._paramwise:
-                raise ConfigError(
-                    f"{where}.paramwise_cfg: a ready {type(self._optimizer).__name__} was given, "
-                    "which has its parameter groups; give the optimizer as a dict."
-                )
-            return
-        component, _ = check_cfg(
-            self._optimizer, OPTIMIZERS, {"params": ()}, where=f"{where}.optimizer"
-        )
-        self._known = inspect.signature(component).parameters
-        self._base: dict[str, Any] = {}  # the optimizer's own values, given or by default
-        for name in _MULTIPLIERS.values():
-            default = self._known[name].default if name in self._known else None
-            value = default if self._optimizer.get(name) is None else self._optimizer[name]
-            self._base[name] = value if isinstance(value, (int, float, Tensor)) else None
-        self._check_paramwise()
+                self._check_paramwise(inspect.signature(component).parameters)
+        elif self._paramwise:
+            raise ConfigError(
+                f"{where}.paramwise_cfg: a ready {type(self._optimizer).__name__} was given, "
+                "which has its parameter groups; give the optimizer as a dict."
+            )
 
     def __call__(self, model: nn.Module) -> Any:
         """Build the optimizer over the parameters of ``model``, and its wrapper.
@@ -160,48 +137,43 @@ class DefaultOptimWrapperConstructor:
             where=self._where,
         )
 
-    def settings_of(self, one: NamedParameter) -> dict[str, Any]:
+    def _settings_of(
+        self, name: str, parameter: nn.Parameter, module: Any, in_deformable: Any
+    ) -> dict[str, Any]:
         """Return the settings in which a parameter differs from the optimizer's own."""
         custom = self._paramwise.get("custom_keys", {})
-        found = sorted((key for key in custom if key in one.name), key=lambda key: (-len(key), key))
-        given = custom[found[0]] if found else self._multipliers_by_kind(one)
-        settings = {key: value for key, value in given.items() if key not in _MULTIPLIERS}
-        for multiplier, name in _MULTIPLIERS.items():
-            if multiplier in given:
-                settings[name] = self._base[name] * given[multiplier]
-        return settings
-
-    def _multipliers_by_kind(self, one: NamedParameter) -> dict[str, Any]:
-        """Return the first given multiplier that applies to a parameter of this kind."""
-        name, parameter, module, in_deformable = one
-        kind = type(module).__name__.rstrip("123d")
-        is_norm = isinstance(module, _NORMS) or kind.endswith("Norm")
-        is_bias = name.rpartition(".")[2] == "bias" and not in_deformable
-        is_depthwise = isinstance(module, _CONVOLUTIONS) and module.in_channels == module.groups > 1
-        applies = {
-            "lr_mult": {
+        found = sorted((key for key in custom if key in name), key=lambda key: (-len(key), key))
+        if found:
+            given = custom[found[0]]
+        else:  # the first rule of each kind that is given and applies
+            kinds = [kind.__name__.rstrip("123d") for kind in type(module).__mro__]
+            is_norm = any(kind.endswith("Norm") for kind in kinds)
+            is_bias = name.rpartition(".")[2] == "bias" and not in_deformable
+            is_conv = isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+            applies = {
                 "dcn_offset_lr_mult": in_deformable and "conv_offset" in name,
                 "bias_lr_mult": is_bias and not is_norm,
                 "lr_mult": True,
-            },
-            "decay_mult": {
                 "norm_decay_mult": is_norm,
                 "bias_decay_mult": is_bias,
-                "dwconv_decay_mult": is_depthwise,
+                "dwconv_decay_mult": is_conv and module.in_channels == module.groups > 1,
                 "flat_decay_mult": parameter.ndim == 1 and not in_deformable,
                 "decay_mult": True,
-            },
-        }
-        return {
-            multiplier: self._paramwise[key]
-            for multiplier, rules in applies.items()
-            for key in [one for one, holds in rules.items() if holds and one in self._paramwise][:1]
-        }
+            }
+            given = {}
+            for key, holds in applies.items():
+                if holds and key in self._paramwise:
+                    multiplier = "lr_mult" if key.endswith("lr_mult") else "decay_mult"
+                    given.setdefault(multiplier, self._paramwise[key])
+        settings = {key: value for key, value in given.items() if key not in _MULTIPLIERS}
+        for multiplier, setting in _MULTIPLIERS.items():
+            if multiplier in given:
+                settings[setting] = self._base[setting] * given[multiplier]
+        return settings
 
     def _parameters(self, model: nn.Module) -> list[Any]:
         """Return the parameters; the trainable ones, in groups, if ``paramwise_cfg`` is given."""
-        named = [one for one in walk_parameters(model) if one.parameter.requires_grad]
-        if not named:
+        if not any(one.requires_grad for one in model.parameters()):
             raise ConfigError(
                 f"{self._where}: {type(model).__name__} has no parameter with requires_grad=True; "
                 "unfreeze at least one, or do not train."
@@ -210,13 +182,15 @@ class DefaultOptimWrapperConstructor:
             return [
                 one for one in model.parameters() if one.is_floating_point() or one.is_complex()
             ]
+        named = [one for one in _walk(model) if one[1].requires_grad]
         settings: dict[nn.Parameter, dict[str, Any]] = {}
         for one in named:
-            if one.parameter not in settings:
-                settings[one.parameter] = self.settings_of(one)
-        parts = {part for one in named for part in one.name.split(".")}
+            if one[1] not in settings:
+                settings[one[1]] = self._settings_of(*one)
+        names = [name for name, *_ in named]
+        parts = {part for name in names for part in name.split(".")}
         for key in sorted(self._paramwise.get("custom_keys", ())):
-            if not any(key in one.name for one in named) and mm_dist.is_main_process():
+            if not any(key in name for name in names) and mm_dist.is_main_process():
                 warnings.warn(
                     f"{self._where}.paramwise_cfg.custom_keys: {key!r} is part of no parameter's "
                     f"name.{did_you_mean(key, parts)}",
@@ -230,48 +204,46 @@ class DefaultOptimWrapperConstructor:
             members.append(parameter)
         return [{**shared, "params": members} for shared, members in groups]
 
-    def _check_paramwise(self) -> None:
+    def _check_paramwise(self, known: Mapping[str, inspect.Parameter]) -> None:
+        """Check the rules, and find what multipliers apply to."""
+        self._base: dict[str, Any] = {}  # the optimizer's own values, given or by default
+        for name in _MULTIPLIERS.values():
+            default = known[name].default if name in known else None
+            value = default if self._optimizer.get(name) is None else self._optimizer[name]
+            self._base[name] = value if isinstance(value, (int, float, Tensor)) else None
         where = f"{self._where}.paramwise_cfg"
-        for key, value in self._paramwise.items():
-            if key not in _KEYS:
-                raise ConfigError(
-                    f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}."
-                    f"{did_you_mean(str(key), _KEYS)}"
-                )
-            if key in _NUMBERS:
-                self._check_multiplier(key, value, where)
+        keys = (*_NUMBERS, "bypass_duplicate", "custom_keys")
+        self._check_keys(self._paramwise, keys, where)
         custom = self._paramwise.get("custom_keys", {})
+        own = (*_MULTIPLIERS, *(name for name in known if name != "params"))
         if not isinstance(custom, Mapping):
             raise ConfigError(
                 f"{where}.custom_keys: a dict of dicts by a part of a parameter's name is needed, "
                 f"such as {{'backbone': dict(lr_mult=0.1)}}, got {short_repr(custom)}."
             )
         for name, settings in custom.items():
-            self._check_settings(settings, f"{where}.custom_keys.{name}")
+            place = f"{where}.custom_keys.{name}"
+            if not isinstance(settings, Mapping):
+                raise ConfigError(f"{place}: a dict such as dict(lr_mult=0.1), got {settings!r}.")
+            self._check_keys(settings, own, place, are_open=True)
 
-    def _check_settings(self, settings: Any, where: str) -> None:
-        known = [*_MULTIPLIERS, *(name for name in self._known if name != "params")]
-        if not isinstance(settings, Mapping):
-            raise ConfigError(f"{where}: a dict such as dict(lr_mult=0.1), got {settings!r}.")
-        for key, value in settings.items():
+    def _check_keys(
+        self, rules: Mapping[str, Any], known: Sequence[str], where: str, *, are_open: bool = False
+    ) -> None:
+        for key, value in rules.items():
             hint = did_you_mean(str(key), known)
             is_rule = isinstance(value, Mapping) and not value.keys().isdisjoint(_MULTIPLIERS)
             # A setting that the optimizer does not know may be for a hook to read.
-            if key not in known and (hint or is_rule):
+            if key not in known and (hint or is_rule or not are_open):
                 names = ", ".join(known)
                 raise ConfigError(f"{where}.{key}: unknown key; known are {names}.{hint}")
-            if key in _MULTIPLIERS:
-                self._check_multiplier(key, value, where)
-            elif isinstance(value, float) and not math.isfinite(value):
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            is_finite = is_number and math.isfinite(value)
+            if not is_finite and (key in _NUMBERS or isinstance(value, float)):
                 raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
-
-    def _check_multiplier(self, key: str, value: Any, where: str) -> None:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
-            raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
-        setting = "lr" if key.endswith("lr_mult") else "weight_decay"
-        if self._base[setting] is None:
-            raise ConfigError(
-                f"{where}.{key}: it multiplies {setting}, which the optimizer was not given; give "
-                "it."
-            )
+            setting = "lr" if str(key).endswith("lr_mult") else "weight_decay"
+            if key in _NUMBERS and self._base[setting] is None:
+                raise ConfigError(
+                    f"{where}.{key}: it multiplies {setting}, which the optimizer was not given; "
+                    "give it."
+                )

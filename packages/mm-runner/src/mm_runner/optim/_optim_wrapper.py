@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import isclass, signature
+from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,6 @@ __all__ = [
     "computes_in_half",
     "holds_gradients",
     "named_wrappers",
-    "refuse_closure",
     "scale_lr",
 ]
 
@@ -70,36 +69,12 @@ def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapp
     return call_component(component, settings, where)(model)
 
 
-def scale_lr(optim_wrapper: Any, auto_scale_lr: Mapping[str, Any], real_batch_size: int) -> float:
-    """Multiply every learning rate by ``real_batch_size / base_batch_size`` if that is enabled.
-
-    Args:
-        optim_wrapper: Whose ``param_groups`` are changed.
-        auto_scale_lr: ``dict(base_batch_size=int, enable=bool)``.
-        real_batch_size: Samples per optimizer step over all processes, accumulation included.
-
-    Returns:
-        The factor applied, 1.0 when scaling is not enabled.
-
-    Raises:
-        ConfigError: If scaling is enabled without a positive ``base_batch_size``.
-    """
-    if not auto_scale_lr.get("enable", False):
-        return 1.0
-    base = auto_scale_lr.get("base_batch_size")
-    if not isinstance(base, int) or base < 1:
-        raise ConfigError(
-            f"auto_scale_lr.base_batch_size: a positive integer is needed, got {base!r}; it is the "
-            "batch size that the learning rate was chosen for."
-        )
-    factor = real_batch_size / base
-    for group in optim_wrapper.param_groups:
-        group["lr"] = group["lr"] * factor  # no *=: it may be a tensor that groups share
-    for wrapper in named_wrappers(optim_wrapper).values():
-        defaults = getattr(getattr(wrapper, "optimizer", None), "defaults", {})
-        if defaults.get("lr") is not None:
-            defaults["lr"] = defaults["lr"] * factor
-    return factor
+def scale_lr(optim_wrapper: Any, factor: float) -> None:
+    """Multiply every learning rate of one wrapper by ``factor``, in place."""
+    optimizer = getattr(optim_wrapper, "optimizer", None)
+    for settings in (*optim_wrapper.param_groups, getattr(optimizer, "defaults", {})):
+        if settings.get("lr") is not None:
+            settings["lr"] = settings["lr"] * factor  # no *=: it may be a tensor that groups share
 
 
 def named_wrappers(optim_wrapper: Any) -> dict[str, Any]:
@@ -108,9 +83,8 @@ def named_wrappers(optim_wrapper: Any) -> dict[str, Any]:
     Args:
         optim_wrapper: An optimizer wrapper, or an ``OptimWrapperDict``.
     """
-    if isinstance(optim_wrapper, OptimWrapperDict):
-        return dict(optim_wrapper.items())
-    return {"": optim_wrapper}
+    is_dict = isinstance(optim_wrapper, OptimWrapperDict)
+    return dict(optim_wrapper.items()) if is_dict else {"": optim_wrapper}
 
 
 def computes_in_half(wrapper: Any) -> bool:
@@ -119,11 +93,7 @@ def computes_in_half(wrapper: Any) -> bool:
 
 
 def holds_gradients(optim_wrapper: Any) -> bool:
-    """Return whether gradients are accumulated that no optimizer step has used yet.
-
-    Args:
-        optim_wrapper: An optimizer wrapper, or an ``OptimWrapperDict``.
-    """
+    """Return whether gradients are accumulated that no optimizer step has used yet."""
     wrappers = named_wrappers(optim_wrapper).values()
     return any(hasattr(one, "should_update") and not one.should_update() for one in wrappers)
 
@@ -154,10 +124,7 @@ class MultiOptimWrapperConstructor:
                 f"optim_wrapper: configs by name of a part of the model are needed beside "
                 f"constructor, got {optim_wrapper_cfg!r}."
             )
-        self._cfg = {
-            name: {"paramwise_cfg": paramwise_cfg, **cfg} if isinstance(cfg, Mapping) else cfg
-            for name, cfg in optim_wrapper_cfg.items()
-        }
+        self._cfg, self._paramwise = optim_wrapper_cfg, {"paramwise_cfg": paramwise_cfg}
 
     def __call__(self, model: nn.Module) -> OptimWrapperDict:
         """Build a wrapper over the trainable parameters of each part.
@@ -165,48 +132,17 @@ class MultiOptimWrapperConstructor:
         Raises:
             ConfigError: If ``model`` has no part of a name, or a config does not fit.
         """
-        wrappers = {
-            name: cfg
-            if isinstance(cfg, OptimWrapper)
-            else build_optim_wrapper(_part(model, name), cfg, where=f"optim_wrapper.{name}")
-            for name, cfg in self._cfg.items()
-        }
+        wrappers = {}
+        for path, cfg in self._cfg.items():
+            where, part = f"optim_wrapper.{path}", unwrap_model(model)
+            for name in [] if isinstance(cfg, OptimWrapper) else path.split("."):
+                children = dict(part.named_children())
+                if name not in children:
+                    raise ConfigError(
+                        f"{where}: {type(part).__name__} has no part {name!r}; it has "
+                        f"{', '.join(children) or 'none'}.{did_you_mean(name, children)}"
+                    )
+                part = unwrap_model(children[name])
+            own = {**self._paramwise, **cfg} if isinstance(cfg, Mapping) else cfg
+            wrappers[path] = build_optim_wrapper(part, own, where=where)
         return OptimWrapperDict(**wrappers)
-
-
-def _part(model: nn.Module, path: str) -> nn.Module:
-    """Return the part that ``path`` names, whatever wraps the model or what is above the part."""
-    part = unwrap_model(model)
-    for name in path.split("."):
-        children = dict(part.named_children())
-        if name not in children:
-            raise ConfigError(
-                f"optim_wrapper.{path}: {type(part).__name__} has no part {name!r}; it has "
-                f"{', '.join(children) or 'none'}.{did_you_mean(name, children)}"
-            )
-        part = unwrap_model(children[name])
-    return part
-
-
-def refuse_closure(kind: Any, where: str) -> None:
-    """Refuse an optimizer whose ``step`` cannot be called without a closure, such as ``LBFGS``.
-
-    Args:
-        kind: Its class; anything without a ``step`` method passes.
-        where: Path of its config, for messages.
-
-    Raises:
-        ConfigError: If it needs one.
-    """
-    try:
-        signature(kind.step).bind(None)
-    except (AttributeError, ValueError):  # not a Python method
-        return
-    except TypeError as error:
-        name = getattr(kind, "__name__", str(kind))
-        raise ConfigError(
-            f"{where}: {name}.step() cannot be called without arguments ({error}), as training "
-            "does: each step computes the loss once. Use an optimizer that steps from the "
-            "gradients alone, such as SGD or AdamW; or write a train_step of the model's own that "
-            "calls optim_wrapper.step(closure=...)."
-        ) from error

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
+from mm_amp import OptimWrapperDict
 from mm_dist import MMDistributedDataParallel
 from mm_runner._untrusted import is_finite, is_like
 from mm_runner.data import is_endless
 from mm_runner.errors import CheckpointError, ConfigError
-from mm_runner.model import BaseModel, unwrap_model
+from mm_runner.model import unwrap_model
 from mm_runner.optim import (
     build_param_schedulers,
     named_schedulers,
     named_wrappers,
-    refuse_closure,
     scale_lr,
 )
 from mm_runner.validation import check_auto_scale
@@ -73,10 +72,7 @@ def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
             "cfg=dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel'))."
         )
     of_model = {id(parameter) for parameter in model.parameters()}
-    own_step = getattr(bare, "train_step", None)
-    # Nobody is there to give a closure.
-    is_plain = own_step is None or getattr(own_step, "__func__", None) is BaseModel.train_step
-    for name, wrapper in named_wrappers(optim_wrapper).items():
+    for wrapper in named_wrappers(optim_wrapper).values():
         given = [parameter for group in wrapper.param_groups for parameter in group["params"]]
         if given and of_model.isdisjoint(map(id, given)):
             raise ConfigError(
@@ -85,9 +81,6 @@ def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
                 "nothing. Build it over this very model, or give a dict, which is built once the "
                 "model is wrapped or sharded."
             )
-        if is_plain and type(wrapper) in (OptimWrapper, AmpOptimWrapper):
-            where = f"optim_wrapper.{name}" if name else "optim_wrapper"
-            refuse_closure(type(wrapper.optimizer), f"{where}.optimizer")
 
 
 def scale_rates(
@@ -122,7 +115,8 @@ def scale_rates(
         )
     for name, wrapper in named_wrappers(optim_wrapper).items():
         batch = runner.world_size * per_process * getattr(wrapper, "accumulative_counts", 1)
-        factor = scale_lr(wrapper, auto_scale_lr, batch)
+        factor = batch / auto_scale_lr["base_batch_size"]
+        scale_lr(wrapper, factor)
         of_name = f" of {name}" if name else ""
         runner.logger.info(
             f"auto_scale_lr: batch of {batch}, learning rates{of_name} times {factor:g}."

@@ -215,7 +215,9 @@ def _optimizer_lines(
         prefix = f"{name}: " if name else ""
         counts = getattr(wrapper, "accumulative_counts", 1)
         effective = world_size * length.batch_size * counts
-        scale_lr(wrapper, cfg.get("auto_scale_lr") or {}, effective)
+        scaling = cfg.get("auto_scale_lr") or {}
+        if scaling.get("enable", False):
+            scale_lr(wrapper, effective / scaling["base_batch_size"])
         if counts > 1:
             notes.append(
                 f"{prefix}The optimizer steps once in {counts} steps of the run, which are batches."

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
 
@@ -18,11 +19,6 @@ __all__ = ["FAMILIES", "ReduceOnPlateau", "Shape"]
 
 # A smaller factor has lost its precision: the next value starts from the base.
 _TINY = 1e-12
-
-
-def _require(condition: bool, name: str, value: object, needed: str) -> None:  # noqa: FBT001
-    if not condition:
-        raise ConfigError(f"{name}={value!r} was given; {needed}.")
 
 
 class Shape(ABC):
@@ -35,10 +31,31 @@ class Shape(ABC):
         length: Steps of the window; set before the first value is asked for.
         in_epochs: Arguments that count epochs, and are multiplied by the length of an epoch where
             a schedule by epoch is converted to one by iteration.
+        fractions: Arguments that lie from 0 to 1; a dataclass checks them.
+        counts: Arguments that are positive.
+        state: What a checkpoint keeps besides the step.
     """
 
     length: int = 1
     in_epochs: ClassVar[tuple[str, ...]] = ()
+    fractions: ClassVar[tuple[str, ...]] = ()
+    counts: ClassVar[tuple[str, ...]] = ()
+    state: Mapping[str, Any] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        for name in self.fractions:
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r} was given; it lies from 0 to 1.")
+        for name in self.counts:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value!r} was given; a positive number is needed.")
+        floors = getattr(self, "eta_min", None), getattr(self, "eta_min_ratio", None)
+        if None not in floors:
+            raise ConfigError(
+                f"eta_min={floors[0]!r} and eta_min_ratio={floors[1]!r} were given; give one of "
+                "them."
+            )
 
     @abstractmethod
     def value(self, step: int, current: float, base: float) -> float:
@@ -75,10 +92,9 @@ class _Course(Shape):
 class Constant(_Course):
     """Multiply by ``factor`` until the last step of the window, or for good if it has only one."""
 
-    factor: float = 1 / 3
+    fractions = ("factor",)
 
-    def __post_init__(self) -> None:
-        _require(0 <= self.factor <= 1, "factor", self.factor, "it lies from 0 to 1")
+    factor: float = 1 / 3
 
     @override
     def scale(self, step: int) -> float:
@@ -92,13 +108,10 @@ class Linear(_Course):
     In a window of one step the value stays at ``start_factor``.
     """
 
+    fractions = ("start_factor", "end_factor")
+
     start_factor: float = 1 / 3
     end_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("start_factor", "end_factor"):
-            value = getattr(self, name)
-            _require(0 <= value <= 1, name, value, "it lies from 0 to 1")
 
     @override
     def scale(self, step: int) -> float:
@@ -122,13 +135,10 @@ class Exponential(Shape):
 class Step(Shape):
     """Multiply by ``gamma`` every ``step_size`` epochs or iterations."""
 
-    in_epochs = ("step_size",)
+    in_epochs = counts = ("step_size",)
 
     step_size: int
     gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        _require(self.step_size > 0, "step_size", self.step_size, "it is a positive integer")
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
@@ -149,10 +159,8 @@ class MultiStep(Shape):
 
     def __post_init__(self) -> None:
         given = list(self.milestones)
-        are_integers = all(isinstance(one, int) for one in given)
-        _require(are_integers, "milestones", given, "it is a list of integers")
-        needed = f"ascending ones are needed: {sorted(given)!r}"
-        _require(given == sorted(given), "milestones", given, needed)
+        if not all(isinstance(one, int) for one in given) or given != sorted(given):
+            raise ConfigError(f"milestones={given!r} was given; ascending integers are needed.")
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
@@ -170,15 +178,11 @@ class CosineAnnealing(_Course):
         eta_min_ratio: The floor as a fraction of each group's own value; instead of ``eta_min``.
     """
 
-    in_epochs = ("T_max",)
+    in_epochs = counts = ("T_max",)
 
     T_max: int | None = None
     eta_min: float | None = None
     eta_min_ratio: float | None = None
-
-    def __post_init__(self) -> None:
-        _require(self.T_max is None or self.T_max > 0, "T_max", self.T_max, "a positive number")
-        _check_floor(self.eta_min, self.eta_min_ratio)
 
     @override
     def scale(self, step: int) -> float:
@@ -221,16 +225,14 @@ class CosineRestart(_Course):
     eta_min_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        _check_floor(self.eta_min, self.eta_min_ratio)
+        super().__post_init__()
         periods, weights = self.periods, list(self.restart_weights)
         self._weights = weights * len(periods) if len(weights) == 1 else weights
-        if len(self._weights) != len(periods):
+        if len(self._weights) != len(periods) or min(periods, default=0) < 1:
             raise ConfigError(
-                f"{len(periods)} periods and {len(weights)} restart_weights were given; give one "
-                "weight for each period."
+                f"{len(periods)} periods and {len(weights)} restart_weights were given, "
+                f"{periods!r} and {weights!r}; give positive periods, and one weight for each."
             )
-        are_positive = min(periods, default=0) >= 1
-        _require(are_positive, "periods", periods, "positive numbers are needed")
         self._starts = [0, *accumulate(periods)]
 
     @override
@@ -265,22 +267,16 @@ class OneCycle(Shape):
         three_phase: Go down to the start as long as up, and then to the end.
     """
 
-    in_epochs = ("total_steps",)
+    in_epochs = counts = ("total_steps",)
+    fractions = ("pct_start",)
 
     eta_max: float
     total_steps: int | None = None
     pct_start: float = 0.3
-    anneal_strategy: str = "cos"
+    anneal_strategy: Literal["cos", "linear"] = "cos"
     div_factor: float = 25.0
     final_div_factor: float = 1e4
     three_phase: bool = False
-
-    def __post_init__(self) -> None:
-        total, strategy = self.total_steps, self.anneal_strategy
-        _require(total is None or total > 0, "total_steps", total, "a positive integer is needed")
-        _require(0 <= self.pct_start <= 1, "pct_start", self.pct_start, "it lies from 0 to 1")
-        is_known = strategy in {"cos", "linear"}
-        _require(is_known, "anneal_strategy", strategy, "there are 'cos' and 'linear'")
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
@@ -301,7 +297,7 @@ class OneCycle(Shape):
 
 
 @dataclass
-class ReduceOnPlateau:
+class ReduceOnPlateau(Shape):
     """Multiply by ``factor`` once a metric has not improved for more than ``patience`` validations.
 
     Args:
@@ -316,29 +312,35 @@ class ReduceOnPlateau:
         eps: Smaller changes are not made.
     """
 
+    fractions = ("factor",)
+
     monitor: str = "loss"
-    rule: str = "less"
+    rule: Literal["less", "greater"] = "less"
     factor: float = 0.1
     patience: int = 10
     threshold: float = 1e-4
-    threshold_rule: str = "rel"
+    threshold_rule: Literal["rel", "abs"] = "rel"
     cooldown: int = 0
     min_value: float | Sequence[float] = 0.0
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        rules = "there are 'less' and 'greater'"
-        _require(self.rule in {"less", "greater"}, "rule", self.rule, rules)
-        is_known = self.threshold_rule in {"rel", "abs"}
-        _require(is_known, "threshold_rule", self.threshold_rule, "there are 'rel' and 'abs'")
-        _require(self.factor < 1, "factor", self.factor, "it is less than 1")
-        _require(self.threshold >= 0, "threshold", self.threshold, "it is at least 0")
+        super().__post_init__()
         self.state: dict[str, Any] = {"best": None, "num_bad": 0, "cooldown_left": 0}
+
+    @override
+    def value(self, step: int, current: float, base: float) -> float:
+        return current
 
     def follow(self, metric: float) -> bool:
         """Update from the metric of a validation; return whether to reduce the value now."""
-        state = self.state
-        if self._is_better(metric):
+        state, best = self.state, self.state["best"]
+        is_better = best is None and not math.isnan(metric)
+        if best is not None:
+            sign = 1.0 if self.rule == "less" else -1.0
+            margin = self.threshold * (abs(best) if self.threshold_rule == "rel" else 1.0)
+            is_better = sign * metric < sign * best - margin
+        if is_better:
             state["best"], state["num_bad"] = metric, 0
         else:
             state["num_bad"] += 1
@@ -350,31 +352,14 @@ class ReduceOnPlateau:
         state["cooldown_left"], state["num_bad"] = self.cooldown, 0
         return True
 
-    def _is_better(self, metric: float) -> bool:
-        best = self.state["best"]
-        if math.isnan(metric) or best is None:
-            return not math.isnan(metric)
-        margin = self.threshold * (abs(best) if self.threshold_rule == "rel" else 1.0)
-        sign = 1.0 if self.rule == "less" else -1.0
-        return bool(sign * metric < sign * best - margin)
-
-
-def _check_floor(eta_min: float | None, eta_min_ratio: float | None) -> None:
-    if eta_min is not None and eta_min_ratio is not None:
-        raise ConfigError(
-            f"eta_min={eta_min!r} and eta_min_ratio={eta_min_ratio!r} were given; give one of them."
-        )
-
 
 # MMEngine's names: a family and what it schedules; "ParamScheduler" takes ``param_name``.
-_SETTINGS = {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}
-_KINDS: tuple[type[Any], ...] = (
-    *(Constant, CosineAnnealing, CosineRestart, Exponential, Linear),
-    *(MultiStep, OneCycle, Poly, ReduceOnPlateau, Step),
-)
-FAMILIES: dict[str, tuple[type[Any], str | None]] = {
+FAMILIES: dict[str, tuple[type[Shape], str | None]] = {
     f"{family.__name__}{ending}": (family, setting)
-    for family in _KINDS
-    for ending, setting in _SETTINGS.items()
+    for family in (
+        *(Constant, CosineAnnealing, CosineRestart, Exponential, Linear),
+        *(MultiStep, OneCycle, Poly, ReduceOnPlateau, Step),
+    )
+    for ending, setting in {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}.items()
     if (family, ending) != (OneCycle, "Momentum")
 }

@@ -1,13 +1,12 @@
-"""Schedules of one setting of an optimizer, and how a run builds and replays them."""
+"""Schedules of one setting of an optimizer, and how a run builds them."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.optim import lr_scheduler
+from torch import Tensor
 
 import mm_dist
 from mm_amp import OptimWrapperDict
@@ -15,13 +14,13 @@ from mm_runner.errors import CheckpointError, ComponentNotFoundError, ConfigErro
 from mm_runner.evaluator import score_of
 from mm_runner.registry import PARAM_SCHEDULERS, check_arguments
 
-from ._drivers import Setting, TorchSchedule
 from ._families import FAMILIES, ReduceOnPlateau, Shape
+from ._torch_schedule import TorchSchedule
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["ParamScheduler", "build_param_schedulers", "named_schedulers", "replay"]
+__all__ = ["ParamScheduler", "build_param_schedulers", "named_schedulers"]
 
 _WINDOW = ("begin", "end", "by_epoch", "convert_to_iter_based", "verbose")
 
@@ -30,18 +29,18 @@ class ParamScheduler:
     """Changes a setting of the optimizer within the window ``begin <= count < end``.
 
     Each step starts from the current value, so several schedules may follow one another or act at
-    once, one per iteration and another per epoch.
+    once, one per iteration and another per epoch. Groups keep the value that schedules started from
+    as ``initial_<setting>``, and the exact value of a tensor as ``scheduled_<setting>``.
 
     Args:
         optimizer: Whose parameter groups are scheduled.
         cfg: ``dict(type=..., begin=0, end=..., by_epoch=True, **arguments)``. ``type`` is
             MMEngine's name of a family for the learning rate (``"CosineAnnealingLR"``), the
-            momentum (``"CosineAnnealingMomentum"``) or, with ``param_name``, any number of a
-            parameter group (``"CosineAnnealingParamScheduler"``): Constant, CosineAnnealing,
-            CosineRestart, Exponential, Linear, MultiStep, OneCycle, Poly, ReduceOnPlateau, Step.
-            Any other class of ``torch.optim.lr_scheduler``, and one of these with arguments that
-            only torch's has, is torch's own. ``convert_to_iter_based=True`` turns a schedule
-            written in epochs into one by iteration.
+            momentum (``"CosineAnnealingMomentum"``: the first beta of an optimizer that has betas
+            instead) or, with ``param_name``, any number of a parameter group
+            (``"CosineAnnealingParamScheduler"``); or any other class of
+            ``torch.optim.lr_scheduler``. ``convert_to_iter_based=True`` turns a schedule written in
+            epochs into one by iteration.
         num_epochs: Epochs of the run, the default ``end`` of a schedule by epoch.
         num_iters: Iterations of the run, the default ``end`` of a schedule by iteration.
         epoch_length: Iterations of an epoch. Defaults to ``num_iters // num_epochs``.
@@ -50,11 +49,10 @@ class ParamScheduler:
     Attributes:
         optimizer: See above.
         by_epoch: Whether :meth:`step` is to be called after each epoch, else after each iteration.
-        begin: See above.
-        end: See above.
-        window: ``begin`` and ``end`` as configured; the run's own end counts epochs if it does.
+        count: Steps taken, from 0; the schedule acts from ``begin`` until before ``end``.
         setting: Name of what it changes, such as ``"lr"``.
         monitor: Name of the metric that it follows, or ``None``.
+        need_val_args: Whether it follows a metric, by :meth:`follow`.
         where: Path of the config.
 
     Raises:
@@ -64,8 +62,7 @@ class ParamScheduler:
     Example:
         >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
         >>> cfg = dict(type="LinearLR", start_factor=0.5, end=3)
-        >>> warm_up = ParamScheduler(optimizer, cfg, num_epochs=9, num_iters=90)
-        >>> warm_up.step()
+        >>> ParamScheduler(optimizer, cfg, num_epochs=9, num_iters=90).step()
         >>> optimizer.param_groups[0]["lr"]
         0.75
     """
@@ -86,104 +83,95 @@ class ParamScheduler:
                 f"{', '.join(map(repr, cfg)) or 'nothing'}. It names a schedule: "
                 f"{', '.join(FAMILIES)}, or a class of torch.optim.lr_scheduler."
             )
-        self.optimizer, self.where = optimizer, where
-        self.setting, self._count = "lr", 0
-        factor = self._set_window(cfg, num_epochs, num_iters, epoch_length)
-        arguments = {key: value for key, value in cfg.items() if key not in _WINDOW}
-        self._course = self._build_course(arguments, factor)
-        try:
-            self._setting = Setting(optimizer, self.setting)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
+        self.optimizer, self.where, self.count = optimizer, where, 0
+        arguments = dict(cfg)
+        window = {name: arguments.pop(name) for name in _WINDOW if name in cfg}
+        check_arguments(self._set_window, window, where, is_partial=True)
+        factor = self._set_window(num_epochs, num_iters, epoch_length, **window)
+        self.setting, self._course = self._build_course(arguments, factor)
         self.monitor = getattr(self._course, "monitor", None)
-        self.start()
+        self.need_val_args = isinstance(self._course, ReduceOnPlateau)
+        for group in optimizer.param_groups:
+            if not _is_number(self._value(group)):
+                numbers = ", ".join(key for key, value in group.items() if _is_number(value))
+                raise ConfigError(
+                    f"{where}: {self.setting!r} is to be scheduled, and the parameter groups of "
+                    f"{type(optimizer).__name__} have no such number; they have {numbers}."
+                )
+            self._read(group)  # before another schedule changes the initial value
+        self._advance()
 
     def _set_window(
-        self, cfg: Mapping[str, Any], num_epochs: int, num_iters: int, epoch_length: int | None
+        self,
+        num_epochs: int,
+        num_iters: int,
+        epoch_length: int | None,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+        convert_to_iter_based: bool = False,
+        verbose: Any = False,  # noqa: ARG002 - MMEngine's
     ) -> int:
         """Set the window; return what arguments that count epochs are to be multiplied by."""
-        converts = cfg.get("convert_to_iter_based", False)
-        in_epochs = cfg.get("by_epoch", True)
-        for name, flag in {"by_epoch": in_epochs, "convert_to_iter_based": converts}.items():
-            if not isinstance(flag, bool):
-                raise ConfigError(f"{self.where}.{name}: True or False is needed, got {flag!r}.")
-        if converts and not in_epochs:
-            raise ConfigError(
-                f"{self.where}.convert_to_iter_based: it converts a schedule by epoch, and "
-                "by_epoch=False was given; leave one of the two out."
-            )
-        begin, end = cfg.get("begin", 0), cfg.get("end")
-        for name, value in {"begin": begin, "end": end}.items():
-            if type(value) is not int and not (value is None and name == "end"):
-                raise ConfigError(
-                    f"{self.where}: {name}={value!r} was given; begin and end are integers, "
-                    "epochs or iterations."
-                )
-        self.by_epoch, self._has_own_end = in_epochs and not converts, end is not None
+        converts = by_epoch and convert_to_iter_based
+        self.by_epoch = by_epoch and not converts
         factor = (epoch_length or num_iters // max(num_epochs, 1)) if converts else 1
         of_run = num_epochs if self.by_epoch else num_iters
         self.begin, self.end = begin * factor, of_run if end is None else end * factor
         if not 0 <= self.begin < self.end:
-            length = f"{num_epochs:,} epoch(s)" if in_epochs else f"{num_iters:,} iteration(s)"
-            given = f"was given, and the run ends after {length}"
-            if end is not None:
-                given = f"and end={end} were given"
-            raise ConfigError(f"{self.where}: begin={begin} {given}; 0 <= begin < end is needed.")
-        # With other data an epoch has other steps, and a run of the same epochs is the same.
-        counts_epochs = epoch_length is not None and num_iters == num_epochs * epoch_length
-        self.window = [begin, (num_epochs if counts_epochs else of_run) if end is None else end]
+            unit = "epoch(s)" if self.by_epoch else "iteration(s)"
+            raise ConfigError(
+                f"{self.where}: begin={begin} and end={end} were given, and the run ends after "
+                f"{of_run:,} {unit}; 0 <= begin < end is needed."
+            )
+        # Without an end of its own it follows every metric: a run by iterations counts one epoch,
+        # when it ends, and may be resumed with more iterations.
+        self._has_own_end = end is not None
         return factor
 
-    def _build_course(
-        self, arguments: dict[str, Any], factor: int
-    ) -> Shape | ReduceOnPlateau | TorchSchedule:
-        name = arguments["type"]
-        kind, setting = self._resolve(name, arguments)
-        if not (isinstance(kind, type) and issubclass(kind, (Shape, ReduceOnPlateau))):
+    def _build_course(self, arguments: dict[str, Any], factor: int) -> tuple[str, Any]:
+        """Return the name of the setting, and what computes its values."""
+        name, where = arguments["type"], self.where
+        kind, setting = self._resolve(name)
+        if not (isinstance(kind, type) and issubclass(kind, Shape)):
             if factor != 1:
                 raise ConfigError(
-                    f"{self.where}.convert_to_iter_based: which arguments of {name!r} count epochs "
-                    "is not known; write them in iterations, with by_epoch=False."
+                    f"{where}.convert_to_iter_based: it does not convert {name!r} of torch; write "
+                    "its arguments in iterations, with by_epoch=False."
                 )
-            return TorchSchedule(self.optimizer, arguments, self.where)
+            return "lr", TorchSchedule(self.optimizer, arguments, where)
         del arguments["type"]
-        self.setting = setting or arguments.pop("param_name", None)
-        if self.setting is None:
+        setting = setting or arguments.pop("param_name", None)
+        if setting is None:
             raise ConfigError(
-                f"{self.where}.param_name: {name} needs the name of a setting, such as "
-                "'weight_decay'."
+                f"{where}.param_name: {name} needs the name of a setting, such as 'weight_decay'."
             )
-        check_arguments(kind, arguments, self.where, name=getattr(name, "__name__", name))
+        check_arguments(kind, arguments, where, name=getattr(name, "__name__", name))
         if issubclass(kind, ReduceOnPlateau) and not self.by_epoch:
             raise ConfigError(
-                f"{self.where}: a schedule that follows a metric counts epochs; leave out "
+                f"{where}: a schedule that follows a metric counts epochs; leave out "
                 "by_epoch=False and convert_to_iter_based."
             )
-        for key in getattr(kind, "in_epochs", ()):
+        for key in kind.in_epochs:
             value = arguments.get(key)
             if isinstance(value, Sequence):
                 arguments[key] = [one * factor for one in value]
             elif value is not None:
                 arguments[key] = value * factor
         try:
-            course: Shape | ReduceOnPlateau = kind(**arguments)
+            course = kind(**arguments)
         except (ConfigError, TypeError, ValueError) as error:
-            raise ConfigError(f"{self.where}: {error}") from error
-        if isinstance(course, Shape):
-            course.length = self.end - self.begin
-        return course
+            raise ConfigError(f"{where}: {error}") from error
+        course.length = self.end - self.begin
+        return setting, course
 
-    def _resolve(self, name: Any, arguments: Mapping[str, Any]) -> tuple[Any, str | None]:
+    def _resolve(self, name: Any) -> tuple[Any, str | None]:
         """Return the family or class of a name, and its setting if the name says it."""
         if not isinstance(name, str):
             return name, "lr"
         if name in FAMILIES and name not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
-            family, setting = FAMILIES[name]
-            known = inspect.signature(family).parameters
-            torchs = inspect.signature(getattr(lr_scheduler, name, family)).parameters
-            # Such as total_iters of LinearLR, which only torch's class of the same name takes.
-            if not any(one in torchs and one not in known for one in arguments):
-                return family, setting
+            return FAMILIES[name]
         if name == "ReduceLROnPlateau":
             raise ConfigError(
                 f"{self.where}: torch's ReduceLROnPlateau does not say which metric it follows; "
@@ -195,31 +183,20 @@ class ParamScheduler:
         except ComponentNotFoundError as error:
             raise ComponentNotFoundError(f"{self.where}.type: {error}") from error
 
-    @property
-    def need_val_args(self) -> bool:
-        """Whether it follows a metric, by :meth:`follow`."""
-        return isinstance(self._course, ReduceOnPlateau)
-
-    def start(self) -> None:
-        """Set the first values if the window begins with the run; the constructor does this."""
-        if self.begin == self._count == 0:
-            self._advance(0)
-
     def step(self) -> None:
         """Count one epoch or iteration, and change the value if inside the window."""
-        self._count += 1
-        if self.begin <= self._count < self.end:
-            self._advance(self._count - self.begin)
+        self.count += 1
+        self._advance()
 
-    def _advance(self, step: int) -> None:
+    def _advance(self) -> None:
+        if not self.begin <= self.count < self.end:
+            return
         if isinstance(self._course, TorchSchedule):
-            self._course.advance(step)
-        elif isinstance(self._course, Shape):
-            for group in self._setting.groups:
-                current, base = self._setting.read(group)
-                value = self._course.value(step, current, base)
-                if value != current:
-                    self._setting.write(group, value)
+            self._course.advance(self.count - self.begin)
+            return
+        for group in self.optimizer.param_groups:
+            current, base = self._read(group)
+            self._write(group, self._course.value(self.count - self.begin, current, base))
 
     def follow(self, metrics: Mapping[str, Any]) -> None:
         """Update a schedule that :attr:`need_val_args` from the metrics of a validation.
@@ -228,39 +205,24 @@ class ParamScheduler:
             ConfigError: If the metric that it follows is not among them, or no number.
         """
         plateau = self._course
-        # Without an end of its own it follows every validation: a run by iterations counts one
-        # epoch, when it ends, and may be resumed with more iterations.
-        is_inside = self.begin <= self._count and (self._count < self.end or not self._has_own_end)
+        is_inside = self.begin <= self.count and (self.count < self.end or not self._has_own_end)
         if not isinstance(plateau, ReduceOnPlateau) or not is_inside:
             return
         if plateau.follow(score_of(metrics, plateau.monitor, f"{self.where}.monitor")):
             floors: Any = plateau.min_value
-            listed = isinstance(floors, Sequence)
-            for index, group in enumerate(self._setting.groups):
-                current, _ = self._setting.read(group)
+            listed = floors if isinstance(floors, Sequence) else [floors]
+            for index, group in enumerate(self.optimizer.param_groups):
+                current, _ = self._read(group)
                 # A group beyond the list has the last floor.
-                floor = floors[min(index, len(floors) - 1)] if listed else floors
-                new = max(current * plateau.factor, floor)
+                new = max(current * plateau.factor, listed[min(index, len(listed) - 1)])
                 if current - new > plateau.eps:
-                    self._setting.write(group, new)
-
-    def rewind(self) -> int:
-        """Return to the initial values and position, and return how many steps were taken.
-
-        :meth:`start` has to follow, once all schedules of the optimizer are rewound.
-        """
-        done, self._count = self._count, 0
-        self._setting.rewind()
-        return done
+                    self._write(group, new)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and the window, in primitives; arguments are not repeated."""
-        state: Any = {}  # the values are the optimizer's state
-        if isinstance(self._course, ReduceOnPlateau):
-            state = dict(self._course.state)
-        elif isinstance(self._course, TorchSchedule):
-            state = self._course.state_dict()
-        return {"count": self._count, "window": self.window, "scheduler": state}
+        """Return the position, in primitives; arguments are not repeated."""
+        is_torchs = isinstance(self._course, TorchSchedule)
+        state = self._course.state_dict() if is_torchs else dict(self._course.state)
+        return {"count": self.count, "scheduler": state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the position. The values themselves are the optimizer's state."""
@@ -270,11 +232,36 @@ class ParamScheduler:
                 f"{', '.join(map(str, state_dict)) or 'none'}; one that mm-runner wrote is needed. "
                 "Take the weights alone by load_from without resume."
             )
-        self._count, state = state_dict["count"], state_dict["scheduler"]
-        if isinstance(self._course, ReduceOnPlateau):
-            self._course.state = {name: state[name] for name in self._course.state}
-        elif isinstance(self._course, TorchSchedule):
+        self.count, state = state_dict["count"], state_dict["scheduler"]
+        if isinstance(self._course, TorchSchedule):
             self._course.load_state_dict(state)
+        else:
+            self._course.state = {name: state[name] for name in self._course.state}
+
+    def _value(self, group: Mapping[str, Any]) -> Any:
+        if self.setting == "momentum" and "momentum" not in group and "betas" in group:
+            return group["betas"][0]
+        return group.get(self.setting)
+
+    def _read(self, group: dict[str, Any]) -> tuple[float, float]:
+        """Return the current value of a group, and the one that schedules started from."""
+        current = self._value(group)
+        if isinstance(current, Tensor):  # read once: it waits for the device, and is less exact
+            exact = f"scheduled_{self.setting}"
+            if exact not in group:
+                group[exact] = float(current)
+            current = group[exact]
+        return float(current), float(group.setdefault(f"initial_{self.setting}", float(current)))
+
+    def _write(self, group: dict[str, Any], value: float) -> None:
+        current = self._value(group)
+        if isinstance(current, Tensor):
+            group[f"scheduled_{self.setting}"] = value
+            current.fill_(value)
+        elif self.setting in group:
+            group[self.setting] = value
+        else:
+            group["betas"] = (value, *group["betas"][1:])
 
 
 def build_param_schedulers(
@@ -290,11 +277,10 @@ def build_param_schedulers(
     Args:
         optim_wrapper: An optimizer wrapper, or an ``OptimWrapperDict``.
         cfg: ``None``, one config (or a ready :class:`ParamScheduler`), or a list of these. For an
-            ``OptimWrapperDict`` that is for each of its wrappers; or a dict of these by name, where
-            others have no schedule.
-        num_epochs: Epochs of the run.
-        num_iters: Iterations of the run.
-        epoch_length: Iterations of an epoch. Defaults to ``num_iters // num_epochs``.
+            ``OptimWrapperDict`` that is for each of its wrappers; or a dict of these by name.
+        num_epochs: See :class:`ParamScheduler`.
+        num_iters: See there.
+        epoch_length: See there.
 
     Returns:
         The schedulers; for an ``OptimWrapperDict``, by the name of the wrapper.
@@ -333,14 +319,14 @@ def _build_list(
             raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
         schedule = ParamScheduler(optimizer, one, where=place, **run)
         schedulers.append(schedule)
-        total, unit = (
+        total, of_run = (
             one.get("total_steps"),
-            "epochs" if schedule.by_epoch else "steps of one batch",
+            run["num_epochs" if schedule.by_epoch else "num_iters"],
         )
-        needed = min(schedule.end, run["num_epochs" if schedule.by_epoch else "num_iters"])
-        needed -= schedule.begin
+        needed = min(schedule.end, of_run) - schedule.begin
         is_short = isinstance(total, int) and total < needed
         if is_short and not one.get("convert_to_iter_based") and mm_dist.is_main_process():
+            unit = "epochs" if schedule.by_epoch else "steps of one batch"
             warnings.warn(
                 f"{place}: the cycle ends after total_steps={total}, and it acts in {needed} "
                 f"{unit}: the value stays at its end from there. Give total_steps={needed}.",
@@ -356,32 +342,5 @@ def named_schedulers(
     return schedulers if isinstance(schedulers, dict) else {"": schedulers}
 
 
-def replay(schedulers: Sequence[ParamScheduler], num_iters: int, epoch_length: int | None) -> None:
-    """Repeat all steps of schedules from the initial values of the optimizer.
-
-    Each value is computed from the previous one, so after a change of windows only this gives the
-    values of the configuration at this position, to the last bit.
-
-    Args:
-        schedulers: All of one optimizer, each at its position; none follows a metric.
-        num_iters: Iterations of the run so far. A schedule that has taken fewer steps was held by
-            steps that overflowed, most of which are the first ones.
-        epoch_length: Iterations of an epoch, ``None`` if not known.
-    """
-    steps = [(scheduler, scheduler.rewind()) for scheduler in schedulers]
-    num_epochs = max([number for one, number in steps if one.by_epoch], default=0)
-    by_iter = [number for one, number in steps if not one.by_epoch]
-    num_iters = max([num_iters, num_epochs, *by_iter])
-    # Epochs that are done may have had another length.
-    if not epoch_length or num_iters // epoch_length != num_epochs:
-        epoch_length = max(num_iters // max(num_epochs, 1), 1)
-    for scheduler in schedulers:
-        scheduler.start()
-    for done in range(1, num_iters + 1):
-        epoch, rest = divmod(done, epoch_length)
-        for one, number in steps:
-            if not one.by_epoch and done > num_iters - number:
-                one.step()
-        for one, number in steps:
-            if one.by_epoch and not rest and num_epochs - number < epoch <= num_epochs:
-                one.step()
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, Tensor)) and not isinstance(value, bool)
