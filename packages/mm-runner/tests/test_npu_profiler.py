@@ -152,12 +152,6 @@ def test_what_the_user_set_of_the_graph_engine_stays(train, monkeypatch, end):
     assert os.environ["GE_PROFILING_TO_STD_OUT"] == "0"
 
 
-@pytest.mark.usefixtures("torch_npu")
-def test_more_steps_than_the_run_has_are_refused(train):
-    with pytest.raises(ConfigError, match=r"profile_times: 13 was given, .* has 12 steps"):
-        train(end=13)
-
-
 def test_without_torch_npu_one_error_says_what_is_missing(train):
     _forget()
     with pytest.raises(ConfigError, match=r"asked for, but torch_npu is not .* ProfilerHook prof"):

@@ -6,17 +6,13 @@ import time
 import pytest
 import torch
 from test_no_host_sync import CountScalarReads
-from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, needs_compile, runner_arguments
+from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, runner_arguments
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.diagnostics import ThroughputHook
 from mm_runner.hooks import Hook
 from mm_runner.hooks._logger import count_samples
-
-HAS_COUNTER = hasattr(torch.utils, "flop_counter") or tuple(
-    map(int, torch.__version__.split("+")[0].split(".")[:2])
-) >= (2, 1)
 
 
 def reports_of(runner):
@@ -25,7 +21,7 @@ def reports_of(runner):
 
 
 def test_a_run_tells_its_throughput_at_intervals(make_runner):
-    hook = ThroughputHook(interval=3, tokens="inputs", peak_flops=1e9)
+    hook = ThroughputHook(interval=3, tokens="inputs")
     runner = make_runner(custom_hooks=[hook])
     began = time.perf_counter()
     runner.train()
@@ -45,40 +41,13 @@ def test_a_run_tells_its_throughput_at_intervals(make_runner):
     assert hook.ranks[0].samples == 12
 
 
-@pytest.mark.skipif(not HAS_COUNTER, reason="torch counts operations from 2.1 on")
-def test_operations_are_counted_once_per_sample(make_runner):
-    hook = ThroughputHook(interval=3, peak_flops=1e9)
-    runner = make_runner(custom_hooks=[hook], **NO_VALIDATION)
-    runner.train()
-    # Two matrices, 4 x 8 and 8 x 3: forward, and in backward the gradients of both weights, and
-    # of the second one's inputs.
-    forward = 2 * (4 * 8 + 8 * 3)
-    assert hook.flops_per_sample == 2 * forward + 2 * 8 * 3
-    report = reports_of(runner)[-1]
-    flops = report["samples_per_s"] * hook.flops_per_sample
-    assert report["flops_per_s"] == pytest.approx(flops)
-    assert report["mfu"] == pytest.approx(flops / 1e9)
-
-
-def test_operations_may_be_given(make_runner):
-    hook = ThroughputHook(interval=6, flops_per_sample=1000.0)
+def test_flops_are_reported_where_they_are_given(make_runner):
+    hook = ThroughputHook(interval=6, flops_per_sample=1000.0, peak_flops=1e9)
     runner = make_runner(custom_hooks=[hook], **NO_VALIDATION)
     runner.train()
     report = reports_of(runner)[-1]
     assert report["flops_per_s"] == pytest.approx(1000 * report["samples_per_s"])
-    assert "mfu" not in report  # nobody says what a CPU can do
-
-
-@needs_compile
-def test_a_compiled_model_is_not_counted(make_runner):
-    runner = make_runner(
-        custom_hooks=[ThroughputHook(interval=6)],
-        train_cfg={"max_epochs": 1},
-        cfg={"compile": {"backend": "eager"}},
-        **NO_VALIDATION,
-    )
-    runner.train()
-    assert all("flops_per_s" not in report for report in reports_of(runner))
+    assert report["mfu"] == pytest.approx(report["flops_per_s"] / 1e9)
 
 
 def test_validations_are_left_out(make_runner):
@@ -149,35 +118,19 @@ def _name_the_slowest(rank, work_dir):
         )
         runner.train()
         slow = 1 if part == "model" else 0
-        assert hook.scalars["slowest_rank"] == slow
-        assert hook.scalars["lag_s"] > 0.1
         assert [one.samples for one in hook.ranks] == [12, 12]
         if rank == 0:
             log = next(runner.log_dir.glob("*.log")).read_text()
             assert f"slowest is rank {slow}, 0." in log
-            share = reports_of(runner)[-1]["data_wait_share"]
+            report = reports_of(runner)[-1]
+            assert report["slowest_rank"] == slow
+            assert report["lag_s"] > 0.1
+            share = report["data_wait_share"]
             assert share > 0.5 if part == "data" else share < 0.5
 
 
 def test_the_slowest_of_two_ranks_is_named(run_ranks, tmp_path):
     run_ranks(_name_the_slowest, 2, str(tmp_path))
-
-
-@pytest.mark.skipif(not HAS_COUNTER, reason="torch counts operations from 2.1 on")
-def test_a_step_that_fails_while_it_is_counted_leaves_no_counter(make_runner):
-    from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: PLC0415
-
-    class Fails(Hook):
-        @override
-        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            if runner.iter == 1:
-                raise ValueError(type(_get_current_dispatch_mode()).__name__)
-
-    fails = {"type": Fails, "priority": "HIGHEST"}
-    runner = make_runner(custom_hooks=[{"type": "ThroughputHook"}, fails], **NO_VALIDATION)
-    with pytest.raises(ValueError, match="FlopCounterMode"):
-        runner.train()
-    assert _get_current_dispatch_mode() is None
 
 
 @pytest.mark.parametrize(
@@ -204,15 +157,6 @@ def test_a_key_that_is_no_tensor_of_the_batch_is_named(make_runner):
         make_runner(custom_hooks=[hook], **NO_VALIDATION).train()
 
 
-def test_a_devices_peak_is_known_by_its_name(make_runner, monkeypatch):
-    name = "NVIDIA H100 80GB HBM3"
-    monkeypatch.setattr(torch.cpu, "get_device_name", lambda _: name, raising=False)
-    hook = ThroughputHook(interval=6, flops_per_sample=1000.0)
-    make_runner(custom_hooks=[hook], **NO_VALIDATION).train()
-    assert hook.peak_flops == pytest.approx(66.9e12)
-    assert hook.scalars["mfu"] > 0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -221,9 +165,8 @@ def test_a_devices_peak_is_known_by_its_name(make_runner, monkeypatch):
         ({"interval": 1.5}, r"interval: an integer >= 1 is needed, got 1.5"),
         ({"flops_per_sample": 0}, r"flops_per_sample: a positive number, got 0"),
         ({"peak_flops": -1.0}, r"peak_flops: a positive number, got -1.0"),
-        ({"tokens": {}}, r"tokens: a key of the batch or a function, got \{\}"),
     ],
-    ids=["no-interval", "flag", "fraction", "operations", "peak", "tokens"],
+    ids=["no-interval", "flag", "fraction", "operations", "peak"],
 )
 def test_wrong_arguments_are_named(options, message):
     with pytest.raises(ConfigError, match=rf"ThroughputHook\.{message}"):

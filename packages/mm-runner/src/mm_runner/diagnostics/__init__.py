@@ -3,8 +3,7 @@
 from ._gradient_spike import GradientSpikeHook
 from ._hook_times import HookTimesHook
 from ._host_sync import HostSyncHook
-from ._npu_profiler import NPUProfilerHook
-from ._profiler import ProfilerHook
+from ._profiler import NPUProfilerHook, ProfilerHook
 from ._throughput import ThroughputHook
 
 __all__ = [

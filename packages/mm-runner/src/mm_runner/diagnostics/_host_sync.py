@@ -26,7 +26,7 @@ _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in _PACKAGES)
 
 
 class HostSyncHook(Hook):
-    """Counts how often the host waits for the device in a few training steps, by line of code.
+    """Count how often the host waits for the device in a few training steps, by line of code.
 
     Afterwards the log names each line outside of torch and of mm-runner's packages that waits, such
     as ``loss.item()`` or an index that is a mask, and the hook that it belongs to. It listens to
@@ -39,7 +39,6 @@ class HostSyncHook(Hook):
 
     Attributes:
         counts: How often in all the counted steps, by origin.
-        steps: Number of counted steps.
 
     Raises:
         ConfigError: If ``begin`` is negative, or ``iters`` not positive.
@@ -55,13 +54,13 @@ class HostSyncHook(Hook):
         check_integer("HostSyncHook.iters", iters, least=1)
         self.begin, self.iters = begin, iters
         self.counts: Counter[str] = Counter()
-        self.steps = self._passed = 0
+        self._num_steps = 0
         self._set_mode: Any = None
         self._filters: warnings.catch_warnings[Any] | None = None
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self.counts, self.steps, self._passed = Counter(), 0, 0
+        self.counts, self._num_steps = Counter(), 0
         module = getattr(torch, runner.device.type, None)
         self._set_mode = getattr(module, "set_sync_debug_mode", None) if runner.rank == 0 else None
         if self._set_mode is None and runner.rank == 0:
@@ -74,27 +73,11 @@ class HostSyncHook(Hook):
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
         if self._set_mode is None:
             return
-        self._passed += 1
-        if self._passed > self.begin + self.iters:
-            self._finish(runner)
-        elif self._passed > self.begin:
-            self.steps += 1
-            self._listen()
-
-    @override
-    def before_val(self, runner: RunView) -> None:
-        self._stop_listening()
-
-    @override
-    def after_train(self, runner: RunView) -> None:
-        self._finish(runner)
-
-    @override
-    def clean_up(self, runner: RunView) -> None:
-        self._stop_listening()
-
-    def _listen(self) -> None:
-        if self._filters is None:
+        if self._num_steps == self.begin + self.iters:
+            self.after_train(runner)
+            return
+        self._num_steps += 1
+        if self._num_steps > self.begin and self._filters is None:
             self._filters = warnings.catch_warnings()
             self._filters.__enter__()
             warnings.filterwarnings("always", _MESSAGE)
@@ -102,7 +85,26 @@ class HostSyncHook(Hook):
             warnings.showwarning = self._count
             self._set_mode("warn")
 
-    def _stop_listening(self) -> None:
+    @override
+    def before_val(self, runner: RunView) -> None:
+        self.clean_up(runner)
+
+    @override
+    def after_train(self, runner: RunView) -> None:
+        self.clean_up(runner)
+        if self._set_mode is None:
+            return
+        self._set_mode = None
+        steps = max(self._num_steps - self.begin, 0)
+        per_step = 1 / max(steps, 1)
+        each = f"{sum(self.counts.values()) * per_step:.3g} times each"
+        lines = [f"HostSyncHook: in {steps} steps the host waited for the device {each}."]
+        for origin, count in self.counts.most_common():
+            lines.append(f"  {count * per_step:8.3g}  {origin}")
+        runner.logger.info("\n".join(lines))
+
+    @override
+    def clean_up(self, runner: RunView) -> None:
         if self._filters is not None:
             self._set_mode("default")
             self._filters.__exit__(None, None, None)
@@ -114,40 +116,19 @@ class HostSyncHook(Hook):
         else:
             self._show(message, *arguments, **named)
 
-    def _finish(self, runner: RunView) -> None:
-        self._stop_listening()
-        if self._set_mode is None:
-            return
-        self._set_mode = None
-        if not self.steps:
-            runner.logger.info(
-                f"HostSyncHook: nothing was counted: training ended after {self._passed} steps, "
-                f"and begin={self.begin} leaves out the first ones."
-            )
-            return
-        total = sum(self.counts.values())
-        head = f"HostSyncHook: in {self.steps} steps the host waited for the device "
-        lines = [f"{head}{total / self.steps:.3g} times each."]
-        for origin, count in self.counts.most_common():
-            lines.append(f"  {count / self.steps:8.3g}  {origin}")
-        runner.logger.info("\n".join(lines))
-
 
 def _origin() -> str:
     """Return the caller's line outside of torch and our packages, after the hook it belongs to."""
-    place = innermost = ""
+    place = ""
     for frame, line in traceback.walk_stack(None):
         code = frame.f_code
         path = Path(code.co_filename)
-        if code.co_filename == __file__ or path.name == "warnings.py":
-            continue
-        here = f"{path.parent.name}/{path.name}:{line} in {code.co_name}"
-        innermost = innermost or here
-        if not place and not any(one in code.co_filename for one in _LIBRARIES):
-            place = here
+        is_library = any(one in code.co_filename for one in _LIBRARIES)
+        if not place and not is_library and path.name != "warnings.py":
+            place = f"{path.parent.name}/{path.name}:{line} in {code.co_name}"
         owner = frame.f_locals.get("self") if "self" in code.co_varnames[:1] else None
-        if isinstance(owner, Hook):
-            return f"{type(owner).__name__}, {place or innermost}"
+        if isinstance(owner, Hook) and code.co_filename != __file__:
+            return f"{type(owner).__name__}, {place or code.co_name}"
         if f"{os.sep}mm_runner{os.sep}loops{os.sep}" in code.co_filename:  # calls the step
             break
-    return place or innermost
+    return place or "the training loop"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from mm_runner.run_view import RunView
 
-__all__ = ["ProfilerHook"]
+__all__ = ["NPUProfilerHook", "ProfilerHook"]
 
 # Keys of on_trace_ready by its type.
 _READY = {
@@ -29,7 +31,7 @@ _READY = {
 
 
 class ProfilerHook(Hook):
-    """Profiles the first epochs or steps, and writes a trace for chrome://tracing or Perfetto.
+    """Profile the first epochs or steps, and write a trace for chrome://tracing or Perfetto.
 
     Without ``on_trace_ready`` the trace is written as ``trace_rank0.json`` into the run's log
     directory; with ``repeat`` in ``schedule`` one for each turn. The first process is profiled.
@@ -39,16 +41,14 @@ class ProfilerHook(Hook):
         profile_times: How many of them are profiled. Defaults to 1.
         activity_with_cpu: Whether to trace the host. Defaults to ``True``.
         activity_with_cuda: Whether to trace the device. Defaults to ``False``.
-        schedule: Arguments of ``torch.profiler.schedule``: ``wait``, ``warmup``, ``active``,
-            ``repeat``, ``skip_first``, in steps. Without it all is traced.
+        schedule: Arguments of ``torch.profiler.schedule``, in steps. Without it all is traced.
         on_trace_ready: A function of the profiler; or ``dict(type='log_trace', sort_by=...,
-            row_limit=...)``, which logs a table of the ``row_limit`` (100) highest by
-            ``"self_cpu_time_total"``, ``"cuda_time_total"``, ``"count"`` and so on; or
-            ``dict(type='tb_trace', dir_name=...)``, which writes for TensorBoard.
-        record_shapes: Record the shapes of inputs. Defaults to ``False``.
-        profile_memory: Record allocations. Defaults to ``False``.
-        with_stack: Record where in the source an operation was called. Defaults to ``False``.
-        with_flops: Estimate operations' work. Defaults to ``False``.
+            row_limit=...)``, which logs a table; or ``dict(type='tb_trace', dir_name=...)``, which
+            writes for TensorBoard.
+        record_shapes: As for ``torch.profiler.profile``; so are the next three, all ``False``.
+        profile_memory: Record allocations.
+        with_stack: Record source lines.
+        with_flops: Estimate FLOPs.
         json_trace_path: The trace's file.
 
     Raises:
@@ -56,6 +56,7 @@ class ProfilerHook(Hook):
     """
 
     priority = "VERY_LOW"
+    _device_type: str | None = None  # that of the run
 
     def __init__(
         self,
@@ -76,15 +77,15 @@ class ProfilerHook(Hook):
         if not activity_with_cpu and not activity_with_cuda:
             raise ConfigError("ProfilerHook: both activities are False; switch one on.")
         ready = on_trace_ready
-        known = _READY.get(str(ready.get("type"))) if isinstance(ready, Mapping) else None
-        if isinstance(ready, Mapping) and (known is None or not known.issuperset(ready)):
-            allowed = " or ".join(str(sorted(keys)) for keys in _READY.values())
+        is_known = ready is None or callable(ready)
+        if isinstance(ready, Mapping):
+            is_known = _READY.get(str(ready.get("type")), set()).issuperset(ready)
+        if not is_known:
             raise ConfigError(
-                f"ProfilerHook.on_trace_ready: type='log_trace' or 'tb_trace' with keys {allowed} "
-                f"is needed, got {dict(ready)!r}."
+                "ProfilerHook.on_trace_ready: a function, or a dict with type='log_trace' or "
+                f"'tb_trace' and keys {' or '.join(str(sorted(keys)) for keys in _READY.values())} "
+                f"is needed, got {ready!r}."
             )
-        if not (ready is None or callable(ready) or isinstance(ready, Mapping)):
-            raise ConfigError(f"ProfilerHook.on_trace_ready: a function or a dict, got {ready!r}.")
         self.by_epoch, self.profile_times = by_epoch, profile_times
         self.schedule = {"wait": 0, "warmup": 0, "active": 1, **schedule} if schedule else None
         self.on_trace_ready = on_trace_ready
@@ -97,7 +98,7 @@ class ProfilerHook(Hook):
             "with_flops": with_flops,
         }
         self._profiler: profile | None = None
-        self._left = self._written = 0
+        self._left = self._num_written = 0
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -109,8 +110,8 @@ class ProfilerHook(Hook):
                 f"ProfilerHook.profile_times: {self.profile_times} was given, and the run has "
                 f"{end} {'epochs' if self.by_epoch else 'steps'}."
             )
-        self._left, self._written = self.profile_times, 0
-        self._profiler = self._build(runner, self._device_type(runner))
+        self._left, self._num_written = self.profile_times, 0
+        self._profiler = self._build(runner, self._device_type or runner.device.type)
         self._profiler.start()
 
     @override
@@ -164,7 +165,14 @@ class ProfilerHook(Hook):
             raise ConfigError(
                 f"ProfilerHook.schedule: torch.profiler.schedule refuses {self.schedule!r}: {error}"
             ) from error
-        write = self._writer(runner, profiler)
+        ready = self.on_trace_ready
+        write: Callable[[Any], None] = partial(self._export, runner)
+        if isinstance(ready, Mapping) and ready["type"] == "tb_trace":
+            # That of torch_npu has to be made before anything is recorded: it says where to.
+            directory = ready.get("dir_name") or str(Path(runner.log_dir) / "tf_tracing_logs")
+            write = profiler.tensorboard_trace_handler(directory, ready.get("worker_name"))
+        elif ready is not None:
+            write = partial(self._log_table, runner) if isinstance(ready, Mapping) else ready
         return profiler.profile(
             activities=[getattr(profiler.ProfilerActivity, name) for name in names],
             schedule=schedule,
@@ -172,36 +180,101 @@ class ProfilerHook(Hook):
             **self._options,
         )
 
-    def _writer(self, runner: RunView, profiler: Any) -> Callable[[Any], None]:
-        ready = self.on_trace_ready
-        if ready is not None and not isinstance(ready, Mapping):
-            return ready
-        if ready is not None and ready["type"] == "tb_trace":
-            # That of torch_npu has to be made before anything is recorded: it says where to.
-            directory = ready.get("dir_name") or str(Path(runner.log_dir) / "tf_tracing_logs")
-            handler: Callable[[Any], None] = profiler.tensorboard_trace_handler(
-                directory, ready.get("worker_name")
+    def _export(self, runner: RunView, done: profile) -> None:
+        path = Path(self.json_trace_path or Path(runner.log_dir) / "trace_rank0.json")
+        self._num_written += 1
+        if self._num_written > 1:
+            path = path.with_stem(f"{path.stem}_{self._num_written}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        done.export_chrome_trace(str(path))
+        runner.logger.info(f"ProfilerHook: the trace is in {path}.")
+
+    def _log_table(self, runner: RunView, done: profile) -> None:
+        options = {"sort_by": "self_cpu_time_total", "row_limit": 100, **self.on_trace_ready}  # type: ignore[dict-item]
+        options.pop("type")
+        runner.logger.info(f"ProfilerHook:\n{done.key_averages().table(**options)}")
+
+
+class NPUProfilerHook(ProfilerHook):
+    """Profile some training steps on an NPU, for Ascend's MindStudio Insight and TensorBoard.
+
+    It records with ``torch_npu``'s profiler, on the first process.
+
+    Args:
+        begin: Training steps before the first that is profiled. Defaults to 0.
+        end: The last that is profiled, counted from 1. Defaults to 1.
+        result_path: Folder to write to. Defaults to ``"cann_profiling"``.
+        exit_after_profiling: End the program, on all processes, after the last of these steps,
+            without a checkpoint. Defaults to ``True``.
+        use_e2e_profiler: Record what the host does as well. Defaults to ``False``.
+        ge_profiling_to_std_out: Let CANN's graph engine report on standard output. Defaults to
+            ``False``.
+
+    Raises:
+        ConfigError: If ``begin`` and ``end`` are no steps in this order; when the training begins,
+            if it has fewer steps, or there is no NPU.
+
+    Example:
+        >>> hook = NPUProfilerHook(begin=10, end=15)  # or dict(type="NPUProfilerHook", ...)
+    """
+
+    _device_type = "npu"
+
+    def __init__(
+        self,
+        *,
+        begin: int = 0,
+        end: int = 1,
+        result_path: str = "cann_profiling",
+        exit_after_profiling: bool = True,
+        use_e2e_profiler: bool = False,
+        ge_profiling_to_std_out: bool = False,
+    ) -> None:
+        check_integer("NPUProfilerHook.begin", begin, least=0)
+        check_integer("NPUProfilerHook.end", end, least=begin + 1)
+        # torch_npu's first step of all is dearer than those after it: it warms up in the one
+        # before, if there is one.
+        warmup = min(begin, 1)
+        super().__init__(
+            by_epoch=False,
+            profile_times=end,
+            activity_with_cpu=use_e2e_profiler,
+            activity_with_cuda=True,
+            schedule={
+                "skip_first": begin - warmup,
+                "warmup": warmup,
+                "active": end - begin,
+                "repeat": 1,
+            },
+            on_trace_ready={"type": "tb_trace", "dir_name": result_path},
+        )
+        self.exit_after_profiling = exit_after_profiling
+        self.ge_profiling_to_std_out = ge_profiling_to_std_out
+        self._steps = 0
+
+    @override
+    def before_train(self, runner: RunView) -> None:
+        import mm_npu  # noqa: PLC0415 - few have an NPU
+
+        reason = mm_npu.npu_unavailable_reason()
+        if reason is not None:
+            raise ConfigError(
+                f"NPUProfilerHook was asked for, but {reason} ProfilerHook profiles other devices."
             )
-            return handler
+        if self.ge_profiling_to_std_out:
+            os.environ.setdefault("GE_PROFILING_TO_STD_OUT", "1")
+        self._steps = 0
+        super().before_train(runner)
 
-        def log_table(done: profile) -> None:
-            assert isinstance(ready, Mapping)
-            table = done.key_averages().table(
-                sort_by=ready.get("sort_by", "self_cpu_time_total"),
-                row_limit=ready.get("row_limit", 100),
+    @override
+    def after_train_iter(
+        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        self._steps += 1
+        if self._steps == self.profile_times and self.exit_after_profiling:
+            runner.logger.info(
+                f"NPUProfilerHook: step {runner.iter + 1} was the last to profile; the program "
+                "ends. exit_after_profiling=False goes on."
             )
-            runner.logger.info(f"ProfilerHook:\n{table}")
-
-        def export(done: profile) -> None:
-            path = Path(self.json_trace_path or Path(runner.log_dir) / "trace_rank0.json")
-            self._written += 1
-            if self._written > 1:
-                path = path.with_stem(f"{path.stem}_{self._written}")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            done.export_chrome_trace(str(path))
-            runner.logger.info(f"ProfilerHook: the trace is in {path}.")
-
-        return export if ready is None else log_table
-
-    def _device_type(self, runner: RunView) -> str:
-        return str(runner.device.type)
+            raise SystemExit(0)

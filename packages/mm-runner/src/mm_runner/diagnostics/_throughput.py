@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,13 +14,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import mm_dist
-from mm_runner._torch_private import uses_tf32
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.hooks._arguments import check_integer
 from mm_runner.hooks._iter_timer import feed_of_training
 from mm_runner.hooks._logger import count_samples
-from mm_runner.optim import computes_in_half, named_wrappers
 
 if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
@@ -31,20 +28,6 @@ __all__ = ["ThroughputHook"]
 
 # Part of a step by which a rank must lag behind to be named; less is noise.
 _LAG_SHARE = 0.05
-# Peak of dense matrix products in TFLOP/s, from the makers' datasheets: the words of a device's
-# name, then float16 and bfloat16, TF32 (0 without), float32. The first that fits counts.
-_PEAKS: tuple[tuple[Any, ...], ...] = (
-    ("b200", 2250, 1125, 80),
-    ("h200", 989.4, 494.7, 66.9),
-    ("h100 pcie", 756, 378, 51),
-    ("h100", 989.4, 494.7, 66.9),
-    ("a100", 312, 156, 19.5),
-    ("l40s", 362, 183, 91.6),
-    ("l4", 121, 60, 30.3),
-    ("v100", 125, 0, 15.7),
-    ("t4", 65, 0, 8.1),
-    ("mi300x", 1307.4, 653.7, 163.4),
-)
 
 
 @dataclass
@@ -61,29 +44,26 @@ class Measured:
 
 
 class ThroughputHook(Hook):
-    """Reports how fast a run trains: in the log, and as scalars in the run's files.
+    """Report how fast a run trains: in the log, and as scalars in the run's files.
 
-    Every ``interval`` steps, over all processes: samples and tokens per second, model FLOPs
-    utilisation, the part of the time spent waiting for data, the most memory in use, and the
-    slowest rank if the others wait for it. Validations do not count. Nothing waits for the device;
-    the processes exchange a few numbers once per interval.
+    Every ``interval`` steps, over all processes: samples, tokens and FLOPs per second, the part of
+    the time spent waiting for data, the most memory in use, and the slowest rank if the others
+    wait for it. Validations do not count. Nothing waits for the device; the processes exchange a
+    few numbers once per interval.
 
     Args:
         interval: Training steps between two reports. Defaults to 50.
-        tokens: Key of the batch's tensor whose elements are the tokens, or a function that counts
-            them in a batch. Defaults to ``None``: tokens are not counted.
-        flops_per_sample: FLOPs of forward and backward per sample. By default torch's
-            ``FlopCounterMode`` counts them in the second step (torch 2.1, not for compiled
-            models); what activation checkpointing recomputes counts too.
-        peak_flops: FLOP/s of one device. By default from a table of common devices, in the
-            precision in use.
+        tokens: Key of the batch's tensor whose elements are the tokens. Defaults to ``None``:
+            tokens are not counted.
+        flops_per_sample: FLOPs of forward and backward per sample, such as
+            ``torch.utils.flop_counter.FlopCounterMode`` counts. Defaults to ``None``: not reported.
+        peak_flops: FLOP/s of one device, for its utilisation. Defaults to ``None``: not reported.
 
     Attributes:
         ranks: The numbers of each process in the last report.
-        scalars: The scalars of the last report.
 
     Raises:
-        ConfigError: If ``interval`` or another number is not positive, or ``tokens`` is neither.
+        ConfigError: If ``interval`` or another number is not positive.
 
     Example:
         >>> hook = ThroughputHook(tokens="input_ids")  # or dict(type="ThroughputHook", ...)
@@ -92,42 +72,33 @@ class ThroughputHook(Hook):
     def __init__(
         self,
         interval: int = 50,
-        tokens: str | Callable[[Any], int] | None = None,
+        tokens: str | None = None,
         flops_per_sample: float | None = None,
         peak_flops: float | None = None,
     ) -> None:
         check_integer("ThroughputHook.interval", interval, least=1)
-        if not (tokens is None or isinstance(tokens, str) or callable(tokens)):
-            raise ConfigError(
-                f"ThroughputHook.tokens: a key of the batch or a function, got {tokens!r}."
-            )
         for name, value in (("flops_per_sample", flops_per_sample), ("peak_flops", peak_flops)):
             if value is not None and not value > 0:
                 raise ConfigError(f"ThroughputHook.{name}: a positive number, got {value!r}.")
         self.interval, self.tokens = interval, tokens
         self.flops_per_sample, self.peak_flops = flops_per_sample, peak_flops
         self.ranks: list[Measured] = []
-        self.scalars: dict[str, float] = {}
-        self._flop_counter: Any = None
         self._measured = Measured()
         self._forward: _ForwardTimer | None = None
         self._feed: BatchFeed | None = None
         self._waited_s = 0.0  # up to the newest step
         self._last = 0.0
-        self._counts_flops = False
 
     @override
     def before_train(self, runner: RunView) -> None:
-        compiled = runner.cfg.get("compile")
         self._measured = Measured()
-        self._counts_flops = self.flops_per_sample is None and not compiled
         self._feed = feed_of_training(runner)
         self._waited_s = self._feed.waited_s if self._feed is not None else 0.0
         # Hooks of a step that is compiled as a whole would be compiled with it.
+        compiled = runner.cfg.get("compile")
         whole_step = isinstance(compiled, dict) and compiled.get("target") == "train_step"
         if runner.world_size > 1 and not whole_step:
             self._forward = _ForwardTimer(runner.model, runner.device)
-        self.peak_flops = self.peak_flops or _peak_of_run(runner)
         self._last = time.perf_counter()
 
     @override
@@ -145,28 +116,22 @@ class ThroughputHook(Hook):
         else:
             self._measured.waited_s += self._feed.waited_s - self._waited_s
             self._waited_s = self._feed.waited_s
-        # Not in the first step, which may do what later ones do not.
-        if self._counts_flops and (self._measured.steps or self.ranks):
-            self._counts_flops = False
-            try:
-                from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - heavy
-            except ImportError:  # before torch 2.1
-                return
-            self._flop_counter = FlopCounterMode(display=False)
-            self._flop_counter.__enter__()
 
     @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         measured, now = self._measured, time.perf_counter()
-        samples = count_samples(data_batch)
-        if self._flop_counter is not None:
-            counter = self._stop_counter()
-            self.flops_per_sample = counter.get_total_flops() / max(samples, 1) or None
         measured.steps += 1
-        measured.samples += samples
-        measured.tokens += self._count_tokens(data_batch)
+        measured.samples += count_samples(data_batch)
+        if self.tokens is not None:
+            found = data_batch.get(self.tokens) if isinstance(data_batch, Mapping) else None
+            if not isinstance(found, Tensor):
+                raise ConfigError(
+                    f"ThroughputHook.tokens: {self.tokens!r} is no tensor of the batch; it has "
+                    f"{list(data_batch) if isinstance(data_batch, Mapping) else type(data_batch)}."
+                )
+            measured.tokens += found.numel()
         measured.elapsed_s += now - self._last
         self._last = now
         if self.every_n_train_iters(runner, self.interval):
@@ -175,29 +140,10 @@ class ThroughputHook(Hook):
 
     @override
     def clean_up(self, runner: RunView) -> None:
-        if self._flop_counter is not None:
-            self._stop_counter()
         if self._forward is not None:
             for handle in self._forward.handles:
                 handle.remove()
             self._forward = None
-
-    def _stop_counter(self) -> Any:
-        counter, self._flop_counter = self._flop_counter, None
-        counter.__exit__(None, None, None)
-        return counter
-
-    def _count_tokens(self, batch: Any) -> int:
-        if not isinstance(self.tokens, str):
-            return int(self.tokens(batch)) if self.tokens else 0
-        found = batch.get(self.tokens) if isinstance(batch, Mapping) else None
-        if not isinstance(found, Tensor):
-            held = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ConfigError(
-                f"ThroughputHook.tokens: {self.tokens!r} is no tensor of the batch; it has {held}. "
-                "Give a key, or a function of the batch."
-            )
-        return found.numel()
 
     def _report(self, runner: RunView) -> None:
         measured, self._measured = self._measured, Measured()
@@ -207,7 +153,7 @@ class ThroughputHook(Hook):
         mine = torch.tensor(astuple(measured), dtype=torch.float64)
         self.ranks = ranks = [Measured(*one.tolist()) for one in mm_dist.all_gather(mine)]
         elapsed_s = max(one.elapsed_s for one in ranks)
-        self.scalars = scalars = {"samples_per_s": sum(one.samples for one in ranks) / elapsed_s}
+        scalars = {"samples_per_s": sum(one.samples for one in ranks) / elapsed_s}
         parts = [f"{scalars['samples_per_s']:,.1f} samples/s"]
         if self.tokens is not None:
             scalars["tokens_per_s"] = sum(one.tokens for one in ranks) / elapsed_s
@@ -215,7 +161,7 @@ class ThroughputHook(Hook):
         if self.flops_per_sample is not None:
             scalars["flops_per_s"] = scalars["samples_per_s"] * self.flops_per_sample / len(ranks)
             parts.append(f"{scalars['flops_per_s'] / 1e12:.3g} TFLOP/s per device")
-            if self.peak_flops:
+            if self.peak_flops is not None:
                 scalars["mfu"] = scalars["flops_per_s"] / self.peak_flops
                 parts.append(f"{scalars['mfu']:.1%} of its peak")
         scalars["data_wait_share"] = max(one.waited_s / one.elapsed_s for one in ranks)
@@ -267,18 +213,6 @@ class _ForwardTimer:
             mark = self._event(enable_timing=True)
             mark.record()
         self._marks.append(mark)
-
-
-def _peak_of_run(runner: RunView) -> float | None:
-    """Return the peak of the device in FLOP/s in the precision in use, ``None`` if unknown."""
-    name_of = getattr(getattr(torch, runner.device.type, None), "get_device_name", None)
-    words = set(re.split(r"[^a-z0-9]+", name_of(runner.device).lower() if name_of else ""))
-    wrappers = named_wrappers(runner.optim_wrapper).values()
-    column = 0 if any(map(computes_in_half, wrappers)) else 1 if uses_tf32() else 2
-    for known, *peaks in _PEAKS:
-        if words.issuperset(known.split()):
-            return 1e12 * peaks[column] or None
-    return None
 
 
 def _peak_memory(device: torch.device) -> int:
