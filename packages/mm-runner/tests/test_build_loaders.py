@@ -105,7 +105,7 @@ def test_a_part_of_a_run_keeps_its_path_in_messages(tmp_path):
         def build_dataloader(self, *args, **kwargs):
             return super().build_dataloader(*args, **kwargs)
 
-    with pytest.raises(ConfigError, match=r"^val_dataloader\.shuffle: it was given beside"):
+    with pytest.raises(ConfigError, match=r"^val_dataloader: DataLoader refused"):
         _ = make(
             Passing,
             tmp_path,

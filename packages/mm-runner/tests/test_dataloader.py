@@ -54,11 +54,11 @@ def test_pseudo_collate_regroups_field_by_field(samples, batch):
 
 
 def test_pseudo_collate_says_how_samples_differ():
-    with pytest.raises(ConfigError, match=r"first sample of a batch has 'y', another one has 'x'"):
+    with pytest.raises(ConfigError, match=r"has \['x', 'y'\], another one \['x'\]"):
         pseudo_collate([{"x": 1, "y": 2}, {"x": 3}])
-    with pytest.raises(ConfigError, match=r"has 'x', another one has int"):
+    with pytest.raises(ConfigError, match=r"has \['x'\], another one 3"):
         pseudo_collate([{"x": 1}, 3])
-    with pytest.raises(ConfigError, match=r"the samples of a batch have \{2, 3\} parts"):
+    with pytest.raises(ConfigError, match=r"has 2 parts, another one \(3, 4, 5\)"):
         pseudo_collate([(1, 2), (3, 4, 5)])
 
 
@@ -195,7 +195,9 @@ def test_a_ready_loader_of_batches_is_dealt_out_in_batches_of_that_size():
     dealt = build(DataLoader(dataset, batch_sampler=batches), world_size=2)
     assert (dealt.sampler.shuffle, dealt.batch_size, dealt.drop_last) == (True, 4, True)
     own = BatchSampler(range(8), 4, drop_last=True)
-    with pytest.raises(ConfigError, match=r"train_dataloader: a DataLoader with range was given"):
+    with pytest.raises(
+        ConfigError, match=r"train_dataloader \(DataLoader\): with range all processes"
+    ):
         build(DataLoader(dataset, batch_sampler=own), world_size=2)
 
 
@@ -209,9 +211,11 @@ class Doubling(DataLoader):
 def test_a_ready_loader_that_cannot_be_dealt_out_is_refused():
     dataset = loader_cfg(size=9)["dataset"]
     ready = DataLoader(dataset, sampler=SubsetRandomSampler([1, 2]))
-    with pytest.raises(ConfigError, match=r"train_dataloader: .*SubsetRandomSampler.*set_epoch"):
+    with pytest.raises(ConfigError, match=r"train_dataloader.*SubsetRandomSampler.*set_epoch"):
         build(ready, world_size=2)
-    with pytest.raises(ConfigError, match=r"a Doubling with SequentialSampler .* the same samples"):
+    with pytest.raises(
+        ConfigError, match=r"\(Doubling\): with SequentialSampler .* the same samples"
+    ):
         build(Doubling(dataset), world_size=2)
     assert type(build(Doubling(dataset))) is Doubling
     by_itself = DataLoader(dataset, sampler=DistributedSampler(dataset, 2, 0))
@@ -219,30 +223,25 @@ def test_a_ready_loader_that_cannot_be_dealt_out_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"shuffle": True, "sampler": {"type": "DefaultSampler"}}, r"shuffle: .* beside sampler"),
-        ({"shuffle": False, "sampler": range(4)}, r"shuffle: .* beside sampler"),
-        (
-            {"shuffle": True, "batch_size": None, "batch_sampler": [[0, 1]]},
-            r"shuffle: .* beside batch_sampler",
-        ),
-        (
-            {"sampler": range(4), "batch_size": None, "batch_sampler": [[0, 1]]},
-            r"sampler: .* beside batch_sampler",
-        ),
+        {"shuffle": True, "sampler": {"type": "DefaultSampler"}},
+        {"shuffle": True, "batch_sampler": [[0, 1]]},
+        {"sampler": range(4), "batch_sampler": [[0, 1]]},
     ],
-    ids=["sampler-config", "sampler", "batch-sampler", "both"],
+    ids=["sampler-config", "batch-sampler", "both"],
 )
-def test_no_order_of_samples_is_passed_over(changes, message):
-    with pytest.raises(ConfigError, match=rf"^train_dataloader\.{message}"):
+def test_no_order_of_samples_is_passed_over(changes):
+    with pytest.raises(ConfigError, match=r"^train_dataloader: .*mutually exclusive"):
         build(loader_cfg(**changes))
 
 
 def test_a_sampler_that_every_rank_would_see_alike_is_refused():
     for sampler in (RandomSampler(range(24)), WeightedRandomSampler([1.0] * 24, 24)):
         assert len(build(loader_cfg(sampler=sampler))) == 6
-        with pytest.raises(ConfigError, match=r"sampler: (Weighted)?RandomSampler .* the same sam"):
+        with pytest.raises(
+            ConfigError, match=r"sampler: with (Weighted)?RandomSampler .* the same sam"
+        ):
             build(loader_cfg(sampler=sampler), world_size=2)
     of_batches = {
         "dataset": Blobs(24),

@@ -192,25 +192,6 @@ def test_text_in_brackets_may_be_a_sample():
     assert built.dataset is samples
 
 
-class OnlyBatches:
-    def __len__(self):
-        return 24
-
-    def __getitems__(self, indices):
-        return [_SAMPLES[index] for index in indices]
-
-
-@pytest.mark.skipif(
-    not hasattr(torch, "set_default_device"), reason="torch before 2.0 asks for one at a time"
-)
-def test_a_dataset_may_give_batches_only(make_runner):
-    runner = make_runner(
-        train_dataloader=loader(OnlyBatches()), train_cfg={"by_epoch": False, "max_iters": 3}
-    )
-    runner.train()
-    assert runner.iter == 3
-
-
 _NEEDED = r"^{}\.dataset: a dataset or a dict with 'type' is needed, got "
 
 

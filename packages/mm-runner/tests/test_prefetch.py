@@ -96,9 +96,9 @@ def test_stand_in_the_next_batch_is_copied_on_its_own_stream_before_the_present_
     assert stand_in.events == [
         "draw 1",
         "copy 1 on copies, beside",
-        "draw 2",
         "main waits for copies",  # only for the first: the second copy comes after
         "keep 1 for main",
+        "draw 2",
         "copy 2 on copies, beside",
         "compute 1",
         "main waits for copies",

@@ -204,26 +204,23 @@ def weighted(size=24, **options):
 
 
 @pytest.mark.parametrize(
-    ("loader", "said"),
+    ("loader", "is_dropped"),
     [
-        (weighted, None),
-        (lambda: weighted(generator=torch.Generator().manual_seed(1)), None),
-        (lambda: {**weighted(), "num_workers": 1}, None),
-        (
-            lambda: DataLoader(Blobs(noise=0.5), batch_size=4, shuffle=True),
-            "batches are drawn and dropped: train_dataloader was given as a DataLoader",
-        ),
+        (weighted, False),
+        (lambda: weighted(generator=torch.Generator().manual_seed(1)), False),
+        (lambda: {**weighted(), "num_workers": 1}, False),
+        (lambda: DataLoader(Blobs(noise=0.5), batch_size=4, shuffle=True), True),
         (
             lambda: DataLoader(Blobs(noise=0.5), batch_size=4, shuffle=True, num_workers=1),
-            "batches are drawn and dropped: train_dataloader was given as a DataLoader",
+            True,
         ),
         (
             lambda: {"dataset": Stream(), "batch_size": 4, "collate_fn": "default_collate"},
-            "batches are drawn and dropped: Stream is an iterable dataset",
+            True,
         ),
         (
             lambda: {"dataset": StatefulStream(), "batch_size": 4, "collate_fn": "default_collate"},
-            None,
+            False,
         ),
     ],
     ids=[
@@ -236,7 +233,7 @@ def weighted(size=24, **options):
         "stateful-stream",
     ],
 )
-def test_loaders_that_are_not_ours_go_on_exactly_too(make_runner, tmp_path, loader, said):
+def test_loaders_that_are_not_ours_go_on_exactly_too(make_runner, tmp_path, loader, is_dropped):
     def arguments():
         return {
             "model": DROPOUT,
@@ -249,8 +246,7 @@ def test_loaders_that_are_not_ours_go_on_exactly_too(make_runner, tmp_path, load
 
     _, resumed = train_whole_and_in_parts(make_runner, tmp_path, arguments, [4, 8, None])
     log = (resumed.log_dir / f"{resumed.timestamp}.log").read_text()
-    assert ("drawn and dropped" in log) is (said is not None)
-    assert said is None or f"2 {said}" in log
+    assert ("2 batches are drawn and dropped" in log) is is_dropped
     if isinstance(resumed.train_dataloader.dataset, StatefulStream):
         assert resumed.train_dataloader.dataset.drawn[0] == 8
 

@@ -92,6 +92,6 @@ def test_skipping_goes_on_where_an_uninterrupted_run_would(sampler_type, num_sam
     sampler = sampler_type(range(20_000), seed=3)
     sampler.world_size = 2
     whole = take(sampler, 10_000)
-    sampler.start_at(num_samples * 2)
+    sampler.start = num_samples * 2
     assert take(sampler, 10_000 - num_samples) == whole[num_samples:]
     assert take(sampler, 10) == whole[:10], "only once"

@@ -1,4 +1,4 @@
-"""Batches: collating samples, and functions over all tensors, however they are nested."""
+"""Batches: collate samples, and apply functions to all tensors of nested containers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import copy
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence  # a tuple, of which a part must not be moved
 
 from mm_runner.errors import ConfigError
 
-__all__ = ["map_tensors", "pseudo_collate"]
+__all__ = ["as_channels_last", "is_plain", "map_tensors", "pseudo_collate"]
 
 
 def pseudo_collate(batch: Sequence[Any]) -> Any:
@@ -35,34 +36,25 @@ def pseudo_collate(batch: Sequence[Any]) -> Any:
     """
     first = batch[0]
     if isinstance(first, Mapping):
-        return {key: pseudo_collate([_field(sample, key) for sample in batch]) for key in first}
+        for sample in batch:
+            if not isinstance(sample, Mapping) or not first.keys() <= sample.keys():
+                raise _differ(list(first), list(sample) if isinstance(sample, Mapping) else sample)
+        return {key: pseudo_collate([sample[key] for sample in batch]) for key in first}
     if isinstance(first, (list, tuple)):
-        fields = [pseudo_collate(values) for values in zip(*_of_one_length(batch), strict=True)]
+        for sample in batch:
+            if not isinstance(sample, (list, tuple)) or len(sample) != len(first):
+                raise _differ(f"{len(first)} parts", sample)
+        fields = [pseudo_collate(values) for values in zip(*batch, strict=True)]
         # A named tuple takes them one by one.
         return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
     return list(batch)
 
 
-def _field(sample: Any, key: Any) -> Any:
-    if not isinstance(sample, Mapping) or key not in sample:
-        held = (
-            ", ".join(map(repr, sample)) if isinstance(sample, Mapping) else type(sample).__name__
-        )
-        raise ConfigError(
-            f"pseudo_collate: the first sample of a batch has {key!r}, another one has {held}. Let "
-            "all samples have the same keys, or give a collate_fn of your own."
-        )
-    return sample[key]
-
-
-def _of_one_length(batch: Sequence[Any]) -> Sequence[Any]:
-    lengths = {len(sample) if isinstance(sample, (list, tuple)) else None for sample in batch}
-    if len(lengths) > 1:
-        raise ConfigError(
-            f"pseudo_collate: the samples of a batch have {lengths} parts. Let all have as many, "
-            "put what varies into a tensor, or give a collate_fn of your own."
-        )
-    return batch
+def _differ(first: Any, other: Any) -> ConfigError:
+    return ConfigError(
+        f"pseudo_collate: the first sample of a batch has {first}, another one {other!r:.200}. Let "
+        "all samples have the same structure, or give a collate_fn of your own."
+    )
 
 
 def map_tensors(
@@ -84,23 +76,27 @@ def map_tensors(
     if isinstance(data, Tensor):
         return function(data)
     if isinstance(data, (dict, Mapping)):  # a dict first: the cheaper question
-        return _map_items(data, function, other)
+        mapped = {key: map_tensors(value, function, other) for key, value in data.items()}
+        if type(data) is dict:
+            return mapped
+        if not isinstance(data, MutableMapping):
+            return type(data)(mapped)  # type: ignore[call-arg]
+        same_kind = copy.copy(data)  # a defaultdict, or a kind with more to it than its items
+        same_kind.update(mapped)
+        return same_kind
     if isinstance(data, (list, tuple)) and not isinstance(data, PackedSequence):
         values = [map_tensors(value, function, other) for value in data]
         return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
     return data if other is None else other(data)
 
 
-def _map_items(
-    data: Mapping[Any, Any],
-    function: Callable[[Tensor], Tensor],
-    other: Callable[[Any], Any] | None,
-) -> Any:
-    mapped = {key: map_tensors(value, function, other) for key, value in data.items()}
-    if type(data) is dict:
-        return mapped
-    if not isinstance(data, MutableMapping):
-        return type(data)(mapped)  # type: ignore[call-arg]
-    same_kind = copy.copy(data)  # a defaultdict, or a kind with more to it than its items
-    same_kind.update(mapped)
-    return same_kind
+def as_channels_last(tensor: Tensor) -> Tensor:
+    """Return ``tensor``, laid out with channels last if it can be a batch of images."""
+    if tensor.ndim == 4 and tensor.is_floating_point() and is_plain(tensor):
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` is one block of memory, not a sparse or a nested one."""
+    return tensor.layout is torch.strided and not tensor.is_nested

@@ -19,27 +19,20 @@ from torch.utils.data import (
 )
 
 from mm_runner.errors import ConfigError
-from mm_runner.registry import (
-    DATA_SAMPLERS,
-    DATASETS,
-    FUNCTIONS,
-    build_from_cfg,
-    call_component,
-)
+from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cfg, call_component
 
 from ._datasets import FirstSamples, check_dataset
 from ._feed import has_streams
-from ._sampler import DefaultSampler
-from ._seekable import DataSettings, make_seekable
+from ._seekable import DataSettings, SeekableBatchSampler
 from ._workers import start_worker
 
 __all__ = ["build_dataloader", "num_batches"]
 
 # Those of torch's samplers that give each process all samples.
-_SEES_ALL = {RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler}
+_SEES_ALL = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Of a ready loader, what a loader in its place takes over; not every version of torch has all.
 _KEPT = (
-    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
     *("multiprocessing_context", "persistent_workers", "prefetch_factor"),
     *("in_order", "pin_memory_device"),
 )
@@ -57,12 +50,11 @@ def build_dataloader(
             ``batch_sampler``, ``collate_fn`` (a name, config or function; ``pseudo_collate`` by
             default, torch's for ``None``), ``num_batch_per_epoch`` (batches of one process),
             ``worker_init_fn``, ``disable_subprocess_warning`` (which all workers but the first then
-            ignore), and arguments of ``DataLoader``. ``batch_size`` is
-            that of one process. Workers seed the generators of Python, torch and NumPy anew for
-            each batch, whatever ``worker_init_fn`` did: by the seed of the run, the process, the
-            epoch and the number of the batch, so that it does not matter which of how many workers
-            draws it. Unless said otherwise, workers stay over epochs (not those of an iterable
-            dataset), and batches for an accelerator are put into pinned memory.
+            ignore), and arguments of ``DataLoader``. ``batch_size`` is that of one process. Workers
+            seed the generators of Python, torch and NumPy anew for each batch, by the seed of the
+            run, the process, the epoch and the number of the batch. Unless said otherwise, workers
+            stay over epochs (not those of an iterable dataset), and batches for an accelerator are
+            put into pinned memory.
         settings: Of the run.
         shuffle: What the default sampler does when ``cfg`` names none.
         where: Path of ``cfg`` in the configuration, for messages.
@@ -75,41 +67,19 @@ def build_dataloader(
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: a DataLoader or a dict is needed, got {cfg!r}.")
     options = dict(cfg)
-    if "dataset" not in options:
-        raise ConfigError(
-            f"{where}.dataset: this key is missing; given: {', '.join(map(repr, cfg)) or 'none'}. "
-            "It is a dataset, or a dict with its 'type' and arguments."
-        )
-    dataset = options.pop("dataset")
-    if isinstance(dataset, Mapping):
-        dataset = build_from_cfg(dataset, DATASETS, where=f"{where}.dataset")
-    check_dataset(dataset, f"{where}.dataset")
-    if hasattr(dataset, "full_init"):  # MMEngine's datasets may put off reading annotations
-        dataset.full_init()
-    if "batch_sampler" not in options and "batch_size" not in options:
-        raise ConfigError(
-            f"{where}.batch_size: this key is missing; given: {', '.join(map(repr, cfg))}. "
-            "It is the number of samples per process and step."
-        )
-    num_batches = options.pop("num_batch_per_epoch", None)
-    if num_batches is not None:
-        dataset = _first_batches(dataset, num_batches, options, settings, where)
+    needed = ["dataset"] if "batch_sampler" in options else ["dataset", "batch_size"]
+    for key in needed:
+        if key not in options:
+            raise ConfigError(
+                f"{where}.{key}: this key is missing; given: "
+                f"{', '.join(map(repr, cfg)) or 'none'}. It is needed: a dataset, or a dict with "
+                "its 'type' and arguments, and the number of samples per process and step."
+            )
+    dataset = _dataset_of(options, settings, where)
     _add_sampling(options, dataset, settings, shuffle=shuffle, where=where)
     collate_fn = options.get("collate_fn", "pseudo_collate")
     if collate_fn is not None:
         options["collate_fn"] = _function(collate_fn, f"{where}.collate_fn")
-    _add_workers(options, dataset, settings, where)
-    return make_seekable(
-        # Not by torch's annotation, which a list of samples would not fit.
-        call_component(DataLoader, {"dataset": dataset, **options}, where),
-        settings,
-    )
-
-
-def _add_workers(
-    options: dict[str, Any], dataset: Dataset[Any], settings: DataSettings, where: str
-) -> None:
-    """Set how workers start and how long they stay, and pinned memory for a device."""
     init = options.pop("worker_init_fn", None)
     options["worker_init_fn"] = functools.partial(
         start_worker,
@@ -128,6 +98,15 @@ def _add_workers(
         options.setdefault("pin_memory", True)
         if device.type != "cuda" and not hasattr(torch, "accelerator"):
             options.setdefault("pin_memory_device", device.type)  # then torch asks for it
+    # Not by torch's annotation, which a list of samples would not fit.
+    loader: DataLoader[Any] = call_component(DataLoader, {"dataset": dataset, **options}, where)
+    if loader.batch_sampler is not None and not isinstance(dataset, IterableDataset):
+        seekable = SeekableBatchSampler(
+            loader.batch_sampler, settings, has_workers=loader.num_workers > 0
+        )
+        # Given as an argument, it would leave the loader without its batch_size and drop_last.
+        object.__setattr__(loader, "batch_sampler", seekable)
+    return loader
 
 
 def num_batches(loader: DataLoader[Any], where: str) -> int:
@@ -145,15 +124,19 @@ def num_batches(loader: DataLoader[Any], where: str) -> int:
         ) from error
 
 
-def _first_batches(
-    dataset: Dataset[Any],
-    num_batches: Any,
-    options: Mapping[str, Any],
-    settings: DataSettings,
-    where: str,
-) -> Dataset[Any]:
-    batch_sampler = options.get("batch_sampler")
-    own = batch_sampler.get("batch_size") if isinstance(batch_sampler, Mapping) else None
+def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> Dataset[Any]:
+    """Take the dataset out of ``options``; return it built, or as much of it as is asked for."""
+    dataset = options.pop("dataset")
+    if isinstance(dataset, Mapping):
+        dataset = build_from_cfg(dataset, DATASETS, where=f"{where}.dataset")
+    check_dataset(dataset, f"{where}.dataset")
+    if hasattr(dataset, "full_init"):  # MMEngine's datasets may put off reading annotations
+        dataset.full_init()
+    num_batches = options.pop("num_batch_per_epoch", None)
+    if num_batches is None:
+        return dataset  # type: ignore[no-any-return]
+    batches = options.get("batch_sampler")
+    own = batches.get("batch_size") if isinstance(batches, Mapping) else None
     batch_size = options.get("batch_size", own)
     has_indices = hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
     if not isinstance(num_batches, int) or num_batches < 1 or not has_indices or not batch_size:
@@ -173,71 +156,56 @@ def _add_sampling(
     shuffle: bool,
     where: str,
 ) -> None:
-    """Replace the configs of sampler and batch sampler in ``options`` by what they describe."""
-    _check_one_order(options, dataset, where)
-    if options.get("shuffle") is not None:
-        shuffle = bool(options.pop("shuffle"))
-    sampler = options.pop("sampler", None)
-    if sampler is None and not isinstance(dataset, IterableDataset):
-        sampler = {"type": "DefaultSampler", "shuffle": shuffle}
+    """Replace the configs of sampler and batch sampler in ``options`` by what they describe.
+
+    What cannot go together, such as ``shuffle`` and ``sampler``, torch refuses.
+    """
+    sampler, batches = options.pop("sampler", None), options.pop("batch_sampler", None)
+    is_ready = batches is not None and not isinstance(batches, Mapping)
+    if sampler is None and not is_ready and not isinstance(dataset, IterableDataset):
+        wanted = options.pop("shuffle", None)
+        sampler = {"type": "DefaultSampler", "shuffle": bool(shuffle if wanted is None else wanted)}
     if isinstance(sampler, Mapping):
-        sampler = build_from_cfg(
-            sampler,
-            DATA_SAMPLERS,
-            {"dataset": dataset, "seed": settings.seed},
-            where=f"{where}.sampler",
-        )
-    batch_sampler = options.pop("batch_sampler", None)
-    if batch_sampler is None:
-        _check_dealing(sampler, settings, f"{where}.sampler")
-        options["sampler"] = sampler
-        return
-    if isinstance(batch_sampler, Mapping):
+        defaults: dict[str, Any] = {"dataset": dataset, "seed": settings.seed}
+        sampler = build_from_cfg(sampler, DATA_SAMPLERS, defaults, where=f"{where}.sampler")
+    if isinstance(batches, Mapping):
         defaults = {"sampler": sampler}
         if "batch_size" in options:
             defaults["batch_size"] = options.pop("batch_size")
-        batch_sampler = build_from_cfg(
-            batch_sampler, DATA_SAMPLERS, defaults, where=f"{where}.batch_sampler"
-        )
-    _check_dealing(batch_sampler, settings, f"{where}.batch_sampler")
-    options["batch_sampler"] = batch_sampler
+        batches = build_from_cfg(batches, DATA_SAMPLERS, defaults, where=f"{where}.batch_sampler")
+        sampler = None
+    options["sampler"] = sampler
+    if batches is not None:
+        options["batch_sampler"] = batches
+    # A sampler of the user's own may deal in its own way; torch's plain ones are known not to,
+    # unless each process gave its own generator.
+    inner = getattr(batches, "sampler", sampler)
+    is_alike = type(inner) in _SEES_ALL and getattr(inner, "generator", None) is None
+    if settings.world_size > 1 and is_alike:
+        raise _see_all(f"{where}.{'sampler' if batches is None else 'batch_sampler'}", inner)
 
 
-def _check_one_order(options: Mapping[str, Any], dataset: Dataset[Any], where: str) -> None:
-    """Raise if one of two keys that say in which order samples come would be ignored."""
-    batch_sampler = options.get("batch_sampler")
-    is_ready = batch_sampler is not None and not isinstance(batch_sampler, Mapping)
-    given = {
-        "shuffle": options.get("shuffle") is not None,
-        "sampler": options.get("sampler") is not None,
-        "batch_sampler": is_ready,
-        "an iterable dataset": isinstance(dataset, IterableDataset) and options.get("shuffle"),
-    }
-    names = [name for name, is_given in given.items() if is_given]
-    if len(names) > 1:
-        raise ConfigError(
-            f"{where}.{names[0]}: it was given beside {names[1]}, which alone says in which order "
-            "samples come; give one of them. A config of DefaultSampler has 'shuffle' itself, and "
-            "a batch_sampler given as a dict gets the sampler."
-        )
+def _see_all(where: str, sampler: Any) -> ConfigError:
+    return ConfigError(
+        f"{where}: with {type(sampler).__name__} all processes of this run would see the same "
+        "samples. Give dict(type='DefaultSampler'), or a sampler with set_epoch() that deals them "
+        "out, such as torch's DistributedSampler."
+    )
 
 
 def _function(function: Any, where: str) -> Callable[..., Any]:
     """Resolve a function given as a name, as ``dict(type=name, **kwargs)``, or as itself."""
-    if isinstance(function, str):
-        return FUNCTIONS.get(function)
     if isinstance(function, Mapping):
         kwargs = dict(function)
         if "type" not in kwargs:
             raise ConfigError(f"{where}: the key 'type' is missing in {function!r}.")
-        found = _function(kwargs.pop("type"), where)
-        return functools.partial(found, **kwargs) if kwargs else found
-    if not callable(function):
+        return functools.partial(_function(kwargs.pop("type"), where), **kwargs)
+    if not isinstance(function, str) and not callable(function):
         raise ConfigError(
             f"{where}: a name ({', '.join(FUNCTIONS.names())}), a dict with 'type' or a function "
             f"is needed, got {function!r}."
         )
-    return function  # type: ignore[no-any-return]
+    return FUNCTIONS.get(function) if isinstance(function, str) else function
 
 
 def _dealt_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> DataLoader[Any]:
@@ -256,36 +224,14 @@ def _dealt_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> D
     draws_its_own_way = type(loader).__iter__ is not DataLoader.__iter__
     is_plain = type(sampler) in {RandomSampler, SequentialSampler} and type(batches) is BatchSampler
     if draws_its_own_way or not is_plain:
-        raise ConfigError(
-            f"{where}: a {type(loader).__name__} with {type(sampler).__name__} was given to a run "
-            f"of {settings.world_size} processes, which would all see the same samples. Give a "
-            "sampler with set_epoch(), such as torch's DistributedSampler, or a dict instead."
-        )
+        raise _see_all(f"{where} ({type(loader).__name__})", sampler)
     assert isinstance(batches, BatchSampler)
-    kept = {name: getattr(loader, name) for name in _KEPT if getattr(loader, name, "") != ""}
+    kept = {name: getattr(loader, name, None) for name in _KEPT}
+    cfg = {
+        **{name: value for name, value in kept.items() if value not in (None, "")},
+        "dataset": loader.dataset,
+        "batch_size": batches.batch_size,
+        "drop_last": batches.drop_last,
+    }
     is_random = isinstance(sampler, RandomSampler)
-    dealing: DataLoader[Any] = DataLoader(
-        loader.dataset,
-        batch_size=batches.batch_size,
-        sampler=DefaultSampler(loader.dataset, shuffle=is_random, seed=settings.seed),  # type: ignore[arg-type]
-        drop_last=batches.drop_last,
-        generator=loader.generator or settings.generator,
-        **kept,
-    )
-    return make_seekable(dealing, settings)
-
-
-def _check_dealing(sampler: Any, settings: DataSettings, where: str) -> None:
-    """Raise if a sampler, or a batch sampler, would show every process the same samples.
-
-    One of the user's own may deal in its own way; torch's plain ones are known not to, unless each
-    process gave its own generator.
-    """
-    inner = getattr(sampler, "sampler", sampler)
-    is_alike = type(inner) in _SEES_ALL and getattr(inner, "generator", None) is None
-    if settings.world_size > 1 and is_alike:
-        raise ConfigError(
-            f"{where}: {type(inner).__name__} was given to a run of {settings.world_size} "
-            "processes, which would all see the same samples. Give dict(type='DefaultSampler') or "
-            "a sampler that deals them out, such as torch's DistributedSampler."
-        )
+    return build_dataloader(cfg, settings, shuffle=is_random, where=where)

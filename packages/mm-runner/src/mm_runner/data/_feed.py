@@ -1,23 +1,25 @@
-"""Copies of batches to the device, beside its work."""
+"""Batches on their way to the device, and the sample that made one fail."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ._batches import map_tensors
-from ._failing_sample import attach_sample
+from ._batches import as_channels_last, is_plain, map_tensors
 from ._seekable import SeekableBatchSampler
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["BatchFeed", "as_channels_last", "feed_of_run", "has_streams"]
+__all__ = ["BatchFeed", "failing_sample", "feed_of_run", "has_streams"]
+
+_ATTRIBUTE = "_mm_runner_sample"
 
 
 class BatchFeed:
@@ -75,59 +77,37 @@ class BatchFeed:
         An error of the loader is raised when its batch is due, not while it is prefetched.
         """
         self.num_given = 0
-        copies = self._device is not None
-        ahead: tuple[Any, Any] | None = None
-        error: Exception | None = None
-        while error is None:
-            ready, ahead = ahead, None
-            begin = time.perf_counter()
-            try:
-                batch = next(batches)
-            except Exception as raised:  # noqa: BLE001 - raised when its batch is due
-                error = self._explained(raised, self.num_given + (ready is not None))
-            if ready is not None:
-                self._wait_for_copies(ready[1])  # before the next begins, which is not waited for
-            if error is None:
-                placed = self._place(batch) if copies or self._channels_last else batch
-                ahead = batch, placed
-            self.waited_s += time.perf_counter() - begin
-            if ahead is not None and not self._looks_ahead:
-                ready, ahead = ahead, None
-                if copies:
-                    self._wait_for_copies(ready[1])
-            if ready is not None:
-                self.num_given += 1
-                yield ready
-        if not isinstance(error, StopIteration):
-            raise error
+        ready = self._load(batches)
+        while not isinstance(ready, Exception):
+            if self._device is not None:  # before the next copy begins, which is not waited for
+                self._wait_for_copies(ready[1])
+            self.num_given += 1
+            ahead = self._load(batches) if self._looks_ahead else None
+            yield ready
+            ready = self._load(batches) if ahead is None else ahead
+        if not isinstance(ready, StopIteration):
+            raise ready
 
-    def _explained(self, error: Exception, number: int) -> Exception:
-        """Return ``error``, raised for batch ``number``, with the sample that it comes from."""
-        sampler = getattr(self._loader, "batch_sampler", None)
-        is_end = isinstance(error, StopIteration)
-        # What killed a worker is not read again here: it would kill this process too.
-        is_sample = not getattr(self._loader, "num_workers", 0) or "Caught " in str(error)
-        if not isinstance(sampler, SeekableBatchSampler) or not (is_sample or is_end):
-            return error
-        epoch, batch, samples = self.start
-        if is_end and number >= sampler.num_from(batch, samples):
-            return error
-        if samples is not None:
-            samples += number * (sampler.num_samples_per_batch or 0)
-        indices = sampler.indices_of(epoch, batch + number, samples)
-        return attach_sample(error, self._loader.dataset, indices) if indices else error
-
-    def _place(self, batch: Any) -> Any:
-        """Start the copy of ``batch``, and return what it will be."""
-        if self._device is None:
-            return map_tensors(batch, as_channels_last)
-        if self._stream is None:  # not before there is something to copy
-            self._stream = self._module.Stream(self._device)
-        with self._module.stream(self._stream):
-            return map_tensors(batch, self._copy)
+    def _load(self, batches: Iterator[Any]) -> tuple[Any, Any] | Exception:
+        """Draw a batch and start its copy; return both, or the error of the loader."""
+        begin = time.perf_counter()
+        try:
+            batch = next(batches)
+        except Exception as error:  # noqa: BLE001 - raised when its batch is due
+            return self._with_sample(error)
+        placed = batch
+        if self._device is not None:
+            if self._stream is None:  # not before there is something to copy
+                self._stream = self._module.Stream(self._device)
+            with self._module.stream(self._stream):
+                placed = map_tensors(batch, self._copy)
+        elif self._channels_last:
+            placed = map_tensors(batch, as_channels_last)
+        self.waited_s += time.perf_counter() - begin
+        return batch, placed
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        if not _is_plain(tensor) or tensor.device.type != "cpu":
+        if not is_plain(tensor) or tensor.device.type != "cpu":
             return tensor  # the model's data preprocessor moves what is left
         copied = tensor.to(self._device, non_blocking=True)
         return as_channels_last(copied) if self._channels_last else copied
@@ -140,13 +120,70 @@ class BatchFeed:
         current.wait_stream(self._stream)
 
         def keep(tensor: Tensor) -> Tensor:
-            if _is_plain(tensor) and tensor.device.type == device:
+            if is_plain(tensor) and tensor.device.type == device:
                 # Its memory belongs to the copying stream, which must not reuse it while the
                 # present one still computes with it.
                 tensor.record_stream(current)
             return tensor
 
         map_tensors(batch, keep)
+
+    def _with_sample(self, error: Exception) -> Exception:
+        """Return the error of the next batch with the sample that it comes from, if it is found."""
+        sampler = getattr(self._loader, "batch_sampler", None)
+        is_end = isinstance(error, StopIteration)
+        # What killed a worker is not read again here: it would kill this process too.
+        is_sample = is_end or not getattr(self._loader, "num_workers", 0) or "Caught " in str(error)
+        if not isinstance(sampler, SeekableBatchSampler) or not is_sample:
+            return error
+        (epoch, batch, samples), number = self.start, self.num_given
+        if is_end and number >= sampler.num_from(batch, samples):
+            return error
+        if samples is not None:
+            samples += number * (sampler.num_samples_per_batch or 0)
+        sample = _find_sample(self._loader, sampler.indices_of(epoch, batch + number, samples))
+        if is_end:  # raised by a sample, it would end the epoch
+            error = RuntimeError(
+                f"StopIteration was raised while it read {sample or 'a sample'}. A dataset with "
+                "indices ends by its length: return a sample for each index below it, or raise "
+                "another error."
+            )
+        with suppress(AttributeError):  # an error with __slots__
+            setattr(error, _ATTRIBUTE, sample)
+        return error
+
+
+def failing_sample(error: BaseException) -> str | None:
+    """Return the sample that made ``error``, such as ``"sample 17 of Points"``.
+
+    It is known for errors of batches that a run draws from a loader built from a config. ``None``
+    for any other error, and where reading the batch again does not fail.
+    """
+    return getattr(error, _ATTRIBUTE, None)
+
+
+def _find_sample(loader: Any, indices: list[int]) -> str | None:
+    """Return the sample of a batch that cannot be read, or collated with the others."""
+    samples: list[Any] = []
+    for index in indices:
+        try:
+            samples.append(loader.dataset[index])
+        except Exception:  # noqa: BLE001 - it was raised before
+            return f"sample {index} of {type(loader.dataset).__name__}"
+
+    def num_fitting(sample: Any) -> int:
+        count = 0
+        for other in samples:
+            with suppress(Exception):
+                loader.collate_fn([sample, other])
+                count += 1
+        return count
+
+    counts = list(map(num_fitting, samples))
+    if len(set(counts)) < 2:
+        return None
+    odd = indices[counts.index(min(counts))]
+    return f"sample {odd} of {type(loader.dataset).__name__}"
 
 
 def feed_of_run(runner: RunView, loader: Any) -> BatchFeed:
@@ -167,15 +204,3 @@ def has_streams(device: torch.device) -> bool:
     module = getattr(torch, device.type, None)
     needed = ("Stream", "stream", "current_stream")
     return device.type != "cpu" and all(hasattr(module, name) for name in needed)
-
-
-def as_channels_last(tensor: Tensor) -> Tensor:
-    """Return ``tensor``, laid out with channels last if it can be a batch of images."""
-    if tensor.ndim == 4 and tensor.is_floating_point() and _is_plain(tensor):
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` is one block of memory, not a sparse or a nested one."""
-    return tensor.layout is torch.strided and not tensor.is_nested

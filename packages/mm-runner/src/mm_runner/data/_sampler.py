@@ -17,21 +17,24 @@ from ._workers import batch_seed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-__all__ = ["DefaultSampler", "InfiniteSampler", "is_endless", "samplers_of"]
+__all__ = ["DefaultSampler", "InfiniteSampler", "announce_epoch", "is_endless", "samplers_of"]
 
 # Indices turned into a list at a time.
 _CHUNK = 4096
 
 
 class _RankSampler(Sampler[int]):
-    """Base of both samplers: dataset, seed, rank and start position."""
+    """Base of both samplers: dataset, seed and rank.
+
+    ``start`` is where the next iteration, and only that, begins in the order over all ranks; the
+    rest is dealt out to the present ranks, whatever number of ranks drew the samples before.
+    """
 
     def __init__(self, dataset: Sized, seed: int | None, *, shuffle: bool) -> None:
-        name = type(self).__name__
         if not hasattr(dataset, "__len__"):
             raise ConfigError(
-                f"{name} needs a dataset with a length, {type(dataset).__name__} has none. "
-                "An iterable dataset takes no sampler."
+                f"{type(self).__name__} needs a dataset with a length, {type(dataset).__name__} "
+                "has none. An iterable dataset takes no sampler."
             )
         if len(dataset) == 0:
             raise ConfigError(f"The dataset ({type(dataset).__name__}) is empty.")
@@ -39,15 +42,7 @@ class _RankSampler(Sampler[int]):
         self.shuffle = shuffle
         self.seed = sync_random_seed() if seed is None else seed
         self.rank, self.world_size = get_dist_info()
-        self._start = 0
-
-    def start_at(self, position: int) -> None:
-        """Begin the next iteration, and only that, at ``position`` of the order over all ranks.
-
-        The rest is dealt out to the present ranks; another number of ranks may have drawn the
-        samples before.
-        """
-        self._start = position
+        self.start = 0
 
     def _draw(self, positions: range, epoch: int) -> Iterator[int]:
         """Yield what stands at ``positions`` of the order; those past its end wrap to the front."""
@@ -91,27 +86,23 @@ class DefaultSampler(_RankSampler):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        start, self._start = self._start, 0
-        return self._draw(self._positions(start), self.epoch)
+        start, self.start = self.start, 0
+        return self._draw(self.positions(start), self.epoch)
 
     def __len__(self) -> int:
-        return self.num_from(0)
+        return len(self.positions(0))
 
-    def num_from(self, position: int) -> int:
-        """Return how many samples this rank draws from ``position`` of the order on."""
-        return len(self._positions(position))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation of ``epoch``, counted from 0."""
-        self.epoch = epoch
-
-    def _positions(self, start: int) -> range:
+    def positions(self, start: int) -> range:
         """Return this rank's positions from ``start``; those past the end wrap to the front."""
         end = len(self.dataset)
         if self.round_up:
             num_rounds = max(math.ceil((end - start) / self.world_size), 0)
             end = start + num_rounds * self.world_size
         return range(start + self.rank, end, self.world_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation of ``epoch``, counted from 0."""
+        self.epoch = epoch
 
 
 class InfiniteSampler(_RankSampler):
@@ -140,7 +131,7 @@ class InfiniteSampler(_RankSampler):
 
     def __iter__(self) -> Iterator[int]:
         size, step = len(self.dataset), self.world_size
-        begin, self._start = self.rank + self._start, 0
+        begin, self.start = self.rank + self.start, 0
         for epoch in count(begin // size):
             positions = range(begin, (epoch + 1) * size, step)
             yield from self._draw(positions, epoch)
@@ -156,14 +147,18 @@ class InfiniteSampler(_RankSampler):
 
 def samplers_of(loader: Any) -> list[Any]:
     """Return the sampler, the batch sampler, and the sampler in that; ``None`` for each missing."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    return [
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-    ]
+    batches = getattr(loader, "batch_sampler", None)
+    return [getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
 
 
 def is_endless(loader: Any) -> bool:
     """Return whether ``loader`` draws from an :class:`InfiniteSampler`."""
     return any(isinstance(one, InfiniteSampler) for one in samplers_of(loader))
+
+
+def announce_epoch(loader: Any, epoch: int) -> None:
+    """Call ``set_epoch`` of the first sampler of ``loader`` that has it."""
+    for sampler in samplers_of(loader):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+            return

@@ -7,14 +7,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    Sampler,
-    SequentialSampler,
-    get_worker_info,
-)
+from torch.utils.data import BatchSampler, Sampler, SequentialSampler, get_worker_info
 from typing_extensions import override
 
 from ._sampler import DefaultSampler, InfiniteSampler
@@ -23,10 +16,7 @@ from ._workers import batch_seed, seed_process
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DataSettings", "SeekableBatchSampler", "make_seekable"]
-
-# Their order depends on seed, epoch and position alone, so that it can be drawn again.
-_PURE = (DefaultSampler, InfiniteSampler, SequentialSampler)
+__all__ = ["DataSettings", "SeekableBatchSampler"]
 
 
 class DataSettings(NamedTuple):
@@ -51,30 +41,25 @@ class SeekableBatchSampler(Sampler[Any]):
 
     Args:
         batch_sampler: Gives lists of indices. Seeking takes constant time if it is torch's own over
-            a sampler with ``start_at``; else indices are drawn and dropped.
+            a sampler of this package; else indices are drawn and dropped.
         settings: Of the run.
         has_workers: Whether worker processes load the batches.
 
     Attributes:
         inner: The other batch sampler.
-        seed: Of the batches.
+        num_samples_per_batch: Over all ranks; ``None`` if batches may differ.
     """
 
     def __init__(self, batch_sampler: Any, settings: DataSettings, *, has_workers: bool) -> None:
         # Sampler's own constructor differs between versions of torch, and does nothing for us.
         self.inner = batch_sampler
-        self.seed = settings.seed
-        self._rank, self._world_size = settings.rank, settings.world_size
+        self.num_samples_per_batch: int | None = None
+        if type(batch_sampler) is BatchSampler:
+            self.num_samples_per_batch = batch_sampler.batch_size * settings.world_size
+        self._settings = settings
         self._sampler: Any = getattr(batch_sampler, "sampler", None)
         self._has_workers = has_workers
-        self._start: tuple[int, int, int | None] = (0, 0, None)
-
-    @property
-    def num_samples_per_batch(self) -> int | None:
-        """Samples in a batch, over all ranks; ``None`` if they may differ."""
-        if type(self.inner) is not BatchSampler:
-            return None
-        return int(self.inner.batch_size) * self._world_size
+        self.seek(0)
 
     def seek(self, epoch: int, batch: int = 0, samples: int | None = None) -> None:
         """Let the iterations from now on begin elsewhere.
@@ -89,18 +74,17 @@ class SeekableBatchSampler(Sampler[Any]):
 
     def num_from(self, batch: int, samples: int | None) -> int:
         """Return how many batches there are from there on; arguments are those of ``seek``."""
-        size, sampler = self.num_samples_per_batch, self._sampler
-        if size is None or not isinstance(sampler, DefaultSampler):
-            return max(len(self) - self._num_before(batch, samples), 0)
-        left = sampler.num_from(batch * size if samples is None else samples)
+        num_before, samples = self._before(batch, samples)
+        if samples is None or not isinstance(self._sampler, DefaultSampler):
+            return max(len(self) - num_before, 0)
         extra = 0 if self.inner.drop_last else self.inner.batch_size - 1
-        return int((left + extra) // self.inner.batch_size)
+        return int((len(self._sampler.positions(samples)) + extra) // self.inner.batch_size)
 
-    def indices_of(self, epoch: int, batch: int, samples: int | None = None) -> list[int] | None:
-        """Return the indices of one batch; ``None`` if the sampler would draw others now."""
-        is_pure = type(self._sampler) in _PURE
-        if type(self.inner) is not BatchSampler or not is_pure:
-            return None
+    def indices_of(self, epoch: int, batch: int, samples: int | None) -> list[int]:
+        """Return the indices of one batch; none if the sampler would draw others now."""
+        is_pure = type(self._sampler) in (DefaultSampler, InfiniteSampler, SequentialSampler)
+        if self.num_samples_per_batch is None or not is_pure:
+            return []
         before = self._start
         self.seek(epoch, batch, samples)
         indices: Any = next(iter(self), [])
@@ -108,14 +92,21 @@ class SeekableBatchSampler(Sampler[Any]):
         return [int(index) for index in indices]
 
     def __iter__(self) -> Iterator[Any]:
-        # A loader with workers asks twice for each pass, and draws from the second only.
         epoch, batch, samples = self._start
-        batches = self._from(batch, samples)
-        if not self._has_workers:  # this process has random numbers of its own, which are saved
-            return batches
+        num_before, samples = self._before(batch, samples)
+        if samples is not None and isinstance(self._sampler, (DefaultSampler, InfiniteSampler)):
+            self._sampler.start, num_before = samples, 0
+        batches: Iterator[Any] = iter(self.inner)
+        if not self._has_workers:
+            # Now, not with the first batch: random numbers that the sampler draws for what is left
+            # out were drawn before those of the checkpoint.
+            deque(islice(batches, num_before), maxlen=0)
+            return batches  # this process has random numbers of its own, which are saved
+        # Not now: a loader with workers asks twice for each pass, and draws from the second only.
+        seed, rank = self._settings.seed, self._settings.rank
         return (
-            _SeededBatch(indices, batch_seed(self.seed, self._rank, epoch, number))
-            for number, indices in zip(count(batch), batches)
+            _SeededBatch(indices, batch_seed(seed, rank, epoch, number))
+            for number, indices in zip(count(batch), islice(batches, num_before, None))
         )
 
     def __len__(self) -> int:
@@ -126,24 +117,12 @@ class SeekableBatchSampler(Sampler[Any]):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def _num_before(self, batch: int, samples: int | None) -> int:
-        """Return how many batches of this size come before."""
+    def _before(self, batch: int, samples: int | None) -> tuple[int, int | None]:
+        """Return how many batches of this size, and samples of all ranks, come before."""
         size = self.num_samples_per_batch
-        return batch if size is None or samples is None else samples // size
-
-    def _from(self, batch: int, samples: int | None) -> Iterator[Any]:
-        size, sampler = self.num_samples_per_batch, self._sampler
-        if size is not None and hasattr(sampler, "start_at"):
-            sampler.start_at(batch * size if samples is None else samples)
-            return iter(self.inner)
-        batches: Iterator[Any] = iter(self.inner)
-        num_before = self._num_before(batch, samples)
-        if self._has_workers:
-            return islice(batches, num_before, None)
-        # Now, and not with the first batch: random numbers that the sampler draws for what is left
-        # out were drawn before those of the checkpoint.
-        deque(islice(batches, num_before), maxlen=0)
-        return batches
+        if size is None:
+            return batch, None
+        return (batch, batch * size) if samples is None else (samples // size, samples)
 
 
 class _SeededBatch(list[int]):
@@ -166,17 +145,3 @@ def _arrive(indices: list[int], seed: int) -> list[int]:
     if get_worker_info() is not None:
         seed_process(seed)
     return indices
-
-
-def make_seekable(loader: DataLoader[Any], settings: DataSettings) -> DataLoader[Any]:
-    """Let ``loader`` begin anywhere, and seed its workers by batch. It is changed and returned.
-
-    One without a batch sampler (an iterable dataset, or ``batch_size=None``) is left as it is.
-    """
-    if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
-        seekable = SeekableBatchSampler(
-            loader.batch_sampler, settings, has_workers=loader.num_workers > 0
-        )
-        # Given as an argument, it would leave the loader without its batch_size and drop_last.
-        object.__setattr__(loader, "batch_sampler", seekable)
-    return loader

@@ -13,13 +13,13 @@ from mm_runner._torch_private import stop_workers
 from mm_runner.errors import ConfigError
 
 from ._feed import BatchFeed
-from ._sampler import is_endless, samplers_of
+from ._sampler import announce_epoch, is_endless, samplers_of
 from ._seekable import SeekableBatchSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["DataPosition", "TrainBatches", "announce_epoch"]
+__all__ = ["DataPosition", "TrainBatches"]
 
 
 class DataPosition(NamedTuple):
@@ -65,6 +65,7 @@ class TrainBatches:
 
     Attributes:
         epoch: Number of the pass under way, counted from 0.
+        is_seekable: Whether the loader begins anywhere at once.
     """
 
     def __init__(
@@ -80,7 +81,22 @@ class TrainBatches:
         self._seed, self._generator, self._log = seed, generator, log
         self._sampler: Any = getattr(loader, "batch_sampler", None)
         self.is_seekable = isinstance(self._sampler, SeekableBatchSampler)
-        self._stateful = _stateful_part(loader)
+        # The dataset only if it is a stream, and no worker draws from a copy of it.
+        streams = isinstance(loader, DataLoader) and loader.num_workers == 0
+        streams = streams and isinstance(loader.dataset, IterableDataset)
+        stateful = [
+            one
+            for one in (loader, loader.dataset if streams else None)
+            if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+        ]
+        self._stateful: Any = stateful[0] if stateful else None
+        self._stream: Any = None if self._stateful is loader else self._stateful
+        self._own_generators: dict[str, torch.Generator] = {}
+        for index, owner in enumerate([loader, *samplers_of(loader)]):
+            own = getattr(owner, "generator", None)
+            known = [generator, *self._own_generators.values()]
+            if isinstance(own, torch.Generator) and own not in known:
+                self._own_generators[str(index)] = own
         self.epoch = 0
         self._origin = DataPosition(samples=0)
         self._under_way: Iterator[Any] | None = None
@@ -104,28 +120,27 @@ class TrainBatches:
         """
         start = (start or DataPosition(samples=0))._replace(epoch=epoch)
         self.seek(start)
-        dataset = self.stateful_dataset
-        if hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(epoch)  # a state that was loaded is of its epoch only
+        if hasattr(self._stream, "set_epoch"):
+            self._stream.set_epoch(epoch)  # a state that was loaded is of its epoch only
         if self._stateful is not None and start.state is not None:
-            batches = self._resumed(start.state["loader"], is_begun=start.is_begun)
+            self._stateful.load_state_dict(start.state["loader"])
+            batches = iter(self.loader) if start.is_begun else self._next_pass()
             self.set_generator_states(start.state["generators"])
-        elif start.is_complete:
+        elif start.is_complete and self.is_seekable:
             batches = iter(())
-            self._pass_over()
         else:
             batches = iter(self.loader)
             if self.is_seekable:
                 self._sampler.seek(epoch)  # other iterations of the loader begin at the first batch
             elif start.batch:
-                self._log(f"{start.batch} batches are drawn and dropped: {self._why_drawn()}")
+                self._log(
+                    f"{start.batch} batches are drawn and dropped. A train_dataloader given as a "
+                    "dict begins anywhere at once; an iterable dataset does with state_dict() and "
+                    "load_state_dict(), and num_workers 0."
+                )
                 deque(islice(batches, start.batch), maxlen=0)
         self._under_way = batches
         return self.feed.over(batches)
-
-    def _resumed(self, state: Any, *, is_begun: bool) -> Iterator[Any]:
-        self._stateful.load_state_dict(state)
-        return iter(self.loader) if is_begun else self._next_pass()
 
     def _next_pass(self) -> Iterator[Any]:
         """Iterate over the next pass of a dataset whose state is at the end of the previous one."""
@@ -137,13 +152,6 @@ class TrainBatches:
             torch.set_rng_state(numbers)
             self.set_generator_states(generators)
             yield from self.loader
-
-    def _pass_over(self) -> None:
-        """Advance the user's generators by one pass without loading samples."""
-        if self.generator_states():
-            generator = getattr(self.loader, "generator", None)
-            torch.empty((), dtype=torch.int64).random_(generator=generator)  # as its iterator does
-            deque(self._sampler or getattr(self.loader, "sampler", ()), maxlen=0)
 
     def close(self) -> None:
         """End the workers of the pass under way, and those that a loader of ours keeps."""
@@ -188,10 +196,8 @@ class TrainBatches:
     @property
     def length(self) -> int | None:
         """Batches in a whole pass; ``None`` if that is unknown, or there is no end."""
-        if is_endless(self.loader):
-            return None
         try:
-            return len(self.loader)
+            return None if is_endless(self.loader) else len(self.loader)
         except TypeError:
             return None
 
@@ -205,20 +211,18 @@ class TrainBatches:
 
     def position(self, batch: int | None = None) -> DataPosition:
         """Return where the run is after ``batch`` batches of this pass, by default those drawn."""
-        batch = self.batch if batch is None else batch
+        batch, origin = self.batch if batch is None else batch, self._origin
         size = self._sampler.num_samples_per_batch if self.is_seekable else None
         samples, num_batches = None, self.length
-        if size is not None and self._origin.samples is not None:
-            samples = self._origin.samples + (batch - self._origin.batch) * size
-        if self.is_seekable and self._origin.is_begun and num_batches is not None:
-            left = self._sampler.num_from(self._origin.batch, self._origin.samples)
-            num_batches = self._origin.batch + left
+        if size is not None and origin.samples is not None:
+            samples = origin.samples + (batch - origin.batch) * size
+        if self.is_seekable and origin.is_begun and num_batches is not None:
+            num_batches = origin.batch + self._sampler.num_from(origin.batch, origin.samples)
         return DataPosition(self.epoch, batch, samples, num_batches, self._state())
 
     def next_pass(self, epoch: int) -> DataPosition:
         """Return the position before pass ``epoch``, behind the one that is done."""
-        state = None if self.stateful_dataset is None else self._state()
-        return DataPosition(epoch, samples=0, state=state)
+        return DataPosition(epoch, samples=0, state=None if self._stream is None else self._state())
 
     def _state(self) -> dict[str, Any] | None:
         """Return the state of the loader or dataset, with the generators of the user's."""
@@ -226,32 +230,17 @@ class TrainBatches:
             return None
         return {"loader": self._stateful.state_dict(), "generators": self.generator_states()}
 
-    @property
-    def stateful_dataset(self) -> Any:
-        """The iterable dataset that resumes by its own ``state_dict``; ``None`` without one."""
-        return self._stateful if self._stateful is not self.loader else None
-
     def generator_states(self) -> dict[str, Any]:
         """Return the states of generators that the user gave the loader or its samplers.
 
         Before a pass begins: its order and its workers' seeds come from them.
         """
-        return {name: one.get_state() for name, one in self._own_generators().items()}
+        return {name: one.get_state() for name, one in self._own_generators.items()}
 
     def set_generator_states(self, states: Mapping[str, Any]) -> None:
         """Restore what ``generator_states`` returned."""
-        generators = self._own_generators()
-        for name in states.keys() & generators.keys():
-            generators[name].set_state(states[name])
-
-    def _own_generators(self) -> dict[str, torch.Generator]:
-        found: dict[str, torch.Generator] = {}
-        for index, owner in enumerate([self.loader, *samplers_of(self.loader)]):
-            generator = getattr(owner, "generator", None)
-            known = [self._generator, *found.values()]
-            if isinstance(generator, torch.Generator) and generator not in known:
-                found[str(index)] = generator
-        return found
+        for name in states.keys() & self._own_generators.keys():
+            self._own_generators[name].set_state(states[name])
 
     def rescaled(self, position: DataPosition, old: int, new: int) -> DataPosition:
         """Return ``position`` of a run of ``old`` processes for one of ``new``.
@@ -266,39 +255,3 @@ class TrainBatches:
         if size is not None and position.samples is not None:
             samples, batch = position.samples, position.samples // size
         return position._replace(batch=batch, samples=samples, num_batches=None, state=None)
-
-    def _why_drawn(self) -> str:
-        dataset = getattr(self.loader, "dataset", None)
-        if isinstance(dataset, IterableDataset):
-            return (
-                f"{type(dataset).__name__} is an iterable dataset. With state_dict() and "
-                "load_state_dict() it resumes at once, if num_workers is 0."
-            )
-        return (
-            f"train_dataloader was given as a {type(self.loader).__name__}. Given as a dict it "
-            "begins anywhere at once."
-        )
-
-
-def announce_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the first sampler of ``loader`` that has it."""
-    for sampler in samplers_of(loader):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-            return
-
-
-def _stateful_part(loader: Any) -> Any:
-    """Return what has a ``state_dict`` of its position: the loader, or its iterable dataset.
-
-    The dataset only if no worker draws from a copy of it.
-    """
-    candidates = [loader]
-    if isinstance(loader, DataLoader) and loader.num_workers == 0:
-        candidates += [loader.dataset] if isinstance(loader.dataset, IterableDataset) else []
-    for one in candidates:
-        if callable(getattr(one, "state_dict", None)) and callable(
-            getattr(one, "load_state_dict", None)
-        ):
-            return one
-    return None

@@ -17,12 +17,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "batch_seed",
-    "ignore_stop_signals",
-    "seed_process",
-    "start_worker",
-]
+__all__ = ["batch_seed", "ignore_stop_signals", "seed_process", "start_worker"]
 
 _POLL_S = 5.0
 
@@ -41,10 +36,7 @@ def batch_seed(seed: int, rank: int, epoch: int, batch: int) -> int:
 
 
 def seed_process(seed: int) -> None:
-    """Seed Python's, torch's and (if installed) NumPy's generator.
-
-    Not the devices': a worker has none, and asking for theirs costs more than all of this.
-    """
+    """Seed Python's, torch's and (if installed) NumPy's generator, but not those of devices."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     try:
@@ -85,10 +77,9 @@ def start_worker(
 def ignore_stop_signals(_worker_id: int = 0) -> None:
     """Leave SIGINT, SIGUSR1 and SIGTERM to the main process, which still needs batches to save.
 
-    A terminal sends Ctrl-C to every process in front; a launcher or a scheduler sends SIGTERM or
-    SIGUSR1 to all of a job. The loader itself ends a worker by SIGTERM: that one counts, on Linux,
-    where the sender is known. There the worker also ends when the main process has died, even
-    before this was called.
+    Terminals, launchers and schedulers send these to every process of a job. The loader itself ends
+    a worker by SIGTERM: that one counts, on Linux, where the sender is known. There the worker also
+    ends when the main process has died.
 
     The workers of loaders that the Runner builds do this; it may be the ``worker_init_fn`` of
     another loader.

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import mm_dist
-from mm_runner.data._datasets import check_dataset
+from mm_runner.data import check_dataset
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric, refuse_evaluator
 from mm_runner.model import check_module_settings
