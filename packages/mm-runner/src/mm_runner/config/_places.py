@@ -1,4 +1,4 @@
-"""Map config keys to the file and line that set them, without running the files.
+"""Find the file and line that set a config key, without running the files.
 
 YAML and JSON are read from the marks of their nodes, Python from the syntax tree of its literals.
 What a call, a loop or a comprehension computes has the line of the statement.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +21,13 @@ __all__ = ["describe_location", "reads_name", "written_in"]
 _PATH = re.compile(r"(?:cfg\.)?([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*)(?=[:\s]|$)")
 
 
-class _Place(NamedTuple):
-    """File and line of a value, and the places of the literals in it, by key or index."""
+class _Found(NamedTuple):
+    """How many keys of a path are set, where, and whether inherited files do not count."""
 
+    depth: int
     file: Path
     line: int
-    parts: dict[Any, _Place]
+    is_final: bool = False
 
 
 def describe_location(files: Sequence[Path], message: str) -> str:
@@ -34,18 +35,17 @@ def describe_location(files: Sequence[Path], message: str) -> str:
     match = _PATH.match(message)
     if match is None or not files:
         return ""
-    places = _places_of(files[0], re.findall(r"[\w-]+", match[1]))
-    shown = places[-1].file if places else files[0]
+    found = _find(files[0], match[1])
+    shown = found.file
     if shown.is_relative_to(Path.cwd()):
         shown = shown.relative_to(Path.cwd())
-    return f"{shown}:{places[-1].line}" if places else str(shown)
+    return f"{shown}:{found.line}" if found.depth else str(shown)
 
 
 def written_in(files: Sequence[Path], path: str) -> Path | None:
     """Return the file that sets the key ``path`` last; ``None`` where that is not known."""
-    keys = path.split(".")
-    places = _places_of(files[0], keys) if files else []
-    return places[-1].file if len(places) == len(keys) else None
+    found = _find(files[0], path) if files else None
+    return found.file if found and found.depth == len(path.split(".")) else None
 
 
 def reads_name(file: Path, name: str) -> bool:
@@ -59,193 +59,169 @@ def reads_name(file: Path, name: str) -> bool:
     return name in loaded or f"{BASE}.{name}" in text
 
 
-def _places_of(file: Path, keys: Sequence[str]) -> list[_Place]:
-    """Return the places of the keys of a path, up to the last that is known."""
-    places: list[_Place] = []
+def _find(file: Path, path: str) -> _Found:
+    keys = [int(key) if key.isdecimal() else key for key in re.findall(r"[\w-]+", path)]
     try:
-        parts = _trace(file)
+        return _in_file(file, keys)
     except Exception:  # noqa: BLE001 - a message must not fail for want of its line
-        return []
-    for key in keys:
-        place = parts.get(int(key) if key.isdecimal() else key)
-        if place is None:
-            break
-        places.append(place)
-        parts = place.parts
-    return places
+        return _Found(0, file, 0)
 
 
-def _trace(file: Path) -> dict[Any, _Place]:
-    """Return the places of all keys of ``file`` and of the files that it inherits."""
+def _in_file(file: Path, keys: list[Any]) -> _Found:
     text = write_values(file.read_text(encoding="utf-8"), file)
     if file.suffix == ".py":
-        tree = ast.parse(text)
-        return _Statements(file).places_in(tree)
+        return _Statements(file, text).find(keys)
     import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
 
-    own = _of_yaml(file, yaml.compose(text, yaml.SafeLoader), 1).parts  # JSON is YAML too
-    named = yaml.safe_load(text)[BASE] if BASE in own else None
-    return _merged(_inherited(file, named), own)
+    own = _in_node(file, yaml.compose(text, yaml.SafeLoader), keys)  # JSON is YAML too
+    inherited = (yaml.safe_load(text) or {}).get(BASE)
+    return own if own.is_final else max(own, _in_files(file, inherited, keys), key=_depth)
 
 
-def _inherited(file: Path, named: Any) -> dict[Any, _Place]:
-    parts: dict[Any, _Place] = {}
-    for one in [named] if isinstance(named, str) else named or ():
-        parts.update(_trace((file.resolve().parent / one).resolve()))
-    return parts
+def _in_files(file: Path, named: Any, keys: list[Any]) -> _Found:
+    """Find keys in the files that ``file`` inherits."""
+    listed = [named] if isinstance(named, str) else named or ()
+    found = [_in_file((file.resolve().parent / one).resolve(), keys) for one in listed]
+    return max(found, key=_depth, default=_Found(0, file, 0))
 
 
-def _of_yaml(file: Path, node: Any, line: int) -> _Place:
-    parts: dict[Any, _Place] = {}
-    if node is not None and node.id == "sequence":
-        parts = {
-            index: _of_yaml(file, one, one.start_mark.line + 1)
-            for index, one in enumerate(node.value)
-        }
-    elif node is not None and node.id == "mapping":
-        parts = {
-            key.value: _of_yaml(file, value, key.start_mark.line + 1) for key, value in node.value
-        }
-    return _Place(file, line, parts)
+def _depth(found: _Found) -> int:
+    return found.depth
 
 
-def _merged(base: dict[Any, _Place], own: dict[Any, _Place]) -> dict[Any, _Place]:
-    """Return ``own`` over ``base`` as files are merged; the result shares nothing."""
-    merged = {} if DELETE in own else {key: _copied(one) for key, one in base.items()}
-    for key, place in own.items():
-        inner = merged[key].parts if key in merged and 0 not in place.parts else {}
-        merged[key] = place._replace(parts=_merged(inner if place.parts else {}, place.parts))
-    return merged
+def _in_node(file: Path, node: Any, keys: list[Any]) -> _Found:
+    """Find keys in a node of YAML."""
+    found = _Found(0, file, 0)
+    for depth, key in enumerate(keys, 1):
+        pairs = {}
+        if getattr(node, "id", "") == "sequence":
+            pairs = {index: (one, one) for index, one in enumerate(node.value)}
+        elif getattr(node, "id", "") == "mapping":
+            pairs = {name.value: (name, value) for name, value in node.value}
+        found = found._replace(is_final=found.is_final or DELETE in pairs)
+        if key not in pairs:
+            break
+        place, node = pairs[key]
+        found = found._replace(depth=depth, line=place.start_mark.line + 1)
+    return found
 
 
-def _copied(place: _Place) -> _Place:
-    return place._replace(parts={key: _copied(one) for key, one in place.parts.items()})
+class _Statements:
+    """The statements of a Python file, and what they set by literals and names."""
 
-
-class _Statements(ast.NodeVisitor):
-    """Reads the statements of one file that set keys by literals and names."""
-
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, text: str) -> None:
+        tree = ast.parse(text)
         self._file = file
-        self._names: dict[Any, _Place] = {}
+        self._inherited = take_base(file, tree)[1]
+        self._listed = list(_flat(tree.body))
 
-    def places_in(self, tree: ast.Module) -> dict[Any, _Place]:
-        """Return the places of the keys that a file with these statements has."""
-        base = _Place(self._file, 1, _inherited(self._file, take_base(self._file, tree)[1]))
-        self._names[BASE] = base
-        self.visit(tree)
-        own = {name: one for name, one in self._names.items() if not name.startswith("_")}
-        return _merged(base.parts, own)
+    def find(self, keys: list[Any]) -> _Found:
+        """Find keys of the file: what it sets itself, else what it changes of its ``_base_``."""
+        own = self._before(len(self._listed), keys)
+        if own.is_final or own.depth == len(keys):
+            return own
+        base = self._before(len(self._listed), [BASE, *keys])
+        return max(own, base._replace(depth=base.depth - 1), key=_depth)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        """Skip statements that are not the file's own."""
+    def _before(self, end: int, keys: list[Any]) -> _Found:
+        """Find keys in the first ``end`` statements: the last that sets most of them counts."""
+        best = _Found(0, self._file, 0)
+        for index in range(end - 1, -1, -1):
+            statement = self._listed[index]
+            for target, value, replaces in _effects(statement):
+                rest = keys[len(target) :]
+                if keys[: len(target)] != target:
+                    continue
+                if isinstance(statement, ast.ImportFrom):
+                    found = _in_files(self._file, path_of(statement), [*value, *rest])
+                elif value is None:
+                    found = _Found(len(target), self._file, statement.lineno)
+                else:
+                    found = self._in_value(value, rest, index)
+                    found = found._replace(depth=len(target) + found.depth)
+                best = max(best, found, key=_depth)
+                # In a list that was changed, indices have shifted.
+                has_shifted = value is None and rest and isinstance(rest[0], int)
+                if found.depth and (replaces or has_shifted):
+                    return best
+        if keys[0] != BASE:
+            return best
+        inherited = _in_files(self._file, self._inherited, keys[1:])
+        return max(best, inherited._replace(depth=inherited.depth + 1), key=_depth)
 
-    visit_ClassDef = visit_FunctionDef  # noqa: N815 - the name that NodeVisitor looks for
-
-    def visit_With(self, node: ast.With) -> None:
-        for statement in node.body if is_block(node) else ():
-            if isinstance(statement, ast.ImportFrom):
-                content = _inherited(self._file, path_of(statement))
-                for name in statement.names:
-                    if name.name == "*":
-                        self._names.update(content)
-                    elif name.name in content:
-                        self._names[name.asname or name.name] = content[name.name]
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        for target in node.targets:
-            self._assign(target, self._value(node.value), node.lineno)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self._assign(node.target, self._value(node.value), node.lineno)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        found = self._find(node.target)
-        is_dict = isinstance(node.op, ast.BitOr) and found is not None
-        parts = _merged(found.parts if is_dict and found else {}, self._value(node.value).parts)
-        value = _Place(self._file, node.lineno, parts if is_dict else {})
-        self._assign(node.target, value, node.lineno)
-
-    def visit_Delete(self, node: ast.Delete) -> None:
-        for target in node.targets:
-            if isinstance(target, (ast.Attribute, ast.Subscript)):
-                self._set(target.value, None, node.lineno)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        """Follow a method that changes a dict or a list."""
-        call = node.value
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-            return
-        changed = self._value(call) if call.func.attr in ("update", "merge") else None
-        self._set(call.func.value, changed, node.lineno)
-
-    def _set(self, holder: ast.expr, changed: _Place | None, line: int) -> None:
-        """Give a dict or a list that a statement changes the line of it, and merge what is known.
-
-        In a list, indices have shifted.
-        """
-        place = self._find(holder)
-        if place is not None:
-            kept = {} if 0 in place.parts else place.parts
-            parts = _merged(kept, changed.parts) if changed else kept
-            self._assign(holder, _Place(self._file, line, parts), line)
-
-    def _assign(self, target: ast.expr, value: _Place, line: int) -> None:
-        if isinstance(target, ast.Name):
-            self._names[target.id] = value
-        elif isinstance(target, (ast.Tuple, ast.List)):
-            for index, one in enumerate(target.elts):
-                part = value.parts.get(index) or _Place(self._file, line, {})
-                self._assign(one, part, line)
-        elif isinstance(target, (ast.Attribute, ast.Subscript)):
-            holder = self._find(target.value)
-            key = _key_of(target, holder)
-            if holder is not None and key is not None:
-                holder.parts[key] = _Place(self._file, line, value.parts)
-
-    def _find(self, node: ast.expr) -> _Place | None:
-        """Return the place of the object that an expression names, if it is known."""
-        if isinstance(node, ast.Name):
-            return self._names.get(node.id)
-        if isinstance(node, (ast.Attribute, ast.Subscript)):
-            holder = self._find(node.value)
-            return None if holder is None else holder.parts.get(_key_of(node, holder))
-        return None
-
-    def _value(self, node: ast.expr) -> _Place:
-        """Return the place of an expression's value, with the parts of literals and of names."""
+    def _in_value(self, node: ast.expr, keys: list[Any], index: int) -> _Found:
+        """Find keys in the value of an expression in statement ``index``."""
+        best = _Found(0, self._file, node.lineno)
         pairs: list[tuple[Any, ast.expr]] = []
         if isinstance(node, ast.Dict):
-            keys = [_constant(key) for key in node.keys]
-            pairs = list(zip(keys, node.values, strict=True))
+            names = [_constant(key) for key in node.keys]
+            pairs = list(zip(names, node.values, strict=True))
         elif isinstance(node, (ast.List, ast.Tuple)):
             pairs = list(enumerate(node.elts))
-        elif isinstance(node, ast.Call):  # dict(...), or a call of update with the same arguments
+        elif isinstance(node, ast.Call):  # dict(...), or a method that takes the same
             if isinstance(node.func, ast.Attribute) or getattr(node.func, "id", "") == "dict":
                 pairs = [(None, one) for one in node.args]
                 pairs += [(one.arg, one.value) for one in node.keywords]
-        else:
-            found = self._find(node)
-            return _Place(self._file, node.lineno, {} if found is None else found.parts)
-        parts: dict[Any, _Place] = {}
-        for key, value in pairs:
-            place = self._value(value)
-            if key is None:  # **name, or dict(name)
-                parts.update(place.parts)
-            else:
-                parts[key] = place
-        return _Place(self._file, node.lineno, parts)
+        elif keys:
+            path, is_exact = _path(node)
+            named = self._before(index, [*path, *keys]) if is_exact else best
+            return max(best, named._replace(depth=named.depth - len(path)), key=_depth)
+        for key, value in pairs if keys else ():
+            if key in (None, keys[0]):  # None: **name, or dict(name)
+                found = self._in_value(value, keys if key is None else keys[1:], index)
+                found = found if key is None else found._replace(depth=found.depth + 1)
+                best = max(found, best, key=_depth)
+        return best._replace(is_final=best.is_final or DELETE in dict(pairs))
 
 
-def _key_of(node: ast.Attribute | ast.Subscript, holder: _Place | None) -> Any:
+def _flat(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements in order, with those of branches and loops, and imports of read_base()."""
+    for statement in statements:
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.ImportFrom)):
+            continue
+        if is_block(statement):
+            yield from statement.body  # type: ignore[attr-defined]
+            continue
+        yield statement
+        for name in ("body", "handlers", "orelse", "finalbody"):
+            yield from _flat(getattr(statement, name, ()))
+
+
+def _effects(statement: ast.stmt) -> Iterator[tuple[list[Any], Any, bool]]:
+    """Yield path, value (``None``: not known) and whether it replaces what was there."""
+    if isinstance(statement, ast.ImportFrom):  # the value is the path in the imported file
+        for name in statement.names:
+            is_all = name.name == "*"
+            yield [] if is_all else [name.asname or name.name], [] if is_all else [name.name], True
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        for target in (
+            statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        ):
+            if isinstance(target, ast.Tuple):
+                yield from ((_path(one)[0], None, True) for one in target.elts)
+                continue
+            path, is_exact = _path(target)
+            yield path, statement.value if is_exact else None, is_exact
+    elif isinstance(statement, ast.AugAssign):
+        yield _path(statement.target)[0], None, False
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        method = statement.value.func
+        if isinstance(method, ast.Attribute):
+            is_merged = method.attr in ("update", "merge")
+            yield _path(method.value)[0], statement.value if is_merged else None, False
+
+
+def _path(node: ast.expr) -> tuple[list[Any], bool]:
+    """Return the keys that an expression such as ``a.b[0]`` names, as far as they are known."""
+    if isinstance(node, ast.Name):
+        return [node.id], True
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return [None], False
     key = node.attr if isinstance(node, ast.Attribute) else _constant(node.slice)
-    return key + len(holder.parts) if holder and isinstance(key, int) and key < 0 else key
+    path, is_exact = _path(node.value)
+    is_known = is_exact and key is not None
+    return ([*path, key] if is_known else path), is_known
 
 
 def _constant(node: ast.expr | None) -> Any:
-    try:
-        value = ast.literal_eval(node) if node is not None else None
-    except ValueError:
-        return None
-    return value if isinstance(value, (str, int)) else None
+    return node.value if isinstance(node, ast.Constant) else None

@@ -17,58 +17,57 @@ from ._config_dict import copy_containers
 __all__ = ["substitute", "write_values"]
 
 _NAME = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
-# MMEngine also has quotes within the braces.
-_VARIABLE = re.compile(
-    r"\{\{\s*(?P<quote>['\"]?)\s*\$(?P<name>\w+)\s*(?::\s*(?P<default>[^{}\n]*?))?\s*(?P=quote)\s*\}\}"
+# A name or a variable in a text; MMEngine also has quotes within the braces.
+_BRACES = re.compile(
+    r"\{\{\s*(?P<quote>['\"]?)\s*(?:\$(?P<variable>\w+)\s*(?::\s*(?P<default>[^{}\n]*?))?|[\w.]+)"
+    r"\s*(?P=quote)\s*\}\}"
 )
-# A whole value without quotes: in Python; in YAML and JSON.
-_WHOLE = {
-    is_python: re.compile(
-        rf"(?m)(?P<before>[{before}]\s*)(?P<value>{_VARIABLE.pattern}|{_NAME.pattern})"
-        rf"(?=\s*(?:[{after}]|$))"
-    )
-    for is_python, before, after in ((True, r":=,(\[", r",)\]}#"), (False, r":,\[\-", r",\]}#"))
-}
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def write_values(text: str, file: Path) -> str:
-    """Replace unquoted variables that are whole values, and quote ``{{ name }}``.
+    """Replace variables of the environment, and quote ``{{ name }}`` where it is a whole value.
 
-    Unlike within quotes, ``{{$BATCH:16}}`` then is a number; likewise ``true``, ``null`` and
-    ``[1, 2]`` are what they say. In Python, variables within quotes are replaced too, as the file
-    may use them. Lines stay where they are.
+    Unlike within quotes, ``{{$BATCH:16}}`` is a number; likewise ``true``, ``null`` and ``[1, 2]``
+    are what they say. Lines stay where they are.
 
     Raises:
         ConfigError: If a variable is neither set nor has a default.
     """
     is_python = file.suffix == ".py"
 
-    def before(match: re.Match[str]) -> str:
-        return match.string[match.string.rfind("\n", 0, match.start()) + 1 : match.start()]
-
-    def value_of(variable: re.Match[str], match: re.Match[str]) -> str:
-        return _text_of(variable, f"{file}:{match.string.count(chr(10), 0, match.start()) + 1}")
-
     def fill(match: re.Match[str]) -> str:
-        if "#" in before(match) or any(before(match).count(quote) % 2 for quote in "'\""):
-            return match[0]  # in a comment or in text
-        variable, value = _VARIABLE.fullmatch(match["value"]), match["value"]
-        parsed = _parse(value_of(variable, match)) if variable else value
-        return match["before"] + (repr(parsed) if is_python else json.dumps(parsed))
-
-    def fill_text(match: re.Match[str]) -> str:
-        if "#" in before(match):
+        line_begin = text.rfind("\n", 0, match.start()) + 1
+        before, after = text[line_begin : match.start()], text[match.end() :].lstrip(" \t")
+        if "#" in before:  # a comment
             return match[0]
-        written = json.dumps(value_of(match, match), ensure_ascii=False)[1:-1]
-        return written.replace("'", r"\'")  # for either kind of quotes
+        quote = next((one for one in "'\"" if before.count(one) % 2), "")
+        begins = not before.strip() or before.rstrip()[-1] in ("=,:([" if is_python else ":,[-")
+        is_whole = not quote and begins and after[:1] in ("", "\n", "\r", *",)]}#")
+        value = match[0]
+        if match["variable"]:
+            value = os.environ.get(match["variable"]) or match["default"]
+            if not value:
+                name, line = match["variable"], text.count("\n", 0, match.start()) + 1
+                raise ConfigError(
+                    f"{file}:{line}: {{{{${name}}}}} was given; the environment has no {name}, and "
+                    f"no default is given. Set the variable, or write {{{{${name}:default}}}}."
+                )
+            if is_whole:
+                parsed = _parse(value)
+                return repr(parsed) if is_python else json.dumps(parsed)
+            if quote == "'" and not is_python:
+                value = value.replace("'", "''")
+            elif quote:
+                escaped = json.dumps(value, ensure_ascii=False)[1:-1]
+                value = escaped.replace("'", r"\'") if is_python else escaped
+        return json.dumps(value) if is_whole else value
 
-    text = _WHOLE[is_python].sub(fill, text)
-    return _VARIABLE.sub(fill_text, text) if is_python else text
+    return _BRACES.sub(fill, text)
 
 
 def substitute(value: Any, file: Path, base: Mapping[str, Any], where: str = "") -> Any:
-    """Return ``value`` with names and variables in its texts replaced."""
+    """Return ``value`` with the names in its texts replaced."""
     if isinstance(value, Mapping):
         return {
             key: substitute(item, file, base, f"{where}.{key}" if where else str(key))
@@ -79,7 +78,6 @@ def substitute(value: Any, file: Path, base: Mapping[str, Any], where: str = "")
         return type(value)(items)
     if not isinstance(value, str) or "{{" not in value:
         return value
-    value = _VARIABLE.sub(lambda match: _text_of(match, where), value)
     whole = _NAME.fullmatch(value)
     if whole is not None:
         return _look_up(whole[1], file, base, where)
@@ -98,28 +96,13 @@ def _look_up(name: str, file: Path, base: Mapping[str, Any], where: str) -> Any:
         known = dict(enumerate(found)) if isinstance(found, (list, tuple)) else found
         index = int(key) if key.isdecimal() else key
         if not isinstance(known, Mapping) or index not in known:
-            given = f"{where}: {{{{ {name} }}}} was given"
-            if not name.startswith("_base_."):
-                names = f"there are {', '.join(facts)} and _base_.<path>"
-                raise ConfigError(f"{given}; {names}.{did_you_mean(name, facts)}")
             keys = list(map(str, known)) if isinstance(known, Mapping) else []
             raise ConfigError(
-                f"{given}; what is inherited has no {key!r} there, but "
+                f"{where}: {{{{ {name} }}}} was given; there is no {key!r} there, but "
                 f"{', '.join(keys) or 'no keys'}.{did_you_mean(key, keys)}"
             )
         found = known[index]
     return copy_containers(found)
-
-
-def _text_of(match: re.Match[str], where: str) -> str:
-    name = match["name"]
-    text = os.environ.get(name) or match["default"]
-    if not text:
-        raise ConfigError(
-            f"{where}: {{{{${name}}}}} was given; the environment has no {name}, and no default is "
-            f"given. Set the variable, or write {{{{${name}:default}}}}."
-        )
-    return text
 
 
 def _parse(text: str) -> Any:
