@@ -413,7 +413,7 @@ def test_deterministic_switches_torch_and_says_what_it_overrides(make_runner):
         assert torch.are_deterministic_algorithms_enabled()
         assert (cudnn.deterministic, cudnn.benchmark) == (True, False)
         assert runner.deterministic
-        assert "cudnn_benchmark is switched off" in log_of(runner)
+        assert "cudnn_benchmark is off" in log_of(runner)
     finally:
         torch.use_deterministic_algorithms(mode=False)
         cudnn.deterministic, cudnn.benchmark = before

@@ -38,12 +38,16 @@ def run_on_main(function: Callable[[], Result]) -> Result:
     """
     result: Any = None
     failure: Exception | None = None
+    told: tuple[str, str] | None = None  # to the others
     if mm_dist.is_main_process():
         try:
             result = function()
+        except MMRunnerError as error:
+            failure, told = error, (type(error).__name__, str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the others wait
-            failure = error
-    outcome = [result, _describe(failure)]
+            text = f"The main process failed with {type(error).__name__}: {error}"
+            failure, told = error, ("MMRunnerError", text)
+    outcome = [result, told]
     mm_dist.broadcast_object_list(outcome)
     if failure is not None:
         raise failure
@@ -51,11 +55,3 @@ def run_on_main(function: Callable[[], Result]) -> Result:
         name, text = outcome[1]
         raise getattr(errors, name, MMRunnerError)(text)
     return outcome[0]  # type: ignore[no-any-return]
-
-
-def _describe(failure: Exception | None) -> tuple[str, str] | None:
-    if failure is None:
-        return None
-    if isinstance(failure, MMRunnerError):
-        return type(failure).__name__, str(failure)
-    return "", f"The main process failed with {type(failure).__name__}: {failure}"

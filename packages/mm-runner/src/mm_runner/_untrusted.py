@@ -20,7 +20,6 @@ _FREE = 10_000
 _BITS_OF_TENSORS = 64
 _LONGEST_NAME = 255  # of file systems
 _LEAVES = (str, float, bool, type(None))
-_TOO_DEEP = f"it is nested deeper than {_MOST_LEVELS} levels"
 
 
 def check_nesting(
@@ -38,49 +37,37 @@ def check_nesting(
     Raises:
         ValueError: If it is nested too deeply, contains itself, or counts too many values.
     """
-    count, _ = _Measure(children).measure(value, 0)
-    if count > num_bytes + _FREE:
-        raise ValueError(f"it unfolds to {count:,} values, more than the file has bytes")
+    # By identity: how many values and levels; ``None`` while they are counted.
+    known: dict[int, tuple[int, int] | None] = {}
 
-
-class _Measure:
-    def __init__(self, children: Callable[[Any], Iterable[Any] | None] | None) -> None:
-        self._children = children
-        # By identity: how many values and levels; ``None`` while they are counted.
-        self._known: dict[int, tuple[int, int] | None] = {}
-
-    def measure(self, value: Any, level: int) -> tuple[int, int]:
+    def measure(value: Any, level: int) -> tuple[int, int]:
         """Return how many values and levels ``value`` has, which stands at ``level``."""
-        inner = self._inner(value)
-        if inner is None:
-            return 1, 0
-        if id(value) not in self._known:
-            self._known[id(value)] = None
-            self._known[id(value)] = self._sum(inner, level + 1)
-        known = self._known[id(value)]
-        if known is None:
-            raise ValueError("it contains itself")
-        if level + known[1] > _MOST_LEVELS:
-            raise ValueError(_TOO_DEEP)
-        return known
-
-    def _sum(self, values: Iterable[Any], level: int) -> tuple[int, int]:
-        if level > _MOST_LEVELS:
-            raise ValueError(_TOO_DEEP)
-        count, levels = 1, 1
-        for value in values:
-            more, below = (1, 0) if type(value) in _LEAVES else self.measure(value, level)
-            count, levels = count + more, max(levels, below + 1)
-        return count, levels
-
-    def _inner(self, value: Any) -> Iterable[Any] | None:
         if isinstance(value, int) and value.bit_length() > _MOST_BITS:
             raise ValueError(f"it holds an integer of {value.bit_length():,} bits")
+        inner: Iterable[Any] | None
         if isinstance(value, dict):
-            return chain(dict.keys(value), dict.values(value), _attributes(value))
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return value
-        return None if self._children is None else self._children(value)
+            inner = chain(dict.keys(value), dict.values(value), _attributes(value))
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            inner = value
+        else:
+            inner = children and children(value)
+        if inner is None:
+            return 1, 0
+        if id(value) not in known and level < _MOST_LEVELS:
+            known[id(value)] = None
+            parts = [(1, 0) if type(x) in _LEAVES else measure(x, level + 1) for x in inner]
+            deepest = max((levels for _, levels in parts), default=0)
+            known[id(value)] = 1 + sum(count for count, _ in parts), 1 + deepest
+        found = known.get(id(value), (1, 1))
+        if found is None:
+            raise ValueError("it contains itself")
+        if level + found[1] > _MOST_LEVELS:
+            raise ValueError(f"it is nested deeper than {_MOST_LEVELS} levels")
+        return found
+
+    count, _ = measure(value, 0)
+    if count > num_bytes + _FREE:
+        raise ValueError(f"it unfolds to {count:,} values, more than the file has bytes")
 
 
 def is_file_name(value: Any) -> bool:

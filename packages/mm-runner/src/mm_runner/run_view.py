@@ -93,46 +93,31 @@ class RunView(Protocol):
     loader_generator: torch.Generator
     hooks_list: Any
 
+    epoch: int
+    iter: int
+    max_epochs: int
+    max_iters: int
+    val_begin: int
+    val_interval: int
+    train_dataloader: Any
+    val_dataloader: Any
+    val_evaluator: Any
+    test_dataloader: Any
+    test_evaluator: Any
+    visualizer: Any
+    rank: int
+    world_size: int
+    distributed: bool
+    device: torch.device
+
     @property
     def hooks(self) -> list[Any]: ...  # noqa: D102 - see above
     @property
     def interruption(self) -> Interruptions: ...  # noqa: D102
     @property
-    def epoch(self) -> int: ...  # noqa: D102
-    @property
-    def iter(self) -> int: ...  # noqa: D102
-    @property
-    def max_epochs(self) -> int: ...  # noqa: D102
-    @property
-    def max_iters(self) -> int: ...  # noqa: D102
-    @property
-    def val_begin(self) -> int: ...  # noqa: D102
-    @property
-    def val_interval(self) -> int: ...  # noqa: D102
-    @property
-    def train_dataloader(self) -> Any: ...  # noqa: D102
-    @property
-    def val_dataloader(self) -> Any: ...  # noqa: D102
-    @property
-    def val_evaluator(self) -> Any: ...  # noqa: D102
-    @property
-    def test_dataloader(self) -> Any: ...  # noqa: D102
-    @property
-    def test_evaluator(self) -> Any: ...  # noqa: D102
-    @property
     def seed(self) -> int: ...  # noqa: D102
     @property
     def holds_gradients(self) -> bool: ...  # noqa: D102
-    @property
-    def visualizer(self) -> Any: ...  # noqa: D102
-    @property
-    def rank(self) -> int: ...  # noqa: D102
-    @property
-    def world_size(self) -> int: ...  # noqa: D102
-    @property
-    def distributed(self) -> bool: ...  # noqa: D102
-    @property
-    def device(self) -> torch.device: ...  # noqa: D102
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Let every hook act at ``stage``."""

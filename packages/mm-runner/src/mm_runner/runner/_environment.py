@@ -31,8 +31,7 @@ def set_up_process(launcher: str | None, env_cfg: Mapping[str, Any] | None) -> m
     """Join the other processes, and set the switches of ``env_cfg``.
 
     Args:
-        launcher: ``"auto"``, ``"none"``, ``"pytorch"``, ``"slurm"``, ``"mpi"`` or an installed one;
-            ``None`` is ``"auto"``.
+        launcher: As the Runner's; ``None`` is ``"auto"``.
         env_cfg: ``cudnn_benchmark``, ``mp_cfg``, ``dist_cfg`` (arguments of
             :func:`mm_dist.init_dist`), ``npu_cfg`` (of :func:`mm_npu.set_npu_switches`; of no
             effect without an NPU), ``resource_limit``.
@@ -77,8 +76,7 @@ def fix_cublas_workspace(randomness: Any) -> None:
     used. cuBLAS reads the variable when it starts, so this comes before anything touches the
     device. What the user has set stays.
     """
-    is_asked = isinstance(randomness, Mapping) and randomness.get("deterministic")
-    if is_asked and torch.version.cuda:
+    if (randomness or {}).get("deterministic"):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
@@ -123,28 +121,20 @@ class RunSeed:
     ) -> None:
         """Seed every generator of this process, and switch to deterministic algorithms if asked.
 
-        Args:
-            logger: Gets warnings.
-            seed: ``None`` draws one, alike on all processes.
-            diff_rank_seed: Let the generators of each process begin otherwise.
-            deterministic: Allow deterministic algorithms only.
-
         Raises:
             ConfigError: If ``seed`` is no seed.
         """
         check_randomness({"seed": seed}, "randomness")
         fix_cublas_workspace({"deterministic": deterministic})
         self.configured["seed"] = seed
-        self.value = mm_dist.sync_random_seed() if seed is None else seed
         self.is_by_rank, self.deterministic = bool(diff_rank_seed), bool(deterministic)
-        self._seed_process()
-        if not self.deterministic:
-            return
-        if torch.backends.cudnn.benchmark:
-            logger.warning("randomness.deterministic was given: cudnn_benchmark is switched off.")
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
+        self._use(mm_dist.sync_random_seed() if seed is None else seed)
+        if self.deterministic:
+            if torch.backends.cudnn.benchmark:
+                logger.warning("randomness.deterministic was given: cudnn_benchmark is off.")
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.benchmark = False
+            torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
 
     def take_over(self, seed: int | None, logger: logging.Logger) -> None:
         """Use the seed of a checkpoint, ``None`` if it has none, from here on."""
@@ -155,14 +145,14 @@ class RunSeed:
                 f"randomness.seed is {self.value}, the checkpoint's {seed}: the checkpoint's is "
                 "used, so that the order of the data goes on."
             )
-        self.value = seed
-        self._seed_process()
+        self._use(seed)
 
     def reseed(self, num_steps: int) -> None:
         """Seed every generator by the seed and ``num_steps``, for a checkpoint without states."""
         rank = self._rank if self.is_by_rank else 0
         seed_everything(batch_seed(self.value, rank, 0, num_steps) % 2**32)
 
-    def _seed_process(self) -> None:
-        seed_everything(self.value + (self._rank if self.is_by_rank else 0))
-        self.loader_generator.manual_seed(self.value)
+    def _use(self, seed: int) -> None:
+        self.value = seed
+        seed_everything(seed + (self._rank if self.is_by_rank else 0))
+        self.loader_generator.manual_seed(seed)

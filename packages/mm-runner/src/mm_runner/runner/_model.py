@@ -154,19 +154,16 @@ class RunCompiler:
 
         Returns:
             The model, wrapped if the run is distributed, and the handle of what is compiled.
-
-        Raises:
-            ConfigError: If the model cannot be wrapped as ``cfg`` says.
-            MMCompileError: If it cannot be compiled so.
         """
         import mm_compile  # noqa: PLC0415 - importing the Runner stays cheap
 
+        bare = unwrap_model(model)
         if cfg.get("sync_bn") is not None:
-            apply_module_settings(unwrap_model(model), {})  # drop those of an earlier run
+            apply_module_settings(bare, {})  # drop those of an earlier run
             if dist_info.backend is not None:
                 mm_dist.convert_sync_batchnorm(model, cfg["sync_bn"])
         # Now that its modules are those that stay, and before anything is put around them.
-        apply_module_settings(unwrap_model(model), cfg)
+        apply_module_settings(bare, cfg)
         target = self._cfg.get("target") if isinstance(self._cfg, Mapping) else None
         if not _STEPS.isdisjoint([target] if isinstance(target, str) else target or []):
             wrapped = wrap_model(model)
@@ -175,25 +172,19 @@ class RunCompiler:
             model = model.to(dist_info.device)
         # Compiled before it is sharded: parameters are then gathered and freed by hooks around the
         # compiled code, and regions are recognised by their classes and the shapes of the whole.
-        handle = mm_compile.compile_model(unwrap_model(model), self._cfg)
-        try:
-            return wrap_model(model), handle
-        except Exception:
-            handle.undo()  # the model is the user's, who may give it to another run
-            raise
+        handle = mm_compile.compile_model(bare, self._cfg)
+        return wrap_model(model), handle
 
-    def begin_training(self, runner: Runner) -> None:
+    def begin_training(self, run: Runner) -> None:
         """Compile the optimizers if that is configured, and say how many steps are to come."""
-        handle = runner.compile_handle
-        compiles_optimizers = isinstance(self._cfg, Mapping) and self._cfg.get("optimizer")
-        for wrapper in named_wrappers(runner.optim_wrapper).values():
-            optimizer = wrapper.optimizer
-            # One that was given ready made is the same in a second training.
-            is_known = any(optimizer is known for known in self._optimizers)
-            if compiles_optimizers and not is_known:
-                handle.compile_optimizer(optimizer)
-                self._optimizers.append(optimizer)
-        handle.expect_steps(max(runner.max_iters - runner.iter, 0))
-        has_report = any(isinstance(hook, CompileReportHook) for hook in runner.hooks)
+        handle = run.compile_handle
+        if isinstance(self._cfg, Mapping) and self._cfg.get("optimizer"):
+            for wrapper in named_wrappers(run.optim_wrapper).values():
+                # One that was given ready made is the same in a second training.
+                if not any(wrapper.optimizer is known for known in self._optimizers):
+                    handle.compile_optimizer(wrapper.optimizer)
+                    self._optimizers.append(wrapper.optimizer)
+        handle.expect_steps(max(run.max_iters - run.iter, 0))
+        has_report = any(isinstance(hook, CompileReportHook) for hook in run.hooks)
         if handle.enabled and not has_report:
-            runner.register_hook(CompileReportHook())
+            run.register_hook(CompileReportHook())

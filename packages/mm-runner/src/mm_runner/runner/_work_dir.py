@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING
 
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import checkpoints_in, remove_checkpoint
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["WorkDir", "holding_work_dir", "open_work_dir"]
+__all__ = ["holding_work_dir", "open_work_dir"]
 
 # Host and process id, as the lock's holder writes them.
 _HOLDER = re.compile(r"([\w.-]{1,255}) (\d{1,10})\n")
@@ -30,18 +30,13 @@ _HOLDER = re.compile(r"([\w.-]{1,255}) (\d{1,10})\n")
 _MAX_NAMED = 5
 
 
-class WorkDir(NamedTuple):
-    """Where a run writes: checkpoints to ``path``, the rest to ``log_dir`` inside it."""
-
-    path: Path
-    log_dir: Path
-    timestamp: str
-
-
-def open_work_dir(work_dir: str | Path) -> WorkDir:
+def open_work_dir(work_dir: str | Path) -> tuple[Path, Path, str]:
     """Create ``work_dir`` and in it a log directory of this run, and check that it is writable.
 
     Only the main process touches the disk; every process gets its result.
+
+    Returns:
+        The work directory, the log directory inside it, and the timestamp that this is named by.
 
     Raises:
         ConfigError: If ``work_dir`` is no path.
@@ -50,7 +45,7 @@ def open_work_dir(work_dir: str | Path) -> WorkDir:
     if not isinstance(work_dir, (str, Path)):
         raise ConfigError(f"work_dir: the path of a directory is needed, got {work_dir!r}.")
 
-    def create() -> WorkDir:
+    def create() -> tuple[Path, Path, str]:
         path = Path(work_dir).absolute()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -67,20 +62,20 @@ def open_work_dir(work_dir: str | Path) -> WorkDir:
                 f"work_dir={str(work_dir)!r} was asked for; it cannot be written: {error}. "
                 "Give a directory that you may write to."
             ) from error
-        return WorkDir(path, path / timestamp, timestamp)
+        return path, path / timestamp, timestamp
 
     return run_on_main(create)
 
 
 @contextmanager
-def holding_work_dir(runner: Runner, *, is_fresh: bool) -> Iterator[Callable[[], None]]:
+def holding_work_dir(run: Runner, *, is_fresh: bool) -> Iterator[Callable[[], None]]:
     """Keep other trainings out of ``work_dir`` while the block trains; every process must enter it.
 
     The main process holds a POSIX record lock, which works on NFS too, which forked workers do not
     inherit, and which the system releases when the process dies.
 
     Args:
-        runner: The run.
+        run: The run.
         is_fresh: Whether it trains from the start.
 
     Yields:
@@ -91,38 +86,31 @@ def holding_work_dir(runner: Runner, *, is_fresh: bool) -> Iterator[Callable[[],
         WorkDirError: On all processes, if another training is under way in ``work_dir``, or if a
             fresh one finds checkpoints there that it may not delete.
     """
-    held: list[IO[str]] = []  # on the main process
-    load_from, overwrite = runner.starting_point.load_from, runner.overwrite
-    spared = os.path.realpath(load_from) if load_from is not None else None
-    if not runner.interruption.saves:  # nothing is kept
+    if not run.interruption.saves:  # nothing is kept
         yield lambda: None
         return
+    held: list[IO[str]] = []  # on the main process
+    load_from = run.starting_point.load_from
+    spared = None if load_from is None else os.path.realpath(load_from)
 
     def claim() -> None:
         with suppress(ImportError):  # fcntl, on Windows
-            _lock(runner, held)
-        found = _checkpoints(runner) if is_fresh and not overwrite else []
+            _lock(run, held)
+        found = _checkpoints(run) if is_fresh and not run.overwrite else []
         if found:
             names = ", ".join(path.name for path in found[:_MAX_NAMED])
             more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
             raise WorkDirError(
-                f"work_dir={str(runner.work_dir)!r} holds the checkpoints of an earlier run "
+                f"work_dir={str(run.work_dir)!r} holds the checkpoints of an earlier run "
                 f"({names}{more}), and this one starts afresh. Go on from them with "
                 "resume=True (--resume), choose another work_dir (--work-dir), or delete them "
                 "with overwrite=True (--overwrite)."
             )
 
     def delete() -> None:
-        for path in _checkpoints(runner) if is_fresh and overwrite else []:
-            if os.path.realpath(path) == spared:
-                continue
-            try:
+        for path in _checkpoints(run) if is_fresh and run.overwrite else []:
+            if os.path.realpath(path) != spared:
                 remove_checkpoint(path)
-            except OSError as error:
-                raise WorkDirError(
-                    f"overwrite=True was given, and {path} cannot be deleted: {error}. Choose "
-                    "another work_dir (--work-dir)."
-                ) from error
 
     try:
         run_on_main(claim)
@@ -133,13 +121,13 @@ def holding_work_dir(runner: Runner, *, is_fresh: bool) -> Iterator[Callable[[],
                 file.truncate(0)
 
 
-def _lock(runner: Runner, held: list[IO[str]]) -> None:
+def _lock(run: Runner, held: list[IO[str]]) -> None:
     """Lock a file of the work directory; warn where the file system has no locks."""
     import fcntl  # noqa: PLC0415 - not on Windows
 
     try:
-        runner.work_dir.mkdir(parents=True, exist_ok=True)
-        file = (runner.work_dir / ".lock").open("a+", encoding="utf-8", errors="replace")
+        run.work_dir.mkdir(parents=True, exist_ok=True)
+        file = (run.work_dir / ".lock").open("a+", encoding="utf-8", errors="replace")
         held.append(file)
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.truncate(0)
@@ -147,9 +135,8 @@ def _lock(runner: Runner, held: list[IO[str]]) -> None:
         file.flush()
     except OSError as error:
         if not held or not isinstance(error, (BlockingIOError, PermissionError)):
-            runner.logger.warning(
-                f"{runner.work_dir} cannot be locked ({error}): a second run there would go "
-                "unnoticed."
+            run.logger.warning(
+                f"{run.work_dir} cannot be locked ({error}): a second run there would go unnoticed."
             )
             return
         with held.pop() as taken:
@@ -157,13 +144,13 @@ def _lock(runner: Runner, held: list[IO[str]]) -> None:
             holder = _HOLDER.fullmatch(taken.read(300))
         who = f"process {holder[2]} on host {holder[1]}" if holder else "another process"
         raise WorkDirError(
-            f"work_dir={str(runner.work_dir)!r} is in use: {who} is training there. Wait until it "
+            f"work_dir={str(run.work_dir)!r} is in use: {who} is training there. Wait until it "
             "ends, or choose another work_dir (--work-dir)."
         ) from None
 
 
-def _checkpoints(runner: Runner) -> list[Path]:
+def _checkpoints(run: Runner) -> list[Path]:
     """Return the checkpoints in the work directory, and where hooks save instead."""
-    hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
-    directories = [runner.work_dir, *(hook.directory(runner) for hook in hooks)]
+    hooks = [hook for hook in run.hooks if isinstance(hook, CheckpointHook)]
+    directories = [run.work_dir, *(hook.directory(run) for hook in hooks)]
     return [path for one in dict.fromkeys(directories) for path in checkpoints_in(one)]
