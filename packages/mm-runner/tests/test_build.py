@@ -1,7 +1,7 @@
 import pytest
 
 from mm_runner import ComponentNotFoundError, ConfigError
-from mm_runner.registry import Registry, build_from_cfg, call_component, check_arguments, check_cfg
+from mm_runner.registry import Registry, build_from_cfg, check_arguments, check_cfg
 
 
 class Box:
@@ -81,12 +81,6 @@ def test_an_error_of_a_components_own_is_left_as_it_is(things):
     things.register_module(module=refuse)
     with pytest.raises(OwnError, match="3"):
         things.build({"type": "refuse", "size": 3})
-
-
-def test_call_component_checks_and_calls():
-    assert call_component(Box, {"width": 2}, "here").size == (2, 2, False)
-    with pytest.raises(ConfigError, match=r"here\.wdith: unknown argument of Box"):
-        call_component(Box, {"wdith": 2}, "here")
 
 
 def test_check_cfg_returns_what_would_be_called(things):

@@ -21,13 +21,7 @@ def check(parser: ArgumentParser) -> Callable[[Namespace], None]:
     model, parameters, schedule, batch, memory, acceleration. Exit status 1 if something is wrong.
     """
     add_config_arguments(parser, launcher=False)
-    parser.add_argument(
-        "--world-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes to plan for (%(default)s)",
-    )
+    _add_number(parser, "--world-size", 1, "processes to plan for")
 
     def run(options: Namespace) -> None:
         from mm_runner.tools import make_plan  # noqa: PLC0415 - imports torch
@@ -44,11 +38,9 @@ def find_lr(parser: ArgumentParser) -> Callable[[Namespace], None]:
     one where it falls fastest. Nothing is left behind, and the configuration is not changed.
     """
     add_config_arguments(parser, work_dir=False)
-    parser.add_argument("--min-lr", type=float, default=1e-7, metavar="LR", help="first (1e-7)")
-    parser.add_argument("--max-lr", type=float, default=10.0, metavar="LR", help="last (10)")
-    parser.add_argument(
-        "--steps", type=int, default=100, metavar="N", help="optimizer steps (%(default)s)"
-    )
+    _add_number(parser, "--min-lr", 1e-7, "first rate")
+    _add_number(parser, "--max-lr", 10.0, "last rate")
+    _add_number(parser, "--steps", 100, "optimizer steps")
     parser.add_argument("--out", metavar="FILE", help="draw the losses there: .png or .svg")
 
     def run(options: Namespace) -> None:
@@ -87,10 +79,8 @@ def find_batch_size(parser: ArgumentParser) -> Callable[[Namespace], int]:
     behind, and the configuration is not changed.
     """
     add_config_arguments(parser, work_dir=False, launcher=False)
-    for name, default, text in (("--start", 2, "first batch"), ("--max", 1024, "largest batch")):
-        parser.add_argument(
-            name, type=int, default=default, metavar="N", help=f"{text} (%(default)s)"
-        )
+    _add_number(parser, "--start", 2, "first batch")
+    _add_number(parser, "--max", 1024, "largest batch")
 
     def run(options: Namespace) -> int:
         from mm_runner.tools import find_batch_size  # noqa: PLC0415 - imports torch
@@ -213,6 +203,12 @@ def convert(parser: ArgumentParser) -> Callable[[Namespace], None]:
             _print(f"left out: {name} ({reason})")
 
     return run
+
+
+def _add_number(parser: ArgumentParser, name: str, default: float, text: str) -> None:
+    parser.add_argument(
+        name, type=type(default), default=default, metavar="N", help=f"{text} (%(default)s)"
+    )
 
 
 def _print(line: str) -> None:

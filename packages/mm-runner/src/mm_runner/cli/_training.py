@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
@@ -132,15 +131,11 @@ def _listed(metrics: Any) -> list[Any]:
 
 def _check_writable(out: Path) -> None:
     """Raise if nothing can be written to ``out``: a long test must not end with that."""
-    reason = "is a directory" if out.is_dir() else ""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        out.open("ab").close()
     except OSError as error:
-        reason = f"its folder cannot be made: {error}"
-    if not reason and not os.access(out if out.exists() else out.parent, os.W_OK):
-        reason = "may not be written"
-    if reason:
-        raise ConfigError(f"--out: {out} was given, and {reason}. Give another file.")
+        raise ConfigError(f"--out: {out} was given, and it cannot be written: {error}.") from error
 
 
 def _use_views(cfg: Config) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from mm_runner.errors import ConfigError
-from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cfg, call_component
+from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cfg
 
 from ._datasets import FirstSamples, check_dataset
 from ._feed import has_streams
@@ -99,7 +99,8 @@ def build_dataloader(
         if device.type != "cuda" and not hasattr(torch, "accelerator"):
             options.setdefault("pin_memory_device", device.type)  # then torch asks for it
     # Not by torch's annotation, which a list of samples would not fit.
-    loader: DataLoader[Any] = call_component(DataLoader, {"dataset": dataset, **options}, where)
+    options |= {"type": DataLoader, "dataset": dataset}
+    loader: DataLoader[Any] = build_from_cfg(options, DATASETS, where=where)
     if loader.batch_sampler is not None and not isinstance(dataset, IterableDataset):
         seekable = SeekableBatchSampler(
             loader.batch_sampler, settings, has_workers=loader.num_workers > 0

@@ -11,7 +11,7 @@ import torch
 from mm_amp import OptimWrapper, OptimWrapperDict
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.model import unwrap_model
-from mm_runner.registry import OPTIM_WRAPPER_CONSTRUCTORS, call_component, check_cfg
+from mm_runner.registry import OPTIM_WRAPPER_CONSTRUCTORS, build_from_cfg, check_cfg
 
 from ._constructors import DefaultOptimWrapperConstructor
 
@@ -66,7 +66,8 @@ def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapp
     )
     if isclass(component) and issubclass(component, DefaultOptimWrapperConstructor):
         settings["where"] = where
-    return call_component(component, settings, where)(model)
+    settings["type"] = component
+    return build_from_cfg(settings, OPTIM_WRAPPER_CONSTRUCTORS, where=where)(model)
 
 
 def scale_lr(optim_wrapper: Any, factor: float) -> None:

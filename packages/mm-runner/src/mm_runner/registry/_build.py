@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "build_from_cfg",
-    "call_component",
     "check_cfg",
     "check_component",
     "holds_configs",
@@ -52,7 +51,23 @@ def build_from_cfg(
     """
     where = where or path_within(cfg) or registry.name
     component, arguments = check_cfg(cfg, registry, default_args, where=where)
-    return _call(component, arguments, where)
+    token = _under_construction.set((where, arguments))
+    try:
+        return component(**arguments)
+    except Exception as error:
+        if type(error) in _PYTHONS_OWN:
+            name = getattr(component, "__name__", repr(component))
+            raise ConfigError(
+                f"{where}: {name} refused its arguments: {with_place(error)}"
+            ) from error
+        text, package = str(error), type(error).__module__.partition(".")[0]
+        is_ours = package in _OUR_PACKAGES and not isinstance(error, Warning)
+        if is_ours and len(error.args) == 1 and not text.startswith(where):
+            begins_with_key = re.split(r"[ .=:\[]", text, maxsplit=1)[0] in arguments
+            raise type(error)(f"{where}{'.' if begins_with_key else ': '}{text}") from error
+        raise  # an error of somebody's own says more than we could
+    finally:
+        _under_construction.reset(token)
 
 
 def check_cfg(
@@ -143,37 +158,6 @@ def holds_configs(value: Any, registry: Registry) -> bool:
         return callable(registry.get(kind) if isinstance(kind, str) else kind)
     except Exception:  # noqa: BLE001 - importing what a sample is called may end in anything
         return False
-
-
-def call_component(component: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
-    """Check ``arguments`` and call ``component``.
-
-    Raises:
-        ConfigError: If they do not fit, or ``component`` refuses them with one of Python's own
-            errors, whose text says what but not where.
-    """
-    check_arguments(component, arguments, where)
-    return _call(component, arguments, where)
-
-
-def _call(component: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
-    token = _under_construction.set((where, arguments))
-    try:
-        return component(**arguments)
-    except Exception as error:
-        if type(error) in _PYTHONS_OWN:
-            name = getattr(component, "__name__", repr(component))
-            raise ConfigError(
-                f"{where}: {name} refused its arguments: {with_place(error)}"
-            ) from error
-        text, package = str(error), type(error).__module__.partition(".")[0]
-        is_ours = package in _OUR_PACKAGES and not isinstance(error, Warning)
-        if is_ours and len(error.args) == 1 and not text.startswith(where):
-            begins_with_key = re.split(r"[ .=:\[]", text, maxsplit=1)[0] in arguments
-            raise type(error)(f"{where}{'.' if begins_with_key else ': '}{text}") from error
-        raise  # an error of somebody's own says more than we could
-    finally:
-        _under_construction.reset(token)
 
 
 def path_within(cfg: object) -> str | None:

@@ -142,12 +142,12 @@ class Registry:
         if ":" in name or "." in name:
             return self._import(name)
         if len(advertised) > 1:
-            providers = (
+            packages = [
                 f"{one.dist and one.dist.name} ({one.value})" for one in advertised.values()
-            )
+            ]
             raise ConfigError(
                 f"{name!r} was asked for in {self.entry_point_group!r}, and "
-                f"{', '.join(sorted(providers))} provide it; uninstall all but one, or give the "
+                f"{', '.join(sorted(packages))} provide it; uninstall all but one, or give the "
                 "import path 'package.module:Name' as type."
             )
         for entry in advertised.values():
@@ -180,19 +180,17 @@ class Registry:
             module = importlib.import_module(module_name)
         except Exception as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            is_no_path = module_name.startswith(".") or not module_name
-            if is_no_path or (missing and f"{module_name}.".startswith(f"{missing}.")):
+            if missing and f"{module_name}.".startswith(f"{missing}."):
                 raise ComponentNotFoundError(f"{asked}, which gave {error}. {remedy}") from error
             raise ComponentNotFoundError(
                 f"{asked}; importing {module_name!r} failed: {with_place(error)}."
             ) from error
-        component: Callable[..., Any] | None = getattr(module, attribute, None)
-        if component is None:
+        if not hasattr(module, attribute):
             raise ComponentNotFoundError(
                 f"{asked}; the module {module_name!r} has no {attribute!r}."
                 f"{did_you_mean(attribute, vars(module))} {remedy}"
             )
-        return component
+        return getattr(module, attribute)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=64)

@@ -72,6 +72,19 @@ def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) ->
         _check_one(plain, where, device_type)
 
 
+def _check_one(plain: dict[str, Any], where: str, device_type: str | None) -> None:
+    """Check an optimizer and its wrapper, and build them for a tiny model."""
+    optimizer, model = plain["optimizer"], nn.Linear(2, 2, bias=False)
+    component = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
+    _check_numbers(optimizer, f"{where}.optimizer")
+    wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
+    if wrapper is AmpOptimWrapper and plain.get("device_type") is None:
+        plain["device_type"] = device_type or mm_dist.available_device_type()
+    if not component.__module__.startswith("torch.optim"):  # it may look for its device, or log
+        plain["optimizer"] = SGD(model.parameters(), lr=0.1)
+    _try_to_build(build_optim_wrapper, model, plain, where=where)
+
+
 def check_schedules(cfg: Any, where: str, num_epochs: Any) -> None:
     """Check the schedules: a config, a list of configs, or a dict of these by name of a wrapper."""
     counts_epochs = isinstance(num_epochs, int) and num_epochs > 0
@@ -93,19 +106,6 @@ def check_schedules(cfg: Any, where: str, num_epochs: Any) -> None:
             num_iters=_ENDLESS,
             where=place,
         )
-
-
-def _check_one(cfg: dict[str, Any], where: str, device_type: str | None) -> None:
-    """Check an optimizer and its wrapper, and build them for a tiny model."""
-    optimizer, model = cfg["optimizer"], nn.Linear(2, 2, bias=False)
-    component = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
-    _check_numbers(optimizer, f"{where}.optimizer")
-    wrapper = check_component(cfg, OPTIM_WRAPPERS, where, default="OptimWrapper")
-    if wrapper is AmpOptimWrapper and cfg.get("device_type") is None:
-        cfg["device_type"] = device_type or mm_dist.available_device_type()
-    if not component.__module__.startswith("torch.optim"):  # it may look for its device, or log
-        cfg["optimizer"] = SGD(model.parameters(), lr=0.1)
-    _try_to_build(build_optim_wrapper, model, cfg, where=where)
 
 
 def _check_numbers(cfg: Mapping[str, Any], where: str) -> None:
