@@ -189,8 +189,6 @@ def test_learning_rates_are_scaled_before_they_are_scheduled(tmp_path):
     runner = make(Runner, tmp_path, param_scheduler={"type": "StepLR", "step_size": 1})
     runner.train()
     scaling = {"base_batch_size": 8, "enable": True}
-    with pytest.raises(ConfigError, match=r"^scale_lr: the schedules are built"):
-        runner.scale_lr(runner.optim_wrapper, scaling)
     with pytest.raises(ConfigError, match=r"auto_scale_lr\.base: unknown key"):
         runner.scale_lr(runner.optim_wrapper, {"base": 8})
     wrapper = runner.optim_wrapper

@@ -22,60 +22,9 @@ def known_names(monkeypatch):
     monkeypatch.setitem(MODELS._registered, "Classifier", Classifier)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"model": {"type": "Clasifier"}}, r"No model named 'Clasifier'.*'Classifier'"),
-        (
-            {"optim_wrapper": {"optimizer": {"type": "SDG"}}},
-            r"No optimizer named 'SDG'; there are: .*'SGD'",
-        ),
-        (
-            {"optim_wrapper": {"type": "AmpOptimWraper", "optimizer": SGD}},
-            r"No optim wrapper named 'AmpOptimWraper'.*'AmpOptimWrapper'",
-        ),
-        (
-            {"param_scheduler": {"type": "MultiStepLr"}},
-            r"No parameter scheduler named 'MultiStepLr'.*'MultiStepLR'",
-        ),
-        (
-            {"custom_hooks": [{"type": "CheckpointHok"}]},
-            r"No hook named 'CheckpointHok'.*'CheckpointHook'",
-        ),
-        (
-            {"train_cfg": {"type": "EpochBasedTrainLop", "max_epochs": 1}},
-            r"No loop named 'EpochBasedTrainLop'.*'EpochBasedTrainLoop'",
-        ),
-        ({"val_evaluator": {"type": "Acuracy"}}, r"No metric named 'Acuracy'.*'Accuracy'"),
-        (
-            {"train_dataloader": loader_cfg(sampler={"type": "DefaultSamplr"})},
-            r"No data sampler named 'DefaultSamplr'.*'DefaultSampler'",
-        ),
-        (
-            {"train_dataloader": loader_cfg(dataset={"type": "Blosb"})},
-            r"No dataset named 'Blosb'.*'Blobs'",
-        ),
-        (
-            {"train_dataloader": loader_cfg(collate_fn="default_colate")},
-            r"No function named 'default_colate'.*'default_collate'",
-        ),
-    ],
-    ids=[
-        "model",
-        "optimizer",
-        "optim-wrapper",
-        "schedule",
-        "hook",
-        "loop",
-        "metric",
-        "sampler",
-        "dataset",
-        "collate",
-    ],
-)
-def test_unknown_types_name_what_there_is_and_what_was_meant(make_runner, overrides, message):
-    with pytest.raises(ComponentNotFoundError, match=message):
-        make_runner(**overrides).train()
+def test_an_unknown_model_names_what_there_is_and_what_was_meant(make_runner):
+    with pytest.raises(ComponentNotFoundError, match=r"No model named 'Clasifier'.*'Classifier'"):
+        make_runner(model={"type": "Clasifier"})
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -116,12 +65,6 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
             r"^efficient_conv_bn_eval: '\[backbone\]' names no module of Classifier",
         ),
         ({"cfg": 3}, r"cfg: a dict is needed, got 3"),
-        ({"env_cfg": {"cudnn": True}}, r"env_cfg\.cudnn: unknown key; known are cudnn_benchmark"),
-        ({"env_cfg": {"dist_cfg": {"bakend": "x"}}}, r"env_cfg\.dist_cfg\.bakend.*'backend'"),
-        ({"env_cfg": {"mp_cfg": {"mp_method": "x"}}}, r"env_cfg\.mp_cfg\.mp_method: unknown key"),
-        ({"env_cfg": {"npu_cfg": {"jit": True}}}, r"env_cfg\.npu_cfg\.jit: unknown"),
-        ({"randomness": {"sed": 1}}, r"randomness\.sed: unknown key.*'seed'"),
-        ({"randomness": {"seed": -1}}, r"randomness\.seed: an integer from 0 .* or None.*got -1"),
         ({"randomness": {"seed": "1"}}, r"randomness\.seed: an integer is needed.*got .1."),
         ({"randomness": {"seed": 2**63}}, r"randomness\.seed: an integer from 0 to 2\*\*63 - 1"),
         ({"load_from": "https://a.b/c.pth"}, r"load_from: 'https://a\.b/c\.pth' .* Download it"),
@@ -139,34 +82,6 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
             {"model": {"type": "Classifier", "drop": 0.1}},
             r"model\.drop: unknown argument of Classifier.*'dropout'",
         ),
-    ],
-    ids=[
-        "train-phase",
-        "val-phase",
-        "test-phase",
-        "schedule-alone",
-        "cfg-slip",
-        "cfg-plural",
-        "cfg-sync-bn",
-        "cfg-unsupported",
-        "cfg-number",
-        "env",
-        "dist",
-        "mp",
-        "npu",
-        "randomness",
-        "seed-negative",
-        "seed-text",
-        "seed-large",
-        "url",
-        "randomness-number",
-        "log-processor",
-        "auto-scale",
-        "default-hook",
-        "model-number",
-        "model-no-type",
-        "model-no-module",
-        "model-argument",
     ],
 )
 def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, overrides, message):
@@ -216,20 +131,6 @@ def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, override
             {"model": nn.Linear(1, 1)},
             r"A model with train_step\(data, optim_wrapper\).*Linear has none\. Derive it from",
         ),
-    ],
-    ids=[
-        "no-batch-size",
-        "no-dataset",
-        "loader-key",
-        "val-no-dataset",
-        "no-max-epochs",
-        "cfg-number",
-        "cfg-slip",
-        "by-iteration",
-        "type-and-by-epoch",
-        "val-slip",
-        "no-base-batch",
-        "no-train-step",
     ],
 )
 def test_wrong_arguments_are_named_when_training_starts(make_runner, overrides, message):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "build_from_cfg",
     "check_cfg",
-    "check_component",
     "holds_configs",
     "path_within",
 ]
@@ -107,47 +106,6 @@ def check_cfg(
         )
     check_arguments(component, arguments, where, is_partial=is_partial)
     return component, arguments
-
-
-def check_component(
-    cfg: object,
-    registry: Registry,
-    where: str,
-    *,
-    default: str | None = None,
-    given: tuple[str, ...] = (),
-) -> Callable[..., Any]:
-    """Check a component's config, and the configs of components among its arguments.
-
-    Args:
-        cfg: ``dict(type=..., **arguments)``.
-        registry: Where ``type`` is looked up, also that of what is within.
-        where: Path of ``cfg`` in the configuration.
-        default: The ``type`` of a config without one.
-        given: Arguments that the run gives.
-
-    Returns:
-        The component.
-    """
-    defaults = {"type": default, **dict.fromkeys(given, object())}  # fits every annotation
-    component, _ = check_cfg(cfg, registry, defaults, where=where)
-    _check_parts(list(cfg.items()), registry, where)  # type: ignore[attr-defined]
-    return component
-
-
-def _check_parts(parts: list[tuple[Any, Any]], registry: Registry, where: str) -> None:
-    """Check the configs of components in these values; the outer one may complete them."""
-    for key, value in parts:
-        place = f"{where}[{key}]" if isinstance(key, int) else f"{where}.{key}"
-        if isinstance(value, (list, tuple)):
-            _check_parts(list(enumerate(value)), registry, place)
-        elif isinstance(value, Mapping):
-            kind = value.get("type")
-            # A name that this registry does not have may be one of another's.
-            is_name = isinstance(kind, str) and (kind in registry.names() or ":" in kind)
-            if is_name or callable(kind):
-                check_cfg(value, registry, where=place, is_partial=True)
-            _check_parts(list(value.items()), registry, place)
 
 
 def holds_configs(value: Any, registry: Registry) -> bool:

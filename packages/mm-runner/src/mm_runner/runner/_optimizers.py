@@ -95,18 +95,12 @@ def scale_rates(
             leaves learning rates as they are.
 
     Raises:
-        ConfigError: If that number is not known, there is no ``base_batch_size``, or schedules
-            have taken up the learning rates already.
+        ConfigError: If that number is not known, or there is no ``base_batch_size``.
     """
     if auto_scale_lr is not None:
         check_auto_scale(auto_scale_lr, "auto_scale_lr")
     if auto_scale_lr is None or not auto_scale_lr.get("enable", False):
         return
-    if any(named_schedulers(runner.param_schedulers or []).values()):
-        raise ConfigError(
-            "scale_lr: the schedules are built, and go on from the learning rates that they found. "
-            "Scale these before: in train() scale_lr() comes before build_param_scheduler()."
-        )
     per_process = batch_of_process(runner.train_dataloader)
     if per_process is None:
         raise ConfigError(

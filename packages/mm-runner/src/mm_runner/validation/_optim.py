@@ -25,12 +25,12 @@ from mm_runner.registry import (
     OPTIM_WRAPPER_CONSTRUCTORS,
     OPTIM_WRAPPERS,
     OPTIMIZERS,
+    Registry,
     check_cfg,
-    check_component,
     need_mapping,
 )
 
-__all__ = ["check_optim_wrapper", "check_schedules"]
+__all__ = ["check_component", "check_optim_wrapper", "check_schedules"]
 
 _OF_CONSTRUCTORS = ("constructor", "paramwise_cfg")
 # Longer than any run: the real length is known once there is data.
@@ -40,6 +40,22 @@ _FINITE = (
     *("lr", "momentum", "weight_decay", "dampening", "eps"),
     *("gamma", "factor", "eta_min", "eta_min_ratio", "eta_max", "max_lr", "base_lr", "power"),
 )
+
+
+def check_component(
+    cfg: Any,
+    registry: Registry,
+    where: str,
+    *,
+    default: str | None = None,
+    given: tuple[str, ...] = (),
+) -> Callable[..., Any]:
+    """Check the config of a component that gets ``given`` from the run, and return the component.
+
+    ``default`` is the ``type`` of a config without one.
+    """
+    defaults = {"type": default, **dict.fromkeys(given, object())}  # fits every annotation
+    return check_cfg(cfg, registry, defaults, where=where)[0]
 
 
 def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) -> None:

@@ -28,7 +28,6 @@ from mm_runner.registry import (
     MODELS,
     check_arguments,
     check_cfg,
-    check_component,
     check_section,
     check_type,
     need_mapping,
@@ -36,7 +35,7 @@ from mm_runner.registry import (
 )
 from mm_runner.reporting import build_log_processor, writer_configs
 
-from ._optim import check_optim_wrapper, check_schedules
+from ._optim import check_component, check_optim_wrapper, check_schedules
 
 __all__ = [
     "check_auto_scale",
