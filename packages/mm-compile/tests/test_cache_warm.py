@@ -18,7 +18,6 @@ from mm_compile import (
     pack_cache,
     unpack_cache,
 )
-from mm_compile._cache._code_cache import prune
 
 SUPPORT = can_compile()
 IS_NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
@@ -204,16 +203,6 @@ def test_a_directory_that_fills_up_does_not_end_the_run(tmp_path, caplog):
     expected = Product()(torch.ones(3, 4))
     torch.testing.assert_close(run_once(directory), expected)
     assert f"the cache is not used: [Errno 17] File exists: '{folder}'" in caplog.text
-
-
-def test_the_oldest_files_beyond_the_limit_are_removed(tmp_path):
-    for age, name in enumerate(("new", "old", "oldest")):
-        (tmp_path / name).write_bytes(b"x" * 10)
-        os.utime(tmp_path / name, (1000 - age,) * 2)
-    prune(tmp_path, max_bytes=30)
-    assert len(files_in(tmp_path)) == 3
-    prune(tmp_path, max_bytes=25)
-    assert [path.name for path in files_in(tmp_path)] == ["new", "old"]
 
 
 def test_a_directory_that_can_only_be_read_is_read(tmp_path, caplog, counted, monkeypatch):

@@ -52,7 +52,6 @@ def test_a_wrong_config_is_refused_before_anything_happens(model, cfg, message):
     [
         ({"backend": "inducter"}, "'inducter' does not exist. Did you mean 'inductor'.*aot_eager"),
         ({"mode": "max-autotun"}, "'max-autotun' does not exist. Did you mean 'max-autotune'"),
-        ({"backend": "aot_eager", "mode": "maxx"}, "mode 'maxx' does not exist"),
         ({"options": {"max_autotun": True}}, "max_autotun"),
         ({"options": {"max_autotune": "loud"}}, "max_autotune"),
     ],
@@ -85,19 +84,6 @@ def test_a_number_of_steps_is_a_number(model, number):
 
 def plain(graph_module, _inputs):
     return graph_module.forward
-
-
-@needs_compile
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", plain])
-@pytest.mark.parametrize("given", [{"mode": "max-autotune"}, {"options": {"max_autotune": True}}])
-def test_what_a_backend_does_not_take_is_left_out_with_one_warning(model, backend, given, caplog):
-    handle = compile_model(model, {"backend": backend, **given})
-    model(torch.randn(2, 4))
-    (name,) = given
-    (line,) = [each for each in caplog.messages if each.startswith("compile: ")]
-    assert line.startswith(f"compile: {name}=")
-    assert "does not take it, inductor does" in line
-    assert "max-autotune" not in str(handle.report())
 
 
 @needs_compile

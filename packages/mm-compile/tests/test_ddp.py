@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from toy import CountingBackend, Toy, needs_compile
+from toy import Toy, needs_compile
 from wrapped import Watch
 
 from mm_compile import compile_model
@@ -108,26 +108,3 @@ def test_code_of_before_the_wrapping_is_compiled_anew_for_the_buckets(backend):
     backward(wrapper)
     backward(wrapper)
     assert (backend.graphs, backend.calls) == (1 + 4, 1 + 2 * 4)
-
-
-@pytest.mark.usefixtures("_one_rank")
-@pytest.mark.parametrize(
-    ("bucket_cap_mb", "cfg", "graphs"),
-    [
-        (0.5, {}, 4),  # torch alone raises: its first bucket would be larger than the others
-        (25, {}, 2),  # the first bucket, and the rest
-        (25, {"regions": "auto"}, 2),  # the two layers are as large as the first bucket
-        (1, {"regions": "auto"}, 4),
-    ],
-    ids=["small", "usual", "regions", "large-regions"],
-)
-def test_graphs_end_where_gradient_buckets_do(bucket_cap_mb, cfg, graphs):
-    model, backend = Layers(), CountingBackend()
-    first_bucket = dist._DEFAULT_FIRST_BUCKET_BYTES
-    compile_model(model, {"backend": backend, **cfg})
-    wrapper = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
-    backward(wrapper)
-    calls = backend.calls
-    backward(wrapper)
-    assert backend.calls - calls == graphs
-    assert first_bucket == dist._DEFAULT_FIRST_BUCKET_BYTES

@@ -77,7 +77,7 @@ def test_either_way_a_backends_refusal_names_where_its_graph_begins(on_error, ca
     model = four_blocks()
     compile_model(model, {"backend": backend, "regions": ["*"], "on_error": on_error})
     message = told_of(lambda: train(model), caplog)
-    where = r"in the graph that begins at .*blocks\.py:\d+"
+    where = r"at .*blocks\.py:\d+"
     assert re.search(rf": NotImplementedError: no kernel for this \({where}\)", message)
 
 

@@ -173,11 +173,8 @@ def test_a_wrong_region_raises_by_its_name():
     )
     with pytest.raises(NumericsError, match=r'1 \(Block\).*on_error="eager"') as caught:
         model(torch.randn(5, 4))
-    error = caught.value
-    assert isinstance(error, CompileError)
-    assert (error.region, error.tensor) == ("1", "the output")
-    assert error.deviation == pytest.approx(0.5, abs=1e-3)
-    assert "0.5" in str(error)
+    assert isinstance(caught.value, CompileError)
+    assert "the output deviates by 0.5" in str(caught.value)
 
 
 def test_a_wrong_region_runs_eagerly_from_that_very_call_on(caplog):

@@ -1,6 +1,5 @@
 """The callable that torch.compile is given: the chosen backend, counted and guarded."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from time import perf_counter
@@ -9,29 +8,9 @@ from typing import Any
 from . import _torch_private as torch_private
 from ._cache._code_cache import CodeCache
 from ._failure import Failure, failure_of_backend, note_failure, passing_error
-from ._torch import describe_backend, torch_version
+from ._torch import describe_backend
 
 Compiled = Callable[..., Any]
-# torch.compile's arguments for inductor, which few other backends take.
-_OPTIONAL = ("mode", "options")
-
-
-def unsupported_keywords(keywords: Mapping[str, Any]) -> list[str]:
-    """Return those of ``mode`` and ``options`` that are set and the backend does not take."""
-    given = _optional_keywords(keywords)
-    if not given or keywords.get("backend", "inductor") == "inductor":
-        return []
-    function = _lookup(keywords)
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # written in C
-        return []
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    # torch's own accept them and ignore them.
-    is_of_torch = str(getattr(function, "__module__", "")).startswith("torch._dynamo.")
-    if takes_any and not is_of_torch:
-        return []
-    return [name for name in given if name not in parameters]
 
 
 class GuardedBackend:
@@ -57,19 +36,12 @@ class GuardedBackend:
         self.num_graphs = 0
         self.seconds = 0.0
         self.failure: Failure | None = None
-        reasons = torch_private.graph_break_reasons()
-        self._collects_breaks = reasons is None
-        self.break_reasons: list[Any] = [] if reasons is None else reasons
+        self.break_reasons: list[Any] = torch_private.graph_break_reasons()
 
     def __call__(self, graph_module: Any, example_inputs: Any) -> Any:
         """Compile one graph, as dynamo asks for it."""
         self.num_graphs += 1
         began = perf_counter()
-        if self._collects_breaks:
-            # What ended the graph is all that torch 2.0 reports.
-            reason = getattr(graph_module, "compile_subgraph_reason", None)
-            if reason is not None and reason.reason != "return_value":
-                self.break_reasons.append(reason)
         # A backward compiled when it runs would fail where no region can catch the error.
         early = torch_private.backward_compiled_early() if self._catches else nullcontext()
         try:
@@ -82,15 +54,6 @@ class GuardedBackend:
             raise
         finally:
             self.seconds += perf_counter() - began
-
-    def __eq__(self, other: object) -> bool:
-        # torch 2.0 warns whenever two backends take turns; no code of ours is shared by two.
-        if torch_version() < (2, 1) and isinstance(other, GuardedBackend):
-            return True
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
 
     def _refused(self, graph_module: Any, failure: Failure) -> Compiled:
         self.failure = failure
@@ -109,15 +72,8 @@ def _backend_function(keywords: Mapping[str, Any]) -> Compiled:
             keywords.get("mode"), keywords.get("options"), dynamic=keywords.get("dynamic")
         )
         return compiled
-    function = _lookup(keywords)
-    rest = {name: keywords[name] for name in _optional_keywords(keywords)}
-    return lambda graph_module, inputs: function(graph_module, inputs, **rest)
-
-
-def _lookup(keywords: Mapping[str, Any]) -> Any:
     backend = keywords["backend"]
-    return torch_private.lookup_backend(backend) if isinstance(backend, str) else backend
-
-
-def _optional_keywords(keywords: Mapping[str, Any]) -> list[str]:
-    return [name for name in _OPTIONAL if keywords.get(name) not in (None, "default", {})]
+    function = torch_private.lookup_backend(backend) if isinstance(backend, str) else backend
+    options = {name: keywords.get(name) for name in ("mode", "options")}
+    rest = {name: value for name, value in options.items() if value not in (None, "default", {})}
+    return lambda graph_module, inputs: function(graph_module, inputs, **rest)

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from . import _torch_private as torch_private
-from ._backend import unsupported_keywords
 from ._cache._code_cache import open_cache
 from ._compiled_code import RegionKind, mode_of
 from ._config import TRAINED, CompileConfig, check_against_torch, parse_config
@@ -22,14 +21,13 @@ from ._method import function_of, instance_method
 from ._model_call import ModelCall
 from ._region import Region
 from ._select import find_regions, has_forward, signature_of
-from ._torch import describe_backend, rare_collections, shares_code
+from ._torch import RareCollections, shares_code
 from ._verify import Verifier
 from ._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 
 
-@rare_collections  # imports torch's compiler
 def compile_model(
     model: nn.Module,
     cfg: bool | str | Mapping[str, Any] | None = True,  # noqa: FBT001, FBT002 - a config value
@@ -93,10 +91,14 @@ def compile_model(
     config = parse_config(cfg, keywords)
     if not config.enabled:
         return CompileHandle(config, [])
+    with RareCollections():  # imports torch's compiler
+        return _compile(model, config)
+
+
+def _compile(model: nn.Module, config: CompileConfig) -> CompileHandle:
     check_against_torch(config)
     config = dataclasses.replace(
         config,
-        keywords=_supported_keywords(config),
         code_cache=open_cache(config.cache, config.keywords, is_trusted=config.is_cache_trusted),
     )
     regions = _install(model, config)
@@ -117,18 +119,6 @@ def compile_model(
         on_undo.append(graphs.remove)
     warm_up = WarmUp(inner, regions, config, model_call)
     return CompileHandle(config, regions, warm_up, verifier, on_undo)
-
-
-def _supported_keywords(config: CompileConfig) -> dict[str, Any]:
-    names = unsupported_keywords(config.keywords)
-    for name in names:
-        _logger.warning(
-            "compile: %s=%r is left out: backend %r does not take it, inductor does.",
-            name,
-            config.keywords[name],
-            describe_backend(config.keywords),
-        )
-    return {name: value for name, value in config.keywords.items() if name not in names}
 
 
 def _install(model: nn.Module, config: CompileConfig) -> list[Region]:

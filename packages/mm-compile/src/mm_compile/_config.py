@@ -6,7 +6,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ._backend import unsupported_keywords
 from ._cache._code_cache import CodeCache
 from ._cache._directory import parse_cache
 from ._errors import ConfigError
@@ -159,8 +158,7 @@ def check_against_torch(config: CompileConfig) -> None:
     known = backend_names()
     if isinstance(backend, str) and backend != "inductor" and known is not None:
         _check_name("compile backend", backend, known)
-    # Another backend that takes modes may have others.
-    if backend == "inductor" or "mode" in unsupported_keywords(config.keywords):
+    if backend == "inductor":  # others may have other modes
         _check_name("compile mode", config.keywords.get("mode", "default"), inductor_modes())
     options = inductor_options() if backend == "inductor" else None
     for option in config.keywords.get("options", ()):

@@ -34,20 +34,4 @@ class RecompileLimitError(MMCompileError, RuntimeError):
 
 
 class NumericsError(CompileError):
-    """Compiled code deviates from eager code by more than ``verify`` allows.
-
-    Attributes:
-        region: The module's dotted name; empty for the model itself.
-        tensor: The tensor that deviates most.
-        deviation: The largest difference of an element.
-    """
-
-    def __init__(self, message: str, region: str, tensor: str, deviation: float) -> None:
-        super().__init__(message)
-        self.region = region
-        self.tensor = tensor
-        self.deviation = deviation
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # torch's spawn pickles the error of a rank.
-        return type(self), (str(self), self.region, self.tensor, self.deviation)
+    """Compiled code deviates from eager code by more than ``verify`` allows."""

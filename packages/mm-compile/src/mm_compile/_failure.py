@@ -32,16 +32,13 @@ class Failure:
     Attributes:
         reason: What the compiler said, in one line.
         frame: ``file:line`` of the user's code; None where unknown.
-        is_first: Whether the frame is only the beginning of the graph.
     """
 
     reason: str
     frame: str | None = None
-    is_first: bool = False
 
     def __str__(self) -> str:
-        place = "in the graph that begins at" if self.is_first else "at"
-        return f"{self.reason} ({place} {self.frame})" if self.frame else self.reason
+        return f"{self.reason} (at {self.frame})" if self.frame else self.reason
 
 
 def failure_of_backend(error: Exception, graph_module: Any) -> Failure:
@@ -50,12 +47,10 @@ def failure_of_backend(error: Exception, graph_module: Any) -> Failure:
     # Backends that interpret a graph node by node do so in fx's Interpreter.run_node.
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     running = [f.f_locals.get("n") for f in frames if f.f_code.co_name == "run_node"]
-    for is_first, nodes in ((False, reversed(running)), (True, graph_module.graph.nodes)):
-        for node in nodes:
-            place = _user_frame(getattr(node, "stack_trace", None) or "")
-            if place is not None:
-                return Failure(reason, place, is_first=is_first)
-    return Failure(reason)
+    # Without one, the first line of the graph.
+    nodes = (*running[::-1], *graph_module.graph.nodes)
+    traces = (getattr(node, "stack_trace", None) or "" for node in nodes)
+    return Failure(reason, next(filter(None, map(_user_frame, traces)), None))
 
 
 def note_failure(error: Exception, graph_module: Any) -> None:
@@ -91,11 +86,7 @@ def failure_of_dynamo(error: BaseException) -> Failure:
 def _first_lines(text: str) -> str:
     lines = [line.strip() for line in _ADVICE.sub("", text).splitlines() if line.strip()]
     text = " ".join(" ".join(lines[:3]).split())
-    if len(text) <= _LONGEST_REASON:
-        return text
-    # Mangled names and paths may be longer than that.
-    words = shorten(text, _LONGEST_REASON, placeholder=" ...")
-    return words if len(words) > _LONGEST_REASON // 2 else f"{text[: _LONGEST_REASON - 4]} ..."
+    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 4]} ..."
 
 
 def _user_frame(trace: str) -> str | None:

@@ -27,6 +27,9 @@ class CompileHandle:
 
     Made by :func:`mm_compile.compile_model`. Where the config asked for nothing, ``enabled`` is
     false, ``undo`` does nothing and the report counts nothing.
+
+    Attributes:
+        enabled: Whether the model is compiled: false if nothing was asked for, and after ``undo``.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class CompileHandle:
         self._config = config
         self._regions = list(regions)
         self._steps: list[CompiledStep] = []
-        self._enabled = bool(regions)
+        self.enabled = bool(regions)
         self._verifier = verifier
         self._on_undo = on_undo
         self._warm_up = warm_up
@@ -52,11 +55,6 @@ class CompileHandle:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotAModelError(f"CompileHandle has no {name!r}. {_IN_PLACE}")
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the model is compiled: false if nothing was asked for, and after ``undo``."""
-        return self._enabled
 
     @property
     def regions(self) -> tuple[RegionStatus, ...]:
@@ -110,12 +108,12 @@ class CompileHandle:
                 f"compile_optimizer got {type(optimizer).__name__}; it compiles the step of a "
                 "torch.optim.Optimizer."
             )
-        if self._enabled and not self._config.optimizer:
+        if self.enabled and not self._config.optimizer:
             _logger.info(
                 "compile: the step of %s is left eager; optimizer=True in the config compiles it.",
                 type(optimizer).__name__,
             )
-        elif self._enabled:
+        elif self.enabled:
             step = CompiledStep(optimizer, self._config)
             step.install()
             self._steps.append(step)
@@ -127,7 +125,7 @@ class CompileHandle:
         removes = [part.remove for part in self._regions] + [step.remove for step in self._steps]
         for undo in (*removes, *self._on_undo):
             undo()
-        self._enabled = False
+        self.enabled = False
 
     def report(self) -> CompileReport:
         """Return what was compiled since ``compile_model``, its cost and its gain.

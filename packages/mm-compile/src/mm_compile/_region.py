@@ -15,7 +15,7 @@ from ._errors import CompileError
 from ._failure import Failure, failure_of_dynamo, passing_error
 from ._method import MethodSlot
 from ._model_call import ModelCall, is_compiling
-from ._torch import rare_collections
+from ._torch import RareCollections
 
 # Compares a call of compiled code with eager code, and returns what deviates.
 Check = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Failure | None]
@@ -34,7 +34,6 @@ class Region:
         index: Its place among the regions of the model.
         kind: The regions that it shares code with.
         failure: Why it runs eagerly; None while it is compiled.
-        raised: Why its last call raised under ``on_error="raise"``; else None.
         held_back: Why it is not compiled now, although nothing failed; else None.
         model_call: Callbacks of the whole model, if a call of the region may be a call of it.
         check: Compares the first calls with eager ones.
@@ -52,7 +51,6 @@ class Region:
         self.label = f"{name or 'the model'}{method} ({type(module).__name__})"
         self.kind = kind
         self.failure: Failure | None = None
-        self.raised: Failure | None = None
         self.held_back: str | None = None
         self.model_call: ModelCall | None = None
         self.check: Check | None = None
@@ -74,8 +72,8 @@ class Region:
     @property
     def fallback(self) -> str | None:
         """Why its calls run no compiled code although they should; None while they do."""
-        if (failure := self.failure or self.raised) is not None:
-            return str(failure)
+        if self.failure is not None:
+            return str(self.failure)
         ran = [code for code in self.kind.codes.values() if self.name in code.callers]
         if ran and all(code.has_no_graph for code in ran):
             return "dynamo captured no graph of it, and it runs eagerly"
@@ -157,10 +155,11 @@ class Region:
         backend = code.backend
         before = (backend.num_graphs, len(backend.break_reasons))
         is_first = self.name not in code.callers
-        first_bucket = torch_private.begin_bucket_splits(is_whole=not self.name)
         try:
-            if is_first:
-                outputs = self._run_first(code, args, kwargs)
+            if is_first:  # compiles it, unless other regions have run it
+                code.callers.add(self.name)
+                with RareCollections():
+                    outputs = code.run(self._module(), *args, **kwargs)
             else:
                 outputs = code.run(self._module(), *args, **kwargs)
         except Exception as error:
@@ -170,26 +169,17 @@ class Region:
                 raise passing from None
             failed = error
         else:
-            self.raised = None
             is_known = before == (backend.num_graphs, len(backend.break_reasons))
             if is_first or not is_known or backend.failure is not None:
                 failure = self.kind.after_call(mode, self.label, before, is_first=is_first)
                 if failure is not None:
                     self.fall_back(failure)
             return outputs
-        finally:
-            torch_private.end_bucket_splits(first_bucket)
         try:
             may_have_run = code.has_compiled or backend.num_graphs > before[0]
             return self._recover(failed, args, kwargs, may_have_run=may_have_run)
         finally:
             del failed  # its traceback keeps the inputs alive
-
-    @rare_collections
-    def _run_first(self, code: CompiledCode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the code for the first time, which compiles it unless other regions have run it."""
-        code.callers.add(self.name)
-        return code.run(self._module(), *args, **kwargs)
 
     def _recover(
         self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_have_run: bool
@@ -211,7 +201,6 @@ class Region:
             self._last = None
             self.fall_back(failure)
             return outputs
-        self.raised = failure
         raise CompileError(
             f"compile: {self.label} did not compile: {failure}. {advice}."
         ) from error

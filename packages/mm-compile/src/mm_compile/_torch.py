@@ -6,7 +6,6 @@ Importing ``torch._dynamo`` costs about a second, and torch 1.13 has no working 
 import gc
 import inspect
 from collections.abc import Mapping
-from contextlib import ContextDecorator
 from platform import python_version
 from threading import Lock
 from typing import Any
@@ -90,31 +89,29 @@ def describe_backend(keywords: Mapping[str, Any]) -> str:
     return str(getattr(backend, "__name__", type(backend).__name__))
 
 
-class _RareCollections(ContextDecorator):
-    """Context in which Python's garbage collector runs rarely; it nests, also across threads.
+class RareCollections:
+    """Lets Python's garbage collector run rarely; it nests, also across threads.
 
     Capturing and generating code makes hundreds of thousands of objects that stay, which each
     collection walks through again: 0.7 s of processor time of a warm start.
     """
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._depth = 0
-        self._before = (0, 0, 0)
+    _lock = Lock()
+    _depth = 0
+    _before = (0, 0, 0)
 
     def __enter__(self) -> None:
-        with self._lock:
-            self._depth += 1
-            if self._depth == 1:
-                self._before = gc.get_threshold()
-                if 0 < self._before[0] < _GC_THRESHOLD:  # 0: the user has disabled it
-                    gc.set_threshold(_GC_THRESHOLD, *self._before[1:])
+        cls = RareCollections
+        with cls._lock:
+            cls._depth += 1
+            if cls._depth == 1:
+                cls._before = gc.get_threshold()
+                if 0 < cls._before[0] < _GC_THRESHOLD:  # 0: the user has disabled it
+                    gc.set_threshold(_GC_THRESHOLD, *cls._before[1:])
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth == 0 and gc.get_threshold()[0] == _GC_THRESHOLD:
-                gc.set_threshold(*self._before)
-
-
-rare_collections = _RareCollections()
+        cls = RareCollections
+        with cls._lock:
+            cls._depth -= 1
+            if cls._depth == 0 and gc.get_threshold()[0] == _GC_THRESHOLD:
+                gc.set_threshold(*cls._before)

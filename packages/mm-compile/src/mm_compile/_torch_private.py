@@ -95,33 +95,6 @@ def active_ddp() -> DistributedDataParallel | None:
     return wrapper
 
 
-def begin_bucket_splits(*, is_whole: bool) -> int | None:
-    """Make dynamo end graphs where the gradient buckets of the running DDP wrapper end.
-
-    Otherwise all gradients of a whole model would be ready at once, at the end of backward, and
-    nothing would overlap with their exchange. Dynamo ends a whole model's first graph at the small
-    first bucket; with ``bucket_cap_mb`` below its size it would raise. Regions need no small first
-    graph. Without the names: dynamo's own splits.
-    """
-    wrapper = active_ddp()
-    first: int | None = getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", None)
-    if wrapper is None or first is None:
-        return None
-    size = int(wrapper.bucket_bytes_cap)
-    _set_first_bucket(min(first, size) if is_whole else size)
-    return first
-
-
-def end_bucket_splits(first: int | None) -> None:
-    """Restore dynamo's setting."""
-    if first is not None:
-        _set_first_bucket(first)
-
-
-def _set_first_bucket(size: int) -> None:
-    dist._DEFAULT_FIRST_BUCKET_BYTES = size  # type: ignore[attr-defined]  # noqa: SLF001
-
-
 # ----------------------------------------------------------------------------------------- dynamo
 
 
@@ -172,9 +145,9 @@ def backend_names() -> list[str] | None:
     return [name for name in list_backends(()) if not name.endswith("_TESTING_ONLY")]
 
 
-def graph_break_reasons() -> list[Any] | None:
-    """Return the list to which dynamo adds every graph break, or None where it keeps none."""
-    reasons: list[Any] | None = _find("torch._dynamo.utils", "graph_break_reasons")
+def graph_break_reasons() -> list[Any]:
+    """Return dynamo's list of graph breaks. Without the name (torch 2.0): an empty one."""
+    reasons: list[Any] = _find("torch._dynamo.utils", "graph_break_reasons", [])
     return reasons
 
 

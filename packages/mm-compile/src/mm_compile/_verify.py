@@ -129,10 +129,7 @@ class Verifier:
             raise NumericsError(
                 f"compile: {region.label} computes something else compiled: {reason}. Set "
                 'on_error="eager" to train on with this region uncompiled, or, if that is '
-                "rounding, raise rtol or atol in verify.",
-                region.name,
-                str(worst.tensor),
-                worst.deviation,
+                "rounding, raise rtol or atol in verify."
             )
         return Failure(reason)
 

@@ -4,10 +4,9 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +17,6 @@ from mm_compile._torch import describe_backend
 from ._directory import folder_name, is_writable, make_folder, refusal_of
 
 _logger = logging.getLogger(__name__)
-# A large model's code is some ten megabytes.
-MAX_BYTES = 4 * 2**30
-# A writer that takes longer was killed.
-_STALE_S = 3600.0
 
 Compile = Callable[[], Any]
 
@@ -98,7 +93,6 @@ class CodeCache:
         try:
             if is_writable(self._directory):
                 make_folder(folder, is_shared=self._is_trusted)
-                prune(self._directory)
             else:
                 _logger.warning(
                     "compile: %s is read-only: cached code is used, new code is not saved.",
@@ -167,22 +161,3 @@ def _inductor_writes_to(folder: Path) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-def prune(directory: Path, max_bytes: int = MAX_BYTES) -> None:
-    """Remove incomplete files, and the oldest ones until the rest is within ``max_bytes``."""
-    size, found = 0, []
-    for path in directory.rglob("*"):
-        with suppress(OSError):  # another job prunes too
-            state = path.stat()
-            if path.is_file():
-                # Those that killed writers have left go first.
-                is_stale = path.suffix == ".tmp" and time.time() - state.st_mtime > _STALE_S
-                found.append((not is_stale, state.st_mtime, state.st_size, path))
-                size += state.st_size
-    for is_complete, _, file_size, path in sorted(found):
-        if is_complete and size <= max_bytes:
-            return
-        with suppress(OSError):
-            path.unlink()
-        size -= file_size

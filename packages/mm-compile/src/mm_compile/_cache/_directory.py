@@ -60,11 +60,6 @@ def parse_directory(value: Any, name: str) -> Path:
         raise ConfigError(
             f"{name} is {str(value)!r}, but {existing} is a file; it takes a directory."
         )
-    if existing != path and not is_writable(existing):
-        raise ConfigError(
-            f"{name} is {str(value)!r}, which cannot be created: {existing} is not writable. "
-            "Name another directory, or change its permissions."
-        )
     return path
 
 
