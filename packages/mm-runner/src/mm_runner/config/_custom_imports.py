@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mm_runner._error_text import with_place
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, with_place
 
 __all__ = ["import_modules", "importable_folder"]
 

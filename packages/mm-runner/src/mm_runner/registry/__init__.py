@@ -15,8 +15,15 @@ from torch.optim import lr_scheduler
 
 from mm_runner._torch_private import scheduler_base
 
-from ._arguments import check_arguments, check_section, check_type, need_mapping, short_repr
-from ._build import build_from_cfg, check_cfg
+from ._build import (
+    build_from_cfg,
+    check_arguments,
+    check_cfg,
+    check_section,
+    check_type,
+    need_mapping,
+    short_repr,
+)
 from ._registry import Registry
 
 __all__ = [

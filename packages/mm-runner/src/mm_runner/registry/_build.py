@@ -1,27 +1,53 @@
-"""Build components from ``dict(type=..., **arguments)``, with errors that name the key."""
+"""Build components from ``dict(type=..., **arguments)``, with errors that name the key.
+
+Names of arguments are checked, and plain values against simple annotations: int, float, bool, str,
+Literal, or a union of these. Other annotations take anything.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
+import types
+import typing
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
-from mm_runner._error_text import with_place
-from mm_runner.errors import ComponentNotFoundError, ConfigError
-
-from ._arguments import check_arguments
+from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
 
 if TYPE_CHECKING:
     from ._registry import Registry
 
 __all__ = [
     "build_from_cfg",
+    "check_arguments",
     "check_cfg",
+    "check_section",
+    "check_type",
     "holds_configs",
+    "need_mapping",
     "path_within",
+    "short_repr",
 ]
 
+_LONGEST_REPR = 120
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+# How alike a name must be to a known one to be offered in its place; and, where a component takes
+# any name, to be taken for a slip.
+_NEAR, _SLIP = 0.6, 0.8
+# What a configuration file can hold. Objects are taken as they are.
+_PLAIN = (bool, int, float, str, bytes, type(None), list, tuple, set, Mapping)
+_WORDS: dict[Any, str] = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    type(None): "None",
+}
+# torch's objects, which no file holds, and the plain type that stands for each in a union.
+_PLAIN_FORMS = {"Tensor": float, "dtype": str}
 # Errors of constructors that do not check their arguments.
 _PYTHONS_OWN = (TypeError, ValueError, AttributeError, IndexError, KeyError)
 _OUR_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu", "mm_runner")
@@ -131,3 +157,132 @@ def path_within(cfg: object) -> str | None:
         elif isinstance(holder, (list, tuple)):
             remaining += [(f"{path}[{index}]", value) for index, value in enumerate(holder)]
     return None
+
+
+def check_arguments(
+    component: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    where: str,
+    *,
+    name: str | None = None,
+    is_partial: bool = False,
+) -> None:
+    """Check that ``component`` takes ``arguments``, without calling it.
+
+    Args:
+        component: A class or function.
+        arguments: By name.
+        where: Path of the config, for messages.
+        name: What the user calls the component. Defaults to its own name.
+        is_partial: Whether missing arguments are given later.
+
+    Raises:
+        ConfigError: Naming the argument that is unknown, missing or of another type by its path.
+    """
+    try:
+        parameters = inspect.signature(component).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        return
+    name = name or getattr(component, "__name__", repr(component))
+    known = {one.name: one for one in parameters if one.kind in _BY_NAME}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    for argument in arguments:
+        hint = did_you_mean(str(argument), known, cutoff=_SLIP if takes_any else _NEAR)
+        if argument not in known and (hint or not takes_any):
+            raise ConfigError(
+                f"{where}.{argument}: unknown argument of {name}, which takes "
+                f"{', '.join(known) or 'none'}.{hint}"
+            )
+    for parameter in known.values():
+        if parameter.name in arguments:
+            check_type(component, parameter, arguments[parameter.name], f"{where}.{parameter.name}")
+        elif parameter.default is parameter.empty and not is_partial:
+            raise ConfigError(
+                f"{where}.{parameter.name}: {name} needs this argument; "
+                f"given: {', '.join(map(repr, arguments)) or 'none'}."
+            )
+
+
+def check_type(
+    component: Callable[..., Any], parameter: inspect.Parameter, value: Any, where: str
+) -> None:
+    """Check one value against its parameter's annotation, or else its default.
+
+    Raises:
+        ConfigError: If it is of another type.
+    """
+    annotation, default = parameter.annotation, parameter.default
+    if annotation is parameter.empty:
+        # A number by default is one, though it may also be a list of them.
+        is_other = type(default) in (bool, int, float) and isinstance(value, (str, Mapping))
+        annotation = type(default) if is_other else Any
+    if isinstance(annotation, str):
+        function = component.__init__ if inspect.isclass(component) else component
+        names = {**vars(typing), **getattr(inspect.unwrap(function), "__globals__", {})}
+        try:
+            annotation = eval(annotation, names)  # noqa: S307 - the component's own source
+        except Exception:  # noqa: BLE001 - a name that only type checkers know
+            annotation = Any
+    if value is not None or default is not None:  # implicitly optional, as was once usual
+        _check_value(value, annotation, where)
+
+
+def check_section(value: Any, where: str, known: Mapping[str, Any]) -> None:
+    """Check the keys of a dict, and its values by the annotations of ``known``."""
+    for key, item in need_mapping(value, where).items():
+        place = f"{where}.{key}".lstrip(".")
+        if key not in known:
+            raise ConfigError(
+                f"{place}: unknown key; known are {', '.join(dict.fromkeys(known))}."
+                f"{did_you_mean(str(key), known)}"
+            )
+        if item is not None:
+            _check_value(item, known[key], place)
+
+
+def need_mapping(value: Any, where: str, what: str = "a dict") -> Mapping[str, Any]:
+    """Return ``value`` if it is a mapping."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {what} is needed, got {short_repr(value)}.")
+    return value
+
+
+def short_repr(value: object) -> str:
+    """Return ``repr(value)``, shortened where it would fill the screen."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_REPR else f"{text[:_LONGEST_REPR]}..."
+
+
+def _check_value(value: Any, annotation: Any, where: str) -> None:
+    """Raise if a plain value is none of a simple annotation; objects are taken as they are."""
+    kinds = _simple_kinds(annotation)
+    if not kinds or not isinstance(value, _PLAIN) or any(_is_a(value, kind) for kind in kinds):
+        return
+    words: list[str] = []
+    for kind in kinds:
+        words += map(repr, get_args(kind)) if get_origin(kind) is Literal else [_WORDS[kind]]
+    wanted = " or ".join(word for word in words if word != "None" or len(words) == 1)
+    raise ConfigError(f"{where}: {wanted} is needed, got {short_repr(value)}.")
+
+
+def _simple_kinds(annotation: Any) -> list[Any]:
+    """Return the members of a union, or the annotation itself; nothing if one is not simple."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    members = get_args(annotation) if is_union else [annotation]
+    kinds = [type(None) if one is None else one for one in members]
+    kinds = [one for one in kinds if _PLAIN_FORMS.get(getattr(one, "__name__", "")) not in kinds]
+    are_simple = (
+        get_origin(one) is Literal or any(one is kind for kind in _WORDS) for one in kinds
+    )
+    return kinds if all(are_simple) else []
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return any(value == one and type(value) is type(one) for one in get_args(kind))
+    if kind is bool:
+        return isinstance(value, bool) or value in (0, 1)
+    if kind in (int, float):  # numbers of NumPy too
+        number = Integral if kind is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    return isinstance(value, kind)

@@ -9,8 +9,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mm_runner._error_text import with_place
-from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
+from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
 
 from ._build import build_from_cfg
 

@@ -11,7 +11,6 @@ from mm_runner.model import unwrap_model
 from mm_runner.optim import build_optim_wrapper, holds_gradients
 from mm_runner.reporting import build_log_processor
 
-from . import _building as building
 from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import argument_names, checked_cfg, need_keys, without_variables
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
@@ -19,7 +18,7 @@ from ._interruption import Interruption
 from ._logs import RunLogs, RunVisualizer, plain_config
 from ._model import RunCompiler, build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
-from ._recipe import Recipe
+from ._recipe import Recipe, build_evaluator, build_loader, built_by
 from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
 from ._sharded import ShardedSaving
@@ -123,7 +122,7 @@ class Runner:
         self.is_training = self.is_resuming = False
         vars(self)["param_schedulers"], self.assigned_parts = [], set[str]()
         self.loaded_progress: dict[str, int] = {}
-        self.log_processor = building.built_by(self, "build_log_processor", log_processor)
+        self.log_processor = built_by(self, "build_log_processor", log_processor)
         self.message_hub = self.log_processor.message_hub()
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
         fix_cublas_workspace(randomness)  # before anything touches the device
@@ -211,8 +210,8 @@ class Runner:
         """Build the bare model."""
         return build_model(model)
 
-    build_dataloader = staticmethod(building.build_loader)
-    build_evaluator = staticmethod(building.build_evaluator)
+    build_dataloader = staticmethod(build_loader)
+    build_evaluator = staticmethod(build_evaluator)
 
     def wrap_model(self, model_wrapper_cfg: Any, model: nn.Module) -> nn.Module:
         """Move the model to its device, and wrap it if the run is distributed."""

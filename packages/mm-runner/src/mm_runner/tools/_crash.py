@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mm_runner._error_text import text_of
 from mm_runner.data import failing_sample
-from mm_runner.errors import MMRunnerError
+from mm_runner.errors import MMRunnerError, text_of
 from mm_runner.hooks import Hook
 from mm_runner.reporting import recent_lines
 

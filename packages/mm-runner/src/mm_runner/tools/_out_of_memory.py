@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
-from mm_runner._error_text import text_of
+from mm_runner.errors import text_of
 
 __all__ = ["is_out_of_memory"]
 

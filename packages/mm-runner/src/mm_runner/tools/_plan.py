@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader
 
 import mm_compile
 import mm_dist
-from mm_runner._error_text import with_place
 from mm_runner.data import DataSettings, build_dataloader, num_batches
-from mm_runner.errors import ConfigError, MMRunnerError
+from mm_runner.errors import ConfigError, MMRunnerError, with_place
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import EMAHook, build_hooks
 from mm_runner.hooks._metrics import refuse_missing_metrics

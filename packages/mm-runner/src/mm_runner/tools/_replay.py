@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mm_runner._error_text import text_of
 from mm_runner.checkpoint import check_resumable, load_checkpoint_file
 from mm_runner.config import Config
-from mm_runner.errors import CheckpointError, ConfigError
+from mm_runner.errors import CheckpointError, ConfigError, text_of
 from mm_runner.hooks import Hook
 from mm_runner.runner import Runner
 
