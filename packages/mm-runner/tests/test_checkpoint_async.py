@@ -158,58 +158,6 @@ def test_a_file_written_asynchronously_holds_the_same(make_runner, tmp_path):
     )
 
 
-class MostAtOnce:
-    """Counts how many threads are in ``torch.save`` at once, at most."""
-
-    def __init__(self, monkeypatch):
-        self.save, self.now, self.most = torch.save, 0, 0
-        self.second = threading.Event()
-        monkeypatch.setattr(torch, "save", self)
-
-    def __call__(self, content, file):
-        self.now += 1
-        self.most = max(self.most, self.now)
-        if self.now > 1:
-            self.second.set()
-        self.second.wait(0.2)  # long enough for another hook, if it does not wait
-        self.save(content, file)
-        self.now -= 1
-
-
-@pytest.mark.parametrize("other_is_async", [False, True], ids=["and-at-once", "both-in-threads"])
-def test_two_hooks_write_the_same_file_one_after_the_other(
-    make_runner, monkeypatch, other_is_async
-):
-    writing = MostAtOnce(monkeypatch)
-    for_good = {"type": "CheckpointHook", "interval": 2, "async_save": other_is_async}
-    runner = make_runner(
-        train_cfg={"max_epochs": 4},
-        default_hooks={"checkpoint": {"max_keep_ckpts": 1, "async_save": True}},
-        custom_hooks=[for_good],
-    )
-    runner.train()
-    assert writing.most == 1
-    assert "failed" not in (runner.log_dir / f"{runner.timestamp}.log").read_text()
-    files = sorted(runner.work_dir.glob("*.pth"))
-    assert [path.name for path in files] == ["epoch_2.pth", "epoch_4.pth"]
-    for path in files:  # the later hook's: it knows of both
-        content = load_checkpoint_file(path)
-        assert content["checkpoint_hook"]["kept"][-1] == path.name
-        assert content["checkpoint_hook#2"]["kept"][-1] == path.name
-
-
-def test_hooks_of_two_directories_write_one_after_the_other(make_runner, monkeypatch, tmp_path):
-    writing = MostAtOnce(monkeypatch)
-    saving = {"interval": 1, "async_save": True, "max_keep_ckpts": 1}
-    elsewhere = {"type": "CheckpointHook", "out_dir": str(tmp_path / "out"), **saving}
-    runner = make_runner(default_hooks={"checkpoint": saving}, custom_hooks=[elsewhere])
-    runner.train()
-    assert writing.most == 1
-    assert [path.name for path in runner.work_dir.glob("*.pth")] == ["epoch_2.pth"]
-    # Both name theirs in the same file.
-    assert (runner.work_dir / "last_checkpoint").read_text() == "../out/run/epoch_2.pth\n"
-
-
 class FullDisk(Hook):
     """Lets the file of one epoch be written to a device that is always full."""
 

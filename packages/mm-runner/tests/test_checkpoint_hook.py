@@ -158,29 +158,6 @@ def test_a_resumed_run_knows_what_to_prune_and_what_was_best(run):
     assert load_checkpoint_file(runner.work_dir / "best_accuracy.pth")["meta"]["epoch"] == 1
 
 
-def test_two_hooks_keep_what_either_of_them_keeps(run):
-    for_good = {"type": "CheckpointHook", "interval": 2, "save_best": "accuracy"}
-    options = {"max_keep_ckpts": 1, "published_keys": "meta"}
-    with pytest.raises(Killed):
-        run(
-            options,
-            epochs=7,
-            custom_hooks=[for_good, StopBeforeEpoch(5)],
-            val_evaluator=Scripted(values=[0.1, 0.5, 0.2, 0.1, 0.1]),
-        )
-    resumed = run(
-        options,
-        epochs=7,
-        custom_hooks=[for_good],
-        resume=True,
-        val_evaluator=Scripted(values=[0.1, 0.4, 0.3]),
-    )
-    files = [name for name in saved(resumed) if "-" not in name]
-    assert files == ["best_accuracy.pth", *(f"epoch_{number}.pth" for number in (2, 4, 6, 7))]
-    best = load_checkpoint_file(resumed.work_dir / "best_accuracy.pth")
-    assert best["meta"]["epoch"] == 2
-
-
 def test_the_best_of_the_last_epoch_before_a_kill_is_not_overwritten_by_a_worse_one(run):
     # The checkpoint of epoch 2 was written before its validation found it the best.
     with pytest.raises(Killed):
@@ -394,3 +371,8 @@ def test_validation_outside_training_saves_nothing(make_runner, caplog):
     runner = make_runner(default_hooks={"checkpoint": {"save_best": "accuracy"}})
     runner.val()
     assert saved(runner) == []
+
+
+def test_a_second_hook_is_refused(run):
+    with pytest.raises(ConfigError, match=r"CheckpointHook: two of them were given"):
+        run({}, custom_hooks=[{"type": "CheckpointHook", "interval": 2}])

@@ -95,22 +95,16 @@ def test_nothing_is_read_or_computed_until_a_line_is_due_and_all_in_one_transfer
     [
         ({"data_src": "loss"}, r"custom_cfg: a list of dicts is needed, got \{'data_src'"),
         (["loss"], r"custom_cfg\[0\]: a dict is needed, got 'loss'"),
-        ([{"method_name": "max"}], r"custom_cfg\[0\]\.data_src: the name of a scalar.*got None"),
         ([{"data_src": "loss"}], r"custom_cfg\[0\]\.method_name: None was given; there are mean"),
-        ([entry(source=3)], r"custom_cfg\[0\]\.data_src: the name of a scalar is needed, got 3"),
+        ([entry(source=3)], r"custom_cfg\[0\]: data_src and log_name are names, got \{'data_src"),
         ([entry(method="maxx")], r"\[0\]\.method_name: .*Did you mean 'max'"),
         ([entry(window_sise=3)], r"\[0\]\.window_sise: unknown key.*mean 'window_size'"),
         ([entry(window=-1)], r"\[0\]\.window_size: a positive number of steps.*got -1"),
-        ([entry(window=True)], r"\[0\]\.window_size: a positive number of steps.*got True"),
         ([entry(window="epoch")], r"\[0\]\.window_size: a positive number .*got 'epoch'"),
         ([entry(), entry()], r"custom_cfg\[1\]\.log_name: 'loss' is the name of another"),
         (
             [entry(name="a"), entry("time"), entry("norm", name="a")],
             r"custom_cfg\[2\]\.log_name: 'a' is the name of another",
-        ),
-        (
-            [entry(name="norm"), entry("norm", name="b")],
-            r"custom_cfg\[0\]\.log_name: 'norm' is the name of another",
         ),
         *(
             ([entry("aux", name=name)], rf"\[0\]\.log_name: '{name}' is the name of another")
@@ -126,21 +120,6 @@ def test_what_is_wrong_with_an_entry_is_said_by_its_path(custom_cfg, message):
 def test_a_scalar_of_every_run_may_keep_its_own_name():
     names = ["loss", "time", "data_time", "grad_norm"]
     LogProcessor(custom_cfg=[entry(names[0], name=names[0]), *map(entry, names[1:])])
-
-
-def test_scalars_that_nobody_logs_are_told_once():
-    hub = hub_of(entry("lss"), entry("grad_norm"), entry("accuracy"))
-    hub.update_scalar("train/loss", 1.0)
-    hub.means("train")
-    hub.update_scalar("train/grad_norm", 1.0)  # with the first optimizer step
-    hub.means("train")
-    with pytest.warns(UserWarning, match="has no values so far") as told:
-        hub.means("train")
-    slip, missing = (str(one.message) for one in told)
-    assert "custom_cfg[0].data_src: 'lss' has no values" in slip
-    assert slip.endswith("Did you mean 'loss'?")
-    assert "custom_cfg[2].data_src: 'accuracy' has no values" in missing
-    hub.means("train")
 
 
 class KeepLosses(Hook):

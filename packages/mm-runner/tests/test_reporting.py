@@ -187,6 +187,7 @@ def test_writer_appends_one_json_object_per_record(tmp_path):
     writer = JsonLinesWriter(tmp_path)
     writer.write({"mode": "train", "loss": 0.5})
     writer.write({"loss": float("nan"), "norm": float("inf"), "step": 3})
+    writer.close()
     lines = (tmp_path / "scalars.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"mode": "train", "loss": 0.5},

@@ -192,7 +192,9 @@ def test_writers_that_fail_are_told_once_and_end_nothing(make_runner):
 
 
 def test_scalars_can_go_elsewhere_too(tmp_path):
-    JsonLinesWriter(tmp_path, save_dir=tmp_path / "new" / "folder").write(RECORD)
+    writer = JsonLinesWriter(tmp_path, save_dir=tmp_path / "new" / "folder")
+    writer.write(RECORD)
+    writer.close()
     assert json.loads((tmp_path / "new/folder/scalars.jsonl").read_text()) == RECORD
 
 

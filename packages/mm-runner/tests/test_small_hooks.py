@@ -18,7 +18,7 @@ from mm_runner.hooks import (
     EmptyCacheHook,
     Hook,
 )
-from mm_runner.hooks._scalars import mean_over_ranks
+from mm_runner.hooks._logger import mean_over_ranks
 
 
 class Normed(Classifier):

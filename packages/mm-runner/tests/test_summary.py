@@ -237,8 +237,8 @@ def test_waiting_for_data_is_said_once_with_what_to_set(make_runner, monkeypatch
     clock = Clock()
     monkeypatch.setattr("time.perf_counter", clock)
     log = train_timed(make_runner, clock, load_s=4.0, step_s=6.0)
-    (line,) = [line for line in log.splitlines() if "spent waiting for data" in line]
-    assert "WARNING 40% of the last 50 steps' time was spent waiting for data. Raise train" in line
+    (line,) = [line for line in log.splitlines() if "waited for data" in line]
+    assert "training has waited for data in 40% of the newest steps' time. Raise train" in line
     assert "train_dataloader.num_workers, which is 0" in line
     assert "40% of it waiting for data" in log
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.hooks._arguments import check_integer
+from mm_runner.hooks._hook import check_integer
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
 

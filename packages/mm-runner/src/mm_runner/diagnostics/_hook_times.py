@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from mm_runner.hooks import Hook
-from mm_runner.hooks._arguments import check_integer
+from mm_runner.hooks._hook import check_integer
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -80,7 +80,7 @@ class HookTimesHook(Hook):
 
     @override
     def clean_up(self, runner: RunView) -> None:
-        runner.hooks_list.unwrap(self._timed)
+        runner.hooks_list.wrap(None)
 
     def _log(self, runner: RunView) -> None:
         self.clean_up(runner)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.hooks._arguments import check_integer
+from mm_runner.hooks._hook import check_integer
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -16,7 +16,7 @@ from typing_extensions import override
 import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.hooks._arguments import check_integer
+from mm_runner.hooks._hook import check_integer
 from mm_runner.hooks._iter_timer import feed_of_training
 from mm_runner.hooks._logger import count_samples
 

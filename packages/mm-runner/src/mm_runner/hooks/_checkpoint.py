@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Sequence
@@ -12,21 +13,29 @@ from typing_extensions import override
 
 from mm_runner._main_process import run_on_main
 from mm_runner._untrusted import is_file_name
-from mm_runner.checkpoint import BackgroundWriter
-from mm_runner.errors import CheckpointWriteError, ConfigError
+from mm_runner.checkpoint import (
+    BackgroundWriter,
+    load_checkpoint_file,
+    remove_checkpoint,
+    remove_orphaned_shards,
+    remove_unfinished,
+    save_checkpoint_file,
+)
+from mm_runner.errors import CheckpointError, CheckpointWriteError, ConfigError
 from mm_runner.evaluator import as_number, score_of
 
-from ._arguments import check_integer
-from ._checkpoint_files import clean, delete, is_of_template, publish
-from ._hook import Hook
+from ._hook import Hook, check_integer
 from ._metrics import is_better, rule_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import logging
+    from collections.abc import Callable, Iterable
 
     from mm_runner.run_view import RunView
 
 __all__ = ["CheckpointHook"]
+
+_KEY = "checkpoint_hook"
 
 
 class CheckpointHook(Hook):
@@ -35,9 +44,6 @@ class CheckpointHook(Hook):
     A file that cannot be written is reported, training continues, and the next interval saves
     again; the last checkpoint is tried once more, and is an error then. Older files are deleted
     only when the new one is whole.
-
-    Several of them may save the same run, such as the last two epochs and every tenth for good: a
-    file stays as long as one of them keeps it.
 
     While gradients are accumulated over several steps, a checkpoint that is due is saved after the
     optimizer step that uses them: they are not saved themselves.
@@ -77,7 +83,8 @@ class CheckpointHook(Hook):
             ``file``.
 
     Raises:
-        ConfigError: If an argument is out of its range.
+        ConfigError: If an argument is out of its range; and when training begins, if there is
+            another such hook.
     """
 
     priority = "VERY_LOW"
@@ -120,8 +127,7 @@ class CheckpointHook(Hook):
         self.published_keys = _names("published_keys", published_keys)
         self.save_best = _names("save_best", save_best)
         self.best_records: dict[str, dict[str, Any]] = {}
-        self._rules = _names("rule", rule)
-        self._check_rules()
+        self._rules = self._rules_of(_names("rule", rule))
         # Names of the numbered files, the oldest first. One is added before it is written, so that
         # the file itself knows of it, and leaves the list once it is deleted: whenever the run is
         # killed, the one that resumes deletes what the killed one could not.
@@ -135,25 +141,26 @@ class CheckpointHook(Hook):
         # The epoch, or step, whose checkpoint waits for the next optimizer step.
         self._due: int | None = None
 
-    def _check_rules(self) -> None:
+    def _rules_of(self, given: list[str]) -> dict[str, str]:
+        """Return ``"greater"`` or ``"less"`` for each metric."""
         if "auto" in self.save_best and len(self.save_best) > 1:
             raise ConfigError(
                 f"CheckpointHook.save_best: {self.save_best!r} was given; name each metric, or "
                 "'auto' alone."
             )
-        if len(self._rules) > 1 and len(self._rules) != len(self.save_best):
+        where = "CheckpointHook.rule"
+        for rule in given:
+            rule_of("", where, rule)
+        if len(given) > 1 and len(given) != len(self.save_best):
             raise ConfigError(
-                f"CheckpointHook.rule: {len(self._rules)} rules were given for "
-                f"{len(self.save_best)} metrics in save_best; give one for each, or one for all."
+                f"CheckpointHook.rule: {len(given)} rules were given for {len(self.save_best)} "
+                "metrics in save_best; give one for each, or one for all."
             )
-        for rule in self._rules:
-            rule_of("", "CheckpointHook.rule", rule)
-        for name in self.followed_metrics:
-            self._rule_of(name)
-
-    def _rule_of(self, metric: str) -> str:
-        index = self.save_best.index(metric) if len(self._rules) > 1 else 0
-        return rule_of(metric, "CheckpointHook.rule", self._rules[index] if self._rules else None)
+        rules = given * len(self.save_best) if len(given) == 1 else given
+        if not rules:  # that of "auto" is known once the metric is
+            return {name: rule_of(name, where) for name in self.save_best if name != "auto"}
+        pairs = zip(self.save_best, rules, strict=True)
+        return {name: rule_of(name, where, rule) for name, rule in pairs}
 
     @property
     def followed_metrics(self) -> dict[str, str]:
@@ -173,8 +180,13 @@ class CheckpointHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
+        if any(isinstance(one, CheckpointHook) and one is not self for one in runner.hooks):
+            raise ConfigError(
+                "CheckpointHook: two of them were given, which would delete each other's files. "
+                "Leave one out: default_hooks has one as 'checkpoint'."
+            )
         self._newest, self._first_iter = None, runner.iter
-        run_on_main(lambda: clean(self.directory(runner), runner.logger))
+        run_on_main(lambda: _clean(self.directory(runner), runner.logger))
         if self.minutes is not None and not runner.interruption.save_every(
             60 * self.minutes, self.save_now
         ):
@@ -225,7 +237,7 @@ class CheckpointHook(Hook):
 
     @override
     def after_train(self, runner: RunView) -> None:
-        self._settle(runner)
+        self.settle(runner)
         saved = self._newest[0] if self._newest else self._first_iter
         if self.save_last and saved != runner.iter and not runner.interruption.saved:
             # A hook ended the training, or the file could not be written.
@@ -239,24 +251,24 @@ class CheckpointHook(Hook):
         if self.published_keys:
             best = [record["file"] for record in self.best_records.values()]
             paths = [self.directory(runner) / name for name in [*self._kept[-1:], *best]]
-            run_on_main(lambda: publish(paths, self.published_keys, runner.logger))
+            run_on_main(lambda: _publish(paths, self.published_keys, runner.logger))
 
     @override
     def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         best = {name: dict(record) for name, record in self.best_records.items()}
-        checkpoint[self._key(runner)] = {"kept": list(self._kept), "best": best}
+        checkpoint[_KEY] = {"kept": list(self._kept), "best": best}
 
     @override
     def after_load_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
         if not runner.is_resuming:
             return
-        state = checkpoint.get(self._key(runner), {})
+        state = checkpoint.get(_KEY, {})
         # No other file is deleted, or taken for a model, because a checkpoint names it.
         templates = (self.filename_tmpl, "epoch_{}.pth", "iter_{}.pth")
         self._kept = [
             name
             for name in state.get("kept", [])
-            if any(is_of_template(name, template) for template in templates)
+            if any(_is_of_template(name, template) for template in templates)
         ]
         for name, record in state.get("best", {}).items():
             is_followed = name in self.save_best or self.save_best == ["auto"]
@@ -274,16 +286,11 @@ class CheckpointHook(Hook):
             The file, which may have been written before if no step was taken since; ``None`` if it
             could not be written.
         """
-        is_written, now = self._settle(runner), runner.iter
+        is_written, now = self.settle(runner), runner.iter
         if not (is_written and self._newest and self._newest[0] == now):
             template = "iter_{}.pth" if self.by_epoch else self.filename_tmpl
             self._save(runner, template.format(now), now, and_wait=and_wait)
         return self._newest[1] if self._newest and self._newest[0] == now else None
-
-    def settle_all(self, runner: RunView) -> None:
-        """Wait for the files under way of all such hooks, as they may share a file."""
-        for hook in dict.fromkeys([*_checkpoint_hooks(runner), self]):
-            hook._settle(runner)  # noqa: SLF001 - of this class
 
     def finish_writing(self) -> None:
         """Wait for the file under way, on this process alone; for a run that ends by an error."""
@@ -294,19 +301,18 @@ class CheckpointHook(Hook):
         before = self.best_records.get(name, {}).get("score", math.nan)
         if math.isnan(before):
             return not math.isnan(score)
-        return is_better(score, before, self._rule_of(name))
+        rule = self._rules.get(name) or self._rules.get("auto")
+        return is_better(score, before, rule or rule_of(name, "CheckpointHook.rule"))
 
     def _save(self, runner: RunView, name: str, num_steps: int, *, and_wait: bool = False) -> bool:
         """Save to the file ``name``; return whether it was, or may yet be, written."""
-        self.settle_all(runner)  # a failed write changes which files are kept
+        self.settle(runner)  # a failed write changes which files are kept
         directory = self.directory(runner)
         before = self._kept, self._newest
         self._kept = [*(one for one in self._kept if one != name), name]
         self._newest = num_steps, directory / name
         outdated = self._kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
-        others = [hook for hook in _checkpoint_hooks(runner) if hook is not self]
-        kept = {one for hook in others if hook.directory(runner) == directory for one in hook._kept}  # noqa: SLF001
-        paths = [directory / one for one in outdated if one not in kept]
+        paths = [directory / one for one in outdated]
 
         def settle(is_written: bool) -> None:  # noqa: FBT001
             if is_written:
@@ -321,13 +327,13 @@ class CheckpointHook(Hook):
             and_wait=and_wait,
             save_optimizer=self.save_optimizer,
             save_param_scheduler=self.save_param_scheduler,
-            then=lambda: delete(paths, runner.logger),
+            then=lambda: _delete(paths, runner.logger),
         )
         runner.interruption.note_saved()
         return is_written
 
     def _save_best(self, runner: RunView, metric: str, score: float) -> None:
-        self.settle_all(runner)  # a failed write changes the best record
+        self.settle(runner)  # a failed write changes the best record
         before, file = self.best_records, _file_of_best(metric)
         record = {"score": score, "epoch": runner.epoch, "iter": runner.iter, "file": file}
         self.best_records = {**before, metric: record}
@@ -361,10 +367,10 @@ class CheckpointHook(Hook):
         try:
             runner.save_checkpoint(path.parent, path.name, writer=self._writer, **options)
         except CheckpointWriteError as error:
-            return self._settle(runner, error)
-        return self._settle(runner) if self._writer is None or and_wait else True
+            return self.settle(runner, error)
+        return self.settle(runner) if self._writer is None or and_wait else True
 
-    def _settle(self, runner: RunView, error: CheckpointWriteError | None = None) -> bool:
+    def settle(self, runner: RunView, error: CheckpointWriteError | None = None) -> bool:
         """Wait for the file under way, if any; return whether it was written."""
         settle, self._under_way = self._under_way, None
         if settle is None:
@@ -380,16 +386,6 @@ class CheckpointHook(Hook):
             runner.logger.error(f"{error} Training continues.")
         return error is None
 
-    def _key(self, runner: RunView) -> str:
-        """Return the checkpoint's entry of this hook: of several, each has its own."""
-        hooks = _checkpoint_hooks(runner)
-        number = hooks.index(self) + 1 if self in hooks else 1
-        return "checkpoint_hook" if number == 1 else f"checkpoint_hook#{number}"
-
-
-def _checkpoint_hooks(runner: RunView) -> list[CheckpointHook]:
-    return [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
-
 
 def _file_of_best(metric: str) -> str:
     return f"best_{metric.replace('/', '_')}.pth"
@@ -403,3 +399,45 @@ def _names(argument: str, value: Any) -> list[str]:
             f"CheckpointHook.{argument}: a name or a list of names is needed, got {value!r}."
         )
     return list(names)
+
+
+def _is_of_template(name: str, template: str) -> bool:
+    """Return whether ``name`` is a file name that ``template`` gives for some number."""
+    before, _, after = template.partition("{}")
+    number = name.removeprefix(before).removesuffix(after)
+    return number.isdecimal() and name == f"{before}{number}{after}" and is_file_name(name)
+
+
+def _clean(directory: Path, logger: logging.Logger) -> None:
+    """Remove what killed runs left half written, and shards that belong to no checkpoint."""
+    for path in remove_unfinished(directory):
+        logger.info(f"Removed {path}, which a killed run left half written.")
+    for path in remove_orphaned_shards(directory):
+        logger.info(f"Removed {path}, which belongs to no checkpoint.")
+
+
+def _delete(paths: Iterable[Path], logger: logging.Logger) -> None:
+    """Delete checkpoints; one that cannot be deleted is only reported."""
+    for path in paths:
+        try:
+            remove_checkpoint(path)
+        except OSError as error:
+            logger.warning(f"The outdated checkpoint {path} could not be deleted: {error}")
+
+
+def _publish(paths: Iterable[Path], keys: Sequence[str], logger: logging.Logger) -> None:
+    """Write entries of checkpoints to files named after their SHA-256; report what fails."""
+    for path in paths:
+        unnamed = path.with_name(f"{path.stem}-published.pth")
+        try:
+            content = load_checkpoint_file(path)
+            save_checkpoint_file({key: content[key] for key in keys if key in content}, unnamed)
+        except CheckpointError as error:
+            logger.error(f"published_keys: {error}")  # noqa: TRY400 - says it all
+            continue
+        digest = hashlib.sha256(unnamed.read_bytes()).hexdigest()
+        named = unnamed.replace(path.with_name(f"{path.stem}-{digest[:8]}.pth"))
+        missing = [repr(key) for key in keys if key not in content]
+        if missing:
+            logger.warning(f"published_keys: {path.name} has no {', '.join(missing)}.")
+        logger.info(f"{path.name} is published as {named.name}.")

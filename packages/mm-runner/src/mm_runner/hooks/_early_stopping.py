@@ -10,8 +10,7 @@ from typing_extensions import override
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import score_of
 
-from ._arguments import check_integer
-from ._hook import Hook
+from ._hook import Hook, check_integer
 from ._metrics import is_better, rule_of
 
 if TYPE_CHECKING:

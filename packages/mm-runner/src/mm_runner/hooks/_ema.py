@@ -18,8 +18,7 @@ from mm_runner.model import AveragedWeights, unwrap_model
 from mm_runner.optim import named_wrappers
 from mm_runner.registry import MODELS, build_from_cfg, check_cfg
 
-from ._arguments import check_integer
-from ._hook import Hook
+from ._hook import Hook, check_integer
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView

@@ -57,7 +57,7 @@ class HookList:
         self.hooks: list[Hook] = []
         # Only overridden stages are listed: unused ones cost a step nothing.
         self.methods: dict[str, list[Any]] = {stage: [] for stage in STAGES}
-        self._wrappers: list[Wrapper] = []
+        self._wrapper: Wrapper | None = None
 
     def add(
         self,
@@ -97,20 +97,13 @@ class HookList:
         self.hooks = [one for one in self.hooks if one is not hook]
         self._collect_methods()
 
-    def wrap(self, wrapper: Wrapper) -> None:
+    def wrap(self, wrapper: Wrapper | None) -> None:
         """Call what ``wrapper(hook, stage, method)`` returns in the place of each hook's method.
 
-        It holds from the next call of a stage on, until :meth:`unwrap`; what was wrapped first
-        stands innermost.
+        It holds from the next call of a stage on, until ``None`` is given.
         """
-        self._wrappers.append(wrapper)
+        self._wrapper = wrapper
         self._collect_methods()
-
-    def unwrap(self, wrapper: Wrapper) -> None:
-        """Undo :meth:`wrap`; nothing, if it was not called."""
-        if wrapper in self._wrappers:
-            self._wrappers.remove(wrapper)
-            self._collect_methods()
 
     def call(self, runner: RunView, stage: str, /, **arguments: Any) -> None:
         """Call every hook that has the method ``stage``."""
@@ -136,13 +129,13 @@ class HookList:
     def _collect_methods(self) -> None:
         for stage in STAGES:
             # New lists: a hook that adds another one is called from the old list just now.
-            self.methods[stage] = []
-            for hook in self.hooks:
-                if type(hook).acts_at(stage):
-                    method = getattr(hook, stage)
-                    for wrapper in self._wrappers:
-                        method = wrapper(hook, stage, method)
-                    self.methods[stage].append(method)
+            self.methods[stage] = [
+                self._wrapper(hook, stage, getattr(hook, stage))
+                if self._wrapper
+                else getattr(hook, stage)
+                for hook in self.hooks
+                if type(hook).acts_at(stage)
+            ]
 
 
 def _warn_near_stages(hook: Hook) -> None:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from typing_extensions import override
 
+import mm_dist
 from mm_runner.evaluator import as_number
 
-from ._arguments import check_integer
-from ._hook import Hook
-from ._scalars import learning_rates, mean_over_ranks
+from ._hook import Hook, check_integer
+from ._runtime_info import learning_rates
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
 __all__ = ["LoggerHook", "count_samples"]
 
+_WAITS_TOO_LONG = 0.3  # the share of a step's time that is worth a warning
+
 
 class LoggerHook(Hook):
     """Logs a line per interval, in validations and tests too, and moves the progress bar.
 
     A number in a training line is the mean over the newest steps (``log_processor.window_size`` of
-    them) and over all processes. One that was not finite in any of these is warned of, once.
+    them) and over all processes. One that was not finite in any of these is warned of, once, and so
+    is waiting for data.
 
     Args:
         interval: Steps between two lines, of training or of an evaluation.
@@ -56,16 +60,15 @@ class LoggerHook(Hook):
         self.interval_exp_name = interval_exp_name
         self.log_metric_by_epoch = log_metric_by_epoch
         self._by_epoch = True
-        self._length = self._num_steps = 0
+        self._length = self._num_steps = self._num_lines = 0
         self._evaluation_length = 0  # none is under way
-        self._has_bar = False
-        self._not_finite: set[str] = set()  # what was warned of
+        self._warned: set[str] = set()  # names of scalars
 
     @override
     def before_train(self, runner: RunView) -> None:
         self._by_epoch = getattr(runner.train_loop, "by_epoch", True)
         self._length, self._num_steps, self._evaluation_length = runner.max_iters, runner.iter, 0
-        self._not_finite.clear()
+        self._num_lines, self._warned = 0, set()
         runner.console.start_progress("training", runner.max_iters, runner.iter)
         self._has_bar = runner.console.has_bar
 
@@ -134,22 +137,34 @@ class LoggerHook(Hook):
     def _log_training(self, runner: RunView, step: int, data_batch: Any) -> None:
         scalars = learning_rates(runner.optim_wrapper)
         scalars.update(mean_over_ranks(runner.message_hub.means("train")))
-        done = runner.iter + 1
+        done, step_s = runner.iter + 1, scalars.get("time")
         self._log_line(runner, "train", (step, self._length), scalars, runner.max_iters - done)
         # A scale of float16 that is too large is reported where it is adapted.
         not_finite = [n for n in runner.message_hub.not_finite if not n.endswith("grad_norm")]
-        self._warn_not_finite(
+        self._warn_once(
             runner,
             not_finite,
-            f"in any of the newest steps, up to step {done}. The weights may be lost: lower the "
-            "learning rate or clip gradients, and go back to an earlier checkpoint. "
-            "CheckInvalidLossHook ends such a run",
+            f"not been finite in any of the newest steps, up to step {done}. The weights may be "
+            "lost: lower the learning rate or clip gradients, and go back to an earlier "
+            "checkpoint. CheckInvalidLossHook ends such a run.",
         )
-        losses = [f"{name} {value:.4f}" for name, value in scalars.items() if "loss" in name]
-        if scalars.get("time"):
-            samples = count_samples(data_batch) * runner.world_size
-            losses.append(f"{samples / scalars['time']:,.0f} samples/s")
-        runner.console.update_progress(done, values="  ".join(losses))
+        self._num_lines += 1  # before the first, workers start and kernels are compiled
+        if step_s and scalars.get("data_time", 0.0) > _WAITS_TOO_LONG * step_s:
+            self._warn_once(
+                runner,
+                ["training"] if self._num_lines > 1 else [],
+                f"waited for data in {scalars['data_time'] / step_s:.0%} of the newest steps' "
+                "time. Raise train_dataloader.num_workers, which is "
+                f"{getattr(runner.train_dataloader, 'num_workers', 0)} (this machine has "
+                f"{os.cpu_count()} cores), store samples in a form that is cheaper to read, or "
+                "move augmentation to the device.",
+            )
+        if self._has_bar:
+            losses = [f"{name} {value:.4f}" for name, value in scalars.items() if "loss" in name]
+            if step_s:
+                samples = count_samples(data_batch) * runner.world_size
+                losses.append(f"{samples / step_s:,.0f} samples/s")
+            runner.console.update_progress(done, values="  ".join(losses))
         runner.write_scalars("train", scalars, step=done)
 
     def _begin_evaluation(self, runner: RunView, description: str, loader: Any, loop: Any) -> None:
@@ -174,7 +189,7 @@ class LoggerHook(Hook):
         self._end_evaluation(runner)
         self._log_line(runner, phase, (steps, steps), {**times, **numbers})
         names = [f"{phase}/{name}" for name, one in numbers.items() if not math.isfinite(one)]
-        self._warn_not_finite(runner, names, f"after step {runner.iter}")
+        self._warn_once(runner, names, f"not been finite after step {runner.iter}.")
         by_epoch = phase == "val" and self._by_epoch and self.log_metric_by_epoch
         runner.write_scalars(phase, {**numbers, **times}, step=runner.iter, by_epoch=by_epoch)
 
@@ -197,12 +212,22 @@ class LoggerHook(Hook):
         )
         runner.logger.info(line)
 
-    def _warn_not_finite(self, runner: RunView, names: Sequence[str], text: str) -> None:
-        new = [name for name in names if name not in self._not_finite]
-        self._not_finite.update(new)
+    def _warn_once(self, runner: RunView, names: list[str], text: str) -> None:
+        new = [name for name in names if name not in self._warned]
+        self._warned.update(new)
         if new:
             has = "has" if len(new) == 1 else "have"
-            runner.logger.warning(f"{', '.join(new)} {has} not been finite {text}.")
+            runner.logger.warning(f"{', '.join(new)} {has} {text}")
+
+
+def mean_over_ranks(scalars: dict[str, float]) -> dict[str, float]:
+    """Return the mean of each scalar over the processes that have it; all must call this."""
+    if mm_dist.get_world_size() == 1:
+        return scalars
+    gathered = mm_dist.all_gather_object(scalars)
+    names = dict.fromkeys(name for one in gathered for name in one)
+    found = {name: [one[name] for one in gathered if name in one] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def count_samples(batch: Any) -> int:

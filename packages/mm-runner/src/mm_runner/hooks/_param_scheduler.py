@@ -31,59 +31,48 @@ class ParamSchedulerHook(Hook):
 
     def __init__(self) -> None:
         self._num_skipped: dict[str, int] = {}
-        # Schedules by iteration, with the name and the wrapper that they belong to.
+        self._schedules: list[Any] = []
+        # Those by iteration, with the name and the wrapper that they belong to.
         self._by_step: list[tuple[str, Any, list[Any]]] = []
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self._num_skipped = {}
-        self._by_step = []
-        for name, schedulers in named_schedulers(runner.param_schedulers).items():
-            by_step = [one for one in schedulers if not one.by_epoch]
+        self._num_skipped, self._by_step = {}, []
+        named = named_schedulers(runner.param_schedulers)
+        self._schedules = [one for schedules in named.values() for one in schedules]
+        for name, schedules in named.items():
+            by_step = [one for one in schedules if not one.by_epoch]
             if by_step:
                 wrapper = named_wrappers(runner.optim_wrapper)[name]
                 self._by_step.append((name, wrapper, by_step))
-        if getattr(runner.train_loop, "by_epoch", True):
-            return
-        for schedulers in named_schedulers(runner.param_schedulers).values():
-            for scheduler in schedulers:
-                if scheduler.by_epoch and not scheduler.need_val_args:
-                    runner.logger.warning(
-                        f"{scheduler.where} counts epochs, and this run counts iterations: it will "
-                        "not change. Give by_epoch=False, or convert_to_iter_based=True."
-                    )
+        for one in self._schedules:
+            counts_steps = not getattr(runner.train_loop, "by_epoch", True)
+            if counts_steps and one.by_epoch and not one.need_val_args:
+                runner.logger.warning(
+                    f"{one.where} counts epochs, and this run counts iterations: it will not "
+                    "change. Give by_epoch=False, or convert_to_iter_based=True."
+                )
 
     @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        for name, wrapper, schedulers in self._by_step:
-            if self._has_just_skipped(name, wrapper):
-                continue
-            for scheduler in schedulers:
-                scheduler.step()
-
-    def _has_just_skipped(self, name: str, wrapper: Any) -> bool:
-        """Return whether a skip became known since the last call.
-
-        One of several wrappers need not step in every iteration, and keeps its answer meanwhile.
-        """
-        is_known: bool = wrapper.step_skipped  # first: asking brings the number up to date
-        before, self._num_skipped[name] = self._num_skipped.get(name), wrapper.num_skipped
-        return is_known and wrapper.num_skipped != before
+        for name, wrapper, schedules in self._by_step:
+            # One of several wrappers need not step in every iteration, and keeps its answer.
+            is_known = wrapper.step_skipped  # first: asking brings the number up to date
+            before, self._num_skipped[name] = self._num_skipped.get(name), wrapper.num_skipped
+            if not is_known or wrapper.num_skipped == before:
+                for one in schedules:
+                    one.step()
 
     @override
     def after_train_epoch(self, runner: RunView) -> None:
-        for schedulers in named_schedulers(runner.param_schedulers).values():
-            for scheduler in schedulers:
-                if scheduler.by_epoch:
-                    scheduler.step()
+        for one in self._schedules:
+            if one.by_epoch:
+                one.step()
 
     @override
     def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
-        if not runner.is_training:
-            return
-        for schedulers in named_schedulers(runner.param_schedulers).values():
-            for scheduler in schedulers:
-                if scheduler.need_val_args:
-                    scheduler.follow(metrics or {})
+        for one in self._schedules if runner.is_training else ():
+            if one.need_val_args:
+                one.follow(metrics or {})

@@ -16,8 +16,7 @@ from mm_runner.data import announce_epoch
 from mm_runner.errors import ConfigError
 from mm_runner.registry import MODELS, build_from_cfg, check_cfg
 
-from ._arguments import check_integer
-from ._hook import Hook
+from ._hook import Hook, check_integer
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView

@@ -3,7 +3,6 @@
 from ._epoch_train import EpochBasedTrainLoop
 from ._evaluation import TestLoop, ValLoop
 from ._iter_train import IterBasedTrainLoop
-from ._rehearsal import needs_rehearsal
 from ._train_loop import AbstractTrainLoop, EndOfTrainingError
 
 __all__ = [
@@ -13,5 +12,4 @@ __all__ = [
     "IterBasedTrainLoop",
     "TestLoop",
     "ValLoop",
-    "needs_rehearsal",
 ]

@@ -12,7 +12,6 @@ from mm_runner.data import DataPosition, TrainBatches, feed_of_run
 from mm_runner.errors import ConfigError
 from mm_runner.model import train_step_of
 
-from ._rehearsal import rehearse_step
 from ._validation_schedule import check_positive
 
 if TYPE_CHECKING:
@@ -101,10 +100,9 @@ class AbstractTrainLoop(ABC):
         self._epochs_done = self._iters_done = self._batches_done = 0
         self._iters_at_pass_begin = 0
         self._pass_start = DataPosition(samples=0)
-        # What is restored when the next pass begins, and how a first step is rehearsed.
+        # What is restored when the next pass begins.
         self._resumed: dict[str, Any] | None = None
         self._resumed_rng: dict[str, Any] | None = None
-        self._restore: Callable[[], None] | None = None
         self._at_pass_begin: dict[str, Any] = {}
         self._rng_before_validation: dict[str, Any] | None = None
         self._validated_at: int | None = None  # the step
@@ -205,10 +203,6 @@ class AbstractTrainLoop(ABC):
         """Continue with the generators of :meth:`rng_state`; after :meth:`load_state_dict`."""
         self._resumed_rng = state
 
-    def rehearse_with(self, restore: Callable[[], None]) -> None:
-        """Rehearse the first step of a resumed run, and call ``restore`` to undo it."""
-        self._restore = restore
-
     # Passes over the data.
 
     def enter_stage(self, stage: str) -> None:
@@ -268,25 +262,15 @@ class AbstractTrainLoop(ABC):
         """Return ``batches`` with the generators as they were before the first of them."""
         if self._step is None:
             self._begin_steps()
-        restore = self._restore
-        if not self._end_resumption() or restore is None:
-            return batches
-        return self._rehearsed(batches, restore)
+        self._end_resumption()
+        return batches
 
-    def _end_resumption(self) -> bool:
-        """Set the generators of the checkpoint; return whether there was one."""
-        is_resumed = self._resumed is not None
+    def _end_resumption(self) -> None:
+        """Set the generators of the checkpoint, if there is one."""
         # For a pass that is yet to begin they are set already; its hooks may have drawn since.
-        if is_resumed and self._resumed_rng and self._pass_start.is_begun:
+        if self._resumed is not None and self._resumed_rng and self._pass_start.is_begun:
             set_rng_state(self._resumed_rng, self.runner.device)
-        self._resumed = self._resumed_rng = self._restore = None
-        return is_resumed
-
-    def _rehearsed(self, batches: Iterator[Any], restore: Callable[[], None]) -> Iterator[Any]:
-        for index, batch in enumerate(batches):
-            if index == 0:
-                rehearse_step(self.runner, self._step, batch, restore)
-            yield batch
+        self._resumed = self._resumed_rng = None
 
     def _batches_of(self, loader: Any) -> TrainBatches:
         if isinstance(loader, dict) or not hasattr(loader, "__iter__"):

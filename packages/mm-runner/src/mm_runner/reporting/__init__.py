@@ -1,9 +1,8 @@
 """Logging: scalars, log lines, the progress bar and files."""
 
-from ._console import RunConsole, as_clock
+from ._console import RunConsole, as_clock, close_logger, open_logger, recent_lines
 from ._log_processor import LogProcessor, build_log_processor
 from ._message_hub import MessageHub, as_numbers
-from ._run_logger import close_logger, open_logger, recent_lines
 from ._wandb import WandbWriter
 from ._writers import (
     GuardedWriter,

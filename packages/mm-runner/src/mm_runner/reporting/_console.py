@@ -1,32 +1,40 @@
-"""The terminal of a run: lines above, a progress bar below."""
+"""The terminal of a run, lines above and a progress bar below, and its logger."""
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import sys
 import textwrap
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+from typing_extensions import override
+
+from mm_runner.errors import ConfigError
 
 if TYPE_CHECKING:
-    from logging import LogRecord
+    from pathlib import Path
 
     from rich.console import Console
     from rich.progress import Progress
     from rich.text import Text
 
-__all__ = ["RunConsole", "as_clock"]
+__all__ = ["RunConsole", "as_clock", "close_logger", "open_logger", "recent_lines"]
 
+_NUM_RECENT = 50
 _LONGEST_S = timedelta.max.total_seconds() - 1
 
 # A bar that moves ten times a second looks continuous; more often costs the training its time.
 _REFRESH_INTERVAL_S = 0.1
 # Columns beside the bar: steps, time left, a loss and the speed.
 _BAR_TEXT_WIDTH = 70
+_MOMENT = "%m/%d %H:%M:%S"
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
 _SCALARS = re.compile(r"(Epoch|Iter)\(\w+\)  \S+")  # what a line of scalars begins with
 
@@ -81,7 +89,7 @@ class RunConsole:
                 file.write(f"{text}\n")  # print() writes the end apart
                 file.flush()
 
-    def print_record(self, record: LogRecord, line: str) -> None:
+    def print_record(self, record: logging.LogRecord, line: str) -> None:
         """Print a log record: on a terminal in its width and in colour, elsewhere as ``line``."""
         if not self._is_main or not self.console.is_terminal:
             self.print(line)
@@ -156,7 +164,7 @@ class RunConsole:
             self._is_main, self._progress = False, None
 
 
-def _styled(record: LogRecord, line: str, width: int) -> Text:
+def _styled(record: logging.LogRecord, line: str, width: int) -> Text:
     """Return a record for a terminal; scalars are wrapped to its width.
 
     The date, and levels below warning, are in the log file only.
@@ -186,3 +194,83 @@ def as_clock(seconds: float) -> str:
     """Return a duration as ``h:mm:ss``, with days before it where there are some."""
     # An endless run exceeds timedelta.
     return str(timedelta(seconds=int(min(seconds, _LONGEST_S))))
+
+
+def open_logger(
+    name: str, console: RunConsole, log_file: Path | None, level: str | int
+) -> logging.Logger:
+    """Make the logger of a run.
+
+    Each run has its own, which :func:`logging.getLogger` does not know, so that two runs in one
+    process do not write into each other's files, whatever they are called. Nothing is passed on to
+    the root logger's handlers.
+
+    Args:
+        name: Name of the run.
+        console: Prints the lines, on the main process only.
+        log_file: File of the lines, or ``None``.
+        level: As in :mod:`logging`.
+
+    Raises:
+        ConfigError: If ``level`` is not one.
+    """
+    try:
+        logger = logging.Logger(f"mm_runner.run.{name}", level)  # noqa: LOG001 - see above
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"log_level: {level!r} was given; there are DEBUG, INFO, WARNING, ERROR and CRITICAL."
+        ) from error
+    logger.propagate = False
+    logger.addHandler(_RunHandler(console, log_file))
+    return logger
+
+
+def close_logger(logger: logging.Logger) -> None:
+    """Take the handlers off ``logger`` and close them."""
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def recent_lines(logger: logging.Logger) -> list[str]:
+    """Return the last lines of the log of a run, at most fifty, for crash reports."""
+    handlers = [one for one in logger.handlers if isinstance(one, _RunHandler)]
+    found = [text for handler in handlers for text in handler.recent]
+    return "\n".join(found).splitlines()[-_NUM_RECENT:]
+
+
+class _RunHandler(logging.Handler):
+    """Prints above the progress bar, writes to a file, and keeps recent lines."""
+
+    def __init__(self, console: RunConsole, path: Path | None) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", _MOMENT))
+        self.recent: deque[str] = deque(maxlen=_NUM_RECENT)
+        self._console, self._path = console, path
+        # Each line is on the disk at once.
+        self._file: TextIO | None = path.open("a", 1, encoding="utf-8") if path else None
+        self._has_warned = False
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - as any handler: a wrong format string ends no run
+            self.handleError(record)
+            return
+        self.recent.append(line)
+        self._console.print_record(record, line)
+        try:
+            if self._file is not None:
+                self._file.write(f"{line}\n")
+        except (OSError, ValueError) as error:  # training continues
+            if not self._has_warned:
+                self._console.print(f"{self._path} could not be written: {error}.")
+            self._has_warned = True
+
+    @override
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # what the disk had no room for
+                self._file.close()
+        super().close()

@@ -105,60 +105,51 @@ class LogProcessor:
             'Epoch(train)  [1][10/23]  lr: 1.0000e-01  eta: 0:01:01  loss: 2.5000'
         """
         counts_epochs = self.by_epoch if by_epoch is None else by_epoch and self.by_epoch
-        parts = [f"{'Epoch' if counts_epochs else 'Iter'}({phase})", position]
         rates = [key for key in scalars if key.rpartition(".")[2] in ("lr", "base_lr")]
-        parts += [f"{key}: {scalars[key]:.{self.num_digits}e}" for key in rates]
+        times = [key for key in _SECONDS if key in scalars]
+        rest = [key for key in scalars if key not in rates and key not in times]
+        parts = [f"{key}: {scalars[key]:.{self.num_digits}e}" for key in rates]
         if eta_s is not None:
             parts.append(f"eta: {as_clock(eta_s)}")
-        ordered = [key for key in _SECONDS if key in scalars]
-        ordered += [key for key in scalars if key not in rates and key not in _SECONDS]
-        parts += [f"{key}: {scalars[key]:.{self.num_digits}f}" for key in ordered]
-        return "  ".join(parts)
+        parts += [f"{key}: {scalars[key]:.{self.num_digits}f}" for key in times + rest]
+        return "  ".join([f"{'Epoch' if counts_epochs else 'Iter'}({phase})", position, *parts])
 
 
 def _parse_statistics(custom_cfg: Any, window_size: int) -> tuple[Statistic, ...]:
     if not isinstance(custom_cfg, (list, tuple, type(None))):
         raise ConfigError(f"{_CUSTOM}: a list of dicts is needed, got {short_repr(custom_cfg)}.")
-    parsed = [
-        _parse(entry, f"{_CUSTOM}[{index}]", window_size)
-        for index, entry in enumerate(custom_cfg or ())
-    ]
-    sources = {one.source for one in parsed}.union(_LOGGED_BY_RUNS)
-    names: list[str] = []
-    for one in parsed:
-        if one.name in names or (one.name in sources and one.name != one.source):
+    parsed: list[Statistic] = []
+    for index, entry in enumerate(custom_cfg or ()):
+        where = f"{_CUSTOM}[{index}]"
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{where}: a dict is needed, got {short_repr(entry)}.")
+        for key in entry:
+            if key not in _KEYS:
+                raise ConfigError(
+                    f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}."
+                    f"{did_you_mean(str(key), _KEYS)}"
+                )
+        source, method = entry.get("data_src"), entry.get("method_name")
+        name, window = entry.get("log_name") or source, entry.get("window_size", window_size)
+        if not isinstance(source, str) or not isinstance(name, str):
+            raise ConfigError(f"{where}: data_src and log_name are names, got {short_repr(entry)}.")
+        if method not in METHODS:
             raise ConfigError(
-                f"{one.where}.log_name: {one.name!r} is the name of another scalar or entry; give "
-                "each a log_name of its own."
+                f"{where}.method_name: {method!r} was given; there are {', '.join(METHODS)}."
+                f"{did_you_mean(str(method), METHODS)}"
             )
-        names.append(one.name)
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise ConfigError(
+                f"{where}.window_size: a positive number of steps is needed, got {window!r}."
+            )
+        taken = {one.name for one in parsed}.union(() if name == source else _LOGGED_BY_RUNS)
+        if name in taken:
+            raise ConfigError(
+                f"{where}.log_name: {name!r} is the name of another scalar or entry; give each a "
+                "log_name of its own."
+            )
+        parsed.append(Statistic(source, name, method, window))
     return tuple(parsed)
-
-
-def _parse(entry: Any, where: str, window_size: int) -> Statistic:
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where}: a dict is needed, got {short_repr(entry)}.")
-    for key in entry:
-        if key not in _KEYS:
-            raise ConfigError(
-                f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}."
-                f"{did_you_mean(str(key), _KEYS)}"
-            )
-    source, method = entry.get("data_src"), entry.get("method_name")
-    name, window = entry.get("log_name") or source, entry.get("window_size", window_size)
-    for key, value in (("data_src", source), ("log_name", name)):
-        if not isinstance(value, str) or not value:
-            raise ConfigError(f"{where}.{key}: the name of a scalar is needed, got {value!r}.")
-    if not isinstance(method, str) or method not in METHODS:
-        raise ConfigError(
-            f"{where}.method_name: {method!r} was given; there are {', '.join(METHODS)}."
-            f"{did_you_mean(str(method), METHODS)}"
-        )
-    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        raise ConfigError(
-            f"{where}.window_size: a positive number of steps is needed, got {window!r}."
-        )
-    return Statistic(source, name, method, window, where)  # type: ignore[arg-type]
 
 
 _LOG_PROCESSORS.register_module(module=LogProcessor)
@@ -176,21 +167,16 @@ def build_log_processor(value: Any) -> LogProcessor:
         ConfigError: If ``type`` is something else, or the arguments do not fit.
         ComponentNotFoundError: If an import path leads to nothing.
     """
-    if isinstance(value, LogProcessor):
-        return value
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(
-            f"log_processor: a dict or a LogProcessor is needed, got {short_repr(value)}."
-        )
-    cfg = dict(value or {})
-    cfg["type"] = cfg.get("type") or LogProcessor
-    if _MMENGINES.fullmatch(str(cfg["type"])):
-        cfg["type"] = LogProcessor
-    built = build_from_cfg(cfg, _LOG_PROCESSORS, where="log_processor")
+    built = value
+    if value is None or isinstance(value, Mapping):
+        cfg = dict(value or {})
+        if not cfg.get("type") or _MMENGINES.fullmatch(str(cfg["type"])):
+            cfg["type"] = LogProcessor
+        built = build_from_cfg(cfg, _LOG_PROCESSORS, where="log_processor")
     if not isinstance(built, LogProcessor):
         raise ConfigError(
-            f"log_processor.type: {short_repr(cfg['type'])} was given; give LogProcessor, or a "
-            "class derived from mm_runner.reporting.LogProcessor, or its import path "
-            "'package.module:Name'."
+            f"log_processor: {short_repr(value)} was given; give a dict, whose type is "
+            "LogProcessor or a class derived from mm_runner.reporting.LogProcessor, or such an "
+            "object."
         )
     return built

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mm_dist import is_main_process
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import as_number
 
@@ -25,11 +22,8 @@ METHODS: dict[str, Callable[[Sequence[float]], float]] = {
     "current": lambda values: values[-1],
 }
 _MOST_RESULTS = 100
-# Before the names of metrics in a state.
-_RESULT = "result:"
-# Lines until a statistic without values is warned of: some scalars come with the first optimizer
-# step.
-_PATIENCE = 3
+_RESULT = "result:"  # before the names of metrics in a state
+_POSITION = ("epoch", "iter", "max_epochs", "max_iters")
 
 
 class Statistic(NamedTuple):
@@ -39,18 +33,18 @@ class Statistic(NamedTuple):
     name: str
     method: str
     window: int
-    where: str
 
 
-def as_numbers(values: Sequence[Any]) -> list[Any]:
+def as_numbers(values: Iterable[Any]) -> list[Any]:
     """Return numbers and tensors of one element as numbers: one transfer for each device."""
     numbers = list(values)
     by_device: dict[torch.device, list[int]] = {}
-    for index, value in enumerate(values):
+    for index, value in enumerate(numbers):
         if type(value) is not float and isinstance(value, Tensor):  # most others are one
             by_device.setdefault(value.device, []).append(index)
     for indices in by_device.values():
-        stacked = torch.stack([values[index].reshape(()).float() for index in indices])
+        tensors = [numbers[index] for index in indices]
+        stacked = torch.stack([one.reshape(()) if one.ndim else one for one in tensors])
         for index, number in zip(indices, stacked.tolist(), strict=True):
             numbers[index] = number
     return numbers
@@ -71,25 +65,24 @@ class ScalarWindow:
     def __init__(self, values: Iterable[Any]) -> None:
         self._values = list(values)
 
-    def _newest(self, window_size: int | None) -> list[float]:
-        return [float(number) for number in as_numbers(self._values[-(window_size or 0) :])]
-
     def current(self) -> float:
         """Return the newest value."""
-        return self._newest(1)[0]
+        return self._newest("current", 1)
 
     def mean(self, window_size: int | None = None) -> float:
         """Return the mean of the newest ``window_size`` values, by default of all that are kept."""
-        values = self._newest(window_size)
-        return sum(values) / len(values)
+        return self._newest("mean", window_size)
 
     def max(self, window_size: int | None = None) -> float:
         """Return the greatest of these."""
-        return max(self._newest(window_size))
+        return self._newest("max", window_size)
 
     def min(self, window_size: int | None = None) -> float:
         """Return the least of these."""
-        return min(self._newest(window_size))
+        return self._newest("min", window_size)
+
+    def _newest(self, method: str, window_size: int | None) -> float:
+        return float(METHODS[method](as_numbers(self._values[-(window_size or 0) :])))
 
 
 class MessageHub:
@@ -117,13 +110,12 @@ class MessageHub:
         self.not_finite: list[str] = []
         self._window_size = window_size
         self._statistics = statistics
-        self._num_lines = 0
         # One deque for each scalar, for good: recorders hold on to it.
         self._scalars: dict[str, deque[Any]] = {}
         self._results: dict[str, deque[float]] = {}  # of evaluations
         self._info: dict[str, Any] = {}
-        self._info_readers: dict[str, Callable[[], Any]] = {}
-        self._read_train_scalars: Callable[[], Mapping[str, float]] = dict
+        self._run: Any = None
+        self._read_rates: Callable[[], Mapping[str, float]] = dict
 
     def update_scalar(self, name: str, value: float | Tensor) -> None:
         """Add a value: a number, or a tensor of one element, which is not read now.
@@ -141,16 +133,15 @@ class MessageHub:
                     f"{name!r} was to be logged and has the shape {tuple(value.shape)}; a tensor "
                     "of one element is needed. Let train_step return its mean, or leave it out."
                 )
-            if value.requires_grad:  # the graph behind it need not live as long as the window
-                value = value.detach()
-        self._window(name).append(value)
+            value = value.detach()  # the graph behind it need not live as long as the window
+        self.recorder(name)(value)
 
     def recorder(self, name: str) -> Callable[[float | Tensor], None]:
         """Return a function that adds a value to a scalar, unchecked, as fast as can be.
 
         Args:
-            name: With its phase, as ``"train/time"``. Of its values, tensors must be 0-d and
-                without a graph.
+            name: With its phase, as ``"train/time"``. Of its values, tensors must have one element
+                and no graph.
         """
         return self._window(name).append
 
@@ -186,7 +177,7 @@ class MessageHub:
         """
         known: dict[str, Iterable[Any]] = {**self._filled(), **self._results}
         if name not in known:
-            known.update({f"train/{key}": [one] for key, one in self._read_train_scalars().items()})
+            known.update({f"train/{key}": [one] for key, one in self._read_rates().items()})
         if name not in known:
             raise ConfigError(
                 f"The scalar {name!r} was asked for; there are "
@@ -196,49 +187,37 @@ class MessageHub:
 
     def update_info(self, name: str, value: Any) -> None:
         """Remember a fact about the run under ``name``."""
-        self._info_readers.pop(name, None)
         self._info[name] = value
 
     def update_info_dict(self, info_dict: Mapping[str, Any]) -> None:
         """Remember several facts, by name."""
-        for name, value in info_dict.items():
-            self.update_info(name, value)
+        self._info.update(info_dict)
 
-    def follow(
-        self,
-        info: Mapping[str, Callable[[], Any]],
-        train_scalars: Callable[[], Mapping[str, float]],
-    ) -> None:
-        """Read facts and scalars of training only when they are asked for, at no cost for steps."""
-        self._info_readers.update(info)
-        self._read_train_scalars = train_scalars
+    def follow(self, run: Any, read_rates: Callable[[], Mapping[str, float]]) -> None:
+        """Read the position and the learning rates of ``run`` whenever they are asked for."""
+        self._run, self._read_rates = run, read_rates
 
     def get_info(self, name: str, default: Any = None) -> Any:
-        """Return the fact ``name``."""
-        read = self._info_readers.get(name)
-        return self._info.get(name, default) if read is None else read()
+        """Return the fact ``name``; ``epoch``, ``iter`` and their maxima are those of the run."""
+        if name in _POSITION and name not in self._info:
+            return getattr(self._run, name, default)
+        return self._info.get(name, default)
 
     def means(self, phase: str) -> dict[str, float]:
         """Return the mean of every scalar of ``phase`` over its window, and other statistics.
 
         This waits for the device: call it once per log line.
         """
-        kept = self._read(phase)
-        newest = {name: values[-self._window_size :] for name, values in kept.items()}
+        kept, size = self._read(self._filled(phase)), self._window_size
+        newest = {name: values[-size:] for name, values in kept.items()}
         self.not_finite = [
             name for name, values in newest.items() if not any(map(math.isfinite, values))
         ]
-        line = {name: METHODS["mean"](values) for name, values in newest.items()}
+        line = {name: sum(values) / len(values) for name, values in newest.items()}
         for one in self._statistics:
             if one.source in kept:
                 line[one.name] = METHODS[one.method](kept[one.source][-one.window :])
-        if phase == "train" and newest:
-            self._warn_unknown(newest)
         return line
-
-    def newest(self, phase: str) -> dict[str, float]:
-        """Return the newest value of every scalar of ``phase``, by name; this waits too."""
-        return {name: float(window[-1]) for name, window in self._filled(phase).items()}
 
     def clear(self, phase: str) -> None:
         """Forget the scalars of ``phase``."""
@@ -248,12 +227,11 @@ class MessageHub:
     def state_dict(self) -> dict[str, list[float]]:
         """Return the windows, as numbers: a resumed run averages over the same steps."""
         results = {f"{_RESULT}{name}": list(kept) for name, kept in self._results.items()}
-        return {**self._read(), **results}
+        return {**self._read(self._filled()), **results}
 
     def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        for window in self._scalars.values():
-            window.clear()
+        self.clear("")
         self._results.clear()
         for name, values in state_dict.items():
             if name.startswith(_RESULT):
@@ -269,27 +247,17 @@ class MessageHub:
             self._scalars[name] = deque(maxlen=max([self._window_size, *sizes]))
         return self._scalars[name]
 
-    def _warn_unknown(self, names: Iterable[str]) -> None:
-        """Warn once of statistics about scalars that training does not log."""
-        self._num_lines += 1
-        if self._num_lines != _PATIENCE or not is_main_process():
-            return
-        for one in self._statistics:
-            if one.source not in names:
-                warnings.warn(
-                    f"{one.where}.data_src: {one.source!r} has no values so far; there are "
-                    f"{', '.join(map(repr, names))}.{did_you_mean(one.source, names)}",
-                    stacklevel=3,
-                )
-
-    def _filled(self, phase: str | None = None) -> dict[str, deque[Any]]:
+    def _filled(self, phase: str = "") -> dict[str, deque[Any]]:
         """Return the windows that have values, by name; those of a phase without its prefix."""
-        prefix = "" if phase is None else f"{phase}/"
-        found = ((name, window) for name, window in self._scalars.items() if window)
-        return {name[len(prefix) :]: one for name, one in found if name.startswith(prefix)}
+        prefix = f"{phase}/" if phase else ""
+        start, scalars = len(prefix), self._scalars.items()
+        return {name[start:]: one for name, one in scalars if one and name.startswith(prefix)}
 
-    def _read(self, phase: str | None = None) -> dict[str, list[float]]:
+    def _read(self, windows: Mapping[str, deque[Any]]) -> dict[str, list[float]]:
         """Return the values of windows as numbers."""
-        windows = self._filled(phase)
-        numbers = iter(as_numbers([value for window in windows.values() for value in window]))
-        return {name: list(islice(numbers, len(window))) for name, window in windows.items()}
+        numbers = as_numbers(value for window in windows.values() for value in window)
+        read, start = {}, 0
+        for name, window in windows.items():
+            read[name] = numbers[start : start + len(window)]
+            start += len(window)
+        return read

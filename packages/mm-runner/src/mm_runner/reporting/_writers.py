@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from mm_runner.errors import ConfigError, did_you_mean
 
@@ -58,6 +58,7 @@ class JsonLinesWriter:
 
     def __init__(self, log_dir: Path, save_dir: str | Path | None = None) -> None:
         self._path = Path(save_dir or log_dir) / "scalars.jsonl"
+        self._file: TextIO | None = None
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append ``record``; a value that JSON has no number for (nan, inf) becomes ``null``."""
@@ -66,10 +67,16 @@ class JsonLinesWriter:
             for key, value in record.items()
             if key != "axis"  # both are here
         }
-        self._path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
-        # Opened for each line: lines are rare, and what a killed run wrote last is on the disk.
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite) + "\n")
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # What a killed run wrote last is on the disk.
+            self._file = self._path.open("a", 1, encoding="utf-8")
+        self._file.write(f"{json.dumps(finite)}\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
 
 
 class GuardedWriter:
@@ -90,10 +97,9 @@ class GuardedWriter:
 
     def call(self, method: str, *arguments: Any) -> None:
         """Call ``method``, if the writer has it."""
-        if not self.can(method):
-            return
         try:
-            getattr(self._writer, method)(*arguments)
+            if self.can(method):
+                getattr(self._writer, method)(*arguments)
         except Exception as error:  # noqa: BLE001 - a full disk, a network that is gone
             if not self._has_warned:
                 self._warn(
@@ -219,9 +225,8 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
         for index, entry in enumerate(entries):
             cfg, place = {"type": entry} if isinstance(entry, str) else entry, f"{where}[{index}]"
             if isinstance(cfg, Mapping):
-                name = cfg.get("type")
-                known = _MMENGINES_NAMES.get(name) if isinstance(name, str) else None
-                cfg = {**cfg, "type": known} if known else dict(cfg)
+                kind = cfg.get("type")
+                cfg = {**cfg, "type": _MMENGINES_NAMES.get(str(kind), kind)}
             elif isinstance(cfg, type) or not callable(getattr(cfg, "write", None)):
                 raise ConfigError(
                     f"{place}: the name of a writer, a dict with 'type', or an object with "

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 
 import mm_dist
-from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import mark_latest
 from mm_runner.errors import CheckpointWriteError, RunStopped
 from mm_runner.hooks import CheckpointHook
 from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
@@ -283,18 +281,14 @@ def _group_of_cpus(runner: Runner) -> Any:
 
 
 def _save_checkpoint(runner: Runner) -> Path | None:
-    hooks = [one for one in runner.hooks if isinstance(one, CheckpointHook)]
-    if hooks:  # their threads may yet write the same file, or name theirs as the newest
-        hooks[0].settle_all(runner)
+    hook = next((one for one in runner.hooks if isinstance(one, CheckpointHook)), None)
     # A run cannot resume from the weights alone.
-    whole = [one for one in hooks if one.save_optimizer and one.save_param_scheduler]
+    if hook is not None and hook.save_optimizer and hook.save_param_scheduler:
+        return hook.save_now(runner, and_wait=True)
+    if hook is not None:  # its thread may yet write the same file, or name its own as the newest
+        hook.settle(runner)
+    path = Path(runner.work_dir) / f"iter_{runner.iter}.pth"
     try:
-        if whole:
-            saved = whole[0].save_now(runner, and_wait=True)
-            if saved is not None:  # another one's of the same step may be named
-                run_on_main(lambda: mark_latest(saved, runner.work_dir))
-            return saved
-        path = Path(runner.work_dir) / f"iter_{runner.iter}.pth"
         runner.save_checkpoint(path.parent, path.name)
     except CheckpointWriteError as error:
         runner.logger.error(str(error))  # noqa: TRY400 - it says it all

@@ -101,6 +101,10 @@ def wrap_model(
             defaults |= {"broadcast_buffers": False, "find_unused_parameters": False}
         if "find_unused_parameters" in cfg:
             defaults["find_unused_parameters"] = bool(cfg["find_unused_parameters"])
+        if torch.are_deterministic_algorithms_enabled() and dist_info.world_size > 2:
+            # Else DDP rebuilds its buckets before the second step, and the ranks' values are added
+            # in another order in the first step of a resumed run.
+            defaults["find_unused_parameters"] = True
     return build_from_cfg(  # type: ignore[no-any-return]
         {**wrapper_cfg, "type": wrapper},
         MODEL_WRAPPERS,

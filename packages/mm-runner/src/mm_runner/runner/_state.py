@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 from collections import Counter, OrderedDict
@@ -15,7 +14,7 @@ from mm_amp import MMAmpError
 from mm_runner.checkpoint import load_weights, plain, renamed, rng_state, set_rng_state
 from mm_runner.data import DataPosition
 from mm_runner.errors import CheckpointError, MMRunnerError
-from mm_runner.loops import AbstractTrainLoop, needs_rehearsal
+from mm_runner.loops import AbstractTrainLoop
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "RunState", "restore_weights"]
 
-# The parts that a rehearsed step changes.
-_CHANGED_BY_STEP = ("state_dict", "rank_buffers", "optimizer", "param_schedulers")
 # Left out of a checkpoint where they are empty.
 _OPTIONAL = ("hooks", "message_hub", "param_schedulers", "rank_buffers")
 # Beyond this, in bytes over all ranks, buffers that differ are not worth their place in every file.
@@ -216,9 +213,6 @@ class RunState:
             )
             return
         sharded = as_sharded(runner.model)
-        # torch's optimizers keep the tensors they are given: a copy lets the checkpoint be
-        # loaded once more.
-        state = copy.deepcopy(state) if self._needs_rehearsal() else state
         with loading_optimizers(runner.optim_wrapper):
             if sharded is not None:
                 write_optimizer(sharded, runner.optim_wrapper, state)
@@ -305,15 +299,6 @@ class RunState:
             set_rng_state(state, self._runner.device)
         else:
             loop.load_rng_state(state)
-        if self._needs_rehearsal():
-            checkpoint = self._checkpoint
-            unchanged = {part.name for part in self.parts}.difference(_CHANGED_BY_STEP)
-            loop.rehearse_with(lambda: self.restore(checkpoint, leave_out=unchanged))
-
-    def _needs_rehearsal(self) -> bool:
-        runner = self._runner
-        is_possible = runner.deterministic and isinstance(runner.train_loop, AbstractTrainLoop)
-        return is_possible and needs_rehearsal(runner.model, runner.world_size)
 
     def _num_iters(self) -> int:
         return int(self._checkpoint.get("meta", {}).get("iter", 0))
