@@ -266,13 +266,6 @@ def test_an_option_is_read_as_python_or_yaml_would(text, value):
     assert parse_options([f"x.y={text}"]) == {"x.y": value}
 
 
-def test_a_log_level_is_told_as_it_was_typed(make_runner):
-    (level,) = parse_options(["log_level=INF"]).values()
-    with pytest.raises(ConfigError, match=r"log_level: 'INF' was given; .*mean 'INFO'"):
-        make_runner(log_level=level)
-    assert parse_options(["log_level=10"]) == {"log_level": 10}
-
-
 def test_no_launcher_is_a_launcher_as_with_its_own_option():
     assert parse_options(["launcher=none"]) == {"launcher": "none"}
     assert parse_options(["launcher=None", "load_from=none"]) == {

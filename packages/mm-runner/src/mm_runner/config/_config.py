@@ -59,25 +59,18 @@ class Config(ConfigDict):
 
         The key ``_base_`` (a path or a list of them, relative to the file) names what is inherited:
         dicts are merged key by key, a dict with ``_delete_=True`` replaces the inherited one,
-        anything else is replaced. ``{{ fileDirname }}``, ``{{ fileBasename }}``,
-        ``{{ fileBasenameNoExtension }}``, ``{{ fileExtname }}`` and ``{{ _base_.path }}`` stand for
-        names of the file and inherited values; Python may also write ``_base_.path``.
-        ``{{$NAME:default}}`` stands for an environment variable: without quotes for a number where
-        it is one, else for text.
-        In Python ``with read_base(): from .base import *`` inherits too, see :func:`read_base`.
+        anything else is replaced. In Python, :func:`read_base` inherits too. ``{{ fileDirname }}``
+        and its like, ``{{ _base_.path }}`` and ``{{$NAME:default}}`` are substituted.
 
         Args:
             filename: The file.
-            import_custom_modules: Import what ``custom_imports`` names, which may lie beside the
-                file.
+            import_custom_modules: Import what ``custom_imports`` names, also beside the file.
 
         Raises:
             ConfigError: Naming the file and, where it is known, the line.
         """
         file = Path(filename).absolute()
-        sources = load(file.resolve())
-        folder = file.parent if import_custom_modules else None
-        return cls._from_sources(sources, [file, *sources.files[1:]], folder)
+        return cls._from_sources(load(file.resolve()), file, import_custom_modules)
 
     @classmethod
     def fromstring(
@@ -103,18 +96,21 @@ class Config(ConfigDict):
                 f"file_format: {file_format!r} was given; there are {', '.join(SUFFIXES)}."
             )
         sources = load(Path.cwd() / f"<text>{file_format}", text=cfg_str)
-        return cls._from_sources(sources, [], Path.cwd() if import_custom_modules else None)
+        return cls._from_sources(sources, None, import_custom_modules)
 
     @classmethod
-    def _from_sources(cls, sources: Sources, files: list[Path], folder: Path | None) -> Self:
+    def _from_sources(cls, sources: Sources, file: Path | None, imports: bool) -> Self:  # noqa: FBT001
         cfg = cls(sources.content)
+        files = [file, *sources.files[1:]] if file else []
+        folder = (file.parent if file else Path.cwd()) if imports else None
         cfg.__dict__.update(_files=files, _text=sources.text, _folder=folder)
-        if folder is not None:
-            cfg._import_modules(folder)
+        cfg._import_modules()
         return cfg
 
-    def _import_modules(self, folder: Path) -> None:
-        with importable_folder(folder):
+    def _import_modules(self) -> None:
+        if self._folder is None:
+            return
+        with importable_folder(self._folder):
             try:
                 import_modules(self.get("custom_imports"))
             except ConfigError as error:
@@ -122,7 +118,7 @@ class Config(ConfigDict):
 
     @property
     def filename(self) -> str | None:
-        """File that was read, absolute."""
+        """Absolute path of the file."""
         return str(self._files[0]) if self._files else None
 
     @property
@@ -163,14 +159,13 @@ class Config(ConfigDict):
                 merged = with_option(merged, path.split("."), value)
         self.clear()
         self.update(merged)
-        if self._folder and any(path.split(".")[0] == "custom_imports" for path in options):
-            self._import_modules(self._folder)
+        if any(path.split(".")[0] == "custom_imports" for path in options):
+            self._import_modules()
 
     def dump(self, file: str | Path | None = None) -> str:
         """Return the configuration as text, and write it to ``file`` if that is given.
 
-        Args:
-            file: Its suffix chooses between Python, YAML and JSON; without a file it is Python.
+        The suffix chooses between Python (the default), YAML and JSON.
 
         Raises:
             ConfigError: If the suffix is another one.
@@ -210,7 +205,11 @@ class Config(ConfigDict):
 def _to_primitives(value: Any, *, tuples: bool = False) -> Any:
     """Convert ``value`` to types that every format can hold."""
     if isinstance(value, Mapping):
-        return {_key(key): _to_primitives(item, tuples=tuples) for key, item in value.items()}
+        plain = (bool, int, float, str, type(None))
+        return {
+            key if type(key) in plain else str(key): _to_primitives(item, tuples=tuples)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         items = [_to_primitives(item, tuples=tuples) for item in value]
         return tuple(items) if tuples and isinstance(value, tuple) else items
@@ -223,7 +222,3 @@ def _to_primitives(value: Any, *, tuples: bool = False) -> Any:
     if callable(value) and module and "<" not in name:
         return f"{module}:{name}"
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
-
-
-def _key(key: Any) -> Any:
-    return key if key is None or type(key) in (bool, int, float, str) else str(key)

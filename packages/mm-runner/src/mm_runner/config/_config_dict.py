@@ -37,12 +37,12 @@ class ConfigDict(dict[str, Any]):
         super().__setitem__(key, _convert(value))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self:
-            raise AttributeError(
-                f"the configuration has no key {name!r}; there are "
-                f"{', '.join(map(str, self)) or 'none'}.{did_you_mean(name, map(str, self))}"
-            )
-        return self[name]
+        if not name.startswith("__") and name in self:
+            return self[name]
+        raise AttributeError(
+            f"the configuration has no key {name!r}; there are "
+            f"{', '.join(map(str, self)) or 'none'}.{did_you_mean(name, map(str, self))}"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -75,10 +75,14 @@ class ConfigDict(dict[str, Any]):
         self.update(other)
 
     def __or__(self, other: Any) -> Any:
-        return _united(self, other)
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        united = ConfigDict(self.to_dict())
+        united.update(other)
+        return united
 
     def __ror__(self, other: Any) -> Any:
-        return _united(other, self)
+        return ConfigDict(other) | self
 
     def __ior__(self, other: Any) -> Self:  # type: ignore[override]
         self.update(other)
@@ -104,14 +108,6 @@ class ConfigDict(dict[str, Any]):
         return plain
 
 
-def _united(base: Any, other: Any) -> Any:
-    if not isinstance(base, Mapping) or not isinstance(other, Mapping):
-        return NotImplemented
-    united = ConfigDict(copy_containers(base))
-    united.update(copy_containers(other))
-    return united
-
-
 def _convert(value: Any) -> Any:
     """Convert the dicts in ``value`` to ConfigDicts; other mappings stay as they are."""
     if isinstance(value, dict) and not isinstance(value, ConfigDict):
@@ -127,11 +123,10 @@ def merge_into(
     """Merge ``other`` into ``target`` key by key; a file's dict may replace dicts only."""
     for key, value in other.items():
         there, path = target.get(key), f"{where}.{key}" if where else str(key)
-        if not isinstance(value, Mapping) or value.get(DELETE) or there is None:
-            target[key] = without_delete(value)
-        elif isinstance(there, dict):
+        is_merged = isinstance(value, Mapping) and not value.get(DELETE) and there is not None
+        if is_merged and isinstance(there, dict):
             merge_into(there, value, path, is_file=is_file)
-        elif is_file:
+        elif is_merged and is_file:
             raise ConfigError(
                 f"{path}: a dict stands over the inherited {there!r}; add {DELETE}=True to it to "
                 "replace that."
@@ -142,14 +137,9 @@ def merge_into(
 
 
 def copy_containers(value: Any, without: Collection[str] = ()) -> Any:
-    """Return a copy of the dicts, lists, tuples and sets in ``value``, at every depth.
+    """Copy the dicts (without some keys), lists, tuples and sets in ``value``, at every depth.
 
-    What else is in them stays the same object, as much of it cannot be copied (an open file, a
-    lock) or should not be (a dataset).
-
-    Args:
-        value: Of a configuration.
-        without: Keys to leave out of every dict.
+    What else is in them stays the same object: much of it cannot be copied, or should not be.
     """
     if isinstance(value, Mapping):
         return {
@@ -168,11 +158,10 @@ def without_delete(value: Any) -> Any:
 def with_option(holder: Any, keys: list[str], value: Any, where: str = "") -> Any:
     """Return ``holder`` with the value at a path replaced; a dict is merged into a dict."""
     if not keys:
-        is_dict = isinstance(value, Mapping) and not value.get(DELETE)
-        numbered = is_dict and bool(value) and all(str(key).isdecimal() for key in value)
-        if not (is_dict and isinstance(holder, Mapping)) and not (
-            numbered and isinstance(holder, (list, tuple))
-        ):
+        is_dict = isinstance(value, Mapping) and bool(value) and not value.get(DELETE)
+        has_items = isinstance(holder, (list, tuple)) and is_dict
+        has_items = has_items and all(str(key).isdecimal() for key in value)
+        if not (is_dict and isinstance(holder, Mapping)) and not has_items:
             return without_delete(value)
         for key, item in value.items():
             holder = holder if key == DELETE else with_option(holder, [key], item, where)

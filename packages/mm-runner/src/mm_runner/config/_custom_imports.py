@@ -14,8 +14,6 @@ from mm_runner.errors import ConfigError, with_place
 
 __all__ = ["import_modules", "importable_folder"]
 
-_KEYS = {"imports", "allow_failed_imports"}
-
 
 def import_modules(custom_imports: Any) -> None:
     """Import what ``custom_imports`` of a configuration names.
@@ -30,18 +28,17 @@ def import_modules(custom_imports: Any) -> None:
     Example:
         >>> import_modules(dict(imports="json"))
     """
-    if custom_imports is None:
-        return
-    if not isinstance(custom_imports, Mapping) or not custom_imports.keys() <= _KEYS:
+    cfg = {} if custom_imports is None else custom_imports
+    names = cfg.get("imports", ()) if isinstance(cfg, Mapping) else None
+    names = [names] if isinstance(names, str) else names
+    if (
+        not isinstance(names, (list, tuple))
+        or not all(isinstance(name, str) for name in names)
+        or not cfg.keys() <= {"imports", "allow_failed_imports"}
+    ):
         raise ConfigError(
             "custom_imports: a dict such as dict(imports=['package.module'], "
             f"allow_failed_imports=False) is needed, got {custom_imports!r}."
-        )
-    names = custom_imports.get("imports", ())
-    names = [names] if isinstance(names, str) else names
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"custom_imports.imports: a list of module names is needed, got {names!r}."
         )
     for index, name in enumerate(names):
         where = f"custom_imports.imports[{index}]"
@@ -49,7 +46,7 @@ def import_modules(custom_imports: Any) -> None:
             importlib.import_module(name)
         except ImportError as error:
             said = f"{where}: the module {name!r} cannot be imported: {error}."
-            if not custom_imports.get("allow_failed_imports"):
+            if not cfg.get("allow_failed_imports"):
                 raise ConfigError(
                     f"{said} It is looked for on Python's path, and beside the configuration."
                 ) from error

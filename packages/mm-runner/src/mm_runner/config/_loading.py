@@ -78,13 +78,6 @@ def _parents(file: Path, base: Any) -> list[Path]:
     listed = [] if base is None else [base] if isinstance(base, str) else base
     if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
         raise ConfigError(f"{file}: {BASE}: a path or a list of paths is needed, got {base!r}.")
-    for one in listed:
-        if "::" in one:
-            raise ConfigError(
-                f"{file}: {BASE}: {one!r} was given; configurations of installed packages by "
-                f"'package::' are not supported. Give the path of the file, from {file.parent} or "
-                "absolute."
-            )
     return [(file.parent / one).resolve() for one in listed]
 
 
@@ -107,11 +100,12 @@ def _text_of(file: Path, chain: Sequence[Path]) -> str:
 
 def _parse(file: Path, text: str) -> dict[str, Any]:
     """Parse YAML or JSON; nothing of the text is run."""
+    own: Any
     try:
-        is_json = file.suffix == ".json"
-        own: Any = (
-            json.loads(text, object_pairs_hook=_distinct) if is_json else _parse_yaml(file, text)
-        )
+        if file.suffix == ".json":
+            own = json.loads(text, object_pairs_hook=_distinct)
+        else:
+            own = _parse_yaml(file, text)
         check_nesting(own, len(text))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: this is not JSON: {error.msg}") from error
@@ -121,8 +115,7 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
         raise
     except ValueError as error:  # of an integer with thousands of digits, too
         raise ConfigError(f"{file}: {error}") from error
-    if own is None:
-        own = {}
+    own = {} if own is None else own
     if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
         raise ConfigError(f"{file}: keys with values are needed at the top, got {own!r:.80}.")
     return own

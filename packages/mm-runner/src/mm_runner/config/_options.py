@@ -70,10 +70,8 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
                 f"{option!r} was given; write path=value, such as optim_wrapper.optimizer.lr=0.1."
             )
         path, text = path.strip(), text.strip()
-        # A misspelled INFO is no infinity; and "none" is a launcher.
-        is_level = path == "log_level" and text.isalpha()
-        is_word = is_level or (path, text) == ("launcher", "none")
-        parsed[path] = text if is_word else _value(text, option)
+        is_launcher = (path, text) == ("launcher", "none")
+        parsed[path] = text if is_launcher else _value(text, option)
     return parsed
 
 

@@ -93,7 +93,7 @@ def _in_node(file: Path, node: Any, keys: list[Any]) -> _Found:
     """Find keys in a node of YAML."""
     found = _Found(0, file, 0)
     for depth, key in enumerate(keys, 1):
-        pairs = {}
+        pairs: dict[Any, Any] = {}
         if getattr(node, "id", "") == "sequence":
             pairs = {index: (one, one) for index, one in enumerate(node.value)}
         elif getattr(node, "id", "") == "mapping":
