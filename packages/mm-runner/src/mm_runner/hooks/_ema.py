@@ -2,19 +2,20 @@
 
 In a checkpoint it is laid out as in MMEngine's: ``state_dict`` holds the averages,
 ``ema_state_dict`` the model's own weights under ``module.<name>`` and the number of updates under
-``steps`` (of several optimizer wrappers ``steps.<wrapper>``); and an average that is kept in
-another type than its parameter under ``average.<name>``.
+``steps``; and an average that is kept in another type than its parameter under ``average.<name>``.
 """
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
-from mm_runner.model import AveragedWeights, unwrap_model
+from mm_runner.model import AveragedWeights
 from mm_runner.optim import named_wrappers
 from mm_runner.registry import MODELS, build_from_cfg, check_cfg
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["EMAHook"]
 
 _KEY = "ema_state_dict"
-_OWN, _AVERAGE, _STEPS = "module.", "average.", "steps"
+_OWN, _AVERAGE = "module.", "average."
 
 
 class EMAHook(Hook):
@@ -37,8 +38,8 @@ class EMAHook(Hook):
     a resumed run takes its own weights from ``ema_state_dict``.
 
     The average moves when the optimizer steps: not while micro-batches accumulate, and not where
-    gradients overflowed. Of several optimizer wrappers, the parameters of each are averaged as
-    often as it steps. DDP's ranks have the same average, those of a sharded model each its part.
+    gradients overflowed; of several optimizers, when one of them steps. DDP's ranks have the same
+    average, those of a sharded model each its part.
 
     Args:
         ema_type: ``"ExponentialMovingAverage"`` (the default), ``"StochasticWeightAverage"``,
@@ -79,9 +80,8 @@ class EMAHook(Hook):
         component, _ = check_cfg(self._cfg, MODELS, {"model": nn.Identity()}, where="EMAHook")
         if isinstance(component, type) and issubclass(component, AveragedWeights):
             build_from_cfg(self._cfg, MODELS, {"model": nn.Linear(1, 1)}, where="EMAHook")
-        self.averages: dict[str, AveragedWeights] = {}
-        self._loaded: dict[str, Any] | None = None
-        self._counts: dict[str, int] = {}
+        self.average: Any = None
+        self._loaded: dict[str, Any] = {}
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -99,11 +99,15 @@ class EMAHook(Hook):
                     f"EMAHook.{name}: {begin} was given, and the run ends at {end}; nothing would "
                     "be averaged."
                 )
-        self.averages = self._build(runner)
-        self._counts = {}
-        if self._loaded is not None:
-            self._resume(runner, self._loaded)
-            self._loaded = None
+        self.average = build_from_cfg(self._cfg, MODELS, {"model": runner.model}, where="EMAHook")
+        if self._loaded.get("steps"):  # else averaging had not begun
+            try:
+                self.average.load(**self._loaded)
+            except CheckpointError as error:
+                if self.strict_load:
+                    raise
+                runner.logger.warning(f"EMAHook: {error} The average restarts.")
+        self._loaded = {}
 
     @override
     def after_train_iter(
@@ -115,20 +119,15 @@ class EMAHook(Hook):
             has_begun = runner.iter + 1 >= self.begin_iter
         if not has_begun:
             return
-        wrappers = named_wrappers(runner.optim_wrapper)
-        for name, average in self.averages.items():
-            wrapper = wrappers[name]
-            # One of several wrappers that did not run keeps its last result.
-            has_run = not name or wrapper.inner_count != self._counts.get(name, 0)
-            self._counts[name] = wrapper.inner_count
-            if has_run and wrapper.last_result is not None:
-                average.update(wrapper.last_result.stepped)
+        wrappers = named_wrappers(runner.optim_wrapper).values()
+        stepped = [one.last_result.stepped for one in wrappers if one.last_result is not None]
+        if stepped:
+            self.average.update(reduce(or_, stepped))
 
     @override
     def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
-        if mode != "train":
-            for average in self.averages.values():
-                average.apply()
+        if mode != "train" and self.average is not None:
+            self.average.apply()
 
     @override
     def _after_epoch(self, runner: RunView, mode: str = "train") -> None:
@@ -137,31 +136,27 @@ class EMAHook(Hook):
 
     @override
     def clean_up(self, runner: RunView) -> None:
-        for average in self.averages.values():  # a validation may have failed
-            average.restore()
+        if self.average is not None:  # a validation may have failed
+            self.average.restore()
 
     @override
     def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
-        names = _names_in_checkpoint(unwrap_model(runner.model))
+        average = self.average
+        if average is None:
+            return
         # Of a sharded model empty on other than the first process, or spread over all.
         weights = checkpoint["state_dict"]
-        is_whole = not any(hasattr(one, "full_tensor") for one in weights.values())
-        saved: dict[str, Any] = {}
-        for wrapper, average in self.averages.items():
-            saved[f"{_STEPS}.{wrapper}" if wrapper else _STEPS] = average.steps
-            if not average.has_begun:
-                continue
-            tensors = average.full_tensors if is_whole else average.spread_tensors
-            own = tensors(own=True) if average.is_applied else dict(weights)
-            for first, mean in tensors().items():
-                for name in names.get(first, [first]):
-                    if name in weights:
-                        saved[f"{_OWN}{name}"] = own.get(first)
-                        if mean.dtype != weights[name].dtype:
-                            saved[f"{_AVERAGE}{name}"] = mean
-                        weights[name] = mean.to(weights[name].dtype)
+        whole = not any(hasattr(one, "full_tensor") for one in weights.values())
+        own = average.tensors(own=True, whole=whole) if average.is_applied else dict(weights)
+        saved: dict[str, Any] = {"steps": average.steps}
+        for name, mean in (average.tensors(whole=whole) if average.averages else {}).items():
+            if name in weights:
+                saved[f"{_OWN}{name}"] = own[name]
+                if mean.dtype != weights[name].dtype:
+                    saved[f"{_AVERAGE}{name}"] = mean
+                weights[name] = mean.to(weights[name].dtype)
         # Without the optimizer's state nothing can be resumed, so own weights are left out.
-        if self.averages and "optimizer" in checkpoint:
+        if "optimizer" in checkpoint:
             checkpoint[_KEY] = saved
 
     @override
@@ -174,46 +169,10 @@ class EMAHook(Hook):
                 "EMAHook: the checkpoint has no average; it restarts from the weights."
             )
             return
-        weights, averages, steps = checkpoint["state_dict"], {}, {}
+        weights, averages = checkpoint["state_dict"], {}
         for key, value in saved.items():
             name = key.removeprefix(_OWN)
             if key.startswith(_OWN) and name in weights:
                 averages[name] = saved.get(f"{_AVERAGE}{name}", weights[name])
                 weights[name] = value
-            elif key == _STEPS or key.startswith(f"{_STEPS}."):
-                steps[key.removeprefix(_STEPS).removeprefix(".")] = value
-        self._loaded = {"averages": averages, "steps": steps}
-
-    def _build(self, runner: RunView) -> dict[str, AveragedWeights]:
-        wrappers = named_wrappers(runner.optim_wrapper)
-        averages = {}
-        for index, (name, wrapper) in enumerate(wrappers.items()):
-            arguments: dict[str, Any] = {"model": runner.model}
-            if len(wrappers) > 1:
-                groups = wrapper.param_groups
-                arguments["parameters"] = [one for group in groups for one in group["params"]]
-                if index:  # buffers belong to no optimizer; they go with the first
-                    arguments["update_buffers"] = False
-            averages[name] = build_from_cfg({**self._cfg, **arguments}, MODELS, where="EMAHook")
-        return averages
-
-    def _resume(self, runner: RunView, loaded: dict[str, Any]) -> None:
-        of_all = loaded["steps"].get("")  # MMEngine counts them once for all optimizers
-        for name, average in self.averages.items():
-            steps = loaded["steps"].get(name, of_all)
-            if not steps:  # averaging had not begun
-                continue
-            try:
-                average.load_full_tensors(loaded["averages"], steps)
-            except CheckpointError as error:
-                if self.strict_load:
-                    raise
-                runner.logger.warning(f"EMAHook: {error} The average restarts.")
-
-
-def _names_in_checkpoint(module: nn.Module) -> dict[str, list[str]]:
-    """Return all names of each tensor by its first; a shared parameter has several."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        names.setdefault(id(tensor), []).append(name.replace("_orig_mod.", ""))
-    return {one[0]: one for one in names.values()}
+        self._loaded = {"averages": averages, "steps": saved.get("steps", 0)}

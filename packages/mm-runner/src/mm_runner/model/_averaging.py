@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
 
-from ._sharded_tensors import distribute_as, local_part, shard_as, sharded_type
+from ._sharded_tensors import distribute_as, local_part, shard_as
 from ._steps import unwrap_model
 
 __all__ = [
@@ -39,11 +39,11 @@ class AveragedWeights(ABC):
             costs a copy in every update.
         update_buffers: Average floating-point buffers too, and copy the others. By default the
             buffers are the model's.
-        parameters: Those of ``model`` to average; by default all.
 
     Attributes:
         steps: Updates done; a 0-d tensor where only the device knows which steps were done.
-        device: Where the averages are kept; ``None`` is where the parameters are.
+        averages: By the names in a checkpoint; empty before the first update.
+        is_applied: Whether the model holds the averages at present.
 
     Raises:
         ConfigError: If ``interval`` is no positive integer.
@@ -55,28 +55,21 @@ class AveragedWeights(ABC):
         interval: int = 1,
         device: torch.device | str | None = None,
         update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-        *,
-        parameters: Collection[nn.Parameter] | None = None,
     ) -> None:
         if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
             raise ConfigError(f"interval: a positive number of updates, got {interval!r}.")
         self.interval = interval
-        self.device = device
         self.steps: int | Tensor = 0
-        module = unwrap_model(model)
-        chosen = None if parameters is None else {id(parameter) for parameter in parameters}
-        sources: dict[str, Tensor] = {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and (chosen is None or id(parameter) in chosen)
+        self.averages: dict[str, Tensor] = {}
+        self.is_applied = False
+        self._device = device
+        self._own: list[Tensor] = []
+        # With all names of a shared parameter, and without buffers that are not saved.
+        self._sources = {
+            name.replace("_orig_mod.", ""): one
+            for name, one in unwrap_model(model).state_dict(keep_vars=True).items()
+            if (one.requires_grad if isinstance(one, nn.Parameter) else update_buffers)
         }
-        if update_buffers:
-            saved = module.state_dict().keys()  # without non-persistent buffers
-            sources.update((name, one) for name, one in module.named_buffers() if name in saved)
-        # The names in checkpoints.
-        self._sources = {name.replace("_orig_mod.", ""): one for name, one in sources.items()}
-        self._averages: dict[str, Tensor] = {}
-        self._own: list[Tensor] | None = None
 
     @abstractmethod
     def momentum_at(self, steps: Any) -> Any:
@@ -85,16 +78,6 @@ class AveragedWeights(ABC):
         Args:
             steps: A number, or a 0-d tensor, for which a tensor is returned.
         """
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there is an average."""
-        return bool(self._averages)
-
-    @property
-    def is_applied(self) -> bool:
-        """Whether the model holds the averages at present."""
-        return self._own is not None
 
     @torch.no_grad()
     def update(self, stepped: bool | Tensor = True) -> None:  # noqa: FBT001, FBT002
@@ -106,27 +89,28 @@ class AveragedWeights(ABC):
         """
         if stepped is False:
             return
-        if not self._averages:
+        if not self.averages:
             self._begin()
             self.steps = self.steps + 1
             return
-        steps: Any = self.steps
-        weight: Any = 0.0
-        if isinstance(stepped, Tensor):  # only the device knows which steps were done
-            if not isinstance(steps, Tensor):
-                steps = torch.full((), steps, dtype=torch.int64, device=stepped.device)
-            counts = (steps % self.interval == 0) & stepped
-            weight = torch.where(counts, self.momentum_at(steps), 0.0)
-        elif steps % self.interval == 0:
-            weight = self.momentum_at(steps)
-        self.steps = steps + stepped
-        if isinstance(weight, Tensor) or weight:
-            _move(list(self._averages.values()), self._parts(), weight)
+        if isinstance(stepped, Tensor) and not isinstance(self.steps, Tensor):
+            self.steps = torch.full((), self.steps, dtype=torch.int64, device=stepped.device)
+        counts: Any = (self.steps % self.interval == 0) * stepped
+        weight = self.momentum_at(self.steps) * counts
+        self.steps = self.steps + stepped
+        if not isinstance(weight, Tensor) and not weight:
+            return
+        for average, part in zip(self.averages.values(), self._parts(), strict=True):
+            if average.is_floating_point() or average.is_complex():
+                one = weight.to(average) if isinstance(weight, Tensor) else weight
+                average.lerp_(part.to(average), one)
+            else:
+                average.copy_(part)
 
     def _begin(self) -> None:
         for name, part in zip(self._sources, self._parts(), strict=True):
             dtype = torch.float32 if part.dtype in _HALF else part.dtype
-            self._averages[name] = part.detach().to(self.device, dtype, copy=True)
+            self.averages[name] = part.detach().to(self._device, dtype, copy=True)
 
     def _parts(self) -> list[Tensor]:
         return [local_part(source) for source in self._sources.values()]
@@ -134,34 +118,35 @@ class AveragedWeights(ABC):
     @torch.no_grad()
     def apply(self) -> None:
         """Put the averages into the model; its own weights are kept until :meth:`restore`."""
-        if self._own is None and self._averages:
+        if self.averages and not self.is_applied:
             self._own = [part.detach().clone() for part in self._parts()]
-            for part, average in zip(self._parts(), self._averages.values(), strict=True):
+            for part, average in zip(self._parts(), self.averages.values(), strict=True):
                 part.copy_(average)
+            self.is_applied = True
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the model's own weights back. Does nothing if it holds them."""
-        if self._own is not None:
+        if self.is_applied:
             for part, own in zip(self._parts(), self._own, strict=True):
                 part.copy_(own)
-            self._own = None
+            self._own, self.is_applied = [], False
 
-    def full_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
-        """Return the averages, or the model's ``own`` weights, whole; all ranks must call this."""
-        spread, sharded = self.spread_tensors(own=own), sharded_type()
-        return {
-            n: one.full_tensor() if isinstance(one, sharded) else one for n, one in spread.items()
-        }
+    def tensors(self, *, own: bool = False, whole: bool = True) -> dict[str, Any]:
+        """Return the averages, or the model's ``own`` weights while averages are applied.
 
-    def spread_tensors(self, *, own: bool = False) -> dict[str, Any]:
-        """Return the same, sharded as the model's weights are."""
-        parts = (self._own or self._parts()) if own else list(self._averages.values())
-        named = zip(self._sources.items(), parts, strict=True)
-        return {name: distribute_as(source, part.detach()) for (name, source), part in named}
+        Of a sharded model they are gathered, for which all ranks must call this; not ``whole``,
+        they are sharded as the model's weights are.
+        """
+        parts = self._own if own else self.averages.values()
+        found: dict[str, Any] = {}
+        for (name, source), part in zip(self._sources.items(), parts, strict=True):
+            one = distribute_as(source, part)
+            found[name] = one.full_tensor() if whole and one is not part else one
+        return found
 
-    def load_full_tensors(self, averages: Mapping[str, Tensor], steps: int | Tensor) -> None:
-        """Resume from averages that :meth:`full_tensors` returned; all ranks must call this.
+    def load(self, averages: Mapping[str, Tensor], steps: int | Tensor) -> None:
+        """Resume from whole averages; all ranks must call this.
 
         Raises:
             CheckpointError: If names or shapes differ.
@@ -176,7 +161,7 @@ class AveragedWeights(ABC):
                 )
         self._begin()
         for name, source in self._sources.items():
-            self._averages[name].copy_(shard_as(source, averages[name]))
+            self.averages[name].copy_(shard_as(source, averages[name]))
         self.steps = int(steps)
 
 
@@ -189,15 +174,6 @@ class ExponentialMovingAverage(AveragedWeights):
 
     Raises:
         ConfigError: If ``momentum`` is not between 0 and 1.
-
-    Example:
-        >>> model = nn.Linear(1, 1, bias=False)
-        >>> average = ExponentialMovingAverage(model, momentum=0.25)
-        >>> for value in (0.0, 4.0):
-        ...     _ = nn.init.constant_(model.weight, value)
-        ...     average.update()
-        >>> average.full_tensors()["weight"].item()
-        1.0
     """
 
     def __init__(
@@ -207,10 +183,8 @@ class ExponentialMovingAverage(AveragedWeights):
         interval: int = 1,
         device: torch.device | str | None = None,
         update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-        *,
-        parameters: Collection[nn.Parameter] | None = None,
     ) -> None:
-        super().__init__(model, interval, device, update_buffers, parameters=parameters)
+        super().__init__(model, interval, device, update_buffers)
         if not isinstance(momentum, (int, float)) or not 0 < momentum < 1:
             raise ConfigError(
                 f"momentum: a number between 0 and 1, usually small, got {momentum!r}; it is the "
@@ -243,10 +217,8 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
         interval: int = 1,
         device: torch.device | str | None = None,
         update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-        *,
-        parameters: Collection[nn.Parameter] | None = None,
     ) -> None:
-        super().__init__(model, momentum, interval, device, update_buffers, parameters=parameters)
+        super().__init__(model, momentum, interval, device, update_buffers)
         if not isinstance(gamma, (int, float)) or gamma <= 0:
             raise ConfigError(f"gamma: a positive number of updates, got {gamma!r}.")
         self.gamma = gamma
@@ -268,21 +240,3 @@ class StochasticWeightAverage(AveragedWeights):
     @override
     def momentum_at(self, steps: Any) -> Any:
         return 1 / (steps // self.interval + 1)
-
-
-def _move(averages: list[Tensor], sources: list[Tensor], weight: float | Tensor) -> None:
-    """Move each average towards its source by ``weight``; copy what is no floating point."""
-    together: tuple[list[Tensor], list[Tensor]] = ([], [])
-    # Not in torch 1.13; it reads a weight that is a tensor.
-    lerp = None if isinstance(weight, Tensor) else getattr(torch, "_foreach_lerp_", None)
-    for average, source in zip(averages, sources, strict=True):
-        if not (average.is_floating_point() or average.is_complex()):
-            average.copy_(source)
-        elif lerp is not None and (average.dtype, average.device) == (source.dtype, source.device):
-            together[0].append(average)
-            together[1].append(source)
-        else:
-            one = weight.to(average) if isinstance(weight, Tensor) else weight
-            average.lerp_(source.to(average), one)
-    if lerp is not None and together[0]:
-        lerp(*together, weight)
