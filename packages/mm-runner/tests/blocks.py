@@ -100,3 +100,8 @@ class SavedNumbers(torch.autograd.graph.saved_tensors_hooks):
     def _note(self, tensor):
         self.count += tensor.numel()
         return tensor
+
+
+def replaced(model):
+    """Return the names of the modules whose forward is replaced."""
+    return [name for name, module in model.named_modules() if "forward" in vars(module)]

@@ -102,10 +102,10 @@ def test_what_merge_preds_returns_is_checked(value, message):
     [
         (
             {"inputs": [1, 2], "labels": [1]},
-            r"one entry for each view; there are: 'inputs' 2, ",
+            r"one entry for each view; there are 1 and 2\.",
         ),
-        ({"inputs": torch.ones(2, 4)}, r"one entry for each view; there are: none"),
-        ([[], []], r"one entry for each view; there are: 'part 0' 0, 'part 1' 0"),
+        ({"inputs": torch.ones(2, 4)}, r"one entry for each view; there are none"),
+        ([[], []], r"one entry for each view; there are 0"),
         (torch.ones(2), r"is a dict or a list of parts, got Tensor"),
     ],
     ids=["lengths", "one-view", "no-view", "tensor"],

@@ -8,15 +8,12 @@ from ._averaging import (
     MomentumAnnealingEMA,
     StochasticWeightAverage,
 )
-from ._base_model import BaseModel
-from ._data_preprocessor import BaseDataPreprocessor
+from ._base_model import BaseDataPreprocessor, BaseModel
 from ._module_settings import (
     MODULE_SETTINGS,
     apply_module_settings,
     check_module_settings,
-    describe_module_settings,
-    plan_module_settings,
-    repeated_blocks,
+    find_module_settings,
 )
 from ._steps import (
     EvalStep,
@@ -44,11 +41,9 @@ __all__ = [
     "TrainStep",
     "apply_module_settings",
     "check_module_settings",
-    "describe_module_settings",
     "eval_step_of",
+    "find_module_settings",
     "is_model_wrapper",
-    "plan_module_settings",
-    "repeated_blocks",
     "train_step_of",
     "uncalled_step",
     "unwrap_model",

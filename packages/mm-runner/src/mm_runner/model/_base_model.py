@@ -1,4 +1,4 @@
-"""Base class of models: the interface to the loops."""
+"""Base classes of models and of data preprocessors: the interface to the loops."""
 
 from __future__ import annotations
 
@@ -9,14 +9,71 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self, override
 
+from mm_runner.data import map_tensors
 from mm_runner.errors import ConfigError, ModelOutputError
 from mm_runner.registry import MODELS, build_from_cfg, short_repr
 
-from ._data_preprocessor import BaseDataPreprocessor
-from ._steps import run_eval_step, run_train_step
+from ._steps import run_forward, run_train_step
 
-__all__ = ["BaseModel"]
+__all__ = ["BaseDataPreprocessor", "BaseModel"]
+
+
+class BaseDataPreprocessor(nn.Module):
+    """Moves every tensor of a batch to the device this module was moved to.
+
+    Objects with ``to`` and ``cpu``, such as data samples and graphs, are moved too.
+
+    Subclass it to normalise or pad: override :meth:`forward` and call :meth:`cast_data`.
+
+    Args:
+        non_blocking: Let copies from pinned memory overlap with computation.
+
+    Example:
+        >>> BaseDataPreprocessor()({"x": [torch.ones(2)], "name": "a"})
+        {'x': [tensor([1., 1.])], 'name': 'a'}
+    """
+
+    def __init__(self, non_blocking: bool = True) -> None:  # noqa: FBT001, FBT002 - MMEngine's
+        super().__init__()
+        self._non_blocking = non_blocking
+        self._device = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        return self._device
+
+    def cast_data(self, data: Any) -> Any:
+        """Return ``data`` with its tensors on :attr:`device`; containers keep their type."""
+        if type(data) is dict:
+            device = self._device
+            for value in data.values():  # no all(): a generator costs as much as the rest
+                if type(value) is not Tensor or value.device != device:
+                    break
+            else:  # most batches on a CPU, and on a device those that were prefetched
+                return data.copy()
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(self._device, non_blocking=self._non_blocking)
+
+        def move_object(value: Any) -> Any:
+            is_movable = hasattr(value, "to") and hasattr(value, "cpu")  # a time zone is not
+            return value.to(self._device) if is_movable else value
+
+        return map_tensors(data, move, move_object)
+
+    def forward(self, data: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002, ARG002
+        """Prepare one batch. ``training`` tells a subclass whether to augment."""
+        return self.cast_data(data)
+
+    @override
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:
+        # .to() and .cuda() come through here. A probe tensor shows the device; a buffer would show
+        # up in checkpoints.
+        self._device = fn(torch.empty(0, device=self._device)).device
+        return super()._apply(fn, *args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class BaseModel(nn.Module, ABC):
@@ -94,11 +151,11 @@ class BaseModel(nn.Module, ABC):
 
     def val_step(self, data: Any) -> Any:
         """Return the predictions for one batch of the validation set."""
-        return run_eval_step(self, data)
+        return run_forward(self, self.data_preprocessor(data, False), "predict")  # noqa: FBT003
 
     def test_step(self, data: Any) -> Any:
         """Return the predictions for one batch of the test set."""
-        return run_eval_step(self, data)
+        return run_forward(self, self.data_preprocessor(data, False), "predict")  # noqa: FBT003
 
     def parse_losses(self, losses: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Reduce what ``forward(mode='loss')`` gave to one loss and what to log.

@@ -86,32 +86,33 @@ class Supervised(BaseModel):
                 ``"tensor"``: the outputs.
             **kwargs: A batch that is a mapping.
         """
+        targets: Sequence[Any] = ()
         if kwargs:
-            args = tuple(_picked(kwargs, self._inputs, "inputs"))
-        if mode == "tensor":
-            return self.net(*args)
-        if kwargs:
-            found = _picked(kwargs, self._targets, "targets")
-            targets: Any = found[0] if len(found) == 1 else tuple(found)
-        elif len(args) > 1:
-            args, targets = args[:-1], args[-1]
-        else:
-            raise ConfigError(
-                f"Supervised: a batch of inputs and a target is needed, got {len(args)} part(s). "
-                "Let the dataset return (inputs, target)."
-            )
+            args = self._pick(kwargs, self._inputs, "inputs")
+            if mode != "tensor":
+                targets = self._pick(kwargs, self._targets, "targets")
+        elif mode != "tensor":
+            if len(args) < 2:
+                raise ConfigError(
+                    f"Supervised: a batch of inputs and a target is needed, got {len(args)} "
+                    "part(s). Let the dataset return (inputs, target)."
+                )
+            args, targets = args[:-1], args[-1:]
         outputs = self.net(*args)
+        if mode == "tensor":
+            return outputs
+        target = targets[0] if len(targets) == 1 else targets
         if mode == "predict":
-            return outputs, targets
-        losses = self.loss_fn(outputs, targets)
+            return outputs, target
+        losses = self.loss_fn(outputs, target)
         return losses if isinstance(losses, Mapping) else {"loss": losses}
 
-
-def _picked(batch: Mapping[str, Any], keys: Sequence[str], role: str) -> list[Any]:
-    missing = [key for key in keys if key not in batch]
-    if missing:
-        raise ConfigError(
-            f"Supervised.{role}: {', '.join(map(repr, missing))} was asked for; the batch has "
-            f"{', '.join(map(repr, batch))}. Name the keys of yours: Supervised({role}=...)."
-        )
-    return [batch[key] for key in keys]
+    @staticmethod
+    def _pick(batch: Mapping[str, Any], keys: Sequence[str], role: str) -> tuple[Any, ...]:
+        missing = [key for key in keys if key not in batch]
+        if missing:
+            raise ConfigError(
+                f"Supervised.{role}: {', '.join(map(repr, missing))} was asked for; the batch has "
+                f"{', '.join(map(repr, batch))}. Name the keys of yours: Supervised({role}=...)."
+            )
+        return tuple(batch[key] for key in keys)

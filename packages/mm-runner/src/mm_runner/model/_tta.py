@@ -87,7 +87,6 @@ class BaseTTAModel(BaseModel):
 
     @override
     def val_step(self, data: Any) -> Any:
-        """Return the merged predictions for one batch of the validation set."""
         return self._merged(data, "val_step")
 
     def _merged(self, data: Any, name: str) -> Any:
@@ -117,18 +116,17 @@ def _views(data: Any) -> list[Any]:
         raise ConfigError(
             f"A batch for several views is a dict or a list of parts, got {type(data).__name__}."
         )
-    is_dict = isinstance(data, Mapping)
-    named = dict(data) if is_dict else {f"part {i}": part for i, part in enumerate(data)}
-    numbers = {name: len(one) for name, one in named.items() if not isinstance(one, Tensor)}
-    if len(set(numbers.values())) != 1 or 0 in numbers.values():
-        found = ", ".join(f"{name!r} {number}" for name, number in numbers.items()) or "none"
+    parts = list(data.values()) if isinstance(data, Mapping) else list(data)
+    numbers = sorted({len(one) for one in parts if not isinstance(one, Tensor)})
+    if len(numbers) != 1 or 0 in numbers:
         raise ConfigError(
-            f"The parts of a batch must have one entry for each view; there are: {found}. Let the "
-            "dataset give each part as a list of views, or what all share as a tensor that "
-            "default_collate stacks."
+            "The parts of a batch must have one entry for each view; there are "
+            f"{' and '.join(map(str, numbers)) or 'none'}. Let the dataset give each part as a "
+            "list of views, or what all share as a tensor that default_collate stacks."
         )
     views = [
-        {name: one if isinstance(one, Tensor) else one[index] for name, one in named.items()}
-        for index in range(next(iter(numbers.values())))
+        [one if isinstance(one, Tensor) else one[index] for one in parts]
+        for index in range(numbers[0])
     ]
-    return views if is_dict else [list(view.values()) for view in views]
+    is_dict = isinstance(data, Mapping)
+    return [dict(zip(data, view, strict=True)) for view in views] if is_dict else views

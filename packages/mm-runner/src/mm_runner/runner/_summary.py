@@ -16,7 +16,7 @@ from mm_runner import __version__
 from mm_runner._torch_private import uses_tf32
 from mm_runner.hooks import CheckpointHook, Hook
 from mm_runner.hooks._iter_timer import feed_of_training
-from mm_runner.model import MODULE_SETTINGS, describe_module_settings, unwrap_model
+from mm_runner.model import MODULE_SETTINGS, check_module_settings, unwrap_model
 from mm_runner.optim import computes_in_half, named_wrappers
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ def log_start(runner: Runner) -> None:
     total = sum(one.numel() for one in bare.parameters())
     trained = sum(one.numel() for one in bare.parameters() if one.requires_grad)
     layout = ", channels_last" if runner.cfg.get("channels_last") else ""
-    settings = describe_module_settings(bare)
+    settings = check_module_settings(runner.cfg)
     lines = [
         ("devices", f"{places}, launcher {runner.launcher}{backend}"),
         ("versions", f"Python {platform.python_version()}, {of_torch}, mm-runner {__version__}"),
         ("parameters", f"{total:,}, of which {trained:,} are trained{layout}"),
-        *((MODULE_SETTINGS[key], names) for key, names in settings.items()),
+        *((MODULE_SETTINGS[key], ", ".join(names)) for key, names in settings.items()),
     ]
     if is_model_wrapper(runner.model):
         lines.append(("wrapper", type(runner.model).__name__))

@@ -21,7 +21,8 @@ from mm_runner.hooks import EMAHook, build_hooks
 from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.model import (
     MODULE_SETTINGS,
-    plan_module_settings,
+    check_module_settings,
+    find_module_settings,
     uncalled_step,
     unwrap_model,
 )
@@ -84,7 +85,7 @@ def _plan(cfg: Mapping[str, Any], world_size: int) -> _Lines:
         if cfg.get(where) is not None:
             reported[where] = build_evaluator(cfg[where], where=where).reported_names()
     model = _model_without_memory(cfg, notes)
-    changed = plan_module_settings(unwrap_model(model), cfg)
+    find_module_settings(unwrap_model(model), cfg)  # raises where a name matches nothing
     yield "model", _describe_model(model)
     wrappers: dict[str, Any] = {}
     if cfg.get("optim_wrapper") is not None:
@@ -105,7 +106,8 @@ def _plan(cfg: Mapping[str, Any], world_size: int) -> _Lines:
     dtypes = {name: getattr(one, "dtype", "float32") for name, one in wrappers.items()}
     yield "precision", ", ".join(_named(dtypes)).replace("torch.", "") or "float32"
     yield "compile", _compilation(cfg.get("compile"), device_type)
-    yield from ((label, changed[key]) for key, label in MODULE_SETTINGS.items() if key in changed)
+    for key, names in check_module_settings(cfg).items():
+        yield MODULE_SETTINGS[key], ", ".join(names)
     yield "wrapper", _wrapper_name(cfg) if world_size > 1 else "none (one process)"
     yield "hooks", ", ".join(type(hook).__name__ for hook in hooks)
     yield from (("note", note) for note in [*notes, *_further_notes(cfg, world_size)])
