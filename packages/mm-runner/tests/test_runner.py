@@ -31,37 +31,12 @@ from mm_runner.evaluator import Accuracy, Evaluator
 from mm_runner.hooks import Hook
 from mm_runner.reporting import LogProcessor
 
-MMENGINE_ARGUMENTS = [
-    "model",
-    "work_dir",
-    "train_dataloader",
-    "val_dataloader",
-    "test_dataloader",
-    "train_cfg",
-    "val_cfg",
-    "test_cfg",
-    "auto_scale_lr",
-    "optim_wrapper",
-    "param_scheduler",
-    "val_evaluator",
-    "test_evaluator",
-    "default_hooks",
-    "custom_hooks",
-    "data_preprocessor",
-    "load_from",
-    "resume",
-    "launcher",
-    "env_cfg",
-    "log_processor",
-    "log_level",
-    "visualizer",
-    "default_scope",
-    "randomness",
-    "experiment_name",
-    "cfg",
-]
-
-
+MMENGINE_ARGUMENTS = (
+    "model work_dir train_dataloader val_dataloader test_dataloader train_cfg val_cfg test_cfg "
+    "auto_scale_lr optim_wrapper param_scheduler val_evaluator test_evaluator default_hooks "
+    "custom_hooks data_preprocessor load_from resume launcher env_cfg log_processor log_level "
+    "visualizer default_scope randomness experiment_name cfg"
+)
 FAST = {"optimizer": {"type": "SGD", "lr": 0.5}}
 
 
@@ -76,7 +51,7 @@ def scalars_of(runner):
 
 def test_arguments_are_mmengines_in_its_order():
     parameters = inspect.signature(Runner).parameters
-    assert list(parameters) == [*MMENGINE_ARGUMENTS, "overwrite"]
+    assert " ".join(parameters) == f"{MMENGINE_ARGUMENTS} overwrite"
     required = [name for name, p in parameters.items() if p.default is p.empty]
     assert required == ["model", "work_dir"]
     assert parameters["launcher"].default == "auto"
@@ -467,12 +442,6 @@ def test_auto_scale_lr_needs_a_batch_of_known_size(make_runner):
         runner.train()
 
 
-def test_auto_scale_lr_off_changes_nothing(make_runner):
-    runner = make_runner(auto_scale_lr={"base_batch_size": 8})
-    runner.train()
-    assert runner.optim_wrapper.param_groups[0]["lr"] == 0.1
-
-
 def test_load_from_takes_the_weights_only(make_runner, tmp_path):
     first = make_runner(param_scheduler={"type": "StepLR", "step_size": 1})
     first.train()
@@ -501,14 +470,6 @@ def test_load_from_takes_what_fits_and_tells_the_rest(make_runner, tmp_path):
     assert "load_from: 2 entries of the checkpoint or the model do not fit" in log
     assert "missing: layers.3.bias" in log
     assert "unexpected: head.weight" in log
-
-
-def test_a_bare_state_dict_can_be_loaded(make_runner, tmp_path):
-    state = Classifier().state_dict()
-    torch.save(state, tmp_path / "w.pth")
-    runner = make_runner(load_from=str(tmp_path / "w.pth"))
-    runner.val()
-    assert torch.equal(runner.model.layers[0].weight, state["layers.0.weight"])
 
 
 def test_a_ready_wrapper_loader_and_model_are_used_as_they_are(make_runner):
@@ -573,13 +534,6 @@ def test_names_that_begin_with_module_are_the_models_own(make_runner):
     saved = load_checkpoint_file(runner.work_dir / "epoch_1.pth")["state_dict"]
     assert set(saved) == set(Named().state_dict())
     make_runner(model=Named(), resume=True).train()
-
-
-def test_mixed_precision_trains(make_runner):
-    optim_wrapper = {"type": "AmpOptimWrapper", "dtype": "bfloat16", **FAST}
-    runner = make_runner(optim_wrapper=optim_wrapper, train_cfg={"max_epochs": 20})
-    runner.train()
-    assert runner.val()["accuracy"] > 0.8
 
 
 def test_a_visualizer_that_only_draws_is_accepted(make_runner):

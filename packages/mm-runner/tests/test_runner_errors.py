@@ -5,7 +5,6 @@ from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, runner_arguments
 from typing_extensions import override
 
 import mm_compile
-import mm_dist
 from mm_amp import OptimWrapper
 from mm_runner import CheckpointError, ComponentNotFoundError, ConfigError, Runner, WorkDirError
 from mm_runner.checkpoint import save_checkpoint_file
@@ -184,13 +183,6 @@ def test_a_misspelt_key_is_named_with_the_one_that_is_meant(tmp_path, check, giv
 def test_a_wrong_compile_option_is_mm_compiles_error(make_runner, compile_cfg):
     with pytest.raises(mm_compile.MMCompileError, match=r"tarqet|yes"):
         make_runner(cfg={"compile": compile_cfg})
-
-
-def test_a_launcher_that_did_not_start_us_shows_the_command_that_would(make_runner):
-    with pytest.raises(mm_dist.LaunchError, match=r"torchrun"):
-        make_runner(launcher="pytorch")
-    with pytest.raises(ConfigError, match=r"^launcher: launcher='pytroch' .*pytorch"):
-        make_runner(launcher="pytroch")
 
 
 def test_a_work_dir_that_cannot_be_written_is_named(make_runner, tmp_path):

@@ -164,12 +164,6 @@ def test_a_log_processor_of_the_users_own_writes_the_lines(make_runner, kind):
     assert all("LOSS: " in line and line.endswith("?!") for line in lines)
 
 
-def test_what_an_import_path_of_a_log_processor_lacks_is_told(tmp_path):
-    processor = {"type": "no_such_module:Processor"}
-    with pytest.raises(ComponentNotFoundError, match=r"^log_processor\.type: .*no_such_module"):
-        Runner.from_cfg(runner_arguments(tmp_path, log_processor=processor))
-
-
 def test_an_optimizer_that_is_not_torchs_may_read_more_from_a_group(tmp_path, monkeypatch):
     monkeypatch.setitem(OPTIMIZERS._registered, "GroupRank", GroupRank)
     arguments = runner_arguments(tmp_path, **custom_keys({"layers.0": {"rank": 4}}))
@@ -210,10 +204,6 @@ def test_a_configuration_of_an_installed_package_is_asked_for_by_its_path(write)
         ConfigError, match=r"run\.py: _base_: 'mmdet::.*not supported\. Give the path"
     ):
         Config.fromfile(file)
-
-
-def test_the_model_of_these_tests_has_the_layers_that_they_name():
-    assert any(name.startswith("layers.0") for name, _ in Classifier().named_parameters())
 
 
 PYTHON = """

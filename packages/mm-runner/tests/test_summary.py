@@ -168,14 +168,6 @@ class Overflows(Classifier):
         return result
 
 
-def test_full_precision_by_a_switch_is_told_as_such(make_runner):
-    wrapper = {"type": "AmpOptimWrapper", "enabled": False, "optimizer": {"type": "SGD", "lr": 0.1}}
-    runner = make_runner(optim_wrapper=wrapper, **NO_VALIDATION)
-    runner.train()
-    told = lines_under("Training Classifier", log_of(runner))
-    assert told["precision"] == ["weights in float32"]
-
-
 def test_skipped_steps_are_counted(make_runner):
     wrapper = {"type": "AmpOptimWrapper", "dtype": "bfloat16", "max_skips": 2}
     runner = make_runner(
@@ -247,10 +239,3 @@ def test_a_training_that_hardly_waits_is_not_warned_of(make_runner, monkeypatch)
     clock = Clock()
     monkeypatch.setattr("time.perf_counter", clock)
     assert "WARNING" not in train_timed(make_runner, clock, load_s=2.5, step_s=7.5)
-
-
-def test_a_second_training_of_a_runner_is_summed_up_once(make_runner):
-    runner = make_runner(**NO_VALIDATION)
-    runner.train()
-    runner.train()
-    assert log_of(runner).count("Trained Classifier: 12 steps") == 2

@@ -42,12 +42,6 @@ def test_it_is_told_once_as_training_begins(make_runner, arguments, told):
     assert told in line
 
 
-def test_each_of_both_is_told(make_runner):
-    runner = make_runner(param_scheduler=PLATEAU, default_hooks=SAVING, **NO_VALIDATION)
-    runner.train()
-    assert len(warnings_of(runner)) == 2
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
