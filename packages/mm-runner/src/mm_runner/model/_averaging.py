@@ -56,7 +56,7 @@ class AveragedWeights(ABC):
         device: torch.device | str | None = None,
         update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
     ) -> None:
-        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+        if interval < 1:
             raise ConfigError(f"interval: a positive number of updates, got {interval!r}.")
         self.interval = interval
         self.steps: int | Tensor = 0
@@ -185,10 +185,9 @@ class ExponentialMovingAverage(AveragedWeights):
         update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
     ) -> None:
         super().__init__(model, interval, device, update_buffers)
-        if not isinstance(momentum, (int, float)) or not 0 < momentum < 1:
+        if not 0 < momentum < 1:
             raise ConfigError(
-                f"momentum: a number between 0 and 1, usually small, got {momentum!r}; it is the "
-                "weight of the new value."
+                f"momentum: a number between 0 and 1, the weight of new values, got {momentum!r}."
             )
         self.momentum = momentum
 
@@ -219,7 +218,7 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
         update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
     ) -> None:
         super().__init__(model, momentum, interval, device, update_buffers)
-        if not isinstance(gamma, (int, float)) or gamma <= 0:
+        if gamma <= 0:
             raise ConfigError(f"gamma: a positive number of updates, got {gamma!r}.")
         self.gamma = gamma
 

@@ -23,7 +23,7 @@ from typing_extensions import override
 from mm_runner._torch_private import can_convolve_with, convolve_with
 from mm_runner.errors import ConfigError
 
-from ._sharded_tensors import sharded_type
+from ._sharded_tensors import local_part
 from ._wrapped_forward import call_replaced, replace_forward, restore_forwards
 
 __all__ = ["Pair", "find_pairs", "fold_pair", "folding_forward"]
@@ -31,7 +31,6 @@ __all__ = ["Pair", "find_pairs", "fold_pair", "folding_forward"]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _KEY = "efficient_conv_bn_eval"
-_MAX_REASON = 300
 
 
 @dataclass
@@ -48,8 +47,7 @@ class Pair:
         self.output = None
         return ConfigError(
             f"{_KEY}: the output of {self.name!r} did not go to its batch normalization in this "
-            "forward, unlike when it was traced. Remove the module from the list, or name parts of "
-            "it in which each convolution is followed by its batch normalization."
+            "forward, unlike when it was traced. Remove the module from the list."
         )
 
 
@@ -62,7 +60,7 @@ def find_pairs(module: nn.Module, name: str) -> list[Pair]:
         with torch.random.fork_rng(devices=[]):
             in_training, in_eval = (_traced_pairs(copied.train(mode)) for mode in (True, False))
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:_MAX_REASON]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         children = [f"{name}.{child}" for child, _ in module.named_children()]
         raise ConfigError(
             f"{_KEY}: torch.fx cannot trace {name!r} ({type(module).__name__}): {reason}. Name "
@@ -88,10 +86,10 @@ def folding_forward(module: Any, replaced: Any, pair: Pair, input: Tensor) -> An
     """Compute the convolution and its batch normalization in one."""
     if pair.output is not None:
         raise pair.error()
-    norm, sharded = pair.norm, sharded_type()
+    norm, weights = pair.norm, [module.weight, pair.norm.weight]
     can_fold = not norm.training and norm.running_mean is not None and can_convolve_with(module)
     # A module that FSDP2 shards by itself has whole parameters only in its own forward.
-    if not can_fold or isinstance(module.weight, sharded) or isinstance(norm.weight, sharded):
+    if not can_fold or any(one is not None and local_part(one) is not one for one in weights):
         return call_replaced(module, replaced, input)
     pair.output = _convolve_folded(module, norm, input)
     return pair.output

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["distribute_as", "local_part", "shard_as", "sharded_type"]
+__all__ = ["distribute_as", "local_part", "shard_as"]
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 def distribute_as(like: Any, part: Tensor) -> Any:
     """Return the tensor, sharded as ``like`` is, of which this rank holds ``part``."""
-    if not isinstance(like, sharded_type()):
+    if local_part(like) is like:
         return part
     part, options = part.to(local_part(like).device), {"shape": like.shape, "stride": like.stride()}
     return like.from_local(part, like.device_mesh, like.placements, run_check=False, **options)
@@ -26,19 +26,10 @@ def distribute_as(like: Any, part: Tensor) -> Any:
 
 def shard_as(like: Any, full: Tensor) -> Tensor:
     """Return this rank's part of a full tensor, if ``like`` is sharded, else ``full``."""
-    if not isinstance(like, sharded_type()):
+    if local_part(like) is like:
         return full
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - has torch of 2.5 on
 
     if full.is_meta:
         full = torch.empty_like(full, device=like.device)
     return local_part(distribute_tensor(full.to(like.device), like.device_mesh, like.placements))
-
-
-def sharded_type() -> Any:
-    """Return the type of sharded tensors, for ``isinstance``; ``()`` where torch has none."""
-    try:
-        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - has torch of 2.5 on
-    except ImportError:
-        return ()
-    return DTensor

@@ -42,12 +42,6 @@ class Supervised(BaseModel):
 
     Raises:
         ConfigError: If ``module`` is no module or ``loss`` cannot be called.
-
-    Example:
-        >>> import torch
-        >>> model = Supervised(nn.Linear(4, 3), loss=nn.functional.cross_entropy)
-        >>> sorted(model(torch.ones(2, 4), torch.tensor([0, 1]), mode="loss"))
-        ['loss']
     """
 
     def __init__(

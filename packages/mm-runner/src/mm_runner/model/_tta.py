@@ -36,14 +36,6 @@ class BaseTTAModel(BaseModel):
 
     Raises:
         ConfigError: If ``module`` cannot be tested.
-
-    Example:
-        >>> class Averaged(BaseTTAModel):
-        ...     def merge_preds(self, data_samples_list):
-        ...         return [
-        ...             (sum(scores for scores, _ in views) / len(views), views[0][1])
-        ...             for views in data_samples_list
-        ...         ]
     """
 
     def __init__(
@@ -100,14 +92,7 @@ class BaseTTAModel(BaseModel):
                 f"{type(self).__name__}.merge_preds returned {short_repr(merged)} for "
                 f"{len(by_view[0])} samples; a list with one prediction for each is needed."
             )
-        try:
-            return join(merged, layout)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{type(self).__name__}.merge_preds returned {short_repr(merged[0])} for the first "
-                f"sample, and the model {short_repr(by_view[0][0])} for one view of it; the same "
-                "form is needed."
-            ) from error
+        return join(merged, layout)
 
 
 def _views(data: Any) -> list[Any]:

@@ -76,13 +76,6 @@ class DefaultOptimWrapperConstructor:
 
     Raises:
         ConfigError: If a key is unknown, or a factor has nothing to multiply.
-
-    Example:
-        >>> cfg = dict(optimizer=dict(type="SGD", lr=0.1, weight_decay=0.01))
-        >>> constructor = DefaultOptimWrapperConstructor(cfg, dict(norm_decay_mult=0))
-        >>> wrapper = constructor(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
-        >>> [(group["weight_decay"], len(group["params"])) for group in wrapper.param_groups]
-        [(0.01, 2), (0.0, 2)]
     """
 
     def __init__(

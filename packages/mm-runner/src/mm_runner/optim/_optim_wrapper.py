@@ -110,13 +110,6 @@ class MultiOptimWrapperConstructor:
 
     Raises:
         ConfigError: If there is no part.
-
-    Example:
-        >>> sgd = dict(optimizer=dict(type="SGD", lr=0.1))
-        >>> constructor = MultiOptimWrapperConstructor(dict(generator=sgd, critic=sgd))
-        >>> parts = nn.ModuleDict(dict(generator=nn.Linear(2, 2), critic=nn.Linear(2, 1)))
-        >>> list(constructor(parts))
-        ['generator', 'critic']
     """
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Any = None) -> None:

@@ -58,13 +58,6 @@ class ParamScheduler:
     Raises:
         ConfigError: If the window is empty or an argument does not fit.
         ComponentNotFoundError: If ``type`` names nothing.
-
-    Example:
-        >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-        >>> cfg = dict(type="LinearLR", start_factor=0.5, end=3)
-        >>> ParamScheduler(optimizer, cfg, num_epochs=9, num_iters=90).step()
-        >>> optimizer.param_groups[0]["lr"]
-        0.75
     """
 
     def __init__(
@@ -228,9 +221,8 @@ class ParamScheduler:
         """Restore the position. The values themselves are the optimizer's state."""
         if not {"count", "scheduler"} <= state_dict.keys():
             raise CheckpointError(
-                f"{self.where}: the checkpoint's state of this schedule has the keys "
-                f"{', '.join(map(str, state_dict)) or 'none'}; one that mm-runner wrote is needed. "
-                "Take the weights alone by load_from without resume."
+                f"{self.where}: the checkpoint's state has the keys "
+                f"{', '.join(map(str, state_dict)) or 'none'}; count and scheduler are needed."
             )
         self.count, state = state_dict["count"], state_dict["scheduler"]
         if isinstance(self._course, TorchSchedule):

@@ -67,9 +67,8 @@ class TorchSchedule:
         for name, value in state.items():
             if own[name] is not None and not is_like(value, own[name]):
                 raise CheckpointError(
-                    f"{self._where}: the checkpoint's {name} of this schedule is "
-                    f"{reprlib.repr(value)}, which does not fit. Give the same param_scheduler; or "
-                    "take the weights alone by load_from without resume."
+                    f"{self._where}: the checkpoint's {name} is {reprlib.repr(value)}, which does "
+                    "not fit. Give the same param_scheduler, or load_from without resume."
                 )
         self._scheduler.load_state_dict(state)
 
