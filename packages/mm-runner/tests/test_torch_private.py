@@ -29,23 +29,8 @@ def test_without_the_names_of_loaders_their_workers_are_left_to_python():
 class _Bare:
     """Stands in for an object of torch without any private name."""
 
-    def named_parameters(self, *, recurse):
-        return [] if recurse else [("weight", "parameter")]
-
-    def named_children(self):
-        return [("layer", "child")]
-
-    def named_buffers(self, *, recurse):
-        return [] if recurse else [("mean", "buffer")]
-
     def is_inference(self):
         return False
-
-
-def test_without_the_tables_of_modules_public_iterators_serve():
-    assert list(private.parameters_of(_Bare())) == [("weight", "parameter")]
-    assert list(private.children_of(_Bare())) == [("layer", "child")]
-    assert list(private.buffers_of(_Bare())) == [("mean", "buffer")]
 
 
 def test_without_what_speeds_up_or_checks_nothing_fails():

@@ -7,11 +7,7 @@ Name                                                Without it
 ``_open_zipfile_reader``, ``_load``                 line (torch 1.13: also a file with a float)
 ``_MultiProcessingDataLoaderIter``'s                Workers end when Python collects the loader,
 ``_shutdown_workers``, ``DataLoader._iterator``     or at the end of the process
-``Module._parameters``, ``_modules``,               The public iterators, which list a shared
-``_buffers``                                        parameter or module under its first name only
 ``Module._version``                                 Versions of modules are not compared
-``_global_forward_hooks``,                          The preprocessor is always called as a module,
-``_global_forward_pre_hooks``                       which takes longer
 ``Tensor._version``                                 No change in place is noticed
 ``_ConvNd._conv_forward``                           ``efficient_conv_bn_eval`` fuses nothing
 ``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
@@ -31,15 +27,11 @@ from typing_extensions import override
 from mm_runner.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = [
-    "buffers_of",
     "can_convolve_with",
-    "children_of",
     "convolve_with",
-    "parameters_of",
     "read_with",
     "scheduler_base",
     "stop_workers",
@@ -108,27 +100,6 @@ def stop_workers(batches: Any, loader: Any = None) -> None:
             shut_down()
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # noqa: SLF001
-
-
-def parameters_of(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the module's own parameters, a shared one under each of its names."""
-    found = getattr(module, "_parameters", None)
-    listed = module.named_parameters(recurse=False) if found is None else found.items()
-    return ((name, one) for name, one in listed if one is not None)
-
-
-def children_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the module's own children, a shared one under each of its names."""
-    found = getattr(module, "_modules", None)
-    listed = module.named_children() if found is None else found.items()
-    return ((name, one) for name, one in listed if one is not None)
-
-
-def buffers_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the module's own buffers, in a fraction of the time of ``named_buffers()``."""
-    found = getattr(module, "_buffers", None)
-    listed = module.named_buffers(recurse=False) if found is None else found.items()
-    return ((name, one) for name, one in listed if one is not None)
 
 
 def version_of_module(module: nn.Module) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mm_runner._torch_private import buffers_of, version_of
+from mm_runner._torch_private import version_of
 
 from ._wrapped_forward import call_replaced
 
@@ -53,7 +53,7 @@ class _Run:
             (part, name, buffer)
             for part in module.modules()
             if not isinstance(part, torch.jit.ScriptModule)
-            for name, buffer in buffers_of(part)
+            for name, buffer in part.named_buffers(recurse=False)
         ]
         buffers = {id(buffer): buffer for _, _, buffer in self._places}  # one may be in two places
         self._versions = {key: version_of(buffer) for key, buffer in buffers.items()}

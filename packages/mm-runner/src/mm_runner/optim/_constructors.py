@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mm_dist
-from mm_runner._torch_private import children_of, parameters_of
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.model import unwrap_model
 from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg, check_cfg, short_repr
@@ -41,12 +40,11 @@ def _walk(module: nn.Module, prefix: str = "", *, in_deformable: bool = False) -
     In the order of the modules, without wrappers; a shared parameter comes once under each name.
     """
     module = unwrap_model(module)
-    # Not named_parameters and named_children: these skip what they have met before.
-    for name, parameter in parameters_of(module):
+    for name, parameter in module.named_parameters(recurse=False):
         yield f"{prefix}{name}", parameter, module, in_deformable
     kinds = {kind.__name__ for kind in type(module).__mro__}
     in_deformable = in_deformable or bool(kinds & _DEFORMABLE)
-    for name, child in children_of(module):
+    for name, child in module.named_children():
         yield from _walk(child, f"{prefix}{name}.", in_deformable=in_deformable)
 
 
