@@ -13,7 +13,7 @@ from mm_dist import add_launcher_arguments
 SCRIPT = """
 import argparse, json, os
 from mm_dist import add_launcher_arguments
-from mm_dist._launchers import select_launcher
+from mm_dist._launchers._selection import select_launcher
 
 parser = argparse.ArgumentParser()
 add_launcher_arguments(parser)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mm_dist._launchers import LaunchEnvironment
+from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._rendezvous import _interface
 from mm_dist._rendezvous._interface import interface_variables
 

@@ -7,8 +7,9 @@ import pytest
 
 from mm_dist import LaunchError, MMDistError, SlurmLauncher
 from mm_dist._command._env import explain_environment
-from mm_dist._launchers import LaunchEnvironment, launcher_names, select_launcher
 from mm_dist._launchers import _selection as selection
+from mm_dist._launchers._environment import LaunchEnvironment
+from mm_dist._launchers._selection import launcher_names, select_launcher
 
 LAUNCHERS = cache(selection.find_plugins)
 # rank, local rank, world size, local world size, nodes, node, address, port

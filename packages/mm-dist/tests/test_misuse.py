@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from mm_dist import local_device
-from mm_dist._launchers import describe_misuse, select_launcher
+from mm_dist._launchers._misuse import describe_misuse
+from mm_dist._launchers._selection import select_launcher
 from mm_dist._rendezvous._variables import libuv_variables
 
 

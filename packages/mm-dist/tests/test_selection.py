@@ -7,7 +7,7 @@ import pytest
 from test_launchers import HYDRA, OPEN_MPI, SLURM_TWO_NODES, TORCHRUN
 
 from mm_dist import ConfigError, LaunchError, PyTorchLauncher
-from mm_dist._launchers import detect_launcher, launcher_names, select_launcher
+from mm_dist._launchers._selection import detect_launcher, launcher_names, select_launcher
 
 PLUGIN = """
 from mm_dist import LaunchEnvironment

@@ -16,7 +16,8 @@ from mm_dist import (
     enter_steady_state,
     init_dist,
 )
-from mm_dist._process_group import _timeouts, current_info
+from mm_dist._process_group import _timeouts
+from mm_dist._process_group._current import current_info
 from mm_dist._process_group._timeouts import default_timeout, read_group_timeout
 from mm_dist._state import OwnGroup, state
 

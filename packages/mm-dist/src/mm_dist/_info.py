@@ -9,7 +9,7 @@ import torch.distributed as dist
 from mm_dist._backends import backends_by_device_type, barrier_device_type
 from mm_dist._devices import current_device
 from mm_dist._errors import LaunchError
-from mm_dist._process_group import current_info
+from mm_dist._process_group._current import current_info
 from mm_dist._state import is_distributed, state
 
 _Arguments = ParamSpec("_Arguments")

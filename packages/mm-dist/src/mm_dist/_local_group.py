@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 import torch.distributed as dist
 
-from mm_dist._collectives import all_gather_object
+from mm_dist._collectives._objects import all_gather_object
 from mm_dist._errors import ArgumentTypeError, ConfigError
 from mm_dist._process_group._current import current_environment, current_info
 from mm_dist._state import is_distributed, state

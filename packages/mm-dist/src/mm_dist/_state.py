@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mm_dist._launchers import LaunchEnvironment
+from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._rendezvous._store import StoreAddress
 
 DEBUG_VARIABLE = "MM_DIST_DEBUG"

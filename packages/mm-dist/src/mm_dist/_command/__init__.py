@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 from mm_dist._command._output import print_error
 from mm_dist._errors import ArgumentTypeError, ConfigError, MMDistError
-from mm_dist._launchers import launcher_names
+from mm_dist._launchers._selection import launcher_names
 
 _USAGE_STATUS, _FAILURE_STATUS = 2, 1
 

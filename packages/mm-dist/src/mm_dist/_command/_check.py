@@ -33,9 +33,11 @@ from mm_dist._devices import (
     synchronize_device,
 )
 from mm_dist._errors import LaunchError, MMDistError
-from mm_dist._launchers import LaunchEnvironment, select_launcher
-from mm_dist._process_group import destroy_dist, init_dist
+from mm_dist._launchers._environment import LaunchEnvironment
+from mm_dist._launchers._selection import select_launcher
 from mm_dist._process_group._arguments import read_timeout
+from mm_dist._process_group._ending import destroy_dist
+from mm_dist._process_group._init import init_dist
 from mm_dist._rendezvous._address import own_address_towards, resolve
 from mm_dist._rendezvous._store import open_store
 

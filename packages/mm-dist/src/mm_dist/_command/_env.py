@@ -21,9 +21,10 @@ from mm_dist._devices import (
     find_row,
     local_device,
 )
-from mm_dist._launchers import LaunchEnvironment, describe_misuse, select_launcher
+from mm_dist._launchers._environment import LaunchEnvironment
+from mm_dist._launchers._misuse import describe_misuse
 from mm_dist._launchers._mpi import RANK_VARIABLES
-from mm_dist._launchers._selection import ask_launchers
+from mm_dist._launchers._selection import ask_launchers, select_launcher
 
 _NUMBERS = (
     "rank",

@@ -14,15 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mm_dist._collectives import all_gather, all_gather_object, all_reduce, all_reduce_dict
+from mm_dist._collectives._copy import all_gather
+from mm_dist._collectives._objects import all_gather_object
+from mm_dist._collectives._reduction import all_reduce, all_reduce_dict
 from mm_dist._command._output import format_table, print_result
 from mm_dist._errors import ConfigError, TorchVersionError
 from mm_dist._info import barrier
-from mm_dist._launchers import select_launcher
-from mm_dist._process_group import current_info
+from mm_dist._launchers._selection import select_launcher
+from mm_dist._process_group._current import current_info
 from mm_dist._rendezvous._variables import restore_variables
-from mm_dist._wrappers import MMDistributedDataParallel, MMFullyShardedDataParallel
 from mm_dist._wrappers._comm_hooks import no_communication
+from mm_dist._wrappers.ddp import MMDistributedDataParallel
+from mm_dist._wrappers.fsdp import MMFullyShardedDataParallel
 
 _LABEL = "simulated: fake process group, no other ranks, no rendezvous, no communication"
 _FAKE_GROUP = "torch.testing._internal.distributed.fake_pg"

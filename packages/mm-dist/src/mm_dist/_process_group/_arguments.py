@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from mm_dist._backends import check_backend
 from mm_dist._devices import find_row
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError
-from mm_dist._launchers import check_launcher
+from mm_dist._launchers._selection import check_launcher
 
 
 def check_dist_arguments(

@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 from mm_dist._devices import accelerator_rows, count_devices, find_accelerator_of, local_device
 from mm_dist._errors import LaunchError
-from mm_dist._launchers import LaunchEnvironment, detect_launcher
+from mm_dist._launchers._environment import LaunchEnvironment
+from mm_dist._launchers._selection import detect_launcher
 from mm_dist._process_group._timeouts import read_group_timeout
 from mm_dist._state import DistInfo, find_own_group
 

@@ -11,7 +11,9 @@ import torch
 from mm_dist._backends import choose_backend
 from mm_dist._devices import local_device
 from mm_dist._errors import LaunchError
-from mm_dist._launchers import LaunchEnvironment, describe_misuse, select_launcher
+from mm_dist._launchers._environment import LaunchEnvironment
+from mm_dist._launchers._misuse import describe_misuse
+from mm_dist._launchers._selection import select_launcher
 from mm_dist._message import warn_caller
 from mm_dist._open_files import provide_files
 from mm_dist._process_group._arguments import check_dist_arguments, overlay_place, read_timeout

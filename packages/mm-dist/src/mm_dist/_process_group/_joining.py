@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mm_dist._devices import set_current_device
 from mm_dist._errors import LaunchError
-from mm_dist._launchers import LaunchEnvironment
+from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._process_group._ending import end_at_exit
 from mm_dist._process_group._timeouts import default_timeout, read_group_timeout
 from mm_dist._rendezvous._meeting import meet

@@ -10,7 +10,7 @@ import struct
 import sys
 from collections.abc import Mapping
 
-from mm_dist._launchers import LaunchEnvironment
+from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._rendezvous._address import own_address_towards
 
 _logger = logging.getLogger(__name__)

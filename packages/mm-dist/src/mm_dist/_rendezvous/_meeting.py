@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mm_dist._errors import LaunchError
-from mm_dist._launchers import LaunchEnvironment
+from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._rendezvous._store import is_kept_by_launcher, stranger_error
 
 # What the ranks of a job share and other jobs do not have.

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mm_dist._errors import LaunchError
-from mm_dist._launchers import LaunchEnvironment
+from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._rendezvous._address import (
     can_host,
     is_listening,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from mm_dist._launchers import LaunchEnvironment
+from mm_dist._launchers._environment import LaunchEnvironment
 
 
 def set_variables(environment: LaunchEnvironment, more: Mapping[str, str]) -> dict[str, str | None]:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import distribute_tensor
 from torch.optim import Optimizer
 
-from mm_dist._collectives import broadcast_object_list
+from mm_dist._collectives._objects import broadcast_object_list
 from mm_dist._errors import ConfigError
 from mm_dist._wrappers._sharding import broadcast_over, mesh_device
 

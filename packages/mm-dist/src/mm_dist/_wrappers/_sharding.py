@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mm_dist._backends import backends_by_device_type
-from mm_dist._collectives import all_gather_object
+from mm_dist._collectives._objects import all_gather_object
 from mm_dist._devices import current_device
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError, TorchVersionError
-from mm_dist._process_group import current_info
+from mm_dist._process_group._current import current_info
 from mm_dist._state import is_distributed
 from mm_dist._torch_private import find_reset
 from mm_dist._wrappers._recognition import is_model_wrapper

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from mm_dist._errors import ArgumentTypeError
-from mm_dist._process_group import enter_steady_state
+from mm_dist._process_group._timeouts import enter_steady_state
 from mm_dist._progress import advance_iteration
 from mm_dist._torch_private import register_before_loading
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from mm_dist._errors import ConfigError
-from mm_dist._process_group import enter_steady_state
+from mm_dist._process_group._timeouts import enter_steady_state
 from mm_dist._progress import advance_iteration
 from mm_dist._wrappers import _steps
 from mm_dist._wrappers._ddp_checks import check_module, check_still_frozen
