@@ -259,31 +259,6 @@ INTEL_MPI = {
     "PMI_SIZE": "2",
 }
 # From the source of MVAPICH2's mpispawn: mpirun_rsh -np 4 a a b b
-MVAPICH = {
-    "MPIRUN_ID": "31337",
-    "MPIRUN_NPROCS": "4",
-    "MV2_COMM_WORLD_LOCAL_RANK": "1",
-    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
-    "MV2_COMM_WORLD_RANK": "3",
-    "MV2_COMM_WORLD_SIZE": "4",
-    "MV2_NODE_ID": "1",
-    "MV2_NUM_NODES_IN_JOB": "2",
-    "PMI_ID": "3",
-    "PMI_PORT": "b:40001",
-}
-# From the documentation of Flux: flux run -N1 -n2
-FLUX = {
-    "FLUX_JOB_ID": "ƒ2Xxbk8Ru",
-    "FLUX_JOB_NNODES": "1",
-    "FLUX_JOB_SIZE": "2",
-    "FLUX_TASK_LOCAL_ID": "1",
-    "FLUX_TASK_RANK": "1",
-    "PMI_FD": "17",
-    "PMI_RANK": "1",
-    "PMI_SIZE": "2",
-}
-
-# From the sources of Kubeflow's operators; the second of two pods.
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 # Kubeflow Trainer (TrainJob): torchrun's options and nothing else
 TRAIN_JOB = {

@@ -118,7 +118,6 @@ def test_each_value_comes_with_its_variable_and_the_others_with_a_reason():
         ({}, "master_port", ("not needed", "one process")),
         (observed.MPICH, "launcher", ("mpi", "PMI_RANK=1")),
         (observed.OPEN_MPI_4, "node_rank", ("unknown", "no variable says so")),
-        (observed.SLURM_PMIX, "launcher mpi", ("would come after slurm", "PMIX_RANK=1")),
         (observed.SLURM_IDLE_GPU, "launcher mpi", ("no", "none of its variables is set")),
     ],
 )

@@ -13,7 +13,6 @@ import pytest
 
 from mm_dist import mark_iteration
 from mm_dist._progress import Progress, advance_iteration, current_iteration
-from mm_dist.diagnose._hang_report import recorder_variables
 from mm_dist.diagnose._report import Peer, Survey, plan_timing, write_report
 from mm_dist.diagnose._sample import Sample, Standing
 
@@ -264,12 +263,3 @@ def test_iterations_are_counted_until_the_loop_numbers_them(monkeypatch):
     mark_iteration(40)
     advance_iteration()
     assert current_iteration() == 40
-
-
-def test_nccl_is_told_to_keep_a_record_unless_the_user_has_chosen():
-    found = recorder_variables("cpu:gloo,cuda:nccl", {})
-    (size,) = [name for name in found if name.endswith("_BUFFER_SIZE")]
-    assert found == {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", size: "2000"}
-    chosen = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "0"}
-    assert recorder_variables("nccl", chosen) == {}
-    assert recorder_variables("gloo", {}) == {}

@@ -7,7 +7,6 @@ import torch
 from mm_dist import local_device
 from mm_dist._launchers._misuse import describe_misuse
 from mm_dist._launchers._selection import select_launcher
-from mm_dist._rendezvous._variables import libuv_variables
 
 
 def find_misuse(env, launcher="auto"):
@@ -19,10 +18,6 @@ def find_misuse(env, launcher="auto"):
     [
         (observed.SLURM_SHELL, "job 9 was granted 3 tasks (SLURM_NTASKS), but srun did not start"),
         (observed.SLURM_BATCH, "granted 2 tasks"),
-        (
-            observed.SLURM_IDLE_GPU,
-            "granted this node 2 GPUs (SLURM_GPUS_ON_NODE) and 1 task, which",
-        ),
         ({"WORLD_SIZE": "2"}, "RANK is not set, but WORLD_SIZE=2, as if there were several"),
         ({"RANK": "1", "LOCAL_RANK": "3"}, "WORLD_SIZE is not set, but RANK=1 and LOCAL_RANK=3,"),
         ({"LOCAL_RANK": "3"}, "RANK and WORLD_SIZE are not set, but LOCAL_RANK=3,"),
@@ -32,7 +27,6 @@ def find_misuse(env, launcher="auto"):
     ids=[
         "shell-of-salloc",
         "script-of-sbatch",
-        "ntasks-forgotten",
         "rank-forgotten",
         "size-forgotten",
         "both-forgotten",
@@ -87,17 +81,3 @@ def test_a_task_with_a_device_of_its_own_uses_index_0(monkeypatch, env):
     monkeypatch.setattr(torch, "cuda", stand_in)
     read = select_launcher("auto", env).read(env)
     assert local_device(read.local_rank, "cuda") == torch.device("cuda", 0)
-
-
-@pytest.mark.parametrize(
-    ("platform", "env", "variables"),
-    [
-        ("win32", {}, {"USE_LIBUV": "0"}),
-        ("win32", {"USE_LIBUV": "1"}, {}),
-        ("win32", {"USE_LIBUV": "0"}, {}),
-        ("linux", {}, {}),
-        ("darwin", {}, {}),
-    ],
-)
-def test_libuv_is_off_on_windows_unless_the_user_chose(platform, env, variables):
-    assert libuv_variables(platform, env) == variables

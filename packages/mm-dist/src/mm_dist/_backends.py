@@ -1,6 +1,5 @@
 """Choose the process-group backend, and read back which one an existing group uses."""
 
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -125,9 +124,8 @@ def _own_backend(device_type: str) -> str:
     row = find_row(device_type)
     if not any(map(_is_installed, row.process_group_backends)):
         load_extension(row.backend_extension)
-    # On Windows torch has no other backend than gloo, whatever the device.
-    default = "gloo" if sys.platform == "win32" else row.process_group_backends[0]
-    return next((name for name in row.process_group_backends if _is_installed(name)), default)
+    own = row.process_group_backends
+    return next((name for name in own if _is_installed(name)), own[0])
 
 
 def backend_names(backend: str) -> list[str]:

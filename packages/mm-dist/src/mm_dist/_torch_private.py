@@ -105,11 +105,6 @@ def can_nccl_timeout_change() -> bool:
     return _find(_C10D, "_set_pg_timeout") is not None
 
 
-def has_common_flight_recorder() -> bool:
-    """Return whether one recorder serves all backends (torch 2.9 and newer)."""
-    return _find(_find(torch._C, "_distributed_c10d"), "_dump_fr_trace") is not None  # noqa: SLF001
-
-
 def find_compiled(model: Any) -> Any:
     """Return the model inside a compiled one; without the name the model itself."""
     inner = _find(model, "_orig_mod")

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import tempfile
 import time
 import uuid
@@ -18,9 +17,7 @@ from mm_dist._command import _worker
 from mm_dist._command._output import print_error
 from mm_dist._devices import available_device_type, count_devices, find_row
 from mm_dist._errors import ConfigError, LaunchError
-from mm_dist._open_files import provide_files
 from mm_dist._rendezvous._address import can_host, own_address_towards, resolve
-from mm_dist._rendezvous._variables import libuv_variables
 from mm_dist.diagnose._error import is_lost_peer, shorten_error
 
 _PREEMPTED_STATUS, _FIRST_SIGNAL_STATUS = 75, 128
@@ -137,7 +134,6 @@ def _launch(options: argparse.Namespace) -> int:
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415 (slow)
     from torch.distributed.run import config_from_args  # noqa: PLC0415 (slow)
 
-    os.environ.update(libuv_variables(sys.platform, os.environ))
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}] ")
     # Newer torch shares the launchers' store with the ranks; a launcher that joins later would
     # wait for a key that nobody sets again.
@@ -150,8 +146,6 @@ def _launch(options: argparse.Namespace) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     try:
         config, command, arguments = config_from_args(options)
-        # The launcher keeps the store, to which every rank connects.
-        provide_files(config.max_nodes * config.nproc_per_node)
     except (ValueError, AssertionError, OSError) as error:
         raise ConfigError(f"torch's launcher refuses the options: {error}") from error
     try:

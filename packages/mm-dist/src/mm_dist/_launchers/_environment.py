@@ -6,6 +6,16 @@ from typing import ClassVar, Protocol
 
 from mm_dist._errors import LaunchError
 
+# Each number, its limit, and whether it may be equal to it.
+_LIMITS = (
+    ("rank", "world_size", 0),
+    ("local_rank", "world_size", 0),
+    ("local_rank", "local_world_size", 0),
+    ("node_rank", "num_nodes", 0),
+    ("local_world_size", "world_size", 1),
+    ("num_nodes", "world_size", 1),
+)
+
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
@@ -41,23 +51,15 @@ class LaunchEnvironment:
 
     def __post_init__(self) -> None:
         """Refuse numbers that contradict each other: a hang later names no cause."""
-        self._check_below("rank", "world_size")
-        self._check_below("local_rank", "world_size")
-        self._check_below("local_rank", "local_world_size")
-        self._check_below("node_rank", "num_nodes")
-        self._check_below("local_world_size", "world_size", is_equal_right=True)
-        self._check_below("num_nodes", "world_size", is_equal_right=True)
-
-    def _check_below(self, name: str, limit_name: str, *, is_equal_right: bool = False) -> None:
-        value, limit = getattr(self, name), getattr(self, limit_name)
-        if value is None or limit is None or value < limit or (is_equal_right and value == limit):
-            return
-        raise LaunchError(
-            f"Launcher {self.launcher!r} gives {name} {value} ({self.sources.get(name)}) but "
-            f"{limit_name} {limit} ({self.sources.get(limit_name)}); {name} must "
-            f"{'not be larger' if is_equal_right else 'be smaller'}. "
-            "Unset the variable that another launcher left behind."
-        )
+        for name, limit_name, slack in _LIMITS:
+            value, limit = getattr(self, name), getattr(self, limit_name)
+            if value is not None and limit is not None and value >= limit + slack:
+                raise LaunchError(
+                    f"Launcher {self.launcher!r} gives {name} {value} ({self.sources.get(name)}) "
+                    f"but {limit_name} {limit} ({self.sources.get(limit_name)}); {name} must "
+                    f"{'not be larger' if slack else 'be smaller'}. Unset the variable that "
+                    "another launcher left behind."
+                )
 
 
 class Launcher(Protocol):

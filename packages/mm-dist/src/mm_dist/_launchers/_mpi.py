@@ -7,29 +7,14 @@ from typing import ClassVar
 from mm_dist._errors import LaunchError
 from mm_dist._launchers._environment import LaunchEnvironment, VariableReader
 
-# Open MPI, MVAPICH, the hydra of MPICH and Intel MPI, hydra with -pmi-port, and plain PMIx; each
-# row is asked in this order. Cray's PALS and Flux name their ranks as hydra does.
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMI_ID", "PMIX_RANK")
-_SIZE = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
+# Open MPI, and the hydra of MPICH and Intel MPI.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Only the process managers of MPI set these: srun, which can act as one, has names of its own.
-_MPIRUN_LOCAL_RANK = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-)
-_LOCAL_RANK = (*_MPIRUN_LOCAL_RANK, "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID")
-_LOCAL_SIZE = (
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "PMI_LOCAL_SIZE",
-    "PALS_LOCAL_SIZE",
-)
-_NUM_NODES = ("MV2_NUM_NODES_IN_JOB", "FLUX_JOB_NNODES")
-_NODE_RANK = ("MV2_NODE_ID", "PALS_NODEID")
-# What the ranks of a job share and other jobs do not have: Open MPI and PMIx, Intel MPI, MVAPICH
-# (the process id of mpirun_rsh), Cray's PALS, Flux.
-_JOB_NAMES = ("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID", "MPIRUN_ID", "PALS_APID", "FLUX_JOB_ID")
+_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+# What the ranks of a job share and other jobs do not have; of Open MPI, and Intel MPI.
+_JOB_NAMES = ("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID")
 _DEFAULT_PORT = 29500
 # Below Linux's ephemeral ports, and apart from those that the Slurm launcher computes.
 _FIRST_PORT, _NUM_PORTS = 10000, 9973
@@ -40,7 +25,7 @@ def is_started_by_mpirun(env: Mapping[str, str]) -> bool:
 
     Only the process managers count ranks per machine; ``srun`` sets ``PMI_RANK`` but not these.
     """
-    return any(env.get(name) for name in _MPIRUN_LOCAL_RANK)
+    return any(env.get(name) for name in _LOCAL_RANK)
 
 
 def find_mpi_place(env: Mapping[str, str]) -> tuple[int, int] | None:
@@ -50,7 +35,7 @@ def find_mpi_place(env: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 class MPILauncher:
-    """A rank of ``mpirun``: Open MPI, MVAPICH, MPICH or Intel MPI.
+    """A rank of ``mpirun``: Open MPI, MPICH or Intel MPI.
 
     Example:
         >>> MPILauncher().detect({"OMPI_COMM_WORLD_RANK": "0"})
@@ -74,11 +59,10 @@ class MPILauncher:
         rank = reader.read_integer("rank", *RANK_VARIABLES)
         world_size = reader.read_integer("world_size", *_SIZE)
         local_world_size = reader.find_integer("local_world_size", *_LOCAL_SIZE)
-        num_nodes = reader.find_integer("num_nodes", *_NUM_NODES)
+        num_nodes = None
         local_rank = reader.find_integer("local_rank", *_LOCAL_RANK)
         master_addr = reader.find_text("master_addr", "MASTER_ADDR")
-        is_one_node = world_size in (1, local_world_size) or num_nodes == 1
-        if is_one_node:
+        if world_size in (1, local_world_size):
             local_rank = rank if local_rank is None else local_rank
             master_addr = master_addr or "127.0.0.1"
             local_world_size, num_nodes = world_size, 1
@@ -107,16 +91,15 @@ class MPILauncher:
             master_addr=master_addr,
             master_port=master_port,
             sources=reader.sources,
-            node_rank=reader.find_integer("node_rank", *_NODE_RANK),
         )
 
 
 def _compute_port(env: Mapping[str, str]) -> tuple[int, str]:
     """Return a port that other jobs on this machine do not get, and where it came from."""
     for name in _JOB_NAMES:
-        if env.get(name):
-            job = env[name]
-            # Process ids and the like: jobs that are alive at once are near each other, and differ.
+        job = env.get(name)
+        if job:
+            # Jobs that are alive at once have numbers near each other, and so different ports.
             number = int(job) if job.isdecimal() else zlib.crc32(job.encode("utf-8", "replace"))
             return _FIRST_PORT + number % _NUM_PORTS, f"computed from {name}"
     return _DEFAULT_PORT, "default: no variable tells this job from others, so set MASTER_PORT"

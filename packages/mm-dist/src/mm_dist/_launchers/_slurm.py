@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from itertools import product
 from typing import ClassVar
 
 from mm_dist._errors import LaunchError
@@ -12,6 +11,7 @@ from mm_dist._launchers._mpi import is_started_by_mpirun
 # Slurm numbers the batch script, the interactive shell and other helpers from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_NUM_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 _HOW_TO_START = (
     "Start the script with: srun --ntasks=N python script.py"
@@ -21,9 +21,8 @@ _HOW_TO_START = (
 # near each other never meet.
 _FIRST_PORT, _NUM_PORTS = 20000, 9397
 _NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-# Names hold no blanks and no round brackets: '(null)' is what Slurm writes for none.
-_ITEM = re.compile(r"(?:[^,\[\]()\s]|\[[^\[\]]*\])+")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+# The first of a list. Names hold no round brackets: '(null)' is what Slurm writes for none.
+_NODE = re.compile(r"(?:[^,\[\]()\s]|\[\d[-,\d]*\])+(?=,|$)")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -77,8 +76,8 @@ class SlurmLauncher:
                 where ``srun`` started none.
         """
         reader = VariableReader(env, self.name)
-        nodes = _read_nodes(reader)
         world_size = reader.read_integer("world_size", *_NUM_TASKS)
+        num_nodes = reader.read_integer("num_nodes", *_NUM_NODES)
         if world_size > 1 and not is_in_step(env):
             raise LaunchError(
                 f"launcher='slurm' found {world_size} tasks ({reader.sources['world_size']}) but "
@@ -91,36 +90,27 @@ class SlurmLauncher:
             local_rank=reader.read_integer("local_rank", "SLURM_LOCALID"),
             world_size=world_size,
             local_world_size=_read_local_world_size(reader),
-            num_nodes=len(nodes),
-            master_addr=_read_master_addr(env, reader, nodes),
+            num_nodes=num_nodes,
+            master_addr=_read_master_addr(env, reader, num_nodes),
             master_port=_read_master_port(reader),
             sources=reader.sources,
             node_rank=reader.find_integer("node_rank", "SLURM_NODEID"),
         )
 
 
-def _read_nodes(reader: VariableReader) -> list[str]:
-    text = reader.find_text("num_nodes", *_NODE_LISTS)
-    if text is None:
-        raise LaunchError(
-            f"launcher='slurm' reads the nodes from {' or '.join(_NODE_LISTS)}, which is not set. "
-            f"{_HOW_TO_START}"
-        )
-    return expand_node_list(text)
-
-
 def _read_local_world_size(reader: VariableReader) -> int | None:
-    text = reader.find_text("local_world_size", *_TASKS_PER_NODE)
+    text = reader.find_text("local_world_size", *_TASKS_PER_NODE) or ""
     node = reader.find_integer("node_rank", "SLURM_NODEID")
-    counts = expand_tasks_per_node(text) if text else []
-    return counts[node] if node is not None and node < len(counts) else None
+    matches = [_TASKS.fullmatch(piece) for piece in text.split(",")]  # as 2(x3),1
+    counts = [int(m[1]) for m in matches if m for _ in range(int(m[2] or 1))]
+    return counts[node] if node is not None and node < len(counts) and all(matches) else None
 
 
-def _read_master_addr(env: Mapping[str, str], reader: VariableReader, nodes: list[str]) -> str:
+def _read_master_addr(env: Mapping[str, str], reader: VariableReader, num_nodes: int) -> str:
     given = reader.find_text("master_addr", "MASTER_ADDR")
     if given:
         return given
-    if len(nodes) == 1:
+    if num_nodes == 1:
         # A node's name need not resolve on the node itself.
         reader.sources["master_addr"] = "the only node is this one"
         return "127.0.0.1"
@@ -131,8 +121,14 @@ def _read_master_addr(env: Mapping[str, str], reader: VariableReader, nodes: lis
             f"SLURM_HOSTFILE={env.get('SLURM_HOSTFILE')} (SLURM_DISTRIBUTION=arbitrary). Set "
             "MASTER_ADDR to the first host in that file, before srun."
         )
-    reader.sources["master_addr"] = f"first of {reader.sources['num_nodes']}"
-    return nodes[0]
+    nodes = reader.find_text("master_addr", *_NODE_LISTS)
+    if nodes is None:
+        raise LaunchError(
+            f"launcher='slurm' reads the nodes from {' or '.join(_NODE_LISTS)}, which is not set. "
+            f"{_HOW_TO_START}"
+        )
+    reader.sources["master_addr"] = f"first of {reader.sources['master_addr']}"
+    return first_node(nodes)
 
 
 def _read_master_port(reader: VariableReader) -> int:
@@ -145,46 +141,17 @@ def _read_master_port(reader: VariableReader) -> int:
     return _FIRST_PORT + (job * 64 + step) % _NUM_PORTS
 
 
-def expand_node_list(text: str) -> list[str]:
-    """Expand a node list as ``scontrol show hostnames`` does, zero padding kept.
+def first_node(text: str) -> str:
+    """Return the first name of a node list, zero padding kept.
 
     Raises:
         LaunchError: If the text is no node list.
 
     Example:
-        >>> expand_node_list("n[1-2],gpu[08-09]")
-        ['n1', 'n2', 'gpu08', 'gpu09']
+        >>> first_node("gpu[08-09,12],n[1-2]")
+        'gpu08'
     """
-    items = _ITEM.findall(text)
-    if not items or ",".join(items) != text:
+    first = _NODE.match(text)
+    if first is None:
         raise LaunchError(f"Cannot read the Slurm node list {text!r}; expected one like n[1-3],m4.")
-    names = []
-    for item in items:
-        # 'rack[1-2]n[01-02]' splits into text and bracketed parts in turn; the product of all parts
-        # runs through them in Slurm's order.
-        parts = re.split(r"\[([^\]]*)\]", item)
-        choices = [_expand_ranges(p) if i % 2 else [p] for i, p in enumerate(parts)]
-        names += ["".join(choice) for choice in product(*choices)]
-    return names
-
-
-def _expand_ranges(text: str) -> list[str]:
-    numbers: list[str] = []
-    for piece in text.split(","):
-        match = _RANGE.fullmatch(piece)
-        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
-        if int(first) > int(last):
-            raise LaunchError(f"Cannot read {piece!r} in a Slurm node list; expected 3 or 3-7.")
-        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-    return numbers
-
-
-def expand_tasks_per_node(text: str) -> list[int]:
-    """Expand Slurm's count of tasks on each node; of a text that is no such list, none.
-
-    Example:
-        >>> expand_tasks_per_node("2(x3),1")
-        [2, 2, 2, 1]
-    """
-    matches = [_TASKS.fullmatch(piece) for piece in text.split(",")]
-    return [int(m[1]) for m in matches if m for _ in range(int(m[2] or 1))] if all(matches) else []
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", first[0])

@@ -1,9 +1,9 @@
 """Check the arguments of ``init_dist``, and read a process's place from them."""
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 from mm_dist._backends import check_backend
 from mm_dist._devices import find_row
@@ -89,71 +89,60 @@ def _check_place(
     launcher: str, rank: int | None, world_size: int | None, init_method: str | None
 ) -> None:
     """Refuse arguments that name no place among several processes."""
-    _read_address(init_method)
+    address = _read_address(init_method)
     for name, value in (("rank", rank), ("world_size", world_size)):
         if value is not None and type(value) is not int:
             raise ArgumentTypeError(f"{name}={value!r} is no number; give an int.")
     if rank is None or world_size is None:
-        if rank is not world_size:
-            raise ConfigError(f"rank={rank}, world_size={world_size}: give both, or neither.")
-        return
-    if not 0 <= rank < world_size:
+        if rank is not world_size or address is not None:
+            raise ConfigError(
+                f"rank={rank}, world_size={world_size}, init_method={init_method!r}: give rank and "
+                "world_size, or none of these and start the script through a launcher."
+            )
+    elif not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} must be at least 0, and below world_size={world_size}.")
-    if launcher not in ("auto", "pytorch"):
+    elif launcher not in ("auto", "pytorch"):
         raise ConfigError(
             f"rank={rank} was given, but launcher={launcher!r} numbers its processes itself; "
             "leave one of the two out."
         )
 
 
-def overlay_place(
-    env: Mapping[str, str],
-    rank: int | None,
-    world_size: int | None,
-    init_method: str | None,
-    port: int | None,
-) -> Mapping[str, str]:
-    """Return the environment for a launcher to read, with the place that the script gave.
+def place_variables(
+    rank: int, world_size: int | None, init_method: str | None, env: Mapping[str, str]
+) -> dict[str, str]:
+    """Return torchrun's variables for the place that a script gives its own process.
 
     Raises:
         LaunchError: If that does not say where rank 0 is, or the number on this machine.
     """
-    host, address_port = _read_address(init_method) or (
-        env.get("MASTER_ADDR"),
-        env.get("MASTER_PORT"),
-    )
-    place = {"MASTER_ADDR": host, "MASTER_PORT": address_port}
-    if rank is not None:
-        place |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        place["MASTER_PORT"] = address_port = str(port) if port else address_port
-        if not host or not address_port:
-            raise LaunchError(
-                f"rank={rank} and world_size={world_size} do not say where rank 0 is; give "
-                "init_method='tcp://127.0.0.1:PORT' too, or set MASTER_ADDR and MASTER_PORT."
-            )
-        if host == "localhost" or host.startswith("127.") or host == "::1":
-            place |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)}
-        elif not env.get("LOCAL_RANK"):
-            raise LaunchError(
-                f"rank={rank} does not say which process of its machine this is, where rank 0 is "
-                f"at {host}. Set LOCAL_RANK in os.environ; on one machine use 127.0.0.1."
-            )
-    return {**env, **{name: value for name, value in place.items() if value}}
+    given = _read_address(init_method)
+    host, port = given or (env.get("MASTER_ADDR"), env.get("MASTER_PORT"))
+    if not host or not port:
+        raise LaunchError(
+            f"rank={rank} and world_size={world_size} do not say where rank 0 is; give "
+            "init_method='tcp://127.0.0.1:PORT' too, or set MASTER_ADDR and MASTER_PORT."
+        )
+    numbers = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    if host in ("localhost", "::1") or host.startswith("127."):
+        numbers |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)}
+    elif not env.get("LOCAL_RANK"):
+        raise LaunchError(
+            f"rank={rank} does not say which process of its machine this is, where rank 0 is "
+            f"at {host}. Set LOCAL_RANK in os.environ; on one machine use 127.0.0.1."
+        )
+    return {**numbers, "MASTER_ADDR": host, "MASTER_PORT": port}
 
 
 def _read_address(init_method: str | None) -> tuple[str, str] | None:
     """Return host and port of ``tcp://``; ``None`` where variables name them."""
     if init_method is None or init_method == "env://":
         return None
-    try:
-        parts = urlsplit(str(init_method))
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or not port or parts.scheme != "tcp" or parts.query:
+    match = re.fullmatch(r"tcp://(?:\[(.+)\]|([^:/?]+)):(\d+)/?", str(init_method))
+    if match is None:
         raise ConfigError(
             f"init_method={init_method!r} cannot be used; give 'tcp://HOST:PORT' or 'env://'. For "
             "another one let torch.distributed.init_process_group create the group first: "
             "init_dist then uses it."
         )
-    return host, str(port)
+    return match[1] or match[2], match[3]

@@ -2,8 +2,7 @@
 
 import multiprocessing
 import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 import torch
@@ -15,19 +14,16 @@ from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._launchers._misuse import describe_misuse
 from mm_dist._launchers._selection import select_launcher
 from mm_dist._message import warn_caller
-from mm_dist._open_files import provide_files
-from mm_dist._process_group._arguments import check_dist_arguments, overlay_place, read_timeout
+from mm_dist._process_group._arguments import check_dist_arguments, place_variables, read_timeout
 from mm_dist._process_group._current import current_info
 from mm_dist._process_group._ending import destroy_dist
 from mm_dist._process_group._joining import join_group
 from mm_dist._process_group._timeouts import check_timeout_can_change
 from mm_dist._rendezvous._interface import interface_variables
-from mm_dist._rendezvous._variables import libuv_variables
 from mm_dist._state import (
     DEBUG_VARIABLE,
     HANG_REPORT_VARIABLE,
     DistInfo,
-    OwnGroup,
     is_distributed,
     read_switch,
 )
@@ -118,78 +114,95 @@ def init_dist(
         return existing
     # Somebody may have ended the former group without a word to us.
     destroy_dist()
-    env = overlay_place(os.environ, rank, world_size, init_method, port)
-    chosen = select_launcher(launcher if rank is None else "pytorch", env)
+    env = dict(os.environ)
+    if rank is not None:
+        launcher = "pytorch"
+        env |= place_variables(rank, world_size, init_method, env)
+    chosen = select_launcher(launcher, env)
     # torchrun has opened its port already, for the processes to find each other.
-    is_port_used = port is not None and chosen.name != "pytorch"
-    environment = chosen.read({**env, "MASTER_PORT": str(port)} if is_port_used else env)
-    is_single = environment.master_addr is None
-    if not is_single:
-        _refuse_import_by_child()
-    elif init_method is not None:
-        raise LaunchError(
-            f"init_method={init_method!r} was given, but nothing says which process this is. Give "
-            "rank= and world_size= too, or start the script through a launcher, as torchrun."
-        )
+    if port is not None and (rank is not None or chosen.name != "pytorch"):
+        env["MASTER_PORT"] = str(port)
+    environment = chosen.read(env)
     device = local_device(environment.local_rank, device_type)
-    # One process per machine speaks: the answer is the same for the others.
-    speaks = environment.local_rank == 0
-    for message in _find_warnings(launcher, environment, env, port, device) if speaks else ():
-        warn_caller(message)
-    if device.type == "mps" and not is_single:
-        device = torch.device("cpu")
-    usable = choose_backend(backend, device.type, is_warning=speaks and not is_single)
+    is_single = environment.master_addr is None
+    if environment.local_rank == 0:  # one process per machine speaks
+        _warn_about_arguments(launcher, environment, env, port, device)
+    if is_single:
+        usable = None
+    else:
+        _refuse_import_by_child()
+        if device.type == "mps":
+            device = torch.device("cpu")
+        usable = choose_backend(backend, device.type, is_warning=environment.local_rank == 0)
     info = DistInfo(
         rank=environment.rank,
         world_size=environment.world_size,
         local_rank=environment.local_rank,
         local_world_size=environment.local_world_size,
         launcher=environment.launcher,
-        backend=None if is_single else usable,
+        backend=usable,
         device=device,
     )
-    if is_single:
+    if usable is None:
         return info
-    provide_files(environment.world_size)
-    if steady_limit is not None:
-        check_timeout_can_change(usable)
     is_wanted = read_switch(env, HANG_REPORT_VARIABLE, default=True)
     is_watched = is_wanted if hang_report is None else hang_report
-    variables = _variables_for_torch(usable, env, is_watched=is_watched)
-    variables.update(interface_variables(environment, env))
-    is_checked = read_switch(env, DEBUG_VARIABLE, default=False)
+    return _join(info, environment, limit, steady_limit, is_watched=is_watched)
+
+
+def _join(
+    info: DistInfo,
+    environment: LaunchEnvironment,
+    limit: timedelta | None,
+    steady_limit: timedelta | None,
+    *,
+    is_watched: bool,
+) -> DistInfo:
+    """Join the group of all ranks, and start the hang report."""
+    backend, env = str(info.backend), os.environ
+    if steady_limit is not None:
+        check_timeout_can_change(backend)
+    variables = interface_variables(environment, env)
+    if "nccl" in backend and torch.__version__.startswith("1."):
+        # Without it torch 1.x keeps to no timeout; torchrun sets it, srun and mpirun do not.
+        variables["NCCL_ASYNC_ERROR_HANDLING"] = env.get("NCCL_ASYNC_ERROR_HANDLING", "1")
     # What would make ranks wait for each other for ever if some had chosen otherwise.
     settings = {
-        "backend": usable,
+        "backend": backend,
         "steady_timeout": str(steady_limit),
         f"hang_report (or {HANG_REPORT_VARIABLE})": "on" if is_watched else "off",
-        DEBUG_VARIABLE: "on" if is_checked else "off",
+        DEBUG_VARIABLE: "on" if read_switch(env, DEBUG_VARIABLE, default=False) else "off",
     }
     own = join_group(info, environment, limit, variables, settings)
     own.steady_timeout = steady_limit
-    if is_watched:
-        _start_hang_report(own)
+    if is_watched and own.info.timeout is not None:
+        from mm_dist.diagnose._hang_report import start_hang_report  # noqa: PLC0415 (only if on)
+
+        try:
+            own.hang_report = start_hang_report(own.info, own.info.timeout)
+        except (RuntimeError, OSError) as error:
+            warn_caller(f"There will be no hang report: {type(error).__name__}: {error}")
     return own.info
 
 
-def _find_warnings(
+def _warn_about_arguments(
     launcher: str,
     environment: LaunchEnvironment,
     env: Mapping[str, str],
     port: int | None,
     device: torch.device,
-) -> Iterator[str]:
+) -> None:
     misuse = describe_misuse(launcher, environment, env)
     if misuse is not None:
-        yield misuse
+        warn_caller(misuse)
     if port is not None and environment.master_port not in (None, port):
-        yield (
+        warn_caller(
             f"port={port} is not used: launcher {environment.launcher!r} has opened port "
             f"{environment.master_port} already. Give it to the launcher, as in: "
             f"torchrun --master_port={port} --nproc_per_node=N script.py"
         )
     if device.type == "mps" and environment.master_addr is not None:
-        yield (
+        warn_caller(
             "Several processes were started; Apple's mps takes part in no process group, so they "
             "use the CPU. Start one process to use mps."
         )
@@ -202,29 +215,3 @@ def _refuse_import_by_child() -> None:
             "init_dist was called while a child process imports the script; put the script's work "
             "under `if __name__ == '__main__':`."
         )
-
-
-def _variables_for_torch(
-    backend: str, env: Mapping[str, str], *, is_watched: bool
-) -> dict[str, str]:
-    variables = libuv_variables(sys.platform, env)
-    if "nccl" in backend and torch.__version__.startswith("1."):
-        # Without it torch 1.x keeps to no timeout; torchrun sets it, srun and mpirun do not.
-        variables["NCCL_ASYNC_ERROR_HANDLING"] = env.get("NCCL_ASYNC_ERROR_HANDLING", "1")
-    if is_watched:
-        from mm_dist.diagnose._hang_report import recorder_variables  # noqa: PLC0415
-
-        variables.update(recorder_variables(backend, env))
-    return variables
-
-
-def _start_hang_report(own: OwnGroup) -> None:
-    # Only where it is on.
-    from mm_dist.diagnose._hang_report import start_hang_report  # noqa: PLC0415
-
-    if own.info.timeout is None:
-        return
-    try:
-        own.hang_report = start_hang_report(own.info, own.info.timeout)
-    except (RuntimeError, OSError) as error:
-        warn_caller(f"There will be no hang report: {type(error).__name__}: {error}")

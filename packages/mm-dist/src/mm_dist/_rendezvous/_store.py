@@ -136,15 +136,11 @@ def stranger_error(rank: int, host: str, port: int, reason: str) -> LaunchError:
 
 
 def _open(host: str, port: int, limit_s: float, *, is_server: bool) -> Any:
-    arguments: dict[str, Any] = {
-        "is_master": is_server,
-        # Older torch drops fractions.
-        "timeout": timedelta(seconds=math.ceil(limit_s)),
-        # Otherwise rank 0 could sign the store only once all have come.
-        "wait_for_workers": False,
-        "multi_tenant": is_server,
-    }
-    knows_libuv = "use_libuv" in (_DIST.TCPStore.__init__.__doc__ or "")
-    if knows_libuv and os.environ.get("USE_LIBUV") == "0":
-        arguments["use_libuv"] = False
-    return _DIST.TCPStore(host, port, **arguments)
+    return _DIST.TCPStore(
+        host,
+        port,
+        is_master=is_server,
+        timeout=timedelta(seconds=math.ceil(limit_s)),  # older torch drops fractions
+        wait_for_workers=False,  # otherwise rank 0 could sign the store only once all have come
+        multi_tenant=is_server,
+    )

@@ -1,7 +1,6 @@
 """Data parallelism: every rank holds the whole model, gradients are averaged."""
 
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -39,19 +38,12 @@ class MMDistributedDataParallel(DistributedDataParallel):
     Args:
         module: The model, on its device already.
         detect_anomalous_params: Log the names of parameters that the loss does not reach.
-        comm_hook: How gradients travel. ``"fp16"`` and ``"bf16"`` round them for the way,
-            ``"powerSGD"`` sends an approximation of low rank. A dict adds options:
-            ``dict(type="powerSGD", matrix_approximation_rank=2, start_powerSGD_iter=500)``, those
-            of torch's ``PowerSGDState``. Or a function ``(state, bucket)`` as torch takes it, with
-            its state as ``dict(type=function, state=...)``. Defaults to the gradients as they are.
+        comm_hook: ``"fp16"`` or ``"bf16"`` rounds gradients for the way. Other hooks are registered
+            by ``register_comm_hook``, as in torch.
         **ddp_kwargs: Arguments of torch's ``DistributedDataParallel``.
 
-    Attributes:
-        comm_hook_state: The state of ``comm_hook``: of ``"powerSGD"`` torch's ``PowerSGDState``,
-            of a function what it was given.
-
     Raises:
-        ArgumentTypeError: If an argument is not known, or ``comm_hook`` is of another kind.
+        ArgumentTypeError: If an argument is not known.
         ConfigError: If no parameter of the module is trainable, it is wrapped already, or
             ``comm_hook`` cannot be used.
         LaunchError: If there is no process group.
@@ -69,7 +61,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
         module: nn.Module,
         detect_anomalous_params: bool = False,  # noqa: FBT001, FBT002 (MMEngine's signature)
         *,
-        comm_hook: str | Callable[..., Any] | dict[str, Any] | None = None,
+        comm_hook: str | None = None,
         **ddp_kwargs: Any,
     ) -> None:
         check_module(module)
@@ -84,12 +76,11 @@ class MMDistributedDataParallel(DistributedDataParallel):
         self._reported: list[str] = []
         for name, parameter in parameters if detect_anomalous_params else ():
             parameter.register_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
-        self.comm_hook_state = None
         if comm_hook is not None:
             # It needs torch.distributed at import.
             from mm_dist._wrappers._comm_hooks import install_comm_hook  # noqa: PLC0415
 
-            self.comm_hook_state = install_comm_hook(self, comm_hook)
+            install_comm_hook(self, comm_hook)
 
     def _named_parameters(self, *, trained: bool) -> list[tuple[str, Tensor]]:
         """Return the parameters that torch's reducer manages, in its order, or the frozen ones."""

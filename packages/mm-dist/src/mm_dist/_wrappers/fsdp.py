@@ -235,9 +235,7 @@ class MMFullyShardedDataParallel(nn.Module):
 
         Names are those of the bare model. Every rank must call this, or it hangs.
         """
-        from mm_dist._wrappers import (
-            _sharded_state,
-        )
+        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow)
 
         return _sharded_state.read_model(self.module, self.device_mesh)
 
@@ -253,9 +251,7 @@ class MMFullyShardedDataParallel(nn.Module):
         Raises:
             ConfigError: On all ranks, if names or shapes do not fit.
         """
-        from mm_dist._wrappers import (
-            _sharded_state,
-        )
+        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow)
 
         _sharded_state.load_model(self.module, self.device_mesh, state_dict, strict=strict)
 
@@ -306,9 +302,7 @@ class MMFullyShardedDataParallel(nn.Module):
         Raises:
             ConfigError: If there is no such kind.
         """
-        from mm_dist._wrappers import (
-            _sharded_state,
-        )
+        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow)
 
         return _sharded_state.read_optimizer(self.module, self.device_mesh, optimizer, kind)
 
@@ -331,9 +325,7 @@ class MMFullyShardedDataParallel(nn.Module):
         Raises:
             ConfigError: If there is no such kind, or, on all ranks, if the state does not fit.
         """
-        from mm_dist._wrappers import (
-            _sharded_state,
-        )
+        from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow)
 
         _sharded_state.load_optimizer(self.module, self.device_mesh, optimizer, state_dict, kind)
 

@@ -8,7 +8,6 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -20,7 +19,7 @@ from mm_dist._errors import LaunchError
 from mm_dist._progress import current_iteration
 from mm_dist._rendezvous._store import StoreAddress
 from mm_dist._state import DistInfo
-from mm_dist._torch_private import default_store, has_common_flight_recorder
+from mm_dist._torch_private import default_store
 from mm_dist.diagnose._board import Board, note_departure
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout
 from mm_dist.diagnose._report import Report, Timing, plan_timing, write_report
@@ -252,18 +251,3 @@ def start_hang_report(info: DistInfo, timeout: timedelta) -> HangReport | None:
     prefix = f"mm_dist/hang_report/{bytes(prefixed.get(key)).decode()}"
     address = StoreAddress(store.host, store.port)
     return HangReport(info.rank, info.world_size, address, prefix, timeout, store)
-
-
-def recorder_variables(backend: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make NCCL keep a flight record, and write it to a file on timeout.
-
-    None that the user has set. They must be set before the process group is created.
-    """
-    # The newer name, and the one that torch before 2.9 knows.
-    sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-    if "nccl" not in backend:
-        return {}
-    wanted = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-    if not any(name in env for name in sizes):
-        wanted[sizes[0 if has_common_flight_recorder() else 1]] = "2000"
-    return {name: value for name, value in wanted.items() if name not in env}
