@@ -116,25 +116,19 @@ def tensors_to_copy(case):
     return make_rows if kind == "rows" else (lambda rng: {"rows": make_rows(rng)}), True
 
 
-def options_of(case, *, are_uneven):
-    """Return what is left out or not, where it makes no difference."""
-    return {} if are_uneven or case.shared.random() < 0.5 else {"uneven": False}
-
-
 def check_all_gather(case):
-    make, uneven = tensors_to_copy(case)
+    make, _ = tensors_to_copy(case)
     every, own = case.all_ranks(make)
     own = random_layout(case.of_rank(case.index), own) if isinstance(own, torch.Tensor) else own
-    gathered = mm_dist.all_gather(own, case.group, **options_of(case, are_uneven=uneven))
+    gathered = mm_dist.all_gather(own, case.group)
     assert_same(in_order(gathered), in_order(every))
 
 
 def check_gather(case):
-    make, uneven = tensors_to_copy(case)
+    make, _ = tensors_to_copy(case)
     every, own = case.all_ranks(make)
     dst = case.shared.randrange(case.world_size)
-    options = options_of(case, are_uneven=uneven)
-    gathered = mm_dist.gather(own, case.members[dst], case.group, **options)
+    gathered = mm_dist.gather(own, case.members[dst], case.group)
     assert_same(in_order(gathered), in_order(every) if case.index == dst else [])
 
 

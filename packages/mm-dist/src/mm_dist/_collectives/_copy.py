@@ -21,16 +21,14 @@ from mm_dist._state import is_distributed
 _Shapes = Sequence[tuple[int, ...]]
 
 
-def all_gather(data: Any, group: Any = None, *, uneven: bool = True) -> list[Any]:
+def all_gather(data: Any, group: Any = None) -> list[Any]:
     """Collect every rank's tensor on all ranks; gradients do not flow through it.
 
     Args:
         data: A tensor of any dtype and device, or nested dicts, lists and tuples of tensors,
-            which travel together. Structure and dtypes agree on all ranks.
+            which travel together. Structure and dtypes agree on all ranks; shapes may differ, as
+            those of a last batch do, and a rank can have no element at all.
         group: Ranks that take part, of which this one must be a member. Defaults to all.
-        uneven: Whether the shapes may differ between ranks, as those of a last batch do; a rank
-            can have no element at all. ``False`` saves the exchange of shapes, and is a promise:
-            some backends end the process where it is broken.
 
     Returns:
         One tensor per rank, or one structure of tensors, in rank order, on the device of
@@ -38,25 +36,23 @@ def all_gather(data: Any, group: Any = None, *, uneven: bool = True) -> list[Any
 
     Raises:
         ArgumentTypeError: If ``data`` holds something else than dense tensors.
-        CollectiveError: If ranks differ in what they must agree on; raised on all of them. Not
-            compared with ``uneven=False``, unless ``MM_DIST_DEBUG=1``.
+        CollectiveError: If ranks differ in what they must agree on; raised on all of them.
         ConfigError: If this rank is not in the group.
 
     Example:
         >>> all_gather(torch.ones(1))
         [tensor([1.])]
     """
-    return _gather("all_gather", data, group, dst=None, uneven=uneven)
+    return _gather("all_gather", data, group, dst=None)
 
 
-def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = True) -> list[Any]:
+def gather(data: Any, dst: int = 0, group: Any = None) -> list[Any]:
     """Collect every rank's tensor on one rank; gradients do not flow through it.
 
     Args:
         data: As for ``all_gather``.
         dst: The rank that receives, counted among all ranks and not within ``group``.
         group: Ranks that take part, of which this one must be a member. Defaults to all.
-        uneven: As for ``all_gather``.
 
     Returns:
         On ``dst`` as ``all_gather``; elsewhere an empty list.
@@ -70,7 +66,7 @@ def gather(data: Any, dst: int = 0, group: Any = None, *, uneven: bool = True) -
         >>> gather(torch.ones(1))
         [tensor([1.])]
     """
-    return _gather("gather", data, group, dst=dst, uneven=uneven)
+    return _gather("gather", data, group, dst=dst)
 
 
 def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
@@ -108,18 +104,16 @@ def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
             write_back(tensor, values)
 
 
-def _gather(function: str, data: Any, group: Any, *, dst: int | None, uneven: bool) -> list[Any]:
+def _gather(function: str, data: Any, group: Any, *, dst: int | None) -> list[Any]:
     """Gather tensors as bytes of one length, on all ranks or on ``dst``."""
     tensors = flatten(data, function)
     if not is_distributed():
         return [data]
-    state, own = group_state(group), read_signature(tensors)
+    state = group_state(group)
     if dst is not None:
         check_member("dst", dst, state)
     call = f"{function}()" if dst is None else f"{function}(dst={dst})"
-    signatures = [own] * len(state.ranks)
-    if uneven or state.is_checked:
-        signatures = compare_calls(call, own, group, are_shapes_equal=not uneven)
+    signatures = compare_calls(call, read_signature(tensors), group, are_shapes_equal=False)
     shapes = [[shape for _, _, shape in each] for each in signatures]
     parts = list(tensors.values())
     packed = _pack(parts, group, state)

@@ -106,12 +106,8 @@ def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) ->
     if not isinstance(data, dict):
         raise ArgumentTypeError(f"all_reduce_dict takes a dict of tensors, got {type(data)}.")
     tensors = flatten(data, "all_reduce_dict")
-    _check_operation(op)
     for path, tensor in tensors.items():
-        try:
-            _read_operation(op, tensor.dtype)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+        _read_operation(op, tensor.dtype, path)
     if not is_distributed():
         return
     if any(tensor.grad_fn is not None for tensor in tensors.values()):
@@ -147,21 +143,16 @@ def all_reduce_params(
         group: Ranks that take part. Defaults to all.
 
     Raises:
-        ArgumentTypeError: If something in ``params`` is no dense tensor, or the size no number.
+        ArgumentTypeError: If something in ``params`` is no dense tensor.
         ConfigError: If the operation is not known, or has no meaning for a dtype.
 
     Example:
         >>> all_reduce_params(torch.nn.Linear(2, 2).parameters(), op="mean")
     """
-    _check_operation(op)
     if isinstance(params, nn.Module) or not isinstance(params, Iterable):
         raise ArgumentTypeError(
             f"all_reduce_params takes an iterable of tensors, got {type(params)}; pass a list, "
             "module.parameters() or module.buffers()."
-        )
-    if not isinstance(bucket_size_mb, (int, float)):
-        raise ArgumentTypeError(
-            f"bucket_size_mb={bucket_size_mb!r} is no number; pass one of MiB, or -1 for no limit."
         )
     tensors = list({id(tensor): tensor for tensor in params}.values())
     for tensor in tensors:
@@ -225,17 +216,13 @@ def _reduce_together(tensors: list[Tensor], op: str, group: Any) -> None:
         tensor.detach().copy_(piece.view(tensor.shape))
 
 
-def _check_operation(op: Any) -> None:
+def _read_operation(op: Any, dtype: torch.dtype, path: str = "data") -> str:
+    """Return the operation in lower case, if it exists for the dtype."""
     if not isinstance(op, str) or op.lower() not in _OPERATIONS:
         raise ConfigError(
             f"op={op!r} is not known; there are: {', '.join(_OPERATIONS)}."
             f"{suggest_name(str(op), _OPERATIONS)}"
         )
-
-
-def _read_operation(op: str, dtype: torch.dtype) -> str:
-    """Return the operation in lower case, if it exists for the dtype."""
-    _check_operation(op)
     # torch's name for the mean, which only NCCL computes.
     operation = "mean" if op.lower() == "avg" else op.lower()
     if dtype == torch.bool:
@@ -245,7 +232,9 @@ def _read_operation(op: str, dtype: torch.dtype) -> str:
     else:
         has_meaning = not (dtype.is_floating_point and operation in _BITWISE)
     if not has_meaning:
-        raise ConfigError(f"op={op!r} has no meaning for {dtype}; convert the tensor first.")
+        raise ConfigError(
+            f"{path}: op={op!r} has no meaning for {dtype}; convert the tensor first."
+        )
     return operation
 
 

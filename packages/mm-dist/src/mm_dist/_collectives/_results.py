@@ -7,15 +7,14 @@ from typing import Any
 from mm_dist._collectives._objects import all_gather_object, gather_object
 from mm_dist._errors import ArgumentTypeError, CollectiveError, ConfigError
 
-_DEVICES = ("cpu", "gpu", "npu")
 _NOTHING = object()
 
 
 def collect_results(
     results: list[Any],
     size: int,
-    device: str = "cpu",
-    tmpdir: str | None = None,  # noqa: ARG001 (MMEngine's signature)
+    device: str = "cpu",  # noqa: ARG001 (MMEngine's signature)
+    tmpdir: str | None = None,  # noqa: ARG001 (as above)
 ) -> list[Any] | None:
     """Collect every rank's results on rank 0, in the order of the data set.
 
@@ -27,24 +26,31 @@ def collect_results(
     Args:
         results: This rank's results; ranks may have different numbers, or none.
         size: Length of the data set.
-        device: ``cpu``, ``gpu`` or ``npu``, for MMEngine's sake: the backend decides anyway.
-        tmpdir: Unused, as ``device``: the results travel through the process group.
+        device: Unused: the results travel through the process group.
+        tmpdir: Unused, as ``device``.
 
     Returns:
         On rank 0 exactly ``size`` results; elsewhere ``None``.
 
     Raises:
         ArgumentTypeError: If ``results`` is no list.
-        CollectiveError: If a rank failed, or the ranks passed different arguments; raised on all
-            ranks.
-        ConfigError: If the ranks together have fewer than ``size`` results, or an argument is not
-            known.
+        CollectiveError: If a result cannot be pickled, or the ranks passed different sizes; raised
+            on all ranks.
+        ConfigError: If the ranks together have fewer than ``size`` results.
 
     Example:
         >>> collect_results([0.5, 0.7, 0.5], size=2)
         [0.5, 0.7]
     """
-    counts = _agree_on_call(results, size, device)
+    if not isinstance(results, list):
+        raise ArgumentTypeError(f"collect_results takes a list, got {type(results)}.")
+    if not hasattr(size, "__index__") or operator.index(size) < 0:
+        raise ConfigError(f"size={size!r} is no length; pass that of the data set.")
+    counts, sizes = zip(*all_gather_object((len(results), operator.index(size))), strict=True)
+    if len(set(sizes)) > 1:
+        raise CollectiveError(
+            f"collect_results was called with size={list(sizes)}; pass the same on all ranks."
+        )
     if sum(counts) < size:
         raise ConfigError(
             f"collect_results was asked for {size} results, but all {len(counts)} ranks together "
@@ -67,35 +73,3 @@ def collect_results_cpu(
 def collect_results_gpu(result_part: list[Any], size: int) -> list[Any] | None:
     """Collect every rank's results on rank 0; ``collect_results`` under another name."""
     return collect_results(result_part, size, "gpu")
-
-
-def _agree_on_call(results: object, size: Any, device: str) -> list[int]:
-    """Return the number of results of each rank; raise on all ranks what is wrong on one."""
-    error: Exception | None = None
-    own: tuple[str, int, int] = ("", 0, 0)
-    try:
-        _check_arguments(results, size, device)
-        own = ("", len(results), operator.index(size))  # type: ignore[arg-type]
-    except (ArgumentTypeError, ConfigError) as caught:
-        error = caught
-        own = (f"{type(caught).__name__}: {caught}", 0, 0)
-    messages, counts, sizes = zip(*all_gather_object(own), strict=True)
-    if all(messages) and error is not None:
-        raise error
-    for rank, message in enumerate(messages):
-        if message:
-            raise CollectiveError(f"collect_results failed on rank {rank}: {message}") from error
-    if len(set(sizes)) > 1:
-        raise CollectiveError(
-            f"collect_results was called with size={list(sizes)}; pass the same on all ranks."
-        )
-    return list(counts)
-
-
-def _check_arguments(results: object, size: Any, device: str) -> None:
-    if not isinstance(results, list):
-        raise ArgumentTypeError(f"collect_results takes a list, got {type(results)}.")
-    if not hasattr(size, "__index__") or operator.index(size) < 0:
-        raise ConfigError(f"size={size!r} is no length; pass that of the data set.")
-    if device not in _DEVICES:
-        raise ConfigError(f"device={device!r} is not known; there are: {', '.join(_DEVICES)}.")
