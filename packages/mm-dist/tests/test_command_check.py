@@ -1,15 +1,14 @@
 """``mm-dist check`` with real ranks, and its parts with real sockets and stores."""
 
-import json
 import socket
 from contextlib import ExitStack
 
 from mm_dist._command import main
 from mm_dist._command._check import (
     connect_to_others,
+    describe_speed,
     find_differences,
     read_facts,
-    summarize_speed,
 )
 
 
@@ -25,15 +24,14 @@ def variables(rank, world_size, port):
 
 def test_healthy_ranks_are_measured(run_command, tmp_path):
     (tmp_path / "config").write_text("lr: 1")
-    options = ["--config", "config", "--json"]
+    options = ["--config", "config"]
     result = run_command("run", "--nproc-per-node=2", "-m", "mm_dist", "check", *options)
     assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout)  # only rank 0 reports
-    assert (report["launcher"], report["world_size"]) == ("pytorch", 2)
-    assert (report["backend"], report["problems"]) == ("gloo", [])
-    assert [row["bytes"] for row in report["all_reduce"]] == [8, 1024, 2**16, 2**20, 2**24]
-    assert all(row["seconds"] > 0 for row in report["all_reduce"])
-    assert report["ranks"]["0"]["config"] == report["ranks"]["1"]["config"]
+    assert result.stdout.count("2 of 2 ranks, launcher pytorch") == 1, "only rank 0 reports"
+    table = result.stdout.partition("all-reduce with gloo:\n")[2].splitlines()
+    assert [int(row.split()[0]) for row in table[1:6]] == [8, 1024, 2**16, 2**20, 2**24]
+    assert all(float(row.split()[1]) > 0 for row in table[1:6])
+    assert "problem" not in result.stdout
 
 
 def test_rank_with_another_config_is_named(start_command, free_port, tmp_path):
@@ -68,10 +66,10 @@ def test_absent_ranks_are_named_in_time(start_command, free_port):
 
 
 def test_one_process_is_fine_by_itself(run_command):
-    result = run_command("check", "--json", "--config", "missing")
-    report = json.loads(result.stdout)
-    assert (result.returncode, report["launcher"], report["world_size"]) == (1, "none", 1)
-    assert "cannot be read: No such file" in report["problems"][0]["text"]
+    result = run_command("check", "--config", "missing")
+    assert result.returncode == 1
+    assert "1 of 1 ranks, launcher none" in result.stdout
+    assert "its config is cannot be read: No such file" in result.stdout
 
 
 def test_a_backend_that_nobody_knows_is_bad_usage_before_ranks_meet(capsys, monkeypatch):
@@ -87,14 +85,13 @@ def test_rank_that_cannot_be_reached_is_named_with_its_address(free_port):
     with ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         doors = {
-            rank: {"address": "127.0.0.1", "port": each.getsockname()[1]}
+            rank: {"host": "h", "address": "127.0.0.1", "port": each.getsockname()[1]}
             for rank, each in enumerate(listeners)
         }
-        assert connect_to_others(0, doors, 5) == {}
-        doors[2] = {"address": "127.0.0.1", "port": closed_port}
-        missed = connect_to_others(0, doors, 5)
-    assert list(missed) == ["2"]
-    assert missed["2"].startswith(f"127.0.0.1:{closed_port} ")
+        assert connect_to_others(0, doors, 5) == []
+        doors[2]["port"] = closed_port
+        (missed,) = connect_to_others(0, doors, 5)
+    assert missed.startswith(f"rank 0 on h cannot reach rank 2 on h: 127.0.0.1:{closed_port} ")
 
 
 def facts(**compared):
@@ -104,9 +101,10 @@ def facts(**compared):
 def test_differences_are_those_from_most_ranks():
     table = {0: facts(torch="2.6.0"), 1: facts(), 2: facts(), 3: facts(**{"mm-amp": "0.1.0"})}
     problems = find_differences(table)
-    assert [problem.rank for problem in problems] == [0, 3]
-    assert "its torch is 2.6.0, that of the others is 2.13.0" in problems[0].text
-    assert "its mm-amp is 0.1.0, that of the others is not installed" in problems[1].text
+    assert problems == [
+        "rank 0 on h differs: its torch is 2.6.0, that of the others is 2.13.0",
+        "rank 3 on h differs: its mm-amp is 0.1.0, that of the others is not installed",
+    ]
     assert find_differences({0: facts(), 1: facts()}) == []
 
 
@@ -116,12 +114,11 @@ def test_config_that_only_some_can_read(tmp_path):
     path.write_text("lr: 1")
     having = read_facts("cpu", str(path))
     problems = find_differences({0: lacking, 1: lacking, 2: having})
-    assert [problem.rank for problem in problems] == [0, 1]
+    assert [text[:6] for text in problems] == ["rank 0", "rank 1"]
     assert having["compared"]["config"].startswith("sha256:")
 
 
 def test_bus_bandwidth_does_not_depend_on_the_number_of_ranks():
     # A ring sends 2 * (n - 1) / n of the tensor over each link.
-    (row,) = summarize_speed({rank: {str(10**9): 1.0 - rank / 10} for rank in range(8)})
-    assert row["bus_gb_per_s"] == 1.75
-    assert (row["seconds"], row["slowest_rank"]) == (1.0, 0)
+    speed = describe_speed({rank: {str(10**9): 1.0 - rank / 10} for rank in range(8)})
+    assert speed.splitlines()[1].split() == ["1000000000", "1000.000", "1.750", "0"]

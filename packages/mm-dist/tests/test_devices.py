@@ -25,7 +25,7 @@ from mm_dist._command._env import explain_environment
 
 assert local_device(3, "cpu") == torch.device("cpu")
 init_dist("none", device_type="cpu")
-explain_environment({}, device_type="cpu")
+explain_environment({})
 print("now")
 assert available_device_type() == "cpu"
 assert init_dist("none").device == local_device(0) == torch.device("cpu")

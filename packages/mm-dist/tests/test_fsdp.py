@@ -89,7 +89,6 @@ def _expect_strategies(rank):
     group = torch.distributed.new_group([0, 1])
     wrapper, _ = _expect_training(rank, 2, {"process_group": group})
     assert wrapper.device_mesh.get_group() is not torch.distributed.group.WORLD
-    _expect_training(rank, 2, {**blocks, "reshard_after_forward": True})
 
 
 def test_training_on_shards_equals_training_on_all_data(run_ranks):

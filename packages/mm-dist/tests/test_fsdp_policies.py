@@ -60,7 +60,6 @@ def test_what_is_not_called_heads_no_group():
         ({"min_num_params": 1, "leaves": 2}, "a dict is dict"),
         ({"type": "transfomer"}, "auto_wrap_policy=.* a dict is dict"),
         ({"type": "transformer", "classes": []}, "or dict.type='transformer'"),
-        (lambda module, recurse, nonwrapped_numel: True, "a policy of torch's first FSDP"),  # noqa: ARG005
     ],
 )
 @pytest.mark.usefixtures("group_of_one")

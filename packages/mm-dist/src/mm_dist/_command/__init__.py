@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: From argparse, after ``--help``, ``--version`` or bad usage.
 
     Example:
-        >>> main(["env", "--launcher", "none", "--json"])  # doctest: +SKIP
+        >>> main(["env", "--launcher", "none"])  # doctest: +SKIP
         0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -103,9 +103,4 @@ def _build_parser() -> argparse.ArgumentParser:
         metavar="MODULE:FACTORY",
         help="called without arguments, returns the module to wrap (default: a small one)",
     )
-    simulate.add_argument(
-        "--shard", action="store_true", help="also shard the model over all ranks (fully_shard)"
-    )
-    for subparser in (env, check, simulate):
-        subparser.add_argument("--json", action="store_true", help="print JSON, not a table")
     return parser

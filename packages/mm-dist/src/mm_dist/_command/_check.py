@@ -17,14 +17,14 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mm_dist._backends import choose_backend
 from mm_dist._command._env import read_versions
-from mm_dist._command._output import format_table, print_result
+from mm_dist._command._output import format_table, print_text
 from mm_dist._devices import (
     available_device_type,
     count_devices,
@@ -50,13 +50,6 @@ _UNREADABLE = "cannot be read"
 Facts = Mapping[int, Mapping[str, Any]]
 
 
-class Problem(NamedTuple):
-    """A rank to look at (None for no particular one), and a sentence that says why."""
-
-    rank: int | None
-    text: str
-
-
 def run(options: argparse.Namespace) -> int:
     """Take part in the check as one rank; return 1 on rank 0 if it has found a problem, else 0."""
     limit = read_timeout(options.timeout)
@@ -67,8 +60,7 @@ def run(options: argparse.Namespace) -> int:
     choose_backend(options.backend, device_type, is_warning=False)
     facts = read_facts(device_type, options.config)
     if environment.master_addr is None:
-        table = {0: facts}
-        return _report(options, environment, table, find_differences(table), {})
+        return _report(environment, {0: facts}, find_differences({0: facts}), {})
     store = open_store(environment, limit_s)
     try:
         return _check(environment, options, limit_s, facts, store)
@@ -100,14 +92,15 @@ def _check(
             # One message with all facts, so that each rank reads one and not one of every rank.
             _post(store, "table", _collect(store, "facts", range(num_ranks), limit_s))
         table = {int(other): each for other, each in _wait(store, "table", patience_s).items()}
-        absent = [other for other in range(num_ranks) if other not in table]
-        missed = {} if absent else connect_to_others(rank, table, limit_s)
-        _post(store, f"missed/{rank}", missed)
-        problems: list[Problem] = []
+        absent = set(range(num_ranks)) - set(table)
+        _post(store, f"missed/{rank}", [] if absent else connect_to_others(rank, table, limit_s))
+        problems: list[str] = []
         if rank == 0:
-            problems += _absences(absent, f"of {num_ranks} did not come within {limit_s:g} s")
+            missed = _collect(store, "missed", table, limit_s + _SLACK_S)
+            problems += _name_absent(absent, f"of {num_ranks} did not come within {limit_s:g} s")
             problems += find_differences(table)
-            problems += _find_unreachable(store, table, limit_s + _SLACK_S)
+            problems += _name_absent(set(table) - set(missed), "came, and then stopped answering")
+            problems += [text for each in missed.values() for text in each]
             _post(store, "is fine", not problems)
         is_fine = _wait(store, "is fine", patience_s)
     outcome = _time_all_reduces(options, limit_s) if is_fine else {}
@@ -117,11 +110,11 @@ def _check(
         # Also where nothing was timed: the store may end with this process.
         outcomes = _collect(store, "outcome", table, patience_s if is_fine else _SLACK_S)
         if is_fine:
-            problems += _absences(set(table) - set(outcomes), "did not finish its all-reduces")
+            late = set(table) - set(outcomes)
+            problems += _name_absent(late, "did not finish its all-reduces")
             errors = {other: each["error"] for other, each in outcomes.items() if "error" in each}
-            problems += [Problem(None, f"rank {other}: {each}") for other, each in errors.items()]
-        speed = outcomes if is_fine and not problems else {}
-        status = _report(options, environment, table, problems, speed)
+            problems += [f"rank {other}: {each}" for other, each in errors.items()]
+        status = _report(environment, table, problems, outcomes)
     if "error" in outcome:
         # A group that failed may wait forever when it is destroyed.
         sys.stdout.flush()
@@ -149,130 +142,99 @@ def read_facts(device_type: str, config: str | None) -> dict[str, Any]:
     return {"host": platform.node(), "compared": compared}
 
 
-def find_differences(table: Facts) -> list[Problem]:
-    """Return a problem for each rank and fact that differs from most ranks, or else the lowest."""
+def find_differences(table: Facts) -> list[str]:
+    """Describe each fact of a rank that differs from most ranks."""
     problems = []
     for name in dict.fromkeys(name for each in table.values() for name in each["compared"]):
         values = {rank: each["compared"].get(name, "not installed") for rank, each in table.items()}
         readable = [v for _, v in sorted(values.items()) if not v.startswith(_UNREADABLE)]
         expected = Counter(readable).most_common(1)[0][0] if readable else ""
-        for rank, value in values.items():
-            if value != expected:
-                others = f", that of the others is {expected}" if expected else ""
-                text = f"differs: its {name} is {value or 'none'}{others}"
-                problems.append(Problem(rank, f"rank {rank} on {table[rank]['host']} {text}"))
-    return sorted(problems, key=lambda problem: problem.rank or 0)
+        others = f", that of the others is {expected}" if expected else ""
+        problems += [
+            f"rank {rank} on {table[rank]['host']} differs: its {name} is {value or 'none'}{others}"
+            for rank, value in values.items()
+            if value != expected
+        ]
+    return problems
 
 
-def connect_to_others(rank: int, table: Facts, limit_s: float) -> dict[str, str]:
-    """Connect to every other rank; return the error of each that could not be reached."""
+def connect_to_others(rank: int, table: Facts, limit_s: float) -> list[str]:
+    """Connect to every other rank; describe each that could not be reached."""
     end = time.monotonic() + limit_s
+    here = f"rank {rank} on {table[rank]['host']}"
 
-    def connect(other: int) -> str:
+    def connect(other: int) -> str | None:
         place = (table[other]["address"], table[other]["port"])
         limit = min(_CONNECT_LIMIT_S, max(end - time.monotonic(), 0.01))
         try:
             socket.create_connection(place, timeout=limit).close()
         except OSError as error:
-            return f"{place[0]}:{place[1]} {error}"
-        return ""
+            there = f"rank {other} on {table[other]['host']}"
+            return f"{here} cannot reach {there}: {place[0]}:{place[1]} {error}"
+        return None
 
     # Each rank begins with the next one, so that they do not all connect to rank 0 at once.
     others = sorted(table.keys() - {rank}, key=lambda other: (other < rank, other))
-    with ThreadPoolExecutor(min(_MOST_THREADS, max(1, len(others)))) as pool:
-        errors = pool.map(connect, others)
-        return {str(other): each for other, each in zip(others, errors, strict=True) if each}
+    with ThreadPoolExecutor(_MOST_THREADS) as pool:
+        return [text for text in pool.map(connect, others) if text]
 
 
-def _find_unreachable(store: Any, table: Facts, limit_s: float) -> list[Problem]:
-    missed = _collect(store, "missed", table, limit_s)
-    problems = _absences(set(table) - set(missed), "came, and then stopped answering")
-    for rank, each in missed.items():
-        for other, error in each.items():
-            host, other_host = table[rank]["host"], table[int(other)]["host"]
-            text = f"rank {rank} on {host} cannot reach rank {other} on {other_host}: {error}"
-            problems.append(Problem(int(other), text))
-    return problems
-
-
-def _absences(ranks: Iterable[int], what: str) -> list[Problem]:
-    return [Problem(rank, f"rank {rank} {what}; look at its machine") for rank in sorted(ranks)]
+def _name_absent(ranks: Iterable[int], what: str) -> list[str]:
+    return [f"rank {rank} {what}; look at its machine" for rank in sorted(ranks)]
 
 
 def _time_all_reduces(options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
     """Return this rank's median seconds of an all-reduce by size in bytes, or its error."""
-    times: dict[str, float] = {}
+    medians: dict[str, float] = {}
     try:
         info = init_dist(options.launcher, options.backend, timeout=limit_s)
         for size in _SIZES:
-            times[str(size)] = _time_all_reduce(torch.zeros(size // 4, device=info.device))
+            tensor, times = torch.zeros(size // 4, device=info.device), []
+            for _ in range(_WARM_UP + _REPEATS):
+                start = time.perf_counter()
+                dist.all_reduce(tensor)
+                synchronize_device(tensor.device)
+                times.append(time.perf_counter() - start)
+            medians[str(size)] = statistics.median(times[_WARM_UP:])
         destroy_dist()
     except (MMDistError, RuntimeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"times": times, "backend": info.backend}
-
-
-def _time_all_reduce(tensor: torch.Tensor) -> float:
-    times = []
-    for _ in range(_WARM_UP + _REPEATS):
-        start = time.perf_counter()
-        dist.all_reduce(tensor)
-        synchronize_device(tensor.device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[_WARM_UP:])
+    return {"times": medians, "backend": info.backend}
 
 
 def _report(
-    options: argparse.Namespace,
-    environment: LaunchEnvironment,
-    table: Facts,
-    problems: list[Problem],
-    outcomes: Facts,
+    environment: LaunchEnvironment, table: Facts, problems: list[str], outcomes: Facts
 ) -> int:
     """Print the report, and return rank 0's exit status."""
-    speed = summarize_speed({rank: each["times"] for rank, each in outcomes.items()})
-    result = {
-        "launcher": environment.launcher,
-        "world_size": environment.world_size,
-        "backend": outcomes[0]["backend"] if outcomes else None,
-        "problems": [problem._asdict() for problem in problems],
-        "ranks": {rank: {"host": each["host"], **each["compared"]} for rank, each in table.items()},
-        "all_reduce": speed,
-    }
     came = f"{len(table)} of {environment.world_size} ranks"
     parts = [
         f"mm-dist check: {came}, launcher {environment.launcher}",
         format_table(["compared", "on rank 0"], table[0]["compared"].items()),
     ]
-    if speed:
-        header = ["bytes", "median ms", "bus GB/s", "slowest rank"]
-        cells = [
-            [str(size), f"{seconds * 1e3:.3f}", f"{bandwidth:.3f}", str(rank)]
-            for size, seconds, bandwidth, rank in (each.values() for each in speed)
-        ]
-        parts.append(f"all-reduce with {result['backend']}:\n{format_table(header, cells)}")
-    parts += [f"problem: {problem.text}" for problem in problems]
+    if outcomes and not problems:
+        speed = describe_speed({rank: each["times"] for rank, each in outcomes.items()})
+        parts.append(f"all-reduce with {outcomes[0]['backend']}:\n{speed}")
+    parts += [f"problem: {problem}" for problem in problems]
     if not problems:
         parts.append("all is well: every rank came, is equal to the others and reaches them")
-    print_result(result, "\n\n".join(parts), is_json=options.json)
+    print_text("\n\n".join(parts))
     return int(bool(problems))
 
 
-def summarize_speed(times: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Return time and bus bandwidth of the slowest rank, by size.
+def describe_speed(times: Mapping[int, Mapping[str, float]]) -> str:
+    """Return a table with the time and the bus bandwidth of the slowest rank, by size.
 
     The bus bandwidth is size by time, times ``2 * (n - 1) / n``: optimal algorithms send this many
     times the size over each link, so that it compares with the speed of the links for any number of
     ranks. (NVIDIA, https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)
     """
     rows = []
-    for size in times[0] if times else ():
+    for size in times[0]:
         slowest = max(times, key=lambda rank: times[rank][size])
         seconds = times[slowest][size]
         bandwidth = int(size) / seconds / 1e9 * 2 * (len(times) - 1) / len(times)
-        row = {"bytes": int(size), "seconds": seconds, "bus_gb_per_s": bandwidth}
-        rows.append(row | {"slowest_rank": slowest})
-    return rows
+        rows.append([size, f"{seconds * 1e3:.3f}", f"{bandwidth:.3f}", str(slowest)])
+    return format_table(["bytes", "median ms", "bus GB/s", "slowest rank"], rows)
 
 
 # ------------------------------------------------------------------------ messages in the store

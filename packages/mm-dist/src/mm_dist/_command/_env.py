@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from mm_dist._backends import choose_backend
-from mm_dist._command._output import format_table, print_result
+from mm_dist._command._output import format_table, print_text
 from mm_dist._devices import (
     CPU,
     accelerator_rows,
@@ -57,21 +57,13 @@ def run(options: argparse.Namespace) -> int:
     rows = explain_environment(os.environ, options.launcher)
     warnings, errors = ([r.value for r in rows if r.field == kind] for kind in ("warning", "error"))
     chosen = [row for row in rows if row.field not in ("warning", "error")]
-    versions = read_versions()
-    result = {
-        "host": platform.node(),
-        "chosen": {row.field: {"value": row.value, "source": row.source} for row in chosen},
-        "warnings": warnings,
-        "errors": errors,
-        "versions": versions,
-    }
     parts = [
         format_table(["what", "value", "from"], chosen),
         *(f"warning: {text}" for text in warnings),
         *(f"cannot be used: {text}" for text in errors),
-        format_table(["installed", "version"], versions.items()),
+        format_table(["installed", "version"], read_versions().items()),
     ]
-    print_result(result, "\n\n".join(parts), is_json=options.json)
+    print_text("\n\n".join(parts))
     return 1 if errors else 0
 
 
@@ -92,9 +84,7 @@ def read_versions() -> dict[str, str]:
     return found | dict(sorted(others.items()))
 
 
-def explain_environment(
-    env: Mapping[str, str], launcher: str = "auto", device_type: str | None = None
-) -> list[EnvironmentRow]:
+def explain_environment(env: Mapping[str, str], launcher: str = "auto") -> list[EnvironmentRow]:
     """Say what ``init_dist`` would choose in an environment, and why; joins nothing.
 
     An environment that cannot be used is explained as far as it goes: each error is a row called
@@ -108,7 +98,7 @@ def explain_environment(
         misuse = describe_misuse(launcher, read, env)
         rows += [EnvironmentRow("warning", misuse, "")] if misuse else []
     with _collecting_errors(rows):
-        _explain_device(rows, env, read, device_type)
+        _explain_device(rows, env, read)
     return rows
 
 
@@ -158,15 +148,12 @@ def _explain_number(env: Mapping[str, str], read: LaunchEnvironment, field: str)
 
 
 def _explain_device(
-    rows: list[EnvironmentRow],
-    env: Mapping[str, str],
-    read: LaunchEnvironment | None,
-    device_type: str | None,
+    rows: list[EnvironmentRow], env: Mapping[str, str], read: LaunchEnvironment | None
 ) -> None:
-    chosen = device_type or available_device_type()
+    chosen = available_device_type()
     row = find_row(chosen)
     why = "no accelerator is available" if row is CPU else "available here"
-    rows.append(EnvironmentRow("device_type", chosen, "asked for" if device_type else why))
+    rows.append(EnvironmentRow("device_type", chosen, why))
     if row is not CPU:
         count = f"{count_devices(row)} visible"
         rows.append(EnvironmentRow("devices", count, describe_visibility(row, env)))

@@ -1,14 +1,12 @@
-"""Results of the commands, as a table or as JSON."""
+"""Output of the commands."""
 
-import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 
-def print_result(result: Mapping[str, Any], text: str, *, is_json: bool) -> None:
-    """Print ``result`` as JSON, or ``text``."""
-    sys.stdout.write(f"{json.dumps(result, indent=2) if is_json else text}\n")
+def print_text(text: str) -> None:
+    """Print a result to stdout."""
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 

@@ -17,19 +17,17 @@ from torch import nn
 from mm_dist._collectives._copy import all_gather
 from mm_dist._collectives._objects import all_gather_object
 from mm_dist._collectives._reduction import all_reduce, all_reduce_dict
-from mm_dist._command._output import format_table, print_result
+from mm_dist._command._output import format_table, print_text
 from mm_dist._errors import ConfigError, TorchVersionError
 from mm_dist._info import barrier
 from mm_dist._launchers._selection import select_launcher
 from mm_dist._process_group._current import current_info
-from mm_dist._rendezvous._variables import restore_variables
 from mm_dist._wrappers._comm_hooks import no_communication
 from mm_dist._wrappers.ddp import MMDistributedDataParallel
-from mm_dist._wrappers.fsdp import MMFullyShardedDataParallel
 
 _LABEL = "simulated: fake process group, no other ranks, no rendezvous, no communication"
 _FAKE_GROUP = "torch.testing._internal.distributed.fake_pg"
-_WIDTH, _MIB, _RANKS_PER_MACHINE = 256, 2**20, 8
+_WIDTH, _RANKS_PER_MACHINE = 256, 8
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,38 +38,23 @@ def run(options: argparse.Namespace) -> int:
     if not 0 <= rank < world_size:
         raise ConfigError(f"--rank={rank} is none of {world_size}; ranks count from 0.")
     local_world_size = min(_RANKS_PER_MACHINE, world_size)
-    rows: list[dict[str, Any]] = [
-        {"step": "before", "seconds": 0.0, "resident_bytes": _resident_bytes()}
-    ]
+    seconds_in_all, cells = 0.0, [["before", "0.0", f"{_resident_mib():.1f}"]]
     start = time.perf_counter()
-    place = (rank, world_size, local_world_size)
-    for name in _run_steps(*place, options.model, is_sharding=options.shard):
-        seconds = time.perf_counter() - start
-        rows.append({"step": name, "seconds": seconds, "resident_bytes": _resident_bytes()})
+    for name in _run_steps(rank, world_size, local_world_size, options.model):
+        seconds, memory = time.perf_counter() - start, _resident_mib()
+        cells.append([name, f"{seconds * 1e3:.1f}", f"{memory:.1f}"])
+        seconds_in_all += seconds
         start = time.perf_counter()
-    result: dict[str, Any] = {
-        "what": _LABEL,
-        "world_size": world_size,
-        "rank": rank,
-        "local_world_size": local_world_size,
-        "seconds": sum(row["seconds"] for row in rows),
-        "resident_bytes": max(row["resident_bytes"] for row in rows),
-        "steps": rows,
-    }
-    cells = [
-        [r["step"], f"{r['seconds'] * 1e3:.1f}", f"{r['resident_bytes'] / _MIB:.1f}"] for r in rows
-    ]
-    text = (
+    print_text(
         f"rank {rank} of {world_size}, {local_world_size} per machine ({_LABEL})\n\n"
         f"{format_table(['step', 'ms', 'memory MiB'], cells)}\n\n"
-        f"start: {result['seconds']:.2f} s, {result['resident_bytes'] / _MIB:.1f} MiB"
+        f"start: {seconds_in_all:.2f} s, {max(float(row[2]) for row in cells)} MiB"
     )
-    print_result(result, text, is_json=options.json)
     return 0
 
 
 def _run_steps(
-    rank: int, world_size: int, local_world_size: int, model_path: str | None, *, is_sharding: bool
+    rank: int, world_size: int, local_world_size: int, model_path: str | None
 ) -> Iterator[str]:
     """Yield the name of each step of a rank's start when it is done."""
     make_model = _import_factory(model_path)
@@ -93,7 +76,6 @@ def _run_steps(
         "MASTER_ADDR": "node0",
         "MASTER_PORT": "29500",
     }
-    former = {name: os.environ.get(name) for name in torchrun}
     os.environ.update(torchrun)
     try:
         select_launcher("pytorch", {}).read(torchrun)
@@ -116,23 +98,13 @@ def _run_steps(
         # The fake group's all-reduce returns no future for DDP to wait for.
         wrapped.register_comm_hook(None, no_communication)
         yield "wrap it (DDP)"
-        _step(wrapped, inputs)
-        yield "one step"
-        if is_sharding:
-            wrapped = MMFullyShardedDataParallel(model)
-            yield "shard it (fully_shard)"
-            _step(wrapped, inputs)
-            yield "one sharded step"
+        if inputs is not None:
+            wrapped(*inputs).sum().backward()
+            yield "one step"
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        restore_variables(former)
     yield "leave"
-
-
-def _step(wrapped: nn.Module, inputs: tuple[Any, ...] | None) -> None:
-    if inputs is not None:
-        wrapped(*inputs).sum().backward()
 
 
 def _make_small_model() -> tuple[nn.Module, tuple[torch.Tensor]]:
@@ -160,11 +132,9 @@ def _import_factory(path: str | None) -> Callable[[], Any]:
     return factory
 
 
-def _resident_bytes() -> int:
+def _resident_mib() -> float:
     """Return the memory of this process that is in use; 0 where the system does not report it."""
-    with suppress(OSError, ImportError):
-        import resource  # noqa: PLC0415 (not on Windows)
-
+    with suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * resource.getpagesize()
-    return 0
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return 0.0

@@ -17,7 +17,7 @@ from mm_dist._devices import current_device
 from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError, TorchVersionError
 from mm_dist._process_group._current import current_info
 from mm_dist._state import is_distributed
-from mm_dist._torch_private import find_reset
+from mm_dist._torch_private import BATCH_NORM, find_reset
 from mm_dist._wrappers._recognition import is_model_wrapper
 from mm_dist._wrappers._sharding_arguments import (
     Strategy,
@@ -58,9 +58,10 @@ def shard_module(
             "Parameters that are not sharded (those of ignored_modules or a data_preprocessor) "
             f"need torch 2.7 or newer; this is {torch.__version__}."
         )
-    precision = read_precision(options["mixed_precision"])
+    root_policy, policy, exempt_policy = read_precision(options["mixed_precision"])
     candidates = _groupable_modules(module, ignored)
-    exempt = set(precision.find_exempt(candidates))
+    norms = (one for one in candidates.values() if isinstance(one, BATCH_NORM))
+    exempt = set(norms if exempt_policy is not None else ())
     chosen = {*choose_modules(options["auto_wrap_policy"], candidates), *exempt}
     chosen = _keep_ties_together(module, chosen)
     mesh, strategy = _build_mesh(
@@ -68,7 +69,6 @@ def shard_module(
     )
     device = mesh_device(mesh)
     offload = read_offload(options["cpu_offload"], mesh.device_type)
-    freeing = options["reshard_after_forward"]
     heads = [one for one in _inner_first(module, set()) if one is module or one in chosen]
     done: set[nn.Module] = set()
     # A tied parameter is one object at several places, and has to stay one.
@@ -78,18 +78,19 @@ def shard_module(
         _materialize(members, device, options["param_init_fn"], materialized)
         if options["sync_module_states"]:
             _copy_from_first_rank(members, mesh, device)
-        policy = precision.root if head is module else precision.inner
         arguments: dict[str, Any] = {}
-        if freeing is not None:
-            arguments["reshard_after_forward"] = freeing
-        elif head is not module:  # torch's default: backward needs the outermost group at once
+        if head is not module:  # torch's default: backward needs the outermost group at once
             arguments["reshard_after_forward"] = strategy.is_freed
         if ignored:
             arguments["ignored_params"] = {materialized.get(one, one) for one in ignored}
         fully_shard(
             head,
             mesh=mesh,
-            mp_policy=precision.exempt if head in exempt else policy,
+            mp_policy=exempt_policy
+            if head in exempt
+            else root_policy
+            if head is module
+            else policy,
             offload_policy=offload,
             **arguments,
         )
@@ -218,51 +219,45 @@ def _materialize(
     replacements: dict[Any, Any],
 ) -> None:
     """Allocate and initialise the modules that hold tensors on the meta device."""
-    empty = [m for m in members if any(t.is_meta for _, t in _own_tensors(m))]
-    for module in empty:
+    for module in [m for m in members if any(t.is_meta for _, t in _own_tensors(m))]:
         for name, tensor in list(_own_tensors(module)):
-            if not tensor.is_meta:
-                continue
-            if tensor not in replacements:
-                values = torch.empty_like(tensor, device=device).fill_(_placeholder(tensor))
+            if tensor.is_meta and tensor not in replacements:
+                values = torch.full_like(tensor, _mark(tensor), device=device)
                 is_parameter = isinstance(tensor, nn.Parameter)
                 replacements[tensor] = (
                     nn.Parameter(values, tensor.requires_grad) if is_parameter else values
                 )
-            setattr(module, name, replacements[tensor])
-    for module in empty:
+            setattr(module, name, replacements.get(tensor, tensor))
         initialize = init_function or find_reset(module)
-        if initialize is None:
-            raise ConfigError(
-                f"{type(module).__name__} is on the meta device and has no reset_parameters(); "
-                "pass param_init_fn, which is called with each such module, or build the model on "
-                "a real device."
-            )
-        with torch.no_grad():
-            initialize(module)
-        left = [name for name, tensor in _own_tensors(module) if _is_untouched(tensor)]
+        if initialize is not None:
+            with torch.no_grad():
+                initialize(module)
+        left = [
+            name
+            for name, tensor in _own_tensors(module)
+            if initialize is None or _is_untouched(tensor)
+        ]
         if left:
-            how = "param_init_fn" if init_function else "reset_parameters()"
             raise ConfigError(
-                f"{how} did not initialise {', '.join(left)} of {type(module).__name__}, which was "
-                "on the meta device; let it fill every parameter and buffer that the module holds "
-                "itself."
+                f"Nothing has initialised {', '.join(left)} of {type(module).__name__}, which was "
+                "on the meta device. Give the module a reset_parameters() that fills all that it "
+                "holds itself, pass param_init_fn, or build the model on a real device."
             )
 
 
-def _placeholder(tensor: Tensor) -> float | int:
-    """Return the value that marks uninitialised tensors."""
-    if tensor.is_floating_point() or tensor.is_complex():
+def _mark(tensor: Tensor) -> float:
+    """Return the value that marks what nobody has initialised; booleans have none to spare."""
+    if tensor.is_floating_point():
         return torch.nan
-    return 0 if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
+    is_number = tensor.dtype != torch.bool and not tensor.is_complex()
+    return torch.iinfo(tensor.dtype).max if is_number else 0
 
 
 def _is_untouched(tensor: Tensor) -> bool:
-    if tensor.is_floating_point() or tensor.is_complex():
+    if tensor.is_floating_point():
         return bool(tensor.isnan().any())
-    # One such number can be meant; booleans have no value to spare.
-    is_countable = tensor.dtype != torch.bool and tensor.numel() > 0
-    return is_countable and bool((tensor == _placeholder(tensor)).all())
+    # One such number can be meant.
+    return tensor.numel() > 0 and _mark(tensor) != 0 and bool((tensor == _mark(tensor)).all())
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -315,9 +310,8 @@ def _build_mesh(
         is_group = isinstance(process_group, dist.ProcessGroup)
         if not is_group or device_mesh is not None or strategy.is_two_dimensional:
             raise ConfigError(
-                f"process_group={process_group!r} must be one process group, for a strategy "
-                "without copies, and goes without device_mesh. For others pass "
-                "device_mesh=(copies, shards), or a DeviceMesh."
+                "process_group is one group, goes without device_mesh, and with a strategy without copies. For "
+                "others pass device_mesh=(copies, shards), or a DeviceMesh."
             )
         return DeviceMesh.from_group(process_group, device_type), strategy
     if isinstance(device_mesh, DeviceMesh):
@@ -329,15 +323,13 @@ def _build_mesh(
     if strategy_name is None and mesh.ndim == 2:
         strategy = read_strategy("hybrid")
     if mesh.ndim != 1 + strategy.is_two_dimensional or (mesh.ndim == 2 and not mesh.mesh_dim_names):
+        needed = (
+            "two with names (copies, shards), as init_device_mesh(device_type, (2, 4), "
+            "mesh_dim_names=('replicate', 'shard')) makes"
+        )
         raise ConfigError(
             f"device_mesh has {mesh.ndim} dimensions named {mesh.mesh_dim_names}; strategy "
-            f"{strategy.name!r} needs "
-            + (
-                "two with names (copies, shards), as init_device_mesh(device_type, (2, 4), "
-                "mesh_dim_names=('replicate', 'shard')) makes."
-                if strategy.is_two_dimensional
-                else "one (shards)."
-            )
+            f"{strategy.name!r} needs {needed if strategy.is_two_dimensional else 'one (shards)'}."
         )
     return mesh, strategy
 
@@ -365,8 +357,8 @@ def _default_shape(strategy: Strategy) -> tuple[int, ...]:
     size = info.local_world_size or 1
     if world_size % size or places != [(rank % size, size) for rank in range(world_size)]:
         raise ConfigError(
-            f"sharding_strategy {strategy.name!r} shards within each machine, and needs machines "
-            "with equally many ranks, numbered machine by machine; (local rank, ranks of the "
-            f"machine) by rank: {places}. Start the ranks so, or pass device_mesh=(copies, shards)."
+            f"sharding_strategy {strategy.name!r} needs machines with equally many ranks, numbered "
+            f"machine by machine; found (local rank, ranks of the machine): {places}. Start the "
+            "ranks so, or pass device_mesh=(copies, shards)."
         )
     return world_size // size, size

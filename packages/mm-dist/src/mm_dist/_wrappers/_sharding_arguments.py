@@ -1,6 +1,5 @@
 """Read the arguments of ``MMFullyShardedDataParallel``."""
 
-import inspect
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +9,6 @@ from torch import nn
 
 from mm_dist._errors import ConfigError
 from mm_dist._message import suggest_name
-from mm_dist._torch_private import BATCH_NORM
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
@@ -69,21 +67,12 @@ _DTYPE_KEYS = ("param_dtype", "reduce_dtype", "output_dtype")
 _PRECISION_KEYS = (*_DTYPE_KEYS, "cast_forward_inputs")
 
 
-class Precision(NamedTuple):
-    """The policies of the outermost module, of those inside it, and of batch normalisations."""
+def read_precision(
+    given: Any,
+) -> "tuple[MixedPrecisionPolicy, MixedPrecisionPolicy, MixedPrecisionPolicy | None]":
+    """Return the policies of the outermost module, of those inside it, and of batch normalisations.
 
-    root: "MixedPrecisionPolicy"
-    inner: "MixedPrecisionPolicy"
-    exempt: "MixedPrecisionPolicy | None" = None
-
-    def find_exempt(self, candidates: Mapping[str, nn.Module]) -> list[nn.Module]:
-        """Return the batch normalisations: they refuse weights of another dtype."""
-        modules = candidates.values() if self.exempt is not None else ()
-        return [module for module in modules if isinstance(module, BATCH_NORM)]
-
-
-def read_precision(given: Any) -> Precision:
-    """Return the policies that ``mixed_precision`` describes.
+    The last one is ``None`` where these need no exception: they refuse weights of another dtype.
 
     Args:
         given: ``None``; a dict; or a ``MixedPrecisionPolicy``, which is used everywhere as it is.
@@ -96,7 +85,7 @@ def read_precision(given: Any) -> Precision:
     if given is None:
         given = MixedPrecisionPolicy()
     if isinstance(given, MixedPrecisionPolicy):
-        return Precision(given, given)
+        return given, given, None
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"mixed_precision={given!r} cannot be used; give a dict such as "
@@ -118,8 +107,8 @@ def read_precision(given: Any) -> Precision:
     root = MixedPrecisionPolicy(**common, output_dtype=output_dtype)
     inner = MixedPrecisionPolicy(**common)
     if param_dtype is None:
-        return Precision(root, inner)
-    return Precision(root, inner, MixedPrecisionPolicy(torch.float32, output_dtype=param_dtype))
+        return root, inner, None
+    return root, inner, MixedPrecisionPolicy(torch.float32, output_dtype=param_dtype)
 
 
 def _read_dtype(key: str, given: Any) -> torch.dtype | None:
@@ -138,20 +127,15 @@ def read_offload(given: Any, device_type: str) -> "OffloadPolicy":
     """Return the policy that ``cpu_offload`` describes; memory is never pinned for the CPU.
 
     Raises:
-        ConfigError: If it is no boolean, ``dict(pin_memory=...)`` or policy of ``fully_shard``.
+        ConfigError: If it is no boolean or policy of ``fully_shard``.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy  # noqa: PLC0415 (slow)
 
     if isinstance(given, OffloadPolicy):
         return given
-    if given is None or given is False:
-        return OffloadPolicy()
-    options = {} if given is True else given
-    if not isinstance(options, Mapping) or set(options) - {"pin_memory"}:
-        raise ConfigError(
-            f"cpu_offload={given!r} cannot be used; give True, False or dict(pin_memory=False)."
-        )
-    return CPUOffloadPolicy(pin_memory=options.get("pin_memory", True) and device_type != "cpu")
+    if given not in (None, True, False):
+        raise ConfigError(f"cpu_offload={given!r} cannot be used; give True or False.")
+    return CPUOffloadPolicy(pin_memory=device_type != "cpu") if given else OffloadPolicy()
 
 
 def choose_modules(policy: Any, candidates: Mapping[str, nn.Module]) -> list[nn.Module]:
@@ -179,11 +163,6 @@ def choose_modules(policy: Any, candidates: Mapping[str, nn.Module]) -> list[nn.
             "or dict(type='transformer', transformer_layer_cls=...)."
         )
     if callable(policy) and not isinstance(policy, type):
-        if "recurse" in inspect.signature(policy).parameters:
-            raise ConfigError(
-                f"auto_wrap_policy={policy!r} is a policy of torch's first FSDP; give a function "
-                "that takes a module, class names, or dict(min_num_params=...)."
-            )
         return [one for one in candidates.values() if _has_forward(one) and policy(one)]
     return _find_modules(candidates, policy)
 
@@ -209,11 +188,8 @@ def _find_modules(candidates: Mapping[str, nn.Module], selectors: Any) -> list[n
         ConfigError: If one is neither name nor class, or matches no module that has a forward.
     """
     given = [selectors] if isinstance(selectors, (str, type)) else selectors
-    if (
-        not isinstance(given, Iterable)
-        or not given
-        or not all(isinstance(one, (str, type)) for one in given)
-    ):
+    is_list = isinstance(given, Iterable) and all(isinstance(one, (str, type)) for one in given)
+    if not is_list or not given:
         raise ConfigError(
             f"auto_wrap_policy={selectors!r} cannot be used; give classes, class names or patterns "
             "such as ['TransformerBlock', 'backbone.stages.*']."
@@ -259,18 +235,17 @@ def find_ignored(root: nn.Module, given: Any) -> set[nn.Parameter]:
     Raises:
         ConfigError: If a pattern matches nothing, or a parameter is to be trained.
     """
-    modules = [module for module in [getattr(root, "data_preprocessor", None)] if module]
+    modules = [getattr(root, "data_preprocessor", None)]
     named = dict(root.named_modules())
     for item in [given] if isinstance(given, (str, nn.Module)) else given or ():
-        matches = [item] if isinstance(item, nn.Module) else []
-        if isinstance(item, str):
-            matches = [one for name, one in named.items() if name and fnmatchcase(name, item)]
-        if not matches:
+        is_module = isinstance(item, nn.Module)
+        matches = [one for name, one in named.items() if name and fnmatchcase(name, str(item))]
+        if not is_module and not matches:
             raise ConfigError(
                 f"ignored_modules: {item!r} matches none of the model's names; give modules, "
                 f"names, or patterns.{suggest_name(str(item), named)}"
             )
-        modules += matches
+        modules += [item] if is_module else matches
     found = {p for one in modules if isinstance(one, nn.Module) for p in one.parameters()}
     trained = [name for name, p in root.named_parameters() if p in found and p.requires_grad]
     if trained:

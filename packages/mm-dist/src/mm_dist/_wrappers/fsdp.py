@@ -39,8 +39,7 @@ class MMFullyShardedDataParallel(nn.Module):
             between forward and backward), ``"hybrid"`` and ``"hybrid-grad-op"`` (shards within
             each machine, copies across machines), ``"no-shard"`` (copies only); or the names and
             members of torch's first ``ShardingStrategy``.
-        cpu_offload: Keep parameters, gradients and optimizer state on the CPU between uses. A
-            boolean, or ``dict(pin_memory=False)``.
+        cpu_offload: Keep parameters, gradients and optimizer state on the CPU between uses.
         auto_wrap_policy: Which modules are gathered separately; without it all parameters are
             gathered at once. Classes, class names, patterns on module names (``"layers.*"``, in
             which ``*`` also matches dots) or several of them;
@@ -57,8 +56,6 @@ class MMFullyShardedDataParallel(nn.Module):
         use_orig_params: Unused: parameters are never flattened.
         device_mesh: A ``DeviceMesh`` of one dimension (shards) or two (copies, shards), or its
             sizes as ``(2, 4)``. Two dimensions mean ``"hybrid"`` where no strategy is given.
-        reshard_after_forward: Overrides when parameters are freed, the outermost group's too; a
-            number keeps them as shards over so many ranks.
         ignored_modules: Frozen modules, or patterns on their names, whose parameters stay whole on
             each rank.
         sync_module_states: Begin with the values of the first rank, as data parallelism does.
@@ -92,7 +89,6 @@ class MMFullyShardedDataParallel(nn.Module):
         use_orig_params: bool = True,  # noqa: FBT001, FBT002 (MMEngine's signature)
         *,
         device_mesh: "DeviceMesh | tuple[int, ...] | None" = None,
-        reshard_after_forward: bool | int | None = None,
         ignored_modules: Iterable[nn.Module | str] | None = None,
         sync_module_states: bool = True,
     ) -> None:
@@ -111,7 +107,6 @@ class MMFullyShardedDataParallel(nn.Module):
                 "mixed_precision": mixed_precision,
                 "param_init_fn": param_init_fn,
                 "device_mesh": device_mesh,
-                "reshard_after_forward": reshard_after_forward,
                 "ignored_modules": ignored_modules,
                 "sync_module_states": sync_module_states,
             },
@@ -133,17 +128,10 @@ class MMFullyShardedDataParallel(nn.Module):
     def train_step(self, data: Any, optim_wrapper: OptimWrapperProtocol) -> dict[str, Any]:
         """Run forward, backward and the optimizer on one batch.
 
-        Args:
-            data: One batch, as the model's ``data_preprocessor`` takes it. What that returns is
-                passed to ``forward``: a mapping by name, a list or tuple by position.
-            optim_wrapper: Provides the context of the forward pass, and runs backward.
-
-        Returns:
-            The ``log_vars`` of the model's ``parse_losses``, on the device.
+        Arguments and result are those of ``MMDistributedDataParallel.train_step``.
 
         Raises:
-            ArgumentTypeError: If the module lacks a method that a step needs, or the batch is no
-                mapping, list or tuple.
+            ArgumentTypeError: As there.
             ConfigError: If the optimizer holds the parameters from before the sharding.
         """
         if optim_wrapper is not self._checked_optimizers[0]:
