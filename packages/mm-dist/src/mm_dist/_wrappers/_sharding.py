@@ -310,8 +310,8 @@ def _build_mesh(
         is_group = isinstance(process_group, dist.ProcessGroup)
         if not is_group or device_mesh is not None or strategy.is_two_dimensional:
             raise ConfigError(
-                "process_group is one group, goes without device_mesh, and with a strategy without copies. For "
-                "others pass device_mesh=(copies, shards), or a DeviceMesh."
+                "process_group is one group, goes without device_mesh, and with a strategy "
+                "without copies. For others pass device_mesh=(copies, shards), or a DeviceMesh."
             )
         return DeviceMesh.from_group(process_group, device_type), strategy
     if isinstance(device_mesh, DeviceMesh):
