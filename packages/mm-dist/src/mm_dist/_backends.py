@@ -23,20 +23,7 @@ _GENERAL_BACKENDS = ("gloo", "mpi", "ucc")
 
 
 def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = True) -> str:
-    """Return the backend for ranks that compute on ``device_type``.
-
-    Args:
-        backend: What the user asked for: ``None``, a name, or pairs as ``cpu:gloo,cuda:nccl``.
-        device_type: The type of device that this process uses.
-        is_warning: Whether to warn if the request cannot be met.
-
-    Returns:
-        The request where this machine can run it, else what belongs to the device.
-
-    Raises:
-        ConfigError: If the request is not known.
-        TorchVersionError: If torch is too old for pairs.
-    """
+    """Return the backend for ranks that compute on ``device_type``."""
     check_backend(backend)
     if backend is None:
         return _own_backend(device_type)
@@ -60,12 +47,7 @@ def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = 
 
 
 def check_backend(backend: str | None) -> None:
-    """Refuse what names no backend, whether or not this machine can run it.
-
-    Raises:
-        ConfigError: If the request is not known.
-        TorchVersionError: If torch is too old for pairs.
-    """
+    """Refuse what names no backend, whether or not this machine can run it."""
     if backend is None:
         return
     if not isinstance(backend, str) or not backend:
@@ -134,11 +116,7 @@ def backend_names(backend: str) -> list[str]:
 
 
 def backends_by_device_type(group: Any = None) -> dict[str, str]:
-    """Return the backend that an existing group uses for each device type.
-
-    Older torch knows one backend per group, which is returned for its own device, or for the
-    CPU.
-    """
+    """Return the backend that an existing group uses for each device type."""
     read_config = getattr(dist.distributed_c10d, "get_backend_config", dist.get_backend)
     config = str(read_config(group))
     if ":" not in config:
@@ -153,9 +131,6 @@ def barrier_device_type(backends: Mapping[str, str]) -> str | None:
 
     NCCL needs one, and would guess it from the rank. With the backends of other accelerators torch
     2.13 takes the current one, and warns of it; before 2.4 it refused to be given one.
-
-    Args:
-        backends: The backend of the group for each device type.
     """
     if "nccl" in backends.values():
         return "cuda"
@@ -165,11 +140,7 @@ def barrier_device_type(backends: Mapping[str, str]) -> str | None:
 
 
 def communication_device(data_device: torch.device = CPU_DEVICE, group: Any = None) -> torch.device:
-    """Return the device on which the group can communicate data that is on ``data_device``.
-
-    That is the same device if a backend of the group serves it, else the group's accelerator
-    (CPU data under NCCL), else the CPU (CUDA data under gloo).
-    """
+    """Return the device on which the group can communicate data that is on ``data_device``."""
     backends = backends_by_device_type(group)
     if _serves(backends.get(data_device.type), data_device.type):
         return data_device

@@ -22,14 +22,7 @@ _REQUIRED_KEYS = ("name", "process_group_backend", "device_module")
 # What an extension ends its import in where it cannot work: torch_npu raises a plain Exception if
 # CANN's folders are incomplete, and others leave by SystemExit.
 _BROKEN = (Exception, SystemExit)
-_LOCAL_RANK_VARIABLES = (
-    "LOCAL_RANK",
-    "SLURM_LOCALID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "SLURM_STEP_GPUS",
-)
+_LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 @dataclass(frozen=True)
@@ -78,20 +71,13 @@ _ACCELERATORS = (
 
 
 def accelerator_rows() -> Iterator[DeviceRow]:
-    """Yield the built-in accelerators, then those that installed distributions add.
-
-    Lazily: a plugin is loaded only where no built-in row answers the question.
-    """
+    """Yield the built-in accelerators, then those that installed distributions add."""
     yield from _ACCELERATORS
     yield from plugin_rows()
 
 
 def find_row(device_type: str) -> DeviceRow:
-    """Return the row of a device type.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Return the row of a device type."""
     names: list[str] = []
     for row in chain([CPU], accelerator_rows()):
         if row.name == device_type:
@@ -112,22 +98,12 @@ def find_accelerator_of(backend: str) -> DeviceRow | None:
 
 
 def device_module(row: DeviceRow) -> Any | None:
-    """Return torch's module for a device type, ``None`` if this installation has none.
-
-    Loads the extension that provides it, if one is installed and was not loaded yet.
-    """
-    module = _find_attribute(row.device_module)
-    if module is None:
+    """Return torch's module for a device type, ``None`` if this installation has none."""
+    first, _, second = row.device_module.partition(".")
+    if getattr(torch, first, None) is None:
         load_extension(row.extension)
-        module = _find_attribute(row.device_module)
-    return module
-
-
-def _find_attribute(path: str) -> Any | None:
-    found: Any = torch
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+    found = getattr(torch, first, None)
+    return getattr(found, second, None) if second else found
 
 
 def load_extension(name: str | None) -> None:
@@ -140,10 +116,7 @@ def load_extension(name: str | None) -> None:
 
 
 def count_devices(row: DeviceRow) -> int:
-    """Return how many devices of a type this process can use; 0 without hardware or driver.
-
-    Where the type is not available, nothing else of its module is called.
-    """
+    """Return how many devices of a type this process can use; 0 without hardware or driver."""
     module = device_module(row)
     if module is None or not module.is_available():
         return 0
@@ -153,11 +126,7 @@ def count_devices(row: DeviceRow) -> int:
 
 @cache
 def plugin_rows() -> tuple[DeviceRow, ...]:
-    """Return the device types that installed distributions add, read once per process.
-
-    Raises:
-        ConfigError: If an entry point does not hold a mapping with the keys it needs.
-    """
+    """Return the device types that installed distributions add, read once per process."""
     built_in = {"cpu", *(row.name for row in _ACCELERATORS)}
     plugins = find_plugins(GROUP)
     rows = [_load_row(plugins[name]) for name in sorted(plugins) if name not in built_in]

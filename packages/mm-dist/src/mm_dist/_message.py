@@ -16,12 +16,7 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks with neighbours joined.
-
-    Example:
-        >>> format_ranks([5, 0, 1, 2])
-        '0-2, 5'
-    """
+    """Return ranks with neighbours joined."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

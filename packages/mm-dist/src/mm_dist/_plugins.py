@@ -6,11 +6,7 @@ from mm_dist._errors import ConfigError
 
 
 def find_plugins(group: str) -> dict[str, EntryPoint]:
-    """Map each name of an entry-point group to its entry point.
-
-    Raises:
-        ConfigError: If two distributions advertise different objects under one name.
-    """
+    """Map each name of an entry-point group to its entry point."""
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
         known = found.setdefault(entry.name, entry)

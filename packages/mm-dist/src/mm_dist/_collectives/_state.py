@@ -14,14 +14,7 @@ from mm_dist._state import DEBUG_VARIABLE, read_switch
 
 @dataclass
 class GroupState:
-    """Cached facts about one group.
-
-    Attributes:
-        ranks: The members, by global rank, in the order of the group.
-        index: Rank of this process within the group.
-        is_checked: Whether the ranks compare every call before they communicate.
-        served: Devices whose tensors the backend takes as they are.
-    """
+    """Cached facts about one group."""
 
     ranks: tuple[int, ...]
     index: int
@@ -34,11 +27,7 @@ _states: weakref.WeakKeyDictionary[Any, GroupState] = weakref.WeakKeyDictionary(
 
 
 def group_state(group: Any = None) -> GroupState:
-    """Return the cached facts about a group, by default that of all ranks.
-
-    Raises:
-        ConfigError: If this rank is not a member.
-    """
+    """Return the cached facts about a group, by default that of all ranks."""
     key = dist.group.WORLD if group is None else group
     try:
         return _states[key]
@@ -57,11 +46,7 @@ def group_state(group: Any = None) -> GroupState:
 
 
 def check_member(name: str, rank: int, state: GroupState) -> int:
-    """Return the rank within the group of a global rank.
-
-    Raises:
-        ConfigError: If the rank is not in the group.
-    """
+    """Return the rank within the group of a global rank."""
     if rank not in state.ranks:
         count = len(state.ranks)
         shown = list(state.ranks) if count <= 16 else f"{state.ranks[0]} to {state.ranks[-1]}"

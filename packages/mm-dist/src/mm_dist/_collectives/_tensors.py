@@ -36,13 +36,7 @@ def check_tensor(data: object, function: str, hint: str = "") -> None:
 
 
 def flatten(data: Any, function: str, path: str = "data") -> dict[str, Tensor]:
-    """Return the tensors in nested containers by path, e.g. ``data['loss'][0]``.
-
-    The order does not depend on that of the keys, which can differ between ranks.
-
-    Raises:
-        ArgumentTypeError: If anything but dicts, lists, tuples and dense tensors is in it.
-    """
+    """Return the tensors in nested containers by path, e.g. ``data['loss'][0]``."""
     if isinstance(data, Tensor):
         check_tensor(data, function)
         return {path: data}
@@ -90,12 +84,7 @@ def read_signature(tensors: Mapping[str, Tensor]) -> Signature:
 def compare_calls(
     call: str, own: Signature, group: Any, *, are_shapes_equal: bool = True
 ) -> list[Signature]:
-    """Return every rank's signature, in rank order.
-
-    Raises:
-        CollectiveError: On all ranks, if calls, paths or dtypes differ, or shapes where they must
-            not.
-    """
+    """Return every rank's signature, in rank order."""
     gathered = all_gather_object((call, own), group)
     is_same_call = len({each for each, _ in gathered}) == 1
     passed = [
@@ -131,10 +120,7 @@ def _describe(
 
 
 def place(data: Tensor, group: Any, state: GroupState) -> Tensor:
-    """Return ``data`` without gradient, contiguous, on the device that the group serves.
-
-    The result shares memory with ``data`` where nothing had to change.
-    """
+    """Return ``data`` without gradient, contiguous, on the device that the group serves."""
     placed = data.detach() if data.requires_grad else data
     # Asking the group takes as long as a small collective, so the answer is kept; but not that it
     # is the current device of an accelerator, which can change.

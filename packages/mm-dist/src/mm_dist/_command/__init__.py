@@ -17,21 +17,7 @@ _USAGE_STATUS, _FAILURE_STATUS = 2, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the ``mm-dist`` command.
-
-    Args:
-        arguments: Defaults to those of this process.
-
-    Returns:
-        The exit status: 0 for success, 2 for bad usage, and what each subcommand documents.
-
-    Raises:
-        SystemExit: From argparse, after ``--help``, ``--version`` or bad usage.
-
-    Example:
-        >>> main(["env", "--launcher", "none"])  # doctest: +SKIP
-        0
-    """
+    """Run the ``mm-dist`` command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if given[:1] == ["run"]:

@@ -222,12 +222,7 @@ def _report(
 
 
 def describe_speed(times: Mapping[int, Mapping[str, float]]) -> str:
-    """Return a table with the time and the bus bandwidth of the slowest rank, by size.
-
-    The bus bandwidth is size by time, times ``2 * (n - 1) / n``: optimal algorithms send this many
-    times the size over each link, so that it compares with the speed of the links for any number of
-    ranks. (NVIDIA, https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)
-    """
+    """Return a table with the time and the bus bandwidth of the slowest rank, by size."""
     rows = []
     for size in times[0]:
         slowest = max(times, key=lambda rank: times[rank][size])

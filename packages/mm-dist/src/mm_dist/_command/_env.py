@@ -85,11 +85,7 @@ def read_versions() -> dict[str, str]:
 
 
 def explain_environment(env: Mapping[str, str], launcher: str = "auto") -> list[EnvironmentRow]:
-    """Say what ``init_dist`` would choose in an environment, and why; joins nothing.
-
-    An environment that cannot be used is explained as far as it goes: each error is a row called
-    ``error``, and nothing is raised.
-    """
+    """Say what ``init_dist`` would choose in an environment, and why; joins nothing."""
     rows: list[EnvironmentRow] = []
     read = None
     with _collecting_errors(rows):

@@ -18,13 +18,7 @@ def print_error(text: str) -> None:
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return lines whose columns are as wide as their widest cell.
-
-    Example:
-        >>> print(format_table(["a", "bc"], [["100", "2"]]))
-        a    bc
-        100  2
-    """
+    """Return lines whose columns are as wide as their widest cell."""
     lines = [list(header), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

@@ -33,10 +33,7 @@ _SIGNAL_MEANINGS = {
 
 
 def run_script(arguments: Sequence[str]) -> int:
-    """Start a script on every device of this machine, and wait for its end.
-
-    Returns the exit status of the rank that failed first (128 + N after signal N), or 0.
-    """
+    """Start a script on every device of this machine, and wait for its end."""
     options = read_run_options(arguments)
     with tempfile.TemporaryDirectory(prefix="mm_dist_run_") as scratch:
         if options.log_dir and options.tee == "0":

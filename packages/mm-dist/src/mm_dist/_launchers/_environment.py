@@ -79,12 +79,7 @@ class Launcher(Protocol):
 
 
 class VariableReader:
-    """Reads the variables of one environment for one launcher.
-
-    Args:
-        env: The environment, usually ``os.environ``.
-        launcher: Name of the launcher, for messages.
-    """
+    """Reads the variables of one environment for one launcher."""
 
     def __init__(self, env: Mapping[str, str], launcher: str) -> None:
         self._env = env
@@ -100,11 +95,7 @@ class VariableReader:
         return None
 
     def find_integer(self, field: str, *variables: str) -> int | None:
-        """Return the first variable that is set, as a number of at least 0, else ``None``.
-
-        Raises:
-            LaunchError: If the value is no such number.
-        """
+        """Return the first variable that is set, as a number of at least 0, else ``None``."""
         text = self.find_text(field, *variables)
         if text is None:
             return None
@@ -117,11 +108,7 @@ class VariableReader:
         return int(text)
 
     def read_integer(self, field: str, *variables: str) -> int:
-        """Return ``find_integer`` of variables of which one has to be set.
-
-        Raises:
-            LaunchError: If none is set, or the value is no number of at least 0.
-        """
+        """Return ``find_integer`` of variables of which one has to be set."""
         value = self.find_integer(field, *variables)
         if value is None:
             names = " or ".join(variables)
@@ -132,11 +119,7 @@ class VariableReader:
         return value
 
     def find_port(self, *variables: str) -> int | None:
-        """Return the first variable that is set, as a port, else ``None``.
-
-        Raises:
-            LaunchError: If it is no port number.
-        """
+        """Return the first variable that is set, as a port, else ``None``."""
         port = self.find_integer("master_port", *variables)
         if port is None or 0 < port < 2**16:
             return port

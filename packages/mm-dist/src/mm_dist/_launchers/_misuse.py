@@ -25,14 +25,7 @@ def is_copy_of_enclosing(env: Mapping[str, str]) -> bool:
 
 
 def check_agreement(env: Mapping[str, str]) -> None:
-    """Refuse ``RANK`` and ``WORLD_SIZE`` that contradict the task of ``srun`` or ``mpirun``.
-
-    With them the tasks would train alone, each as rank 0 of 1, or wait for each other for ever.
-    torchrun inside a task is right: its numbers are the finer ones.
-
-    Raises:
-        LaunchError: If they do; the message shows both, and the way out.
-    """
+    """Refuse ``RANK`` and ``WORLD_SIZE`` that contradict the task of ``srun`` or ``mpirun``."""
     task, numbers = find_enclosing(env), _read_numbers(env)
     if task is None or numbers is None or env.get("TORCHELASTIC_RUN_ID"):
         return
@@ -58,13 +51,7 @@ def _read_numbers(env: Mapping[str, str]) -> tuple[int, int] | None:
 def describe_misuse(
     launcher: str, environment: LaunchEnvironment, env: Mapping[str, str]
 ) -> str | None:
-    """Return a warning if this process may train alone by mistake, else ``None``.
-
-    Args:
-        launcher: What was asked for, ``'auto'`` included: whoever asks for ``'none'`` means it.
-        environment: What was read.
-        env: The variables that it was read from.
-    """
+    """Return a warning if this process may train alone by mistake, else ``None``."""
     if launcher != "auto" or environment.launcher != "none":
         return None
     silence = "(launcher='none' silences this warning)."

@@ -21,10 +21,7 @@ _FIRST_PORT, _NUM_PORTS = 10000, 9973
 
 
 def is_started_by_mpirun(env: Mapping[str, str]) -> bool:
-    """Return whether a process manager of MPI started this process.
-
-    Only the process managers count ranks per machine; ``srun`` sets ``PMI_RANK`` but not these.
-    """
+    """Return whether a process manager of MPI started this process."""
     return any(env.get(name) for name in _LOCAL_RANK)
 
 

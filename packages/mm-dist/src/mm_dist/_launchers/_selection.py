@@ -43,13 +43,7 @@ def launcher_names() -> list[str]:
 
 
 def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
-    """Return the launcher called ``name``; for ``'auto'`` the one that ``env`` belongs to.
-
-    Raises:
-        ConfigError: If no installed distribution provides a launcher of that name, or it cannot be
-            loaded.
-        LaunchError: If ``'auto'`` finds variables of torch that contradict srun or mpirun.
-    """
+    """Return the launcher called ``name``; for ``'auto'`` the one that ``env`` belongs to."""
     if name == "auto":
         check_agreement(env)
         return detect_launcher(env)
@@ -66,12 +60,7 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
 
 
 def check_launcher(name: str) -> None:
-    """Refuse what is no launcher's name.
-
-    Raises:
-        ArgumentTypeError: If it is no text.
-        ConfigError: If no installed distribution provides a launcher of that name.
-    """
+    """Refuse what is no launcher's name."""
     if not isinstance(name, str):
         raise ArgumentTypeError(
             f"launcher={name!r} is no name; give one, as 'auto' or 'slurm', as a str."
@@ -99,14 +88,7 @@ def detect_launcher(env: Mapping[str, str]) -> Launcher:
 
 
 def ask_launchers(env: Mapping[str, str]) -> Iterator[tuple[Launcher, bool]]:
-    """Yield the launchers in the order in which ``'auto'`` asks them, with their answers.
-
-    A plugin that cannot be loaded, or fails to look at the variables, is skipped with a warning: it
-    cannot have started this process.
-
-    Raises:
-        MMDistError: What a launcher itself has to say about its variables.
-    """
+    """Yield the launchers in the order in which ``'auto'`` asks them, with their answers."""
     found = find_plugins(GROUP)
     for name in (*launcher_names()[2:], "none"):
         if name not in found:

@@ -27,11 +27,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def is_slurm_task(env: Mapping[str, str]) -> bool:
-    """Return whether ``srun`` started this process.
-
-    The shell of ``salloc`` and the script of ``sbatch`` are no tasks of a step, and a rank that
-    ``mpirun`` started inside a step belongs to ``mpirun``.
-    """
+    """Return whether ``srun`` started this process."""
     is_numbered = bool(env.get("SLURM_PROCID")) and any(env.get(name) for name in _NUM_TASKS)
     return is_numbered and is_in_step(env) and not is_started_by_mpirun(env)
 
@@ -142,15 +138,7 @@ def _read_master_port(reader: VariableReader) -> int:
 
 
 def first_node(text: str) -> str:
-    """Return the first name of a node list, zero padding kept.
-
-    Raises:
-        LaunchError: If the text is no node list.
-
-    Example:
-        >>> first_node("gpu[08-09,12],n[1-2]")
-        'gpu08'
-    """
+    """Return the first name of a node list, zero padding kept."""
     first = _NODE.match(text)
     if first is None:
         raise LaunchError(f"Cannot read the Slurm node list {text!r}; expected one like n[1-3],m4.")

@@ -61,16 +61,7 @@ def check_dist_arguments(
 
 
 def read_timeout(timeout: float | timedelta | None, name: str = "timeout") -> timedelta | None:
-    """Return a timeout as ``timedelta``; numbers are seconds, ``None`` is torch's default.
-
-    Raises:
-        ArgumentTypeError: If it is neither a number nor a ``timedelta``.
-        ConfigError: If it is not more than 0, or not finite.
-
-    Example:
-        >>> read_timeout(90)
-        datetime.timedelta(seconds=90)
-    """
+    """Return a timeout as ``timedelta``; numbers are seconds, ``None`` is torch's default."""
     if timeout is None:
         return None
     if isinstance(timeout, timedelta):
@@ -111,11 +102,7 @@ def _check_place(
 def place_variables(
     rank: int, world_size: int | None, init_method: str | None, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return torchrun's variables for the place that a script gives its own process.
-
-    Raises:
-        LaunchError: If that does not say where rank 0 is, or the number on this machine.
-    """
+    """Return torchrun's variables for the place that a script gives its own process."""
     given = _read_address(init_method)
     host, port = given or (env.get("MASTER_ADDR"), env.get("MASTER_PORT"))
     if not host or not port:

@@ -16,10 +16,7 @@ _ANY_ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 def current_info() -> DistInfo:
-    """Describe the group that exists; it need not have been created by ``init_dist``.
-
-    Where nothing says otherwise, all processes are taken to be on one machine.
-    """
+    """Describe the group that exists; it need not have been created by ``init_dist``."""
     own = find_own_group()
     if own is not None:
         return own.info
@@ -46,10 +43,7 @@ def current_info() -> DistInfo:
 
 
 def current_environment() -> LaunchEnvironment | None:
-    """Return what the launcher says, unless the group has other ranks than it started.
-
-    Variables that cannot be read say nothing: the group works without them.
-    """
+    """Return what the launcher says, unless the group has other ranks than it started."""
     own = find_own_group()
     if own is not None:
         return own.environment

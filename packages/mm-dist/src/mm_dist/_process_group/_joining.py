@@ -38,18 +38,7 @@ def join_group(
     variables: Mapping[str, str],
     settings: Mapping[str, str],
 ) -> OwnGroup:
-    """Create the default group, and remember it in the state of this process.
-
-    Args:
-        info: What was chosen for this process.
-        environment: Where the ranks meet.
-        timeout: How long a collective may take, and how long ranks wait for each other here.
-        variables: To be set in the environment until the group ends.
-        settings: What has to be the same on all ranks, by the name of the argument or variable.
-
-    Raises:
-        LaunchError: If the group does not come up.
-    """
+    """Create the default group, and remember it in the state of this process."""
     _logger.debug("joining %s, read from %s", info, dict(environment.sources))
     if not dist.is_available():
         raise LaunchError(

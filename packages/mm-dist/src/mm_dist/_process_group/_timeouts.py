@@ -30,20 +30,13 @@ def default_timeout(backend: str) -> timedelta:
 
 
 def read_group_timeout(group: Any) -> timedelta | None:
-    """Return how long a collective of this group may take, as torch has it.
-
-    Of a group with one backend per device, the shortest; ``None`` where no backend has the option.
-    """
+    """Return how long a collective of this group may take, as torch has it."""
     timeouts = [read_timeout_option(backend) for backend in _backends_of(group)]
     return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
 
 def check_timeout_can_change(backend: str) -> None:
-    """Check that torch lets the timeout of a running group change, with effect.
-
-    Raises:
-        TorchVersionError: If it does not for one of the backends.
-    """
+    """Check that torch lets the timeout of a running group change, with effect."""
     for name in backend_names(backend):
         # gloo's older method accepts a new timeout and ignores it. Other vendors' backends inherit
         # the newer one.

@@ -16,20 +16,7 @@ Address = tuple[str, int]
 
 
 def resolve(host: str, port: int, limit_s: float = _UNKNOWN_NAME_S) -> list[Address]:
-    """Return the numeric addresses of a machine.
-
-    Args:
-        host: Name or address; a numeric one is returned as it is.
-        port: Goes into the result unchanged.
-        limit_s: How long to ask again for a name that is not known.
-
-    Raises:
-        LaunchError: If the name has no address by then; the message names it.
-
-    Example:
-        >>> resolve("127.0.0.1", 29500)
-        [('127.0.0.1', 29500)]
-    """
+    """Return the numeric addresses of a machine."""
     if _is_numeric(host):
         return [(host, port)]
     end = time.monotonic() + limit_s
@@ -86,12 +73,7 @@ def is_listening(addresses: list[Address], limit_s: float = _CONNECTION_S) -> bo
 
 
 def wait_for_listener(host: str, port: int, limit_s: float, rank: int) -> None:
-    """Wait until the port accepts connections; rank 0 may start late.
-
-    Raises:
-        LaunchError: If the name is not known, or the port stays closed. The message says which
-            addresses were tried and what each answered.
-    """
+    """Wait until the port accepts connections; rank 0 may start late."""
     start = time.monotonic()
     addresses = resolve(host, port)
     pause_s = 0.01

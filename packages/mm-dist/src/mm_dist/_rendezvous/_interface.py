@@ -22,11 +22,7 @@ _VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
 def interface_variables(environment: LaunchEnvironment, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable to set so that gloo uses the right interface; empty if it will.
-
-    On the first machine, whose name may mean a loopback address, that is the interface of the
-    default route, else the only one that there is. What the user chose stays.
-    """
+    """Return the variable to set so that gloo uses the right interface; empty if it will."""
     if env.get(_VARIABLE) or environment.num_nodes == 1 or not sys.platform.startswith("linux"):
         return {}
     with suppress(OSError):

@@ -33,23 +33,8 @@ def meet(
     limit_s: float,
     settings: Mapping[str, str],
 ) -> None:
-    """Wait until all ranks are there, and check that they ask for the same.
-
-    Everything is asked by counting up by 0: that does not block, is quiet, and right in every
-    version of torch, unlike a wait that ran out.
-
-    Args:
-        store: The store of this job, or what was found in its place.
-        environment: This process's place.
-        number: How many groups this process has joined before; the same on all ranks.
-        limit_s: How long to wait for the others, in seconds.
-        settings: What this process asks for, by the name of the argument or variable.
-
-    Raises:
-        LaunchError: If some ranks do not come in time (rank 0 names them), if a newer process has
-            the same rank, or one that has met the others already, if the store belongs to another
-            job, or if ranks ask for different settings.
-    """
+    """Wait until all ranks are there, and check that they ask for the same."""
+    # Asked by counting up by 0: that neither blocks nor prints, in every version of torch.
     end = time.monotonic() + limit_s
     rank, prefix = environment.rank, f"mm_dist/{number}"
     is_unique = not is_kept_by_launcher()

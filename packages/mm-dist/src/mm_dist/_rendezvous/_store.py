@@ -14,7 +14,6 @@ import torch.distributed as dist
 from mm_dist._errors import LaunchError
 from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._rendezvous._address import (
-    can_host,
     is_listening,
     resolve,
     wait_for_listener,
@@ -39,13 +38,7 @@ class StoreAddress:
     port: int
 
     def connect(self, limit_s: float = _SHORT_ANSWER_S) -> Any | None:
-        """Return a connection of its own, ``None`` if the store cannot be reached.
-
-        torch's own attempt would fill the console, so a plain one comes first.
-
-        Args:
-            limit_s: How long the store may take for an answer, once it is reached.
-        """
+        """Return a connection of its own, ``None`` if the store cannot be reached."""
         try:
             addresses = resolve(self.host, self.port, _REACH_S)
             if not is_listening(addresses, _REACH_S):
@@ -61,22 +54,13 @@ def is_kept_by_launcher() -> bool:
 
 
 def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
-    """Open the store on rank 0, or connect to it from the others.
-
-    Args:
-        environment: This process's place.
-        limit_s: How long the other ranks wait for rank 0, in seconds.
-
-    Raises:
-        LaunchError: If the address is not known or not rank 0's, the port is taken, or rank 0
-            is not there in time.
-    """
+    """Open the store on rank 0, or connect to it from the others."""
     host, port = str(environment.master_addr), int(environment.master_port or 0)
     if environment.rank == 0 and not is_kept_by_launcher():
-        addresses = resolve(host, port)
+        resolve(host, port)  # a wrong name is an error on rank 0, too
         try:
             # By a name that always leads here: torch waits long for an address that does not.
-            store = _open("localhost", port, limit_s, is_server=True)
+            return _open("localhost", port, limit_s, is_server=True)
         except (RuntimeError, OSError) as error:
             if not any(words in str(error).lower() for words in PORT_IS_TAKEN):
                 raise
@@ -85,17 +69,6 @@ def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
                 "uses it. Choose another one for all ranks with MASTER_PORT or port= (torchrun "
                 "--master_port=N), or have a free one chosen: torchrun --standalone."
             ) from error
-        # One that is not this machine's may lead here nevertheless, as that of a gateway in front.
-        is_own = any(can_host(text, 0) for text, _ in addresses)
-        if not is_own and not is_listening(addresses, min(limit_s, _REACH_S)):
-            numbers = ", ".join(text for text, _ in addresses)
-            also = "" if numbers == host else f" ({numbers})"
-            raise LaunchError(
-                f"Rank 0 runs on {socket.gethostname()}, but MASTER_ADDR={host!r}{also} does "
-                "not lead to this machine. Start rank 0 there, or set MASTER_ADDR to a name or "
-                "address of this machine on all ranks."
-            )
-        return store
     start = time.monotonic()
     wait_for_listener(host, port, limit_s, environment.rank)
     if is_kept_by_launcher():

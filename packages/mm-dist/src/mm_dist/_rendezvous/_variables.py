@@ -7,12 +7,7 @@ from mm_dist._launchers._environment import LaunchEnvironment
 
 
 def set_variables(environment: LaunchEnvironment, more: Mapping[str, str]) -> dict[str, str | None]:
-    """Set what torch's ``env://`` rendezvous reads; return the former values of what changed.
-
-    Args:
-        environment: This process's place.
-        more: Further variables to set.
-    """
+    """Set what torch's ``env://`` rendezvous reads; return the former values of what changed."""
     wanted = {
         **more,
         "MASTER_ADDR": str(environment.master_addr),

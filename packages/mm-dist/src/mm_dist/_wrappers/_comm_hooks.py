@@ -16,16 +16,7 @@ _Future = torch.futures.Future[torch.Tensor]
 
 
 def install_comm_hook(wrapper: Any, comm_hook: str) -> None:
-    """Register a communication hook on a data-parallel wrapper.
-
-    Args:
-        wrapper: torch's ``DistributedDataParallel`` or a subclass, without a hook.
-        comm_hook: ``"fp16"`` or ``"bf16"``.
-
-    Raises:
-        ConfigError: If it is not known.
-        TorchVersionError: If gloo is to add bfloat16 before torch 2.4.
-    """
+    """Register a communication hook on a data-parallel wrapper."""
     if not isinstance(comm_hook, str) or comm_hook not in _DTYPES:
         raise ConfigError(
             f"comm_hook={comm_hook!r} is not known; there are 'fp16' and 'bf16'. Give others to "
@@ -55,11 +46,7 @@ def no_communication(
     state: Any,  # noqa: ARG001 (torch passes it)
     bucket: GradBucket,
 ) -> _Future:
-    """Return the gradients of this rank as they are: for a process group without peers.
-
-    torch's data-parallel backward needs the future of a collective, which its fake backend does
-    not give.
-    """
+    """Return the gradients of this rank as they are: for a process group without peers."""
     future: _Future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

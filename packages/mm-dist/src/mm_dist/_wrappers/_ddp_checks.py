@@ -24,12 +24,7 @@ _NUM_SHOWN = 20
 
 
 def check_module(module: Any) -> None:
-    """Check that a module has something to synchronise and is not wrapped already.
-
-    Raises:
-        ArgumentTypeError: If it is no module.
-        ConfigError: If no parameter of it is trainable, or it is wrapped already.
-    """
+    """Check that a module has something to synchronise and is not wrapped already."""
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(f"module must be a torch.nn.Module, got {type(module)}.")
     if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -45,12 +40,7 @@ def check_module(module: Any) -> None:
 
 
 def check_group(module: nn.Module, ddp_kwargs: dict[str, Any]) -> None:
-    """Check that there is a process group, and that it can carry the module's gradients.
-
-    Raises:
-        ConfigError: If the module is on the CPU, and the group serves accelerators only.
-        LaunchError: If there is no process group.
-    """
+    """Check that there is a process group, and that it can carry the module's gradients."""
     group, mesh = ddp_kwargs.get("process_group"), ddp_kwargs.get("device_mesh")
     if group is None and mesh is None and not is_distributed():
         raise LaunchError(
@@ -70,11 +60,7 @@ def check_group(module: nn.Module, ddp_kwargs: dict[str, Any]) -> None:
 
 
 def read_ddp_arguments(module: nn.Module, ddp_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments for torch's ``DistributedDataParallel``; ``ddp_kwargs`` stays as it is.
-
-    Raises:
-        ArgumentTypeError: If this torch knows no argument of a name.
-    """
+    """Return the arguments for torch's ``DistributedDataParallel``."""
     known = set(inspect.signature(DistributedDataParallel.__init__).parameters) - {"self", "module"}
     arguments = dict(ddp_kwargs)
     # torch 2.13 renamed it; the old name warns there, the new one is unknown before.
@@ -106,13 +92,7 @@ def _is_on_cpu(module: nn.Module) -> bool:
 
 
 def raise_explained(error: RuntimeError, wrapper: Any, names: Sequence[str]) -> None:
-    """Raise a ``GradientSyncError`` that names the parameters if torch's reducer raised ``error``.
-
-    Args:
-        error: What torch raised.
-        wrapper: The data-parallel wrapper, for its settings.
-        names: Names of the parameters that the reducer manages, in its order.
-    """
+    """Raise a ``GradientSyncError`` that names the parameters of an error of torch's reducer."""
     match = _INDICES.search(str(error))
     if match is None:
         return
@@ -160,14 +140,7 @@ def _find_remedy(wrapper: Any) -> str:
 
 
 def check_still_frozen(frozen: Sequence[tuple[str, Tensor]]) -> None:
-    """Check that no parameter was unfrozen that the reducer does not average.
-
-    Args:
-        frozen: Names and parameters that required no gradient when the model was wrapped.
-
-    Raises:
-        GradientSyncError: If one requires gradients by now.
-    """
+    """Check that no parameter was unfrozen that the reducer does not average."""
     unfrozen = tuple(name for name, parameter in frozen if parameter.requires_grad)
     if unfrozen:
         raise GradientSyncError(

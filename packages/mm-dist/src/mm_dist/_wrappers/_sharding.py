@@ -37,19 +37,7 @@ _NAME = "MMFullyShardedDataParallel"
 def shard_module(
     module: nn.Module, options: dict[str, Any]
 ) -> "tuple[DeviceMesh, str, tuple[Any, ...]]":
-    """Shard ``module`` in place.
-
-    Args:
-        module: The model.
-        options: The other arguments of ``MMFullyShardedDataParallel``, by name.
-
-    Returns:
-        The ranks, the name of the strategy, and the modules of ``fully_shard``: inner ones first,
-        the module itself last.
-
-    Raises:
-        MMDistError: As said there.
-    """
+    """Shard ``module`` in place; return mesh, name of the strategy, and sharded modules, root last."""
     _check_module(module)
     device_type, fully_shard = _load_fully_shard(module, options["device_mesh"])
     ignored = find_ignored(module, options["ignored_modules"])
@@ -286,20 +274,7 @@ def broadcast_over(mesh: "DeviceMesh", tensor: Tensor) -> None:
 def _build_mesh(
     strategy_name: Any, device_mesh: Any, process_group: Any, device_type: str
 ) -> "tuple[DeviceMesh, Strategy]":
-    """Return the ranks as a mesh, and the strategy, which the mesh decides where none is named.
-
-    Args:
-        strategy_name: ``sharding_strategy`` as the user gave it.
-        device_mesh: A ``DeviceMesh``, the sizes of one, or ``None``.
-        process_group: The ranks, for a mesh of one dimension; ``None`` for all.
-        device_type: Of a mesh that is made here.
-
-    Returns:
-        A mesh of one dimension (shards), or of two (copies, shards of each).
-
-    Raises:
-        ConfigError: If these do not fit each other, or the ranks.
-    """
+    """Return the ranks as a mesh, and the strategy, which the mesh decides where none is named."""
     from torch.distributed.device_mesh import (  # noqa: PLC0415 (slow to import)
         DeviceMesh,
         init_device_mesh,

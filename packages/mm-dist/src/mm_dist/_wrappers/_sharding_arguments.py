@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 class Strategy(NamedTuple):
-    """A sharding strategy.
-
-    Attributes:
-        name: Our name of it.
-        is_freed: Whether gathered parameters are freed between forward and backward.
-        is_two_dimensional: Whether there are copies, each spread over shards.
-    """
+    """A sharding strategy."""
 
     name: str
     is_freed: bool
@@ -45,11 +39,7 @@ _FORMER_NAMES = {
 
 
 def read_strategy(given: Any) -> Strategy:
-    """Return the strategy of a name, or of a member of torch's first ``ShardingStrategy``.
-
-    Raises:
-        ConfigError: If it is not known.
-    """
+    """Return the strategy of a name, or of a member of torch's first ``ShardingStrategy``."""
     # A member of the enum counts by its name, so that torch.distributed.fsdp is not needed here.
     text = str(getattr(given, "name", given))
     name = text.lower().replace("_", "-").rpartition(".")[2].strip("-")
@@ -70,16 +60,7 @@ _PRECISION_KEYS = (*_DTYPE_KEYS, "cast_forward_inputs")
 def read_precision(
     given: Any,
 ) -> "tuple[MixedPrecisionPolicy, MixedPrecisionPolicy, MixedPrecisionPolicy | None]":
-    """Return the policies of the outermost module, of those inside it, and of batch normalisations.
-
-    The last one is ``None`` where these need no exception: they refuse weights of another dtype.
-
-    Args:
-        given: ``None``; a dict; or a ``MixedPrecisionPolicy``, which is used everywhere as it is.
-
-    Raises:
-        ConfigError: If a key or a dtype is not known.
-    """
+    """Return the policies of the outermost module, of those inside it, and of batch normalisations."""
     from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: PLC0415 (slow to import)
 
     if given is None:
@@ -124,11 +105,7 @@ def _read_dtype(key: str, given: Any) -> torch.dtype | None:
 
 
 def read_offload(given: Any, device_type: str) -> "OffloadPolicy":
-    """Return the policy that ``cpu_offload`` describes; memory is never pinned for the CPU.
-
-    Raises:
-        ConfigError: If it is no boolean or policy of ``fully_shard``.
-    """
+    """Return the policy that ``cpu_offload`` describes; memory is never pinned for the CPU."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy  # noqa: PLC0415 (slow)
 
     if isinstance(given, OffloadPolicy):
@@ -139,16 +116,7 @@ def read_offload(given: Any, device_type: str) -> "OffloadPolicy":
 
 
 def choose_modules(policy: Any, candidates: Mapping[str, nn.Module]) -> list[nn.Module]:
-    """Return the modules that ``auto_wrap_policy`` selects.
-
-    Args:
-        policy: ``None``; a class, name or pattern, or several of them; a dict with ``type`` or
-            ``min_num_params``; or a function of a module.
-        candidates: The modules that may be chosen, by name, in the model's order.
-
-    Raises:
-        ConfigError: If it is none of these, or names something that the model has not.
-    """
+    """Return the modules that ``auto_wrap_policy`` selects."""
     if policy is None:
         return []
     if isinstance(policy, Mapping):
@@ -182,11 +150,7 @@ def _choose_by_size(candidates: Mapping[str, nn.Module], least: Any) -> list[nn.
 
 
 def _find_modules(candidates: Mapping[str, nn.Module], selectors: Any) -> list[nn.Module]:
-    """Return the modules that a class, its name, or a pattern on names of modules matches.
-
-    Raises:
-        ConfigError: If one is neither name nor class, or matches no module that has a forward.
-    """
+    """Return the modules that a class, its name, or a pattern on names of modules matches."""
     given = [selectors] if isinstance(selectors, (str, type)) else selectors
     is_list = isinstance(given, Iterable) and all(isinstance(one, (str, type)) for one in given)
     if not is_list or not given:
@@ -223,18 +187,8 @@ def _matches(selector: Any, name: str, module: nn.Module) -> bool:
 
 
 def find_ignored(root: nn.Module, given: Any) -> set[nn.Parameter]:
-    """Return the parameters of ``root`` that are not sharded.
-
-    Those of a ``data_preprocessor`` are among them: it is called outside the model's forward, when
-    the model's parameters are not gathered.
-
-    Args:
-        root: The model.
-        given: ``None``, or modules and patterns on names of modules.
-
-    Raises:
-        ConfigError: If a pattern matches nothing, or a parameter is to be trained.
-    """
+    """Return the parameters of ``root`` that are not sharded."""
+    # It is called outside the model's forward, when no parameters are gathered.
     modules = [getattr(root, "data_preprocessor", None)]
     named = dict(root.named_modules())
     for item in [given] if isinstance(given, (str, nn.Module)) else given or ():

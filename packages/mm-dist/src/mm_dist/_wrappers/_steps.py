@@ -23,42 +23,19 @@ class OptimWrapperProtocol(Protocol):
 
 
 def val_step(self: Any, data: Any) -> Any:
-    """Return the module's own ``val_step(data)``; nothing is synchronised.
-
-    Raises:
-        ArgumentTypeError: If the module has none.
-    """
+    """Return the module's own ``val_step(data)``; nothing is synchronised."""
     check_methods(self, "val_step", "val_step")
     return self.module.val_step(data)
 
 
 def test_step(self: Any, data: Any) -> Any:
-    """Return the module's own ``test_step(data)``; nothing is synchronised.
-
-    Raises:
-        ArgumentTypeError: If the module has none.
-    """
+    """Return the module's own ``test_step(data)``; nothing is synchronised."""
     check_methods(self, "test_step", "test_step")
     return self.module.test_step(data)
 
 
 def run_train_step(wrapper: Any, data: Any, optim_wrapper: OptimWrapperProtocol) -> dict[str, Any]:
-    """Run forward, backward and the optimizer on one batch.
-
-    The first step of a process ends with ``enter_steady_state``.
-
-    Args:
-        wrapper: A module with the model as ``module``; its own call synchronises or gathers.
-        data: One batch, as the model's ``data_preprocessor`` takes it.
-        optim_wrapper: Provides the context of the forward pass, and runs backward.
-
-    Returns:
-        The ``log_vars`` of the model's ``parse_losses``, on the device.
-
-    Raises:
-        ArgumentTypeError: If the model lacks a method that a step needs, or its preprocessor
-            returns no mapping, list or tuple.
-    """
+    """Run forward, backward and the optimizer on one batch."""
     advance_iteration()
     check_methods(wrapper, "train_step", "data_preprocessor", "parse_losses")
     model: Any = wrapper.module
@@ -73,11 +50,7 @@ def run_train_step(wrapper: Any, data: Any, optim_wrapper: OptimWrapperProtocol)
 
 
 def call_with_batch(wrapper: Any, batch: Any, mode: str) -> Any:
-    """Call ``wrapper`` with a batch: a mapping by name, a list or tuple by position.
-
-    Raises:
-        ArgumentTypeError: If it is none of these.
-    """
+    """Call ``wrapper`` with a batch: a mapping by name, a list or tuple by position."""
     # Through __call__: what the wrapper does around the model's forward must not be bypassed.
     if isinstance(batch, (dict, Mapping)):  # a dict first: the cheaper question
         return wrapper(**batch, mode=mode)
@@ -90,11 +63,7 @@ def call_with_batch(wrapper: Any, batch: Any, mode: str) -> Any:
 
 
 def check_methods(wrapper: Any, step: str, *names: str) -> None:
-    """Check that the wrapped model has the methods that a step calls.
-
-    Raises:
-        ArgumentTypeError: If something is missing.
-    """
+    """Check that the wrapped model has the methods that a step calls."""
     missing = [name for name in names if not callable(getattr(wrapper.module, name, None))]
     if missing:
         raise ArgumentTypeError(

@@ -109,14 +109,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
-        """Normalise over all ranks in training, by the running statistics in evaluation.
-
-        Args:
-            input: Shape ``(n, num_features, ...)``.
-
-        Returns:
-            The same shape and dtype.
-        """
+        """Normalise over all ranks in training, by the running statistics in evaluation."""
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
         is_alone = not is_distributed() or get_world_size(self.process_group) == 1

@@ -159,18 +159,11 @@ class MMFullyShardedDataParallel(nn.Module):
 
         Without one, that is ``forward(..., mode='predict')`` of what the ``data_preprocessor``
         returns. A collective operation: every rank evaluates equally many batches.
-
-        Raises:
-            ArgumentTypeError: If the module has neither.
         """
         return self._evaluate("val_step", data)
 
     def test_step(self, data: Any) -> Any:
-        """Return the module's ``test_step(data)``, as ``val_step`` does.
-
-        Raises:
-            ArgumentTypeError: If the module has neither.
-        """
+        """Return the module's ``test_step(data)``, as ``val_step`` does."""
         return self._evaluate("test_step", data)
 
     def _evaluate(self, name: str, data: Any) -> Any:
@@ -197,10 +190,6 @@ class MMFullyShardedDataParallel(nn.Module):
 
         The context has to include backward, which is when sharded gradients are exchanged. Until
         the next exchange each rank holds whole gradients.
-
-        Example:
-            >>> with wrapper.no_sync():  # doctest: +SKIP
-            ...     wrapper(batch).sum().backward()
         """
         before = self._is_synchronizing
         self.set_requires_gradient_sync(requires_gradient_sync=False)
@@ -228,16 +217,12 @@ class MMFullyShardedDataParallel(nn.Module):
         return _sharded_state.read_model(self.module, self.device_mesh)
 
     def load_full_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Load a whole state, of this wrapper or of the bare model.
+        """Load a whole state of this wrapper or of the bare model; that of the first rank counts.
 
         Every rank must call this, or it hangs.
 
-        Args:
-            state_dict: That of the first rank counts; others may pass an empty one.
-            strict: Whether names must match.
-
         Raises:
-            ConfigError: On all ranks, if names or shapes do not fit.
+            ConfigError: On all ranks, if names (unless ``strict`` is false) or shapes do not fit.
         """
         from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow)
 
@@ -258,12 +243,7 @@ class MMFullyShardedDataParallel(nn.Module):
     def load_sharded_state_dict(
         self, state_dict: Mapping[str, Any], *, strict: bool = True
     ) -> None:
-        """Load what ``sharded_state_dict`` returned and ``torch.distributed.checkpoint`` filled.
-
-        Args:
-            state_dict: This rank's part.
-            strict: Whether names must match.
-        """
+        """Load what ``sharded_state_dict`` returned and ``torch.distributed.checkpoint`` filled."""
         from torch.distributed.checkpoint.state_dict import (  # noqa: PLC0415 (slow to import)
             StateDictOptions,
             set_model_state_dict,
@@ -277,18 +257,13 @@ class MMFullyShardedDataParallel(nn.Module):
     ) -> dict[str, Any]:
         """Return the state of an optimizer of this wrapper, by names of parameters.
 
-        Every rank must call this. Parameters that no gradient has reached have no state.
+        Every rank must call this. Parameters that no gradient has reached have no state. The result
+        has ``state`` and ``param_groups`` as torch's ``get_optimizer_state_dict``.
 
         Args:
             optimizer: Built from parameters of this wrapper.
             kind: ``"full"`` for all of it on the CPU of the first rank, and an empty dict
                 elsewhere; ``"sharded"`` for this rank's part.
-
-        Returns:
-            ``state`` and ``param_groups`` as torch's ``get_optimizer_state_dict`` has them.
-
-        Raises:
-            ConfigError: If there is no such kind.
         """
         from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow)
 
@@ -303,15 +278,10 @@ class MMFullyShardedDataParallel(nn.Module):
     ) -> None:
         """Load what ``optimizer_state_dict`` returned, on any number of ranks.
 
-        Every rank must call this.
-
-        Args:
-            optimizer: Built from parameters of this wrapper.
-            state_dict: Of kind ``"full"``, that of the first rank counts.
-            kind: As given to ``optimizer_state_dict``.
+        Every rank must call this. Of kind ``"full"``, the first rank's ``state_dict`` counts.
 
         Raises:
-            ConfigError: If there is no such kind, or, on all ranks, if the state does not fit.
+            ConfigError: On all ranks, if the state does not fit.
         """
         from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow)
 

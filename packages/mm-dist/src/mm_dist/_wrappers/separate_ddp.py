@@ -109,13 +109,7 @@ class MMSeparateDistributedDataParallel(nn.Module):
 
 
 class ChildDataParallel(MMDistributedDataParallel):
-    """Data-parallel wrapper of one child, absent from the names of parameters.
-
-    Args:
-        module: The child.
-        name: Its name in the model, for messages.
-        **kwargs: Arguments of ``MMDistributedDataParallel``.
-    """
+    """Data-parallel wrapper of one child, absent from the names of parameters."""
 
     def __init__(self, module: nn.Module, name: str, **kwargs: Any) -> None:
         self._name_prefix = f"{name}."

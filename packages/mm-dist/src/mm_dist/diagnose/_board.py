@@ -69,10 +69,7 @@ class Board:
             self._store.delete_key(f"{self._prefix}/{rank}/{name}")
 
     def survey(self, own_rank: int, own: Sample, world_size: int, limit_s: float) -> Survey:
-        """Return the samples of all ranks, once each has published another or the limit is over.
-
-        One rank reads them one by one: the cost is linear in their number.
-        """
+        """Return the samples of all ranks, once each has published another or the limit is over."""
         deadline = time.monotonic() + limit_s
         peers = {rank: Peer() for rank in range(world_size)}
         peers[own_rank] = Peer(own, is_answer=True)
@@ -108,10 +105,6 @@ class Board:
 
 
 def note_departure(store: Any, prefix: str, rank: int, iteration: int | None) -> None:
-    """Note that a rank ends its group.
-
-    By torch's own connection and in a single message without an answer: the process that holds the
-    store may have ended already.
-    """
+    """Note that a rank ends its group."""
     value = _LEFT_WITHOUT_ITERATION if iteration is None else -max(iteration, 0) - 2
     store.set(f"{prefix}/{rank}/times", str(value))

@@ -33,12 +33,7 @@ _TIMED_OUT = re.compile(
 
 
 def describe_error(error: BaseException) -> str:
-    """Return type and message of an exception in one line.
-
-    Example:
-        >>> describe_error(ValueError("boom"))
-        'ValueError: boom'
-    """
+    """Return type and message of an exception in one line."""
     text = "".join(traceback.format_exception_only(type(error), error))
     # A syntax error begins with the place, and ends with what is wrong.
     is_placed = isinstance(error, SyntaxError)
@@ -87,11 +82,7 @@ def _read_chain(error: BaseException) -> Iterator[str]:
 
 
 def write_error_file(error: BaseException, facts: dict[str, Any], last_line: str) -> None:
-    """Record an exception as torch's ``record`` does, unless something has done so already.
-
-    ``facts`` are added; ``is_consequence`` among them delays the time, so that the launcher does
-    not take it for the first failure. ``last_line`` ends the traceback, which the launcher prints.
-    """
+    """Record an exception as torch's ``record`` does, unless something has done so already."""
     path = Path(os.environ.get(ERROR_FILE_VARIABLE, ""))
     if not path.name or path.exists():
         return

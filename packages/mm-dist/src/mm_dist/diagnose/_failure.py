@@ -33,11 +33,7 @@ _SILENT_RANK_0 = (
 def install_failure_hook(
     info: DistInfo, board: FailureBoard, *, former: Any, is_host: bool
 ) -> Callable[[], None]:
-    """Chain ``sys.excepthook``: an uncaught exception is reported, and releases waiting ranks.
-
-    Returns a function that restores ``former``; torch chains a hook while it joins a group.
-    ``is_host`` says whether the store ends with this process.
-    """
+    """Chain ``sys.excepthook``: an uncaught exception is reported, and releases waiting ranks."""
     previous, pid, is_over = sys.excepthook, os.getpid(), False
     restore_exits = _note_exit_status() if not is_interactive() else lambda: None
 
@@ -108,10 +104,7 @@ def is_interactive() -> bool:
 def _record(
     info: DistInfo, board: FailureBoard, error: BaseException, hang_report: Any
 ) -> tuple[str, bool]:
-    """Record the failure for the other ranks and the launcher.
-
-    Returns the line to print last, and whether the error only follows from another rank's.
-    """
+    """Record the failure for the other ranks and the launcher."""
     wait = _explain_wait(error, hang_report, info)
     own = FailureRecord(info.rank, info.world_size, describe_error(error), wait)
     is_lost = is_lost_peer(error)
@@ -161,11 +154,7 @@ def _explain_wait(error: BaseException, hang_report: Any, info: DistInfo) -> str
 
 
 def release_peers(own: OwnGroup) -> None:
-    """Release the ranks that wait for this one, and its exit from waiting for them.
-
-    It ends nothing: threads and exit handlers of the program take the time that they need. Of
-    gloo, connections break when the process ends.
-    """
+    """Release the ranks that wait for this one, and its exit from waiting for them."""
     state.failed = own.info
     # A reference that is never given back: destroying a group waits for its collectives.
     for group, _ in list_groups():
@@ -175,10 +164,7 @@ def release_peers(own: OwnGroup) -> None:
 
 
 def abort_groups() -> None:
-    """Break the connections of NCCL and its like, and let torch forget all groups.
-
-    Older torch can do so only with NCCL, and yet older not at all.
-    """
+    """Break the connections of NCCL and its like, and let torch forget all groups."""
     abort = find_abort()
     if abort is None:
         return

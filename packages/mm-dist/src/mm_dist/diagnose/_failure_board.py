@@ -83,11 +83,7 @@ class FailureBoard:
     def exchange(
         self, own: FailureRecord, *, is_consequence: bool, limit_s: float | None = None
     ) -> tuple[FailureRecord | None, bool]:
-        """Leave this rank's record, unless it only follows from another's.
-
-        Returns:
-            The first record of another rank, if there is one, and whether the store answered.
-        """
+        """Leave this rank's record, unless it only follows from another's."""
 
         def ask(store: Any) -> tuple[FailureRecord | None, bool]:
             first = self._find_first(store) if is_consequence else self._post(store, own)
@@ -101,10 +97,7 @@ class FailureBoard:
         self._visit(lambda store: self._wait_for(store, _NUM_READERS, _READ_GRACE_S), _ANSWER_S)
 
     def leave(self, limit_s: float, status: int = 0) -> bool:
-        """Note that this rank leaves without an exception; return whether all do within the limit.
-
-        With a limit of 0 it does not ask, and returns ``False``.
-        """
+        """Note that this rank leaves without an exception; return whether all do within the limit."""
         error = f"exit status {status}" if status else ""
         own = FailureRecord(self._info.rank, self._info.world_size, error)
 

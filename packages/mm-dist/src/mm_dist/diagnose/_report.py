@@ -44,12 +44,7 @@ class Timing(NamedTuple):
 
 @lru_cache(maxsize=16)
 def plan_timing(timeout_s: float, world_size: int) -> Timing:
-    """Return the times that fit a timeout: the report is out before torch raises.
-
-    Example:
-        >>> plan_timing(600.0, 8).due_s
-        594.996
-    """
+    """Return the times that fit a timeout: the report is out before torch raises."""
     interval_s = min(max(timeout_s / 20, _SHORTEST_INTERVAL_S), _LONGEST_INTERVAL_S)
     lead_s = min(_LONGEST_LEAD_S + _LEAD_PER_RANK_S * world_size, timeout_s / 4)
     return Timing(timeout_s, interval_s, timeout_s / 4, timeout_s - lead_s, 0.75 * lead_s)
@@ -107,10 +102,7 @@ class Survey(NamedTuple):
 
 
 class Standstill(NamedTuple):
-    """A group in which the ranks ``waiting`` in its newest collective wait for those ``behind``.
-
-    ``counts`` says how far each rank has come; those that never published are missing.
-    """
+    """A group in which the ranks ``waiting`` in its newest collective wait for those ``behind``."""
 
     key: str
     counts: Mapping[int, int]
@@ -128,10 +120,7 @@ class Report(NamedTuple):
 def write_report(
     survey: Survey, reporter: int, timing: Timing, *, is_certain: bool = False
 ) -> Report | None:
-    """Return the report of rank ``reporter``, or ``None`` if nothing stands still.
-
-    ``is_certain`` says that torch has given up already, so that something surely does.
-    """
+    """Return the report of rank ``reporter``, or ``None`` if nothing stands still."""
     standstills = _find_standstills(survey, 2 * timing.interval_s)
     sample = survey.sample(reporter)
     is_due = is_certain or any(
@@ -153,10 +142,7 @@ def write_report(
 
 
 def _find_standstills(survey: Survey, min_age_s: float) -> list[Standstill]:
-    """Return the groups in which some ranks have begun a collective that others have not.
-
-    What is younger than ``min_age_s`` is the time between two ranks' answers.
-    """
+    """Return the groups in which some ranks have begun a collective that others have not."""
     samples = [peer.sample for peer in survey.peers.values() if peer.sample is not None]
     keys = sorted({key for sample in samples for key in sample.standings})
     found = filter(None, (_compare(survey, key) for key in keys))
@@ -226,11 +212,7 @@ def _describe_late(survey: Survey, standstill: Standstill, rank: int) -> str:
 
 
 def _describe_gathering(survey: Survey, reporter: int) -> Iterator[str]:
-    """Describe ranks of which none is behind by its count.
-
-    They are in different collectives of one number, or one went on without entering, or all are in
-    the same collective and the communication itself fails.
-    """
+    """Describe ranks of which none is behind by its count."""
     key = _newest_group(survey.sample(reporter))
     everyone = survey.ranks_of(key) if key is not None else list(survey.peers)
     inside = [
@@ -313,10 +295,7 @@ def _describe_place(peer: Peer) -> str:
 def _describe_alike(
     survey: Survey, ranks: Iterable[int], describe: Callable[[int], str]
 ) -> Iterator[str]:
-    """Yield the lines about some ranks: one sentence for all that it is true of.
-
-    Never more than a screen, however many ranks there are.
-    """
+    """Yield the lines about some ranks: one sentence for all that it is true of."""
     sentences: dict[str, list[int]] = {}
     for rank in ranks:
         sentences.setdefault(describe(rank), []).append(rank)

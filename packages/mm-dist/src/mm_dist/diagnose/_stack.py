@@ -67,10 +67,7 @@ def _without_start(frames: list[Frame]) -> list[Frame]:
 
 
 def find_wait(stack: Sequence[Frame]) -> tuple[str, bool]:
-    """Return the operation of torch that a stack is in, or "", and whether it surely waits.
-
-    A backward pass may be waiting for other ranks, or computing.
-    """
+    """Return the operation of torch that a stack is in, or "", and whether it surely waits."""
     inner = [frame for frame in _inner_frames(stack) if _find_origin(frame.file) != "installed"]
     # The outermost name is the one that the user wrote: all_gather_object, not its all_gather.
     for frame in reversed(inner):
