@@ -17,6 +17,7 @@ from mm_dist._command import _worker
 from mm_dist._command._output import print_error
 from mm_dist._devices import available_device_type, count_devices, find_row
 from mm_dist._errors import ConfigError, LaunchError
+from mm_dist._open_files import provide_files
 from mm_dist._rendezvous._address import can_host, own_address_towards, resolve
 from mm_dist.diagnose._error import is_lost_peer, shorten_error
 
@@ -143,6 +144,7 @@ def _launch(options: argparse.Namespace) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     try:
         config, command, arguments = config_from_args(options)
+        provide_files(config.max_nodes * config.nproc_per_node)  # the launcher keeps the store
     except (ValueError, AssertionError, OSError) as error:
         raise ConfigError(f"torch's launcher refuses the options: {error}") from error
     try:

@@ -14,6 +14,7 @@ from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._launchers._misuse import describe_misuse
 from mm_dist._launchers._selection import select_launcher
 from mm_dist._message import warn_caller
+from mm_dist._open_files import provide_files
 from mm_dist._process_group._arguments import check_dist_arguments, place_variables, read_timeout
 from mm_dist._process_group._current import current_info
 from mm_dist._process_group._ending import destroy_dist
@@ -160,6 +161,7 @@ def _join(
 ) -> DistInfo:
     """Join the group of all ranks, and start the hang report."""
     backend, env = str(info.backend), os.environ
+    provide_files(info.world_size)
     if steady_limit is not None:
         check_timeout_can_change(backend)
     variables = interface_variables(environment, env)

@@ -37,7 +37,7 @@ _NAME = "MMFullyShardedDataParallel"
 def shard_module(
     module: nn.Module, options: dict[str, Any]
 ) -> "tuple[DeviceMesh, str, tuple[Any, ...]]":
-    """Shard ``module`` in place; return mesh, name of the strategy, and sharded modules, root last."""
+    """Shard ``module`` in place; return mesh, strategy and sharded modules, root last."""
     _check_module(module)
     device_type, fully_shard = _load_fully_shard(module, options["device_mesh"])
     ignored = find_ignored(module, options["ignored_modules"])

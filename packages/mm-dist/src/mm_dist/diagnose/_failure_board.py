@@ -97,7 +97,7 @@ class FailureBoard:
         self._visit(lambda store: self._wait_for(store, _NUM_READERS, _READ_GRACE_S), _ANSWER_S)
 
     def leave(self, limit_s: float, status: int = 0) -> bool:
-        """Note that this rank leaves without an exception; return whether all do within the limit."""
+        """Note that this rank leaves; return whether all do in time. A limit of 0 does not ask."""
         error = f"exit status {status}" if status else ""
         own = FailureRecord(self._info.rank, self._info.world_size, error)
 

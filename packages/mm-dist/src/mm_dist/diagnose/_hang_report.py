@@ -233,7 +233,7 @@ class HangReport:
 
 
 def start_hang_report(info: DistInfo, timeout: timedelta) -> HangReport | None:
-    """Begin to watch this rank; every rank of the default group calls it, in the training thread."""
+    """Begin to watch this rank; every rank calls it in the training thread."""
     # torch's own prefix of this store tells restarts apart.
     prefixed: Any = default_store()
     store = prefixed
