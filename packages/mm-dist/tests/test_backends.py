@@ -1,4 +1,3 @@
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -58,15 +57,6 @@ def test_choose_backend_names_the_torch_that_pairs_need(monkeypatch):
     monkeypatch.delattr(dist.distributed_c10d, "BackendConfig", raising=False)
     with pytest.raises(TorchVersionError, match=r"since 2\.0"):
         choose_backend("cpu:gloo,cuda:nccl", "cpu")
-
-
-def test_choose_backend_takes_gloo_on_windows_for_a_device_without_its_own(monkeypatch):
-    # A stand-in for torch on Windows, which is built without NCCL.
-    monkeypatch.setattr(backends, "_is_installed", lambda name: name == "gloo")
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert choose_backend(None, "cuda") == "gloo"
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert choose_backend(None, "cuda") == "nccl"
 
 
 def test_choose_backend_refuses_an_unknown_name():

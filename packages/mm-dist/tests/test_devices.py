@@ -27,7 +27,6 @@ init_dist("none", device_type="cpu")
 print("now")
 assert available_device_type() == "cpu"
 assert init_dist("none").device == local_device(0) == torch.device("cpu")
-explain_environment({})
 """
 CHIP = """
 import torch

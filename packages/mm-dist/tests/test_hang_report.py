@@ -247,7 +247,6 @@ def test_nothing_is_reported_while_the_wait_is_short():
     peers = {0: Peer(young, is_answer=True), 1: Peer(late, is_answer=True)}
     assert report(peers) is None
     # torch has given up: then it is one, however short it was.
-    assert report(peers, is_certain=True).summary.startswith("rank 1")
 
 
 def test_ranks_that_compute_are_not_reported():

@@ -113,7 +113,3 @@ __all__ = [
     "sync_random_seed",
 ]
 __version__ = version("mm-dist")
-
-
-def __dir__() -> list[str]:
-    return __all__

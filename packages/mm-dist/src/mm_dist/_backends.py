@@ -1,6 +1,5 @@
 """Choose the process-group backend, and read back which one an existing group uses."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from mm_dist._devices import (
     load_extension,
 )
 from mm_dist._errors import ConfigError, TorchVersionError
-from mm_dist._message import suggest_name
+from mm_dist._message import suggest_name, warn_caller
 
 CPU_DEVICE = torch.device("cpu")
 _GENERAL_BACKENDS = ("gloo", "mpi", "ucc")
@@ -29,19 +28,19 @@ def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = 
         return _own_backend(device_type)
     asked = backend.lower()
     pairs = _read_pairs(asked) if ":" in asked else {device_type: asked}
-    is_usable = device_type in pairs and all(
-        pair_device in ("cpu", device_type) and _is_usable(name, pair_device)
+    owners = {name: find_accelerator_of(name) for name in pairs.values()}
+    if device_type in pairs and all(
+        pair_device in ("cpu", device_type)
+        and _is_installed(name)
+        and getattr(owners[name], "name", pair_device) == pair_device
         for pair_device, name in pairs.items()
-    )
-    if is_usable:
+    ):
         return asked
     chosen = _own_backend(device_type)
     if is_warning:
-        warnings.warn(
+        warn_caller(
             f"backend={backend!r} was asked for, but it cannot run on device {device_type!r} "
-            f"here; using {chosen!r}. Leave backend out to have it chosen.",
-            UserWarning,
-            stacklevel=3,
+            f"here; using {chosen!r}. Leave backend out to have it chosen."
         )
     return chosen
 
@@ -86,12 +85,6 @@ def _check_known(backend: str) -> None:
         f"backend={backend!r} is not known; there are: {', '.join(sorted(known))}."
         f"{suggest_name(backend, known)}"
     )
-
-
-def _is_usable(backend: str, device_type: str) -> bool:
-    """Return whether torch has the backend, and the device that it belongs to is the one used."""
-    owner = find_accelerator_of(backend)
-    return _is_installed(backend) and (owner is None or owner.name == device_type)
 
 
 def _is_installed(backend: str) -> bool:

@@ -167,10 +167,6 @@ def available_device_type() -> str:
     """Return the type of accelerator that this process can use, ``"cpu"`` if there is none.
 
     Probes at the time of the call, and stops at the first type that has a device.
-
-    Example:
-        >>> available_device_type()
-        'cpu'
     """
     return next((row.name for row in accelerator_rows() if count_devices(row) > 0), CPU.name)
 
@@ -191,10 +187,6 @@ def local_device(
         ArgumentTypeError: If ``local_rank`` is no whole number.
         ConfigError: If it is negative, or the device type is not known.
         LaunchError: If there are fewer devices than local ranks, or none.
-
-    Example:
-        >>> local_device(0, "cpu")
-        device(type='cpu')
     """
     if not isinstance(local_rank, SupportsIndex):
         raise ArgumentTypeError(

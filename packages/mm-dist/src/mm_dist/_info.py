@@ -17,24 +17,14 @@ _Result = TypeVar("_Result")
 
 
 def get_rank(group: Any = None) -> int:
-    """Return this process's number within ``group``, 0 without a process group.
-
-    Example:
-        >>> get_rank()
-        0
-    """
+    """Return this process's number within ``group``, 0 without a process group."""
     if is_distributed():
         return int(dist.get_rank(group))
     return 0 if state.failed is None else state.failed.rank
 
 
 def get_world_size(group: Any = None) -> int:
-    """Return the number of processes in ``group``, 1 without a process group.
-
-    Example:
-        >>> get_world_size()
-        1
-    """
+    """Return the number of processes in ``group``, 1 without a process group."""
     if is_distributed():
         return int(dist.get_world_size(group))
     return 1 if state.failed is None else state.failed.world_size
@@ -44,10 +34,6 @@ def get_local_rank() -> int:
     """Return this process's number on its machine, 0 without a process group.
 
     Processes of a group that no launcher started are taken to be on one machine.
-
-    Example:
-        >>> get_local_rank()
-        0
     """
     if is_distributed():
         return current_info().local_rank
@@ -59,10 +45,6 @@ def get_local_size() -> int:
 
     Raises:
         LaunchError: If the launcher did not say.
-
-    Example:
-        >>> get_local_size()
-        1
     """
     if not is_distributed():
         return 1 if state.failed is None else state.failed.local_world_size or 1
@@ -76,32 +58,17 @@ def get_local_size() -> int:
 
 
 def get_dist_info(group: Any = None) -> tuple[int, int]:
-    """Return ``(rank, world_size)`` within ``group``.
-
-    Example:
-        >>> get_dist_info()
-        (0, 1)
-    """
+    """Return ``(rank, world_size)`` within ``group``."""
     return get_rank(group), get_world_size(group)
 
 
 def get_backend(group: Any = None) -> str | None:
-    """Return the name of the group's backend, ``None`` without a process group.
-
-    Example:
-        >>> get_backend() is None
-        True
-    """
+    """Return the name of the group's backend, ``None`` without a process group."""
     return str(dist.get_backend(group)) if is_distributed() else None
 
 
 def is_main_process(group: Any = None) -> bool:
-    """Return whether this process is rank 0 of ``group``.
-
-    Example:
-        >>> is_main_process()
-        True
-    """
+    """Return whether this process is rank 0 of ``group``."""
     return get_rank(group) == 0
 
 
@@ -124,9 +91,6 @@ def barrier(group: Any = None) -> None:
     """Wait until every process of ``group`` has come here.
 
     Returns at once in a single process, and in one that does not belong to the group.
-
-    Example:
-        >>> barrier()
     """
     if not is_distributed() or get_rank(group) < 0:
         return

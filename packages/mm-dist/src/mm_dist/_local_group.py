@@ -22,9 +22,6 @@ def init_local_group(node_rank: int | None = None, num_gpus_per_node: int | None
     Args:
         node_rank: Number of this machine, to group by it; given on all ranks, or on none.
         num_gpus_per_node: Unused: the ranks are counted.
-
-    Example:
-        >>> init_local_group()
     """
     del num_gpus_per_node
     if not is_distributed():
@@ -57,10 +54,6 @@ def get_local_group() -> Any:
 
     Returns:
         The group, as every ``group=`` argument takes it; ``None`` in a single process.
-
-    Example:
-        >>> get_local_group() is None
-        True
     """
     if not is_distributed():
         return None
@@ -70,10 +63,5 @@ def get_local_group() -> Any:
 
 
 def get_default_group() -> Any:
-    """Return the group of all ranks, ``None`` in a single process.
-
-    Example:
-        >>> get_default_group() is None
-        True
-    """
+    """Return the group of all ranks, ``None`` in a single process."""
     return dist.group.WORLD if is_distributed() else None

@@ -102,12 +102,7 @@ state = ProcessState()
 
 
 def is_distributed() -> bool:
-    """Return whether this process belongs to a process group.
-
-    Example:
-        >>> is_distributed()
-        False
-    """
+    """Return whether this process belongs to a process group."""
     return dist.is_available() and dist.is_initialized()
 
 

@@ -83,9 +83,6 @@ def broadcast(data: Any, src: int = 0, group: Any = None) -> None:
         CollectiveError: If ranks differ in what they must agree on, with ``MM_DIST_DEBUG=1``;
             raised on all of them.
         ConfigError: If this rank or ``src`` is not in the group.
-
-    Example:
-        >>> broadcast(torch.ones(1))
     """
     tensors = flatten(data, "broadcast")
     if not is_distributed():
@@ -117,7 +114,11 @@ def _gather(function: str, data: Any, group: Any, *, dst: int | None) -> list[An
     shapes = [[shape for _, _, shape in each] for each in signatures]
     parts = list(tensors.values())
     packed = _pack(parts, group, state)
-    longest = max(_count_bytes(parts, each) for each in shapes)
+    sizes = [part.element_size() for part in parts]
+    longest = max(
+        sum(torch.Size(shape).numel() * size for shape, size in zip(each, sizes, strict=True))
+        for each in shapes
+    )
     padded = torch.cat([packed, packed.new_empty(longest - packed.numel())])
     is_receiver = dst is None or dist.get_rank() == dst
     received = [torch.empty_like(padded) for _ in shapes] if is_receiver else []
@@ -144,11 +145,6 @@ def _pack(tensors: list[Tensor], group: Any, state: GroupState) -> Tensor:
 def _as_bytes(data: Tensor) -> Tensor:
     # Not reshape: it keeps the stride of a tensor of one element, which then has no bytes' view.
     return data.as_strided((data.numel(),), (1,)).view(torch.uint8)
-
-
-def _count_bytes(tensors: list[Tensor], shapes: _Shapes) -> int:
-    pairs = zip(tensors, shapes, strict=True)
-    return sum(torch.Size(shape).numel() * tensor.element_size() for tensor, shape in pairs)
 
 
 def _unpack(row: Tensor, tensors: list[Tensor], shapes: _Shapes) -> list[Tensor]:

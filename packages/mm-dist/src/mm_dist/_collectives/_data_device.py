@@ -21,10 +21,6 @@ def get_data_device(data: Any) -> torch.device:
     Raises:
         ArgumentTypeError: If something else is in it.
         ConfigError: If there is no tensor in it, or they are on different devices.
-
-    Example:
-        >>> get_data_device({"loss": [torch.ones(1)]})
-        device(type='cpu')
     """
     devices = list(dict.fromkeys(_find_devices(data)))
     if len(devices) != 1:
@@ -53,10 +49,6 @@ def get_comm_device(group: Any = None) -> torch.device:
 
     Returns:
         ``cpu`` for gloo, and without a process group; the current device for NCCL and the like.
-
-    Example:
-        >>> get_comm_device()
-        device(type='cpu')
     """
     return communication_device(group=group) if is_distributed() else torch.device("cpu")
 

@@ -32,10 +32,6 @@ def all_gather_object(data: Any, group: Any = None) -> list[Any]:
     Raises:
         CollectiveError: If an object cannot be pickled; raised on all ranks.
         ConfigError: If this rank is not in the group.
-
-    Example:
-        >>> all_gather_object("loss")
-        ['loss']
     """
     if not is_distributed():
         return [data]
@@ -58,10 +54,6 @@ def gather_object(data: Any, dst: int = 0, group: Any = None) -> list[Any] | Non
     Raises:
         CollectiveError: If an object cannot be pickled; raised on all ranks.
         ConfigError: If this rank or ``dst`` is not in the group.
-
-    Example:
-        >>> gather_object("loss")
-        ['loss']
     """
     if not is_distributed():
         return [data]
@@ -87,9 +79,6 @@ def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> N
         ArgumentTypeError: If ``data`` is no list.
         CollectiveError: If an item cannot be pickled; raised on all ranks.
         ConfigError: If this rank or ``src`` is not in the group.
-
-    Example:
-        >>> broadcast_object_list(["loss"])
     """
     if not isinstance(data, list):
         raise ArgumentTypeError(f"broadcast_object_list takes a list, got {type(data)}.")

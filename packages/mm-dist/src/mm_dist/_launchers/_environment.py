@@ -32,10 +32,6 @@ class LaunchEnvironment:
         master_port: The port it listens on; ``None`` for a single process.
         sources: Where each value came from: the name of a variable, or a phrase.
         node_rank: Number of this machine among all, from 0; ``None`` if the launcher is silent.
-
-    Example:
-        >>> LaunchEnvironment("none", 0, 0, 1, 1, 1, None, None, {}).world_size
-        1
     """
 
     launcher: str

@@ -32,12 +32,7 @@ def find_mpi_place(env: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 class MPILauncher:
-    """A rank of ``mpirun``: Open MPI, MPICH or Intel MPI.
-
-    Example:
-        >>> MPILauncher().detect({"OMPI_COMM_WORLD_RANK": "0"})
-        True
-    """
+    """A rank of ``mpirun``: Open MPI, MPICH or Intel MPI."""
 
     name: ClassVar[str] = "mpi"
 

@@ -14,10 +14,6 @@ class PyTorchLauncher:
     """torchrun, and everything else that sets the variables of torch's ``env://`` rendezvous.
 
     The pods of a Kubernetes operator belong here too, where each runs one process.
-
-    Example:
-        >>> PyTorchLauncher().detect({"RANK": "0", "WORLD_SIZE": "2"})
-        True
     """
 
     name: ClassVar[str] = "pytorch"

@@ -18,12 +18,7 @@ OWN_ORDER = ("pytorch", "slurm", "mpi")
 
 
 class NoLauncher:
-    """A single process, whatever the environment says.
-
-    Example:
-        >>> NoLauncher().read({}).world_size
-        1
-    """
+    """A single process, whatever the environment says."""
 
     name: ClassVar[str] = "none"
 
@@ -108,12 +103,7 @@ def ask_launchers(env: Mapping[str, str]) -> Iterator[tuple[Launcher, bool]]:
 
 
 def infer_launcher() -> str:
-    """Return the name of the launcher that ``launcher='auto'`` stands for in this process.
-
-    Example:
-        >>> infer_launcher()
-        'none'
-    """
+    """Return the name of the launcher that ``launcher='auto'`` stands for in this process."""
     return detect_launcher(os.environ).name
 
 

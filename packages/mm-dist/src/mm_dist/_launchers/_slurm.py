@@ -47,12 +47,7 @@ def is_in_step(env: Mapping[str, str]) -> bool:
 
 
 class SlurmLauncher:
-    """A task of a Slurm job step.
-
-    Example:
-        >>> SlurmLauncher().detect({"SLURM_JOB_ID": "7"})
-        False
-    """
+    """A task of a Slurm job step."""
 
     name: ClassVar[str] = "slurm"
 

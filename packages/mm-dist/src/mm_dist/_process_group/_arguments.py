@@ -34,9 +34,6 @@ def check_dist_arguments(
         ArgumentTypeError: If an argument is of a kind that cannot be used.
         ConfigError: If the value of an argument cannot be used.
         TorchVersionError: If this torch lacks what an argument needs.
-
-    Example:
-        >>> check_dist_arguments("slurm", "gloo", timeout=90)
     """
     check_launcher(launcher)
     if init_backend != "torch":

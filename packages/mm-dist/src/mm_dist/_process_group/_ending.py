@@ -26,9 +26,6 @@ def destroy_dist() -> None:
 
     A group that something else created is left alone, and so is the parent's in a forked child.
     Environment variables and the exception hook that ``init_dist`` replaced come back.
-
-    Example:
-        >>> destroy_dist()
     """
     own = state.own
     if own is None or own.pid != os.getpid():
@@ -77,7 +74,9 @@ def _leave(own: OwnGroup) -> None:
     board = FailureBoard(own.address, own.info, state.num_joined)
     is_shared = own.info.world_size > 1 and own.address is not None
     _release_threads(own.info.backend)
-    if is_shared and _waits_for_all(str(own.info.backend)):
+    names = backend_names(str(own.info.backend))
+    if is_shared and any(find_accelerator_of(name) is not None for name in names):
+        # As with NCCL, a group is destroyed only when all ranks do so.
         if not board.leave(_PARTING_LIMIT_S, state.exit_status):
             # The others go on without this rank: what it has begun is finished, no more.
             synchronize_device(own.info.device)
@@ -92,11 +91,6 @@ def _leave(own: OwnGroup) -> None:
         is_host = own.info.rank == 0 and not is_kept_by_launcher()
         # If the store went first, torch's threads on the other ranks would complain.
         board.confirm_left(_STORE_GRACE_S if is_host else 0)
-
-
-def _waits_for_all(backend: str) -> bool:
-    """Return whether a group is destroyed only when all ranks do so, as with NCCL and its like."""
-    return any(find_accelerator_of(name) is not None for name in backend_names(backend))
 
 
 def _release_threads(backend: str | None) -> None:

@@ -58,9 +58,6 @@ def enter_steady_state() -> None:
     done. The ``train_step`` of our wrappers does so after the first step. It waits for all ranks,
     then shortens the timeouts of all groups; those that were created with another timeout keep
     it. Without ``steady_timeout``, and from the second call on, nothing happens.
-
-    Example:
-        >>> enter_steady_state()
     """
     own = find_own_group()
     if own is None or own.steady_timeout is None:

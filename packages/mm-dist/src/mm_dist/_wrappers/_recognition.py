@@ -22,10 +22,6 @@ def is_model_wrapper(model: nn.Module) -> bool:
     Recognises torch's ``DistributedDataParallel``, ``DataParallel`` and both generations of its
     fully sharded modules, and their subclasses, ours among them. What ``torch.compile`` returned
     is what was compiled: a wrapper if that was one.
-
-    Example:
-        >>> is_model_wrapper(nn.Linear(2, 2))
-        False
     """
     # A class whose module was never imported has no instances: importing it would cost seconds.
     loaded: list[Any] = [getattr(sys.modules.get(place), name, None) for place, name in _WRAPPERS]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from mm_dist._errors import ArgumentTypeError
 from mm_dist._process_group._timeouts import enter_steady_state
 from mm_dist._progress import advance_iteration
-from mm_dist._torch_private import register_before_loading
 
 
 class OptimWrapperProtocol(Protocol):
@@ -73,12 +72,8 @@ def check_methods(wrapper: Any, step: str, *names: str) -> None:
         )
 
 
-def hide_wrapper_on_load(wrapper: nn.Module) -> None:
-    """Let ``wrapper`` load states by the names of parameters in its ``module``."""
-    register_before_loading(wrapper, _insert_module)
-
-
-def _insert_module(_: nn.Module, state: Any, prefix: str, *__: Any) -> None:
+def insert_module(_: nn.Module, state: Any, prefix: str, *__: Any) -> None:
+    """Let a wrapper load a state by the names of its module; a hook for before the loading."""
     inner = f"{prefix}module."
     if any(name.startswith(inner) for name in state):
         return  # as the wrapper of another library has saved it

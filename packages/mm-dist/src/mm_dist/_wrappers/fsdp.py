@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from mm_dist._errors import ConfigError
+from mm_dist._torch_private import register_before_loading
 from mm_dist._wrappers._steps import (
     OptimWrapperProtocol,
     call_with_batch,
     check_methods,
-    hide_wrapper_on_load,
+    insert_module,
     run_train_step,
 )
 
@@ -115,7 +116,7 @@ class MMFullyShardedDataParallel(nn.Module):
         self._is_synchronizing = True
         # In a tuple: were it a module itself, it would become a part of this one.
         self._checked_optimizers: tuple[Any] = (None,)
-        hide_wrapper_on_load(self)
+        register_before_loading(self, insert_module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, whose parameters are gathered for it."""

@@ -9,10 +9,11 @@ from torch import nn
 from mm_dist._errors import ConfigError
 from mm_dist._process_group._timeouts import enter_steady_state
 from mm_dist._progress import advance_iteration
+from mm_dist._torch_private import register_before_loading
 from mm_dist._wrappers import _steps
 from mm_dist._wrappers._ddp_checks import check_module, check_still_frozen
 from mm_dist._wrappers._recognition import is_model_wrapper
-from mm_dist._wrappers._steps import check_methods, hide_wrapper_on_load
+from mm_dist._wrappers._steps import check_methods, insert_module
 from mm_dist._wrappers.ddp import MMDistributedDataParallel
 
 
@@ -114,7 +115,7 @@ class ChildDataParallel(MMDistributedDataParallel):
     def __init__(self, module: nn.Module, name: str, **kwargs: Any) -> None:
         self._name_prefix = f"{name}."
         super().__init__(module, **kwargs)
-        hide_wrapper_on_load(self)
+        register_before_loading(self, insert_module)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state by the names that the child has without a wrapper."""

@@ -16,7 +16,7 @@ from mm_dist.diagnose._sample import Sample
 # torch's store looks up the name of whoever connects, and answers nobody meanwhile: a resolver that
 # loses a message takes 5 s or 10 s.
 _CONNECT_S, _PAUSE_S = 12.0, 0.05
-_LEFT_WITHOUT_ITERATION = -1
+LEFT_WITHOUT_ITERATION = -1
 
 
 class Board:
@@ -79,7 +79,7 @@ class Board:
             for rank, before in list(missing.items()):
                 times = self.count(f"{rank}/times")
                 if times < 0:
-                    iteration = None if times == _LEFT_WITHOUT_ITERATION else -times - 2
+                    iteration = None if times == LEFT_WITHOUT_ITERATION else -times - 2
                     peers[rank] = Peer(has_left=True, last_iteration=iteration)
                 elif times != before or (is_over and times):
                     text = bytes(self._store.get(f"{self._prefix}/{rank}/sample")).decode()
@@ -102,9 +102,3 @@ class Board:
         """Return a report that has been counted."""
         content = json.loads(bytes(self._store.get(f"{self._prefix}/report/{number}")))
         return None if content is None else Report(*content)
-
-
-def note_departure(store: Any, prefix: str, rank: int, iteration: int | None) -> None:
-    """Note that a rank ends its group."""
-    value = _LEFT_WITHOUT_ITERATION if iteration is None else -max(iteration, 0) - 2
-    store.set(f"{prefix}/{rank}/times", str(value))

@@ -20,7 +20,7 @@ from mm_dist._progress import current_iteration
 from mm_dist._rendezvous._store import StoreAddress
 from mm_dist._state import DistInfo
 from mm_dist._torch_private import default_store
-from mm_dist.diagnose._board import Board, note_departure
+from mm_dist.diagnose._board import LEFT_WITHOUT_ITERATION, Board
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout
 from mm_dist.diagnose._report import Report, Timing, plan_timing, write_report
 from mm_dist.diagnose._sample import Observer
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 # torch's type information does not list it.
 _TCP_STORE: Any = dist.TCPStore  # type: ignore[attr-defined]
 # Longest time that the thread may delay the end of the process.
-_JOIN_S, _FAILURE_S = 1.0, 3.0
+_JOIN_S = 1.0
 # In which a store answers that answers at all: a rank that has failed must not hang for long.
 _ANSWER_S = 1.5
 # Every rank creates its groups in the same order, so that it finds the keys of the present one.
@@ -64,8 +64,8 @@ class HangReport:
         self._report: Report | None = None
         self._tried_at = self._unreachable_until = -math.inf
         self._failure: BaseException | None = None
-        # Since this rank failed: whether the store has answered, and whether all has been said.
-        self._is_answered, self._is_explained = threading.Event(), threading.Event()
+        # Since this rank failed: whether the store has answered, or cannot be reached.
+        self._is_answered = threading.Event()
         self._is_out_of_reach = False
         self._wake_up = threading.Event()
         self._is_stopping = False
@@ -88,16 +88,15 @@ class HangReport:
     def explain(self, error: BaseException) -> str:
         """Return which rank was waited for, in one sentence, if that ends this rank; else nothing.
 
-        Call it on the way out, before the group is destroyed. After a timeout the report is made
-        if it was not made in time. Any other error is published for the others' reports.
+        Call it on the way out, before the group is destroyed. An error that is no timeout is
+        published for the others' reports.
         """
         if is_lost_peer(error) or os.getpid() != self._pid:
             return ""
         if self._report is None or not is_timeout(error):
             self._failure = error
             self._wake_up.set()
-            if self._is_answered.wait(_ANSWER_S):
-                self._is_explained.wait(2 * self._wait_timing.collect_s + _FAILURE_S)
+            self._is_answered.wait(_ANSWER_S)
         return self._report.summary if is_timeout(error) and self._report else ""
 
     def stop(self) -> None:
@@ -108,10 +107,12 @@ class HangReport:
         atexit.unregister(self._end_thread)
         self._end_thread()
         store, self._store = self._store, None
-        # The store may be gone already.
-        with suppress(RuntimeError):
-            if store is not None:
-                note_departure(store, self._prefix, self._rank, current_iteration())
+        if store is not None:
+            iteration = current_iteration()
+            left = LEFT_WITHOUT_ITERATION if iteration is None else -max(iteration, 0) - 2
+            # By torch's own connection, without an answer: the store may be gone already.
+            with suppress(RuntimeError):
+                store.set(f"{self._prefix}/{self._rank}/times", str(left))
 
     def _end_thread(self) -> None:
         if os.getpid() != self._pid:
@@ -134,7 +135,6 @@ class HangReport:
             _logger.debug("no hang report from now on", exc_info=True)
         finally:
             self._is_answered.set()
-            self._is_explained.set()
             self._disconnect()
 
     def _look(self) -> None:
@@ -144,10 +144,14 @@ class HangReport:
             if time.monotonic() < self._unreachable_until:
                 return
         try:
-            if self._failure is not None:
-                self._act_on(self._failure)
-            else:
+            if self._failure is None:
                 self._act()
+            elif not self._is_answered.is_set():
+                # For the reports of others; after a timeout, to fetch theirs.
+                error = self._failure
+                self._observer.freeze(read_traceback(error.__traceback__))
+                self._publish("" if is_timeout(error) else describe_error(error))
+                self._is_answered.set()
         except (RuntimeError, OSError, LaunchError):
             # It may be busy, or its name unknown for a moment; or it has ended with rank 0.
             _logger.debug("the store cannot be reached", exc_info=True)
@@ -156,7 +160,6 @@ class HangReport:
             if self._failure is not None:
                 self._is_out_of_reach = True
                 self._is_answered.set()
-                self._is_explained.set()
 
     def _act(self) -> None:
         if self._observer.quiet_s < self._look_timing.quiet_s:
@@ -173,18 +176,6 @@ class HangReport:
         pause_s = 2 * timing.interval_s if is_inside else timing.quiet_s
         if self._report is None and is_due and time.monotonic() >= self._tried_at + pause_s:
             self._make_report(board)
-
-    def _act_on(self, error: BaseException) -> None:
-        """Publish the error, or after a timeout find out which rank has caused it."""
-        if self._is_explained.is_set():
-            return
-        self._observer.freeze(read_traceback(error.__traceback__))
-        board = self._publish("" if is_timeout(error) else describe_error(error))
-        self._is_answered.set()
-        if is_timeout(error) and self._report is None:
-            self._make_report(board, is_certain=True)
-        if not is_timeout(error) or self._report is not None:
-            self._is_explained.set()
 
     @property
     def _look_timing(self) -> Timing:
@@ -216,14 +207,14 @@ class HangReport:
             self._board.close()
             self._board = None
 
-    def _make_report(self, board: Board, *, is_certain: bool = False) -> None:
+    def _make_report(self, board: Board) -> None:
         """Read all ranks and print the report, unless another rank is doing so."""
         self._tried_at = time.monotonic()
         if board.count(f"claim/{self._num_reports}", 1) > 1:
             return
         timing, own = self._wait_timing, self._observer.take_sample()
         survey = board.survey(self._rank, own, self._world_size, timing.collect_s)
-        self._report = write_report(survey, self._rank, timing, is_certain=is_certain)
+        self._report = write_report(survey, self._rank, timing)
         board.write_report(self._num_reports, self._report)
         self._num_reports += 1
         if self._report is not None and sys.stderr is not None:

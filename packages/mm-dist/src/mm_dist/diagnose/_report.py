@@ -117,20 +117,18 @@ class Report(NamedTuple):
     text: str
 
 
-def write_report(
-    survey: Survey, reporter: int, timing: Timing, *, is_certain: bool = False
-) -> Report | None:
+def write_report(survey: Survey, reporter: int, timing: Timing) -> Report | None:
     """Return the report of rank ``reporter``, or ``None`` if nothing stands still."""
     standstills = _find_standstills(survey, 2 * timing.interval_s)
     sample = survey.sample(reporter)
-    is_due = is_certain or any(
+    is_due = any(
         age_s >= plan_timing(timeout_s, len(survey.peers)).min_age_s
         for each in standstills
         for age_s, timeout_s in _ages(survey, each)
     )
     if standstills and is_due:
         body = list(_describe_standstills(survey, standstills))
-    elif is_certain or (sample.is_collective and sample.same_place_s >= timing.min_same_place_s):
+    elif sample.is_collective and sample.same_place_s >= timing.min_same_place_s:
         # Where all ranks are equal, they may all be computing: only a sure wait is reported.
         body = list(_describe_gathering(survey, reporter))
     else:
