@@ -11,15 +11,7 @@ _FALSE = ("0", "false", "no", "off")
 
 
 def parse_boolean(name: str, value: object) -> bool:
-    """Read a boolean, or a word that means one; ``bool('False')`` would be True.
-
-    Args:
-        name: Of the argument or variable, for the error.
-        value: True, False, or one of 1, true, yes, on, 0, false, no, off in either case.
-
-    Raises:
-        ConfigError: If it is anything else.
-    """
+    """Read a boolean, or a word that means one; ``bool('False')`` would be True."""
     if isinstance(value, bool):
         return value
     word = value.strip().lower() if isinstance(value, str) else None
@@ -37,18 +29,7 @@ def is_strict(
     strict: bool | None,  # noqa: FBT001 - the argument's value itself
     env: Mapping[str, str] = os.environ,
 ) -> bool:
-    """Return whether the portable optimizers are refused.
-
-    Args:
-        strict: The argument; None leaves it to the environment variable ``MM_NPU_STRICT``.
-        env: The variables of this process.
-
-    Returns:
-        The argument, else the variable's value; False where neither is set.
-
-    Raises:
-        ConfigError: If either is not a boolean.
-    """
+    """Return whether the portable optimizers are refused."""
     if strict is None:
         value = env.get(_STRICT, "")
         return bool(value) and parse_boolean(_STRICT, value)

@@ -125,11 +125,7 @@ _CLIPPERS: dict[str, Any] = {"norm": NormClipper, "value": ValueClipper, "agc": 
 
 
 def build_clipper(clip_grad: Mapping[str, Any], optimizer: Any) -> Any:
-    """Build the clipper that ``clip_grad`` of an ``OptimWrapper`` describes.
-
-    Raises:
-        ConfigError: If the type is unknown, or a key is unknown, missing or has a bad value.
-    """
+    """Build the clipper that ``clip_grad`` of an ``OptimWrapper`` describes."""
     if not isinstance(clip_grad, Mapping):
         raise ConfigTypeError(
             f"clip_grad is {clip_grad!r}; it must be a dict such as dict(max_norm=1.0), or None."

@@ -24,26 +24,13 @@ _DRIVER_FOLDER = re.compile(r"^\s*Driver_Install_Path_Param\s*=\s*(\S+)", re.MUL
 
 
 def cann_version(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> str | None:
-    """Return the version of CANN, None if no installation is found.
-
-    Args:
-        env: Where the folder of CANN is named; otherwise the usual folders are looked into.
-        root: The root of the file system.
-
-    Example:
-        >>> cann_version({}, root=Path("/nonexistent")) is None
-        True
-    """
+    """Return the version of CANN, None if no installation is found."""
     paths = (path for home in _cann_homes(env, root) for path in _version_files(home))
     return next(filter(None, map(_read_version, paths)), None)
 
 
 def driver_version(root: Path = Path("/")) -> str | None:
-    """Return the version of the NPU driver, None if no installation is found.
-
-    Args:
-        root: The root of the file system.
-    """
+    """Return the version of the NPU driver, None if no installation is found."""
     found = _read_version(_under(root, _DRIVER_FILE))
     folder = _search(_DRIVER_FOLDER, _under(root, _INSTALLATION_FILE))
     if found is None and folder is not None:

@@ -44,9 +44,6 @@ def load() -> Any:
 
     What it prints while it is imported goes to the standard error, so that the standard output of
     a command stays what the command writes.
-
-    Raises:
-        Exception: Whatever ``torch_npu`` raises; see ``BROKEN``.
     """
     if is_loaded():
         return sys.modules[_NAME]

@@ -31,14 +31,7 @@ _PACK, _IS_PACKED, _HAS_STATES = (
 
 
 def guard_native(optimizer: Any) -> None:
-    """Check the parameters of an optimizer of ``torch_npu``, and its gradients when it packs them.
-
-    Args:
-        optimizer: Fresh, of one of the classes in ``torch_npu.optim``.
-
-    Raises:
-        ConfigError: If it cannot train one of its parameters.
-    """
+    """Check the parameters of a fresh optimizer, and its gradients when it packs them."""
     check_parameters(type(optimizer).__name__, trained_parameters(optimizer))
     if hasattr(type(optimizer), _PACK):
         for name, guarded in _GUARDED.items():

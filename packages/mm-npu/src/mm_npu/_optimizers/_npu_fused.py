@@ -86,21 +86,13 @@ class AbstractNpuFused(Optimizer):
         return super().__new__(cls)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check the hyper-parameters of one parameter group, defaults filled in.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
+        """Check the hyper-parameters of one parameter group, defaults filled in."""
         for name, (_, check) in self.hyper_parameters.items():
             check(type(self).__name__, name, group[name])
 
     @abstractmethod
     def update_parameters(self) -> None:
-        """Update the parameters that have a gradient, without recording gradients.
-
-        Raises:
-            ConfigError: If a gradient is sparse.
-        """
+        """Update the parameters that have a gradient, without recording gradients."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -144,11 +136,7 @@ class AbstractNpuFused(Optimizer):
             raise
 
     def check_parameters(self, params: Iterable[torch.Tensor]) -> None:
-        """Check that parameters can be trained.
-
-        Raises:
-            ConfigError: If one is not real.
-        """
+        """Check that parameters can be trained."""
         check_real_parameters(type(self).__name__, params)
 
     def zero_grad(self, set_to_none: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature

@@ -37,11 +37,7 @@ def trained_parameters(optimizer: Any) -> Iterator[Trained]:
 
 
 def check_parameters(optimizer: str, trained: Iterable[Trained]) -> None:
-    """Check that parameters can be packed.
-
-    Raises:
-        ConfigError: If one is sharded over ranks, or neither float32 nor float16.
-    """
+    """Check that parameters can be packed."""
     for p, name in trained:
         if is_sharded(p) or is_flattened(p):
             raise ConfigError(
@@ -64,10 +60,6 @@ def prepare_gradients(optimizer: str, packed: Sequence[Trained]) -> None:
 
     ``torch_npu`` takes the whole memory of a gradient for its size. Backward of a concatenation,
     for one, leaves gradients that are pieces of one memory.
-
-    Raises:
-        ConfigError: If a gradient is sparse.
-        FusedOptimizerError: If one is a view of a buffer, as DDP makes them.
     """
     check_dense_gradients(optimizer, [p for p, _ in packed])
     for p, name in packed:

@@ -65,11 +65,7 @@ class AbstractStackedRule(AbstractNpuFused):
         return {}
 
     def update_parameters(self) -> None:
-        """Update the parameters that have a gradient.
-
-        Raises:
-            ConfigError: If a gradient is sparse.
-        """
+        """Update the parameters that have a gradient."""
         for group in self.param_groups:
             check_dense_gradients(type(self).__name__, group["params"])
         scales = self.gradient_scales()
@@ -135,11 +131,7 @@ class AbstractStackedRule(AbstractNpuFused):
         return entry
 
     def check_parameters(self, params: Iterable[Tensor]) -> None:
-        """Check that parameters can be trained.
-
-        Raises:
-            ConfigError: If one is not real, or sharded over ranks while the rule takes norms of it.
-        """
+        """Check that parameters can be trained."""
         params = list(params)
         super().check_parameters(params)
         if self.takes_norms and any(is_sharded(p) or is_flattened(p) for p in params):

@@ -37,11 +37,7 @@ class AbstractTorchRule(AbstractNpuFused):
         self.torch_class.__init__(self, params, **group)
 
     def update_parameters(self) -> None:
-        """Update the parameters that have a gradient.
-
-        Raises:
-            ConfigError: If a gradient is sparse.
-        """
+        """Update the parameters that have a gradient."""
         for group in self.param_groups:
             check_dense_gradients(type(self).__name__, group["params"])
             self._choose_kernel(group)
