@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mm_dist
@@ -13,7 +13,7 @@ from mm_runner.registry import METRICS, build_from_cfg, short_repr
 from mm_runner.registry._build import path_within
 
 from ._metric import BaseMetric
-from ._predictions import Predictions
+from ._predictions import select, size_of
 from ._torchmetrics import TorchMetric, is_torch_metric
 
 __all__ = ["Evaluator", "build_evaluator", "evaluator_type", "refuse_evaluator"]
@@ -37,16 +37,14 @@ class Evaluator:
         if not listed:
             raise ConfigError(f"{where}: at least one metric is needed; got an empty list.")
         self.metrics = [_build(metric, where) for metric in listed]
-        self._dataset_meta: Any = None
 
     @property
     def dataset_meta(self) -> Any:
-        """What the dataset says of itself, such as its classes: its ``metainfo``, or ``None``."""
-        return self._dataset_meta
+        """The dataset's ``metainfo``, such as its classes, which every metric gets; or ``None``."""
+        return self.metrics[0].dataset_meta
 
     @dataset_meta.setter
     def dataset_meta(self, value: Any) -> None:
-        self._dataset_meta = value
         for metric in self.metrics:
             metric.dataset_meta = value
 
@@ -94,15 +92,16 @@ class Evaluator:
         return found
 
     def offline_evaluate(
-        self, data_samples: Iterable[Any], data: Sequence[Any] | None = None, chunk_size: int = 1
+        self, data_samples: Any, data: Sequence[Any] | None = None, chunk_size: int = 1
     ) -> dict[str, float]:
         """Return all metrics of predictions that are there already.
 
         In a run of several processes each gives all of them, and takes its share.
 
         Args:
-            data_samples: What :func:`load_predictions` returns, of which metrics get what the model
-                returned; or anything else with one entry per sample, of which they get lists.
+            data_samples: Predictions for all samples, in the form that the model returns for a
+                batch, such as :func:`load_predictions` returns them: a list with an entry per
+                sample, tensors with a row for each, or a tuple or dict of these.
             data: What the samples were predicted from, in the same order, such as a dataset;
                 metrics get the values of a chunk as ``pseudo_collate`` puts them together.
             chunk_size: How many samples metrics get at a time.
@@ -112,15 +111,13 @@ class Evaluator:
 
         Example:
             >>> import torch
-            >>> from mm_runner.evaluator import Predictions
-            >>> predictions = Predictions((torch.eye(2), torch.tensor([0, 0])))
+            >>> predictions = (torch.eye(2), torch.tensor([0, 0]))
             >>> Evaluator({"type": "Accuracy"}).offline_evaluate(predictions, chunk_size=2)
             {'accuracy': 0.5}
         """
         if type(chunk_size) is not int or chunk_size < 1:
             raise ConfigError(f"chunk_size: a positive integer is needed, got {chunk_size!r}.")
-        samples: Any = data_samples if isinstance(data_samples, Predictions) else list(data_samples)
-        size = len(samples)
+        size = size_of(data_samples)
         if not size or (data is not None and len(data) != size):
             given = "none" if data is None else len(data)
             raise ConfigError(
@@ -132,10 +129,8 @@ class Evaluator:
         mine = range(rank, size, world_size)
         for begin in range(0, len(mine), chunk_size):
             chunk = mine[begin : begin + chunk_size]
-            is_whole = isinstance(samples, Predictions)
-            chosen = samples.select(chunk) if is_whole else [samples[index] for index in chunk]
             batch = None if data is None else pseudo_collate([data[index] for index in chunk])
-            self.process(chosen, batch)
+            self.process(select(data_samples, chunk), batch)
         return self.evaluate(size)
 
 

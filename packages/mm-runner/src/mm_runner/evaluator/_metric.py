@@ -137,10 +137,6 @@ def score_of(metrics: Mapping[str, Any], name: str, where: str) -> float:
 
     Raises:
         ConfigError: If it is not there, or no number.
-
-    Example:
-        >>> score_of({"accuracy": 1}, "accuracy", "EarlyStoppingHook.monitor")
-        1.0
     """
     if name not in metrics:
         raise ConfigError(

@@ -1,11 +1,15 @@
-"""Predictions for a whole dataset, and the file that holds them."""
+"""Predictions for batches and whole datasets, and the file that holds them.
+
+Predictions are a list with an entry for each sample, of any form; a tensor of shape
+``(batch, ...)``; ``None``; or a tuple or dict of these.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,57 +19,102 @@ from typing_extensions import override
 
 from mm_runner.checkpoint import load_checkpoint_file, save_checkpoint_file
 from mm_runner.errors import CheckpointError, ConfigError, PredictionsError
+from mm_runner.registry import short_repr
 
-from ._layout import Layout, join, layout_of, select, size_of, split
 from ._metric import BaseMetric
 
-__all__ = ["PREDICTION_SUFFIXES", "DumpResults", "Predictions", "load_predictions"]
+__all__ = [
+    "PREDICTION_SUFFIXES",
+    "DumpResults",
+    "join",
+    "layout_of",
+    "load_predictions",
+    "select",
+    "size_of",
+    "split",
+]
 
 PREDICTION_SUFFIXES = (".pkl", ".pickle", ".pth", ".pt")
 
 _logger = logging.getLogger(__name__)
 
 
-class Predictions(Sequence[Any]):
-    """Predictions of a model for a dataset, in the dataset's order; a sequence of samples.
-
-    Args:
-        whole: As ``forward(mode='predict')`` returns it for a batch: a list with an entry for each
-            sample, or tensors with a row for each; also tuples and dicts of these.
-
-    Attributes:
-        whole: The same.
+def size_of(predictions: Any) -> int:
+    """Return the number of samples.
 
     Raises:
         ConfigError: If a part has no entry for each sample, or they have different numbers.
-
-    Example:
-        >>> import torch
-        >>> predictions = Predictions((torch.eye(2), ["a", "b"]))
-        >>> len(predictions), predictions[1]
-        (2, (tensor([0., 1.]), 'b'))
     """
+    sizes: list[int] = []
 
-    def __init__(self, whole: Any) -> None:
-        self.whole = whole
-        self._size = size_of(whole)
+    def measure(part: Any) -> None:
+        if not isinstance(part, list) and not (isinstance(part, Tensor) and part.ndim):
+            raise ConfigError(
+                f"predictions: {short_repr(part)} has no entry for each sample. Let "
+                "forward(mode='predict') return a list with one entry per sample, or tensors with "
+                "one row per sample."
+            )
+        sizes.append(len(part))
 
-    def __len__(self) -> int:
-        return self._size
-
-    @override
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return Predictions(self.select(range(len(self))[index]))
-        return split(self.select([range(len(self))[index]]), with_copies=False)[0]
-
-    def select(self, indices: Sequence[int]) -> Any:
-        """Return the predictions for some samples as a step would: in the form of ``whole``."""
-        return select(self.whole, indices)
+    _map(predictions, measure)
+    if len(set(sizes)) != 1:
+        raise ConfigError(
+            f"The predictions hold {' and '.join(map(str, sizes)) or 'no'} samples: "
+            f"{short_repr(predictions)}. Let each part have one entry per sample; a list holds one "
+            "of any form for each."
+        )
+    return sizes[0]
 
 
-def load_predictions(path: str | os.PathLike[str]) -> Predictions:
+def layout_of(predictions: Any) -> Any:
+    """Return the form of predictions: ``"rows"``, ``"list"``, ``None``, or a tuple or dict."""
+    return _map(predictions, lambda part: "rows" if isinstance(part, Tensor) else "list")
+
+
+def split(predictions: Any) -> list[Any]:
+    """Return the predictions for each sample; those of tensors share their memory."""
+    return [
+        _map(predictions, lambda part, i=index: part[i])  # type: ignore[misc]
+        for index in range(size_of(predictions))
+    ]
+
+
+def join(samples: Sequence[Any], layout: Any) -> Any:
+    """Return the predictions of which ``samples`` are the entries, the inverse of :func:`split`."""
+    if isinstance(layout, tuple):
+        return tuple(join([one[i] for one in samples], part) for i, part in enumerate(layout))
+    if isinstance(layout, Mapping):
+        return {key: join([one[key] for one in samples], part) for key, part in layout.items()}
+    if layout is None:
+        return None
+    if layout == "rows" and len({(row.shape, row.dtype) for row in samples}) == 1:
+        return torch.stack(list(samples))
+    return list(samples)
+
+
+def select(predictions: Any, indices: Sequence[int]) -> Any:
+    """Return the predictions for some of the samples, in the same form."""
+    rows = torch.tensor(indices, dtype=torch.long)
+    return _map(
+        predictions,
+        lambda part: part[rows] if isinstance(part, Tensor) else [part[i] for i in indices],
+    )
+
+
+def _map(part: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the structure with the results of ``function`` for each tensor and list in it."""
+    if isinstance(part, tuple):
+        return tuple(_map(one, function) for one in part)
+    if isinstance(part, Mapping):
+        return {key: _map(one, function) for key, one in part.items()}
+    return None if part is None else function(part)
+
+
+def load_predictions(path: str | os.PathLike[str]) -> Any:
     """Read what :class:`DumpResults` has written; no code in the file is run.
+
+    Returns:
+        Predictions for the whole dataset, in the form that the model returned for a batch.
 
     Raises:
         PredictionsError: If there is no such file, or it is damaged or something else.
@@ -89,7 +138,7 @@ def load_predictions(path: str | os.PathLike[str]) -> Predictions:
             f"{path} holds {', '.join(map(repr, content)) or 'nothing'}; a file of DumpResults is "
             "needed."
         )
-    return Predictions(content["results"])
+    return content["results"]
 
 
 class DumpResults(BaseMetric):
@@ -134,45 +183,29 @@ class DumpResults(BaseMetric):
         super().__init__(collect_device=collect_device, collect_dir=collect_dir)
         self.out_file_path = Path(out_file_path)
         self.failure: PredictionsError | None = None
-        self._layout: Layout = None
-        self._size = 0
+        self._layout: Any = None
 
     @override
     def process(self, data_batch: Any, data_samples: Any) -> None:
         predictions = _on_host(data_samples, "predictions")
+        size_of(predictions)
         layout = layout_of(predictions)
-        if self._layout is None:
-            self._layout = layout
-        elif self._layout != layout:
+        if self.results and self._layout != layout:
             raise ConfigError(
                 f"DumpResults: the predictions for one batch were {self._layout!r}, and now are "
                 f"{layout!r}; they cannot be put together. Return the same parts for each batch, "
                 "or a list with one entry per sample."
             )
+        self._layout = layout
         self.results.append(predictions)
 
     @override
     def sample_results(self) -> list[Any]:
-        return [sample for batch in self.results for sample in split(batch)]
-
-    @override
-    def reset(self) -> None:
-        super().reset()
-        self._layout = None
-
-    @override
-    def evaluate(self, size: int) -> dict[str, float]:
-        self._size = size
-        return super().evaluate(size)
+        # Copied: a row would be sent to the main process with all of its batch.
+        return [_on_host(one, "predictions") for batch in self.results for one in split(batch)]
 
     @override
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
-        if len(results) < self._size:
-            warnings.warn(
-                f"DumpResults has predictions for {len(results):,} of {self._size:,} samples. Let "
-                "forward(mode='predict') return one entry, or row, per sample.",
-                stacklevel=2,
-            )
         self.failure = None
         content = {"num_samples": len(results), "results": join(results, self._layout)}
         try:
@@ -190,22 +223,22 @@ class DumpResults(BaseMetric):
 
 def _on_host(value: Any, where: str) -> Any:
     """Return a copy in tensors on the CPU, primitives, lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
     if type(value).__module__ == "numpy":
-        value = value.item() if value.ndim == 0 else torch.from_numpy(value.copy())
+        value = value.item() if value.ndim == 0 else torch.from_numpy(value)
     elif hasattr(value, "to_dict") and not isinstance(value, type):
         value = value.to_dict()
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
         return {key: _on_host(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         items = [_on_host(item, f"{where}[{index}]") for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, Tensor) or value is None:
-        return value
     for kind in (bool, int, float, str):  # of a subclass a file would hold the name
         if isinstance(value, kind):
             return kind(value)
+    if value is None:
+        return None
     raise ConfigError(
         f"{where}: {type(value).__module__}.{type(value).__name__} cannot be kept; a file of "
         "predictions holds tensors, numbers, text, lists and dicts only, so that it is read "

@@ -14,7 +14,7 @@ import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.registry import short_repr
 
-from ._layout import select, size_of
+from ._predictions import select, size_of
 
 __all__ = ["TorchMetric", "is_torch_metric"]
 
@@ -74,33 +74,24 @@ class TorchMetric:
         values = self.metric.compute()
         name = _WORDS.sub("_", type(self.metric).__name__).lower()
         named = values if isinstance(values, Mapping) else {name: values}
-        results = [
-            {
-                str(key): one.tolist() if isinstance(one, Tensor) else one
-                for key, one in named.items()
-            }
-        ]
+        results = [{str(k): v.tolist() if isinstance(v, Tensor) else v for k, v in named.items()}]
         mm_dist.broadcast_object_list(results)
         self.reset()
         return results[0]
 
     def _update(self, leave_out: int = 0) -> None:
         newest, self._newest = self._newest, None
-        if newest is None:
-            return
-        if leave_out:
+        if leave_out and newest is not None:
             newest = select(newest, range(size_of(newest) - leave_out))
-        if not size_of(newest):
+        if newest is None or not size_of(newest):
             return
-        values = list(newest.values()) if isinstance(newest, Mapping) else list(newest)
-        devices = [value.device for value in values if isinstance(value, Tensor)]
-        if devices:
-            self.metric.to(devices[0])
+        is_named = isinstance(newest, Mapping)
+        values = list(newest.values()) if is_named else list(newest)
+        for value in values:
+            if isinstance(value, Tensor):
+                self.metric.to(value.device)
         try:
-            if isinstance(newest, Mapping):
-                self.metric.update(**newest)
-            else:
-                self.metric.update(*newest)
+            self.metric.update(**newest) if is_named else self.metric.update(*newest)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"{type(self.metric).__name__}.update() refused what forward(mode='predict') "

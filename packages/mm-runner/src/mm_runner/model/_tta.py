@@ -85,7 +85,7 @@ class BaseTTAModel(BaseModel):
         step = eval_step_of(self.module, name)
         predictions = [step(view) for view in _views(data)]
         layout = layout_of(predictions[0])
-        by_view = [split(one, with_copies=False) for one in predictions]
+        by_view = [split(one) for one in predictions]
         merged = self.merge_preds([list(views) for views in zip(*by_view, strict=True)])
         if not isinstance(merged, Sequence) or len(merged) != len(by_view[0]):
             raise ConfigError(
