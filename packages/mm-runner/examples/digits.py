@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from mm_runner.model import BaseModel
-from mm_runner.tools import plot_curves
+from mm_runner.tools import plot_runs
 
 if TYPE_CHECKING:
     from mm_runner import Runner
@@ -116,7 +116,7 @@ def report(runner: Runner, at_least: float = 0.0) -> None:
     """
     accuracy = 100 * runner.test()["accuracy"]
     if runner.rank == 0:
-        curves = plot_curves(runner.work_dir, Path(runner.work_dir) / "curves.png")
+        curves = plot_runs([runner.work_dir], Path(runner.work_dir) / "curves.png")
         checkpoint = (runner.work_dir / "last_checkpoint").read_text(encoding="utf-8").strip()
         print(f"test accuracy: {accuracy:.2f} %")
         print(f"checkpoint:    {runner.work_dir / checkpoint}")

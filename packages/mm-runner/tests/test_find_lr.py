@@ -159,16 +159,16 @@ def test_what_a_run_would_do_besides_is_off(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "changes", "message"),
     [
-        ({"min_lr": 1.0, "max_lr": 0.1}, {}, r"rates from 1 to 0\.1 were asked for; 0 < min_lr"),
-        ({"min_lr": 0.0}, {}, r"rates from 0 to 10"),
-        ({"steps": 3}, {}, r"steps=3 was given; 10 are needed"),
+        ({"min_lr": 1.0, "max_lr": 0.1}, {}, r"0 < min_lr < max_lr .* got min_lr=1, max_lr=0\.1"),
+        ({"min_lr": 0.0}, {}, r"got min_lr=0, "),
+        ({"steps": 3}, {}, r"at least 10 steps are needed; .* steps=3"),
         (
             {},
             {"optim_wrapper": {"optimizer": {"type": "SGD", "lr": 0.0}}},
-            r"and lr=0\.",
+            r"a positive optim_wrapper\.optimizer\.lr is needed",
         ),
-        ({}, {"optim_wrapper": None}, r"^optim_wrapper: this key is missing; find-lr trains"),
-        ({}, {"train_cfg": None}, r"^train_cfg: this key is missing; find-lr trains"),
+        ({}, {"optim_wrapper": None}, r"^optim_wrapper: this key is missing; find-lr"),
+        ({}, {"train_cfg": None}, r"^train_cfg: this key is missing; find-lr"),
         ({}, {"train_dataloader": None}, r"^train_dataloader: this key is missing; find-lr"),
     ],
 )
@@ -201,8 +201,6 @@ def test_the_command_prints_a_table_and_draws_a_picture(tmp_path, monkeypatch, c
     assert "Suggested: optim_wrapper.optimizer.lr=" in "\n".join(lines)
     assert "<svg" in (tmp_path / "found" / "lr.svg").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found", "run.yaml"]
-    assert main([*arguments, "--out", "lr.txt"]) == 1
-    assert "a picture ends in .png or .svg" in capsys.readouterr().err
 
 
 def test_the_suggestion_is_where_a_known_curve_is_steepest():

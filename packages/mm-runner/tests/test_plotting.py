@@ -5,7 +5,7 @@ import pytest
 
 from mm_runner import ConfigError, MMRunnerError, WorkDirError
 from mm_runner.cli import main
-from mm_runner.tools import plot_curves, plot_runs, read_scalars
+from mm_runner.tools import plot_runs, read_scalars
 
 
 def write_run(work_dir, name, records, *, cut_off=False):
@@ -50,9 +50,8 @@ def test_a_picture_that_cannot_be_written_is_named(tmp_path):
     pytest.importorskip("matplotlib", exc_type=ImportError)
     write_run(tmp_path, "run", [train(10, 3.0)])
     (tmp_path / "file").write_text("")
-    for draw in (plot_curves, lambda run, picture: plot_runs([run], picture)):
-        with pytest.raises(WorkDirError, match=r"c\.png was asked for; it cannot be written"):
-            draw(tmp_path, tmp_path / "file" / "c.png")
+    with pytest.raises(WorkDirError, match=r"c\.png was asked for; it cannot be written"):
+        plot_runs([tmp_path], tmp_path / "file" / "c.png")
 
 
 def test_a_directory_without_records_is_named(tmp_path):
@@ -64,14 +63,14 @@ def test_drawing_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     write_run(tmp_path, "20260101_000000", [train(10, 3.0)])
     with pytest.raises(MMRunnerError, match="needs matplotlib"):
-        plot_curves(tmp_path, tmp_path / "curves.png")
+        plot_runs([tmp_path], tmp_path / "curves.png")
 
 
 def test_curves_are_drawn_to_a_picture(tmp_path):
     pytest.importorskip("matplotlib", exc_type=ImportError)
     validation = {"mode": "val", "epoch": 1, "step": 20, "accuracy": 0.5}
     write_run(tmp_path, "20260101_000000", [train(10, None), train(20, 2.0), validation])
-    picture = plot_curves(tmp_path, tmp_path / "pictures" / "curves.png")
+    picture = plot_runs([tmp_path], tmp_path / "pictures" / "curves.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -117,7 +116,7 @@ def test_what_was_no_number_is_a_gap(tmp_path, monkeypatch):
     write_run(tmp_path, "run", [train(10, 4.0), train(20, None), train(30, 2.0), train(40, 1.0)])
     drawn = []
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    plot_curves(tmp_path, tmp_path / "c.png")
+    plot_runs([tmp_path], tmp_path / "c.png")
     (line,) = drawn[0].axes[0].lines
     assert [str(y) for y in line.get_ydata()] == ["4.0", "nan", "2.0", "1.0"]
 

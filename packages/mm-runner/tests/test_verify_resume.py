@@ -36,7 +36,7 @@ def test_an_ordinary_configuration_resumes_exactly(tmp_path):
 
 def test_the_stop_comes_when_no_gradients_are_accumulated_and_the_rest_is_left_out(tmp_path):
     wrapper = {"optimizer": MOMENTUM, "accumulative_counts": 3}
-    report = verify_resume(cfg_of(tmp_path, optim_wrapper=wrapper), at_step=4, steps=8)
+    report = verify_resume(cfg_of(tmp_path, optim_wrapper=wrapper), at_step=4)
     assert report.equal, str(report)
     assert (report.at_step, report.steps) == (6, 9)
 
@@ -103,7 +103,7 @@ class OwnOrder(torch.utils.data.Sampler):
     ids=["model", "hook", "sampler"],
 )
 def test_what_is_not_exact_is_named(tmp_path, changes, what, text):
-    report = verify_resume(cfg_of(tmp_path, **changes), at_step=3, steps=8)
+    report = verify_resume(cfg_of(tmp_path, **changes), at_step=3)
     assert not report.equal
     assert f": {what}: " in report.differences[0]
     assert text in report.explanation
@@ -129,10 +129,10 @@ def test_a_difference_in_the_state_at_the_end_is_named_by_parameter(tmp_path):
 
 
 def test_a_stop_that_training_does_not_come_to_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"stop after step 12 .*the training has 12 steps"):
-        verify_resume(cfg_of(tmp_path), at_step=12, steps=14)
-    with pytest.raises(ConfigError, match=r"at_step=0 was given; .* from 1"):
-        verify_resume(cfg_of(tmp_path), at_step=0)
+    with pytest.raises(ConfigError, match=r"at_step=12 was given; the training has 12 steps"):
+        verify_resume(cfg_of(tmp_path), at_step=12)
+    with pytest.raises(ConfigError, match=r"at_step=-1 was given"):
+        verify_resume(cfg_of(tmp_path), at_step=-1)
     with pytest.raises(ConfigError, match="cannot be copied"):
         verify_resume(cfg_of(tmp_path, default_scope=(line for line in ())))
     assert not list(Path(tmp_path).glob("*/whole"))

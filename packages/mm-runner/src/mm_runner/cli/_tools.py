@@ -44,12 +44,9 @@ def find_lr(parser: ArgumentParser) -> Callable[[Namespace], None]:
     parser.add_argument("--out", metavar="FILE", help="draw the losses there: .png or .svg")
 
     def run(options: Namespace) -> None:
-        import mm_dist  # noqa: PLC0415 - imports torch, as do the next
+        import mm_dist  # noqa: PLC0415 - imports torch, as does the next
         from mm_runner.tools import find_learning_rate, plot_rates  # noqa: PLC0415
-        from mm_runner.tools._plot import check_picture  # noqa: PLC0415
 
-        if options.out is not None:
-            check_picture(options.out)
         cfg, rates = load_config(options), {"min_lr": options.min_lr, "max_lr": options.max_lr}
         report = find_learning_rate(cfg, **rates, steps=options.steps)
         if not mm_dist.is_main_process():
@@ -114,20 +111,13 @@ def verify_resume(parser: ArgumentParser) -> Callable[[Namespace], int]:
         metavar="N",
         help="stop after this step (default: after at most five, in the middle of an epoch)",
     )
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help="steps to take in all (default: about five more)"
-    )
 
     def run(options: Namespace) -> int:
         import mm_dist  # noqa: PLC0415 - imports torch, as does the next
         from mm_runner.tools import verify_resume  # noqa: PLC0415
 
-        report = verify_resume(
-            load_config(options),
-            at_step=options.at_step,
-            steps=options.steps,
-            work_dir=options.work_dir,
-        )
+        cfg, work_dir = load_config(options), options.work_dir
+        report = verify_resume(cfg, at_step=options.at_step, work_dir=work_dir)
         if mm_dist.is_main_process():
             _print(str(report))
         return 0 if report.equal else 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import platform
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -22,31 +23,27 @@ from mm_runner.errors import MMRunnerError, text_of
 from mm_runner.hooks import Hook
 from mm_runner.reporting import recent_lines
 
-from ._out_of_memory import is_out_of_memory
-
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from mm_runner.run_view import RunView
 
-__all__ = ["CONFIG_FILE", "CrashBundleHook"]
+__all__ = ["CONFIG_FILE", "CrashBundleHook", "is_out_of_memory"]
 
 CONFIG_FILE = "config.yaml"
 
 _PACKAGES = ("torch", "mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu", "numpy", "triton")
-# Of the environment, only what changes how torch and its processes behave.
-_VARIABLES = (
-    *("CUDA_", "CUBLAS_", "TORCH", "NCCL_", "GLOO_", "OMP_", "MKL_", "PYTORCH_", "ASCEND_"),
-    *("HCCL_", "MM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_COMM_WORLD"),
-)
-# Rather too much is left out than too little.
-_SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "PW", "CREDENTIAL", "AUTH", "JWT")
 _MOST_ITEMS, _MOST_LEVELS = 20, 8
 _MEMORY_ADVICE = (
     "Less memory is needed by a smaller train_dataloader.batch_size with more "
     "optim_wrapper.accumulative_counts (mm-runner find-batch-size finds the largest that fits), "
     "mixed precision (AmpOptimWrapper), activation_checkpointing, sharding over several devices "
     "(MMFullyShardedDataParallel), and PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+)
+# Messages of allocators and libraries for which torch has no exception class.
+_FULL = re.compile(
+    r"\b(cuda|hip|mps|xpu|npu|acl|nccl|hccl|mlu|musa)[^\n]{0,40}out of memory"
+    r"|out of memory\. tried to allocate|alloc(ation)?_failed|error_out_of_\w+_memory"
+    r"|can(no|')t allocate memory|not enough memory|bad_alloc|invalid buffer size",
+    re.IGNORECASE,
 )
 
 
@@ -78,6 +75,22 @@ class CrashBundleHook(Hook):
             sys.stderr.write(f"rank {runner.rank}: {message}\n")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether ``error``, or its cause, says that the memory is full."""
+    cause: BaseException | None = error
+    for _ in range(10):  # a chain may be a circle
+        if cause is None:
+            break
+        # torch's for all devices (since 2.5), that for CUDA, torch_npu's.
+        names = {kind.__name__ for kind in type(cause).__mro__}
+        is_full = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
+        is_said = isinstance(cause, RuntimeError) and _FULL.search(text_of(cause)) is not None
+        if is_full or is_said or isinstance(cause, MemoryError) or "OutOfMemoryError" in names:
+            return True
+        cause = cause.__cause__ if cause.__suppress_context__ else cause.__context__
+    return False
+
+
 def _write(runner: RunView, error: Exception, folder: Path) -> str:
     """Write the bundle, and return what to log."""
     folder.mkdir(exist_ok=True)
@@ -85,8 +98,7 @@ def _write(runner: RunView, error: Exception, folder: Path) -> str:
     if config.is_file():  # the main process has written it
         (folder / CONFIG_FILE).write_bytes(config.read_bytes())
     facts = _facts(runner, error)
-    text = json.dumps(facts, indent=2, default=lambda value: type(value).__name__)
-    (folder / f"rank{runner.rank}.json").write_text(f"{text}\n", encoding="utf-8")
+    (folder / f"rank{runner.rank}.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
     sample = f" while it read {facts['sample']}" if facts["sample"] else ""
     message = f"Training failed in {facts['place']} with {type(error).__name__}{sample}."
     if is_out_of_memory(error):
@@ -107,48 +119,31 @@ def _write(runner: RunView, error: Exception, folder: Path) -> str:
 def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
     trace = error.__traceback__
     installed = {one.metadata["Name"]: one.version for one in distributions()}
-    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(trace))
-    is_validating = runner.val_loop is not None and any(one is runner.val_loop for one in callers)
+    batch, is_validating = None, False
+    for frame, _ in traceback.walk_tb(trace):
+        if batch is None:  # the argument of the failing step
+            batch = frame.f_locals.get("data_batch")
+        if runner.val_loop is not None and frame.f_locals.get("self") is runner.val_loop:
+            is_validating = True
+    step = f"step {runner.iter + 1}"
     return {
         "error": {"type": type(error).__name__, "message": text_of(error)},
         "traceback": "".join(traceback.format_exception(type(error), error, trace)),
-        "place": f"the validation after step {runner.iter}"
-        if is_validating
-        else f"step {runner.iter + 1}",
+        "place": f"the validation after step {runner.iter}" if is_validating else step,
         "iter": runner.iter,
         "epoch": runner.epoch,
         "seed": runner.seed,
-        "experiment_name": runner.experiment_name,
-        "batch": _describe(_batch_of_step(trace)),
+        "batch": _describe(batch),
         "sample": failing_sample(error),
         "log": recent_lines(runner.logger),
-        "rank": runner.rank,
         "world_size": runner.world_size,
-        "launcher": runner.dist_info.launcher,
         "device": str(runner.device),
         "work_dir": str(runner.work_dir),
-        "folder": str(Path.cwd()),
         "command": [sys.executable, *sys.orig_argv[1:]],
         "python_path": [entry for entry in sys.path if entry],
-        "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"Python {platform.python_version()}, {platform.platform()}",
         "versions": {name: installed[name] for name in _PACKAGES if name in installed},
-        "cuda": torch.version.cuda,
-        "environment": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(_VARIABLES) and not any(part in name.upper() for part in _SECRETS)
-        },
     }
-
-
-def _batch_of_step(trace: TracebackType | None) -> Any:
-    """Return the argument ``data_batch`` of the failing step, ``None`` outside of steps."""
-    for frame, _ in traceback.walk_tb(trace):
-        code = frame.f_code
-        if "data_batch" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            return frame.f_locals.get("data_batch")
-    return None
 
 
 def _describe(value: Any, level: int = 0) -> Any:
@@ -156,11 +151,8 @@ def _describe(value: Any, level: int = 0) -> Any:
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return {"shape": list(value.shape), "dtype": dtype, "device": str(value.device)}
-    if level == _MOST_LEVELS or not isinstance(value, (Mapping, list, tuple)):
-        shape = getattr(value, "shape", None)
-        return type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
-    if isinstance(value, Mapping):
+    if level < _MOST_LEVELS and isinstance(value, Mapping):
         return {str(key): _describe(item, level + 1) for key, item in value.items()}
-    items = [_describe(item, level + 1) for item in value[:_MOST_ITEMS]]
-    left = len(value) - len(items)
-    return [*items, f"... {left} more"] if left else items
+    if level < _MOST_LEVELS and isinstance(value, (list, tuple)):
+        return [_describe(item, level + 1) for item in value[:_MOST_ITEMS]]
+    return type(value).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing_extensions import override
 from mm_runner.evaluator import DumpResults
 from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
 from mm_runner.hooks._metrics import refuse_missing_metrics
-from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
+from mm_runner.loops import EndOfTrainingError
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import without_variables
 
@@ -75,23 +76,14 @@ class _UnsavedRunner(Runner):
 
 
 class _FirstBatches(Hook):
-    """Ends each phase after its first batches, and counts them.
-
-    Args:
-        num_batches: Of each phase and process.
-        directory: Where metrics write predictions.
-
-    Attributes:
-        counts: Batches by phase, of those that ran.
-        saving: Hooks that save in the whole run, and whose metrics must be there.
-    """
+    """Ends each phase after its first batches, and counts them; metrics write to ``directory``."""
 
     priority = "LOWEST"
 
     def __init__(self, num_batches: int, directory: Path) -> None:
         self.num_batches, self.directory = num_batches, directory
-        self.counts: dict[str, int] = {}
-        self.saving: list[Hook] = []
+        self.counts: Counter[str] = Counter()  # by phase
+        self.saving: list[Hook] = []  # hooks of the whole run, whose metrics must be there
 
     @override
     def before_run(self, runner: RunView) -> None:
@@ -127,11 +119,6 @@ class _FirstBatches(Hook):
         outputs: Any = None,
         mode: str = "train",
     ) -> None:
-        self.counts[mode] = self.counts.get(mode, 0) + 1
-        if mode != "train" or self.counts[mode] < self.num_batches:
-            return
-        loop: Any = runner.train_loop
-        if not isinstance(loop, AbstractTrainLoop):  # ours end by shorten()
-            loop.stop_training = True
-        if self.counts[mode] > self.num_batches:
-            raise EndOfTrainingError  # a loop that does not look at the flag
+        self.counts[mode] += 1
+        if mode == "train" and self.counts[mode] > self.num_batches:
+            raise EndOfTrainingError  # a loop that shorten() does not end

@@ -6,11 +6,9 @@ import copy
 import gc
 import sys
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
 from mm_runner.data import DataSettings, build_dataloader
@@ -18,7 +16,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.optim import named_wrappers
 
-from ._out_of_memory import is_out_of_memory
+from ._crash import is_out_of_memory
 from ._trial import EndOfTrialError, endless_config, train_with, trial_directory
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["find_batch_size"]
 
-# Samples of the dataset of which all batches are made.
-_NUM_SAMPLES = 16
 # Of the optimizer: the first makes its state, the second has it beside the gradients.
 _NUM_STEPS = 2
 _WHAT = "find-batch-size"
@@ -44,14 +40,13 @@ def find_batch_size(
 
     The batch is doubled until it does not fit, and the range in between bisected. Each trial has a
     new model and optimizer, and the device's memory to itself; the hooks of mm-runner are left out.
-    Custom hooks run too, and clean up, but get no ``after_train`` and ``after_run``. The
-    first samples of the dataset make all batches: where samples differ in size, leave room. All
-    takes place in one process.
+    Custom hooks run too, and clean up, but get no ``after_train`` and ``after_run``. All takes
+    place in one process.
 
     Args:
         cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, but for the dataset.
         start: The first batch.
-        maximum: The largest batch that is tried.
+        maximum: The largest batch that is tried; at most the length of the dataset.
         report_trial: Is called with each batch, and whether it fits.
 
     Returns:
@@ -65,21 +60,24 @@ def find_batch_size(
         >>> find_batch_size(cfg, maximum=64)  # doctest: +SKIP
         48
     """
-    if not 0 < start <= maximum:
-        raise ConfigError(f"{_WHAT}: 0 < start <= max is needed; got start={start}, max={maximum}.")
     with trial_directory({**cfg, "launcher": "none"}, _WHAT) as (directory, device):
         where = "train_dataloader"
         given = cfg.get(where)
         changes = {"launcher": "none", "load_from": None, where: given and {"dataset": None}}
         endless = endless_config({**cfg, **changes}, directory, _WHAT)  # without the data
         settings = DataSettings(0, torch.Generator(), 0, 1)
-        loader = build_dataloader(given or {}, settings, shuffle=False, where=where)
-        samples = _first_samples(loader.dataset)
+        dataset: Any = build_dataloader(given or {}, settings, shuffle=False, where=where).dataset
+        if hasattr(dataset, "__len__"):
+            maximum = min(maximum, len(dataset))
+        if not 0 < start <= maximum:
+            raise ConfigError(
+                f"{_WHAT}: 0 < start <= max is needed, and as many samples; got start={start}, "
+                f"max={maximum}."
+            )
 
         def fits(size: int) -> bool:
-            own: dict[str, Any] = {"dataset": _Repeated(samples, size), "batch_size": size}
-            own |= {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory}
-            is_fit = _try({**copy.deepcopy(endless), where: own}, device)
+            loader = {**(given or {}), "dataset": dataset, "batch_size": size}
+            is_fit = _try({**copy.deepcopy(endless), where: loader}, device)
             report_trial(size, is_fit)
             return is_fit
 
@@ -95,30 +93,6 @@ def find_batch_size(
             else:
                 too_large = middle
     return largest
-
-
-def _first_samples(dataset: Any) -> list[Any]:
-    is_stream = isinstance(dataset, IterableDataset)
-    stream = iter(dataset) if is_stream else (dataset[index] for index in range(len(dataset)))
-    samples = list(islice(stream, _NUM_SAMPLES))
-    if not samples:
-        raise ConfigError(f"train_dataloader.dataset: it has no samples for {_WHAT}.")
-    return samples
-
-
-class _Repeated(Dataset[Any]):
-    """Some samples again and again; each batch of ``size`` is an epoch."""
-
-    def __init__(self, samples: list[Any], size: int) -> None:
-        self._samples, self._size = samples, size
-
-    def __len__(self) -> int:
-        return self._size
-
-    @override
-    def __getitem__(self, index: int) -> Any:
-        # A model may change a sample in place.
-        return copy.deepcopy(self._samples[index % len(self._samples)])
 
 
 def _try(cfg: Mapping[str, Any], device: torch.device) -> bool:

@@ -56,9 +56,8 @@ def find_learning_rate(
     """Train with a learning rate that grows exponentially, and suggest one.
 
     The range test of Smith (Cyclical Learning Rates for Training Neural Networks, 2015,
-    https://arxiv.org/abs/1506.01186). Suggested is the rate of steepest descent: where the line
-    fitted to the losses of some steps, over the logarithm of the rate, falls most steeply, before
-    the smoothed loss is at its best. The test ends when the smoothed loss is four times its best.
+    https://arxiv.org/abs/1506.01186). Suggested is the rate where the loss falls most steeply,
+    before the smoothed loss is at its best. The test ends when that is four times its best.
 
     Schedules, checkpoints, validation, ``auto_scale_lr`` and the hooks of mm-runner are left out.
     Custom hooks run too, and clean up, but get no ``after_train`` and ``after_run``.
@@ -69,7 +68,7 @@ def find_learning_rate(
         cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, with what is in it.
         min_lr: Of the first step.
         max_lr: Of the last step.
-        steps: Of the optimizer, at most.
+        steps: Of the optimizer, at most; at least 10.
 
     Returns:
         The rates are those of ``optim_wrapper.optimizer.lr``; parameter groups, and several
@@ -82,14 +81,10 @@ def find_learning_rate(
         >>> find_learning_rate(cfg).suggestion  # doctest: +SKIP
         0.012
     """
-    if not 0 < min_lr < max_lr < math.inf:
+    if not 0 < min_lr < max_lr < math.inf or steps < _LEAST_STEPS:
         raise ConfigError(
-            f"find-lr: rates from {min_lr:g} to {max_lr:g} were asked for; 0 < min_lr < max_lr "
-            "is needed."
-        )
-    if steps < _LEAST_STEPS:
-        raise ConfigError(
-            f"find-lr: steps={steps} was given; {_LEAST_STEPS} are needed at least to see a slope."
+            f"find-lr: 0 < min_lr < max_lr and at least {_LEAST_STEPS} steps are needed; got "
+            f"min_lr={min_lr:g}, max_lr={max_lr:g}, steps={steps}."
         )
     test = _RangeTest(min_lr, max_lr, steps)
     with trial_directory(cfg, "find-lr") as (directory, _):
@@ -131,18 +126,14 @@ class _RangeTest(Hook):
     def before_train(self, runner: RunView) -> None:
         wrappers = list(named_wrappers(runner.optim_wrapper).values())
         self._window = max(getattr(one, "accumulative_counts", 1) for one in wrappers)
-        # A loop of the user's own has its own length.
-        self._steps = min(self._steps, runner.max_iters // self._window)
         groups = [group for one in wrappers for group in one.optimizer.param_groups]
-        rates = [float(group["lr"]) for group in groups]
-        base = float(wrappers[0].optimizer.defaults.get("lr") or max(rates))
-        if self._steps < _LEAST_STEPS or base <= 0:
+        base = float(wrappers[0].optimizer.defaults.get("lr") or 0)
+        if base <= 0:
             raise ConfigError(
-                f"find-lr: a training of {_LEAST_STEPS} steps with a positive "
-                "optim_wrapper.optimizer.lr, to which parameter groups have their ratios, is "
-                f"needed; this has {self._steps} steps, and lr={base:g}."
+                "find-lr: a positive optim_wrapper.optimizer.lr is needed, to which parameter "
+                f"groups have their ratios; got {base:g}."
             )
-        self._ratios = [(group, rate / base) for group, rate in zip(groups, rates, strict=True)]
+        self._ratios = [(group, float(group["lr"]) / base) for group in groups]
 
     @override
     def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
@@ -156,7 +147,9 @@ class _RangeTest(Hook):
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        self._sum += _loss_of(outputs)
+        if not isinstance(outputs, Mapping) or "loss" not in outputs:
+            raise ConfigError("find-lr: train_step() has to return dict(loss=...).")
+        self._sum += float(torch.as_tensor(outputs["loss"]).float().mean())
         if (runner.iter + 1) % self._window:
             return
         losses = mm_dist.all_gather_object(self._sum / self._window)
@@ -176,14 +169,3 @@ class _RangeTest(Hook):
     def _rate(self) -> float:
         part: float = self._growth ** (len(self.points) / (self._steps - 1))
         return self._min_lr * part
-
-
-def _loss_of(outputs: Any) -> float:
-    values = outputs if isinstance(outputs, Mapping) else {}
-    names = ["loss"] if "loss" in values else [name for name in values if "loss" in name]
-    if not names:
-        raise ConfigError(
-            f"find-lr: train_step() returned {', '.join(map(repr, values)) or 'no dict'}; the loss "
-            "is needed: return dict(loss=...)."
-        )
-    return sum(float(torch.as_tensor(values[name]).float().mean()) for name in names)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,6 @@ from mm_runner.model import (
     unwrap_model,
 )
 from mm_runner.optim import (
-    ParamScheduler,
     build_optim_wrapper,
     build_param_schedulers,
     named_schedulers,
@@ -64,99 +64,230 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int = 1) -> str:
         ConfigError: If something does not fit.
         ComponentNotFoundError: If a ``type`` names nothing.
     """
-    lines = _plan(cfg, world_size)
+    lines = _Plan(cfg, world_size).lines()
     return "".join(f"{subject:<14}{text}".rstrip() + "\n" for subject, text in lines)
 
 
-def _plan(cfg: Mapping[str, Any], world_size: int) -> _Lines:
-    check_run(cfg, Runner)
-    load_from = cfg.get("load_from")
-    refuse_url(load_from)
-    if load_from is not None and not Path(load_from).is_file():
-        raise ConfigError(f"load_from: {str(load_from)!r} was given; there is no such file.")
-    if world_size < 1:
-        raise ConfigError(f"world_size={world_size} was given; a positive number is needed.")
-    notes: list[str] = []
-    dist_cfg = (cfg.get("env_cfg") or {}).get("dist_cfg") or {}
-    device_type = dist_cfg.get("device_type") or mm_dist.available_device_type()
-    hooks = build_hooks(cfg.get("default_hooks"), cfg.get("custom_hooks")).hooks
-    reported: dict[str, Any] = {}
-    for where in ("val_evaluator", "test_evaluator"):
-        if cfg.get(where) is not None:
-            reported[where] = build_evaluator(cfg[where], where=where).reported_names()
-    model = _model_without_memory(cfg, notes)
-    find_module_settings(unwrap_model(model), cfg)  # raises where a name matches nothing
-    yield "model", _describe_model(model)
-    wrappers: dict[str, Any] = {}
-    if cfg.get("optim_wrapper") is not None:
-        if world_size > 1:
-            kind = type(model) if is_wrapped(model) else wrapper_type(_wrapper_cfg(cfg))
-            warning = uncalled_step(unwrap_model(model), kind)
-            notes += [warning] if warning is not None else []
-        wrapper = build_optim_wrapper(model, _for_meta(cfg["optim_wrapper"], device_type))
-        wrappers = named_wrappers(wrapper)
-        length = _length_of_run(cfg, world_size)
-        yield from _optimizer_lines(cfg, wrappers, length, world_size, notes)
-        schedules = _build_schedules(wrapper, cfg, length)
-        if reported.get("val_evaluator") is not None:
-            refuse_missing_metrics(reported["val_evaluator"], hooks, schedules)
-        yield from _schedule_lines(wrappers, schedules, length, notes)
-        yield from _memory_lines(cfg, model, wrappers, hooks, world_size, notes)
-    yield "device", device_type
-    dtypes = {name: getattr(one, "dtype", "float32") for name, one in wrappers.items()}
-    yield "precision", ", ".join(_named(dtypes)).replace("torch.", "") or "float32"
-    yield "compile", _compilation(cfg.get("compile"), device_type)
-    for key, names in check_module_settings(cfg).items():
-        yield MODULE_SETTINGS[key], ", ".join(names)
-    yield "wrapper", _wrapper_name(cfg) if world_size > 1 else "none (one process)"
-    yield "hooks", ", ".join(type(hook).__name__ for hook in hooks)
-    yield from (("note", note) for note in [*notes, *_further_notes(cfg, world_size)])
+class _Plan:
+    """The parts of a run on the meta device, and what to say of them."""
 
+    def __init__(self, cfg: Mapping[str, Any], world_size: int) -> None:
+        check_run(cfg, Runner)
+        load_from = cfg.get("load_from")
+        refuse_url(load_from)
+        if load_from is not None and not Path(load_from).is_file():
+            raise ConfigError(f"load_from: {str(load_from)!r} was given; there is no such file.")
+        if world_size < 1:
+            raise ConfigError(f"world_size={world_size} was given; a positive number is needed.")
+        self.cfg, self.world_size = cfg, world_size
+        self.notes: list[str] = []
+        dist_cfg = (cfg.get("env_cfg") or {}).get("dist_cfg") or {}
+        self.device_type = dist_cfg.get("device_type") or mm_dist.available_device_type()
+        self.hooks = build_hooks(cfg.get("default_hooks"), cfg.get("custom_hooks")).hooks
+        wrapper_cfg = cfg.get("model_wrapper_cfg") or {}
+        kind = wrapper_cfg.get("type", "MMDistributedDataParallel")
+        self.wrapper_name = str(getattr(kind, "__name__", kind)) if world_size > 1 else ""
+        self.wrappers: dict[str, Any] = {}
 
-def _further_notes(cfg: Mapping[str, Any], world_size: int) -> Iterator[str]:
-    if world_size > 1 and "FullySharded" in _wrapper_name(cfg):
-        yield f"Each process keeps about 1/{world_size} of the memory listed."
-    unused = own_keys(cfg, argument_names(Runner))
-    if unused:
-        yield f"Keys of the configuration's own, which nothing here uses: {', '.join(unused)}."
+    def lines(self) -> _Lines:
+        cfg = self.cfg
+        reported: dict[str, Any] = {}
+        for where in ("val_evaluator", "test_evaluator"):
+            if cfg.get(where) is not None:
+                reported[where] = build_evaluator(cfg[where], where=where).reported_names()
+        self.model = model = self._build_model()
+        find_module_settings(unwrap_model(model), cfg)  # raises where a name matches nothing
+        parameters, buffers = list(model.parameters()), list(model.buffers())
+        trained = _count(one for one in parameters if one.requires_grad)
+        size = _mebibytes(_size([*parameters, *buffers]))
+        counts = f"{_count(parameters):,} parameters, {trained:,} trained"
+        text = f"{counts}, and {_count(buffers):,} numbers in buffers; {size}"
+        yield "model", f"{type(model).__name__}: {text}"
+        if cfg.get("optim_wrapper") is not None:
+            if self.world_size > 1:
+                wrapper_cfg = cfg.get("model_wrapper_cfg") or {}
+                kind = type(model) if is_wrapped(model) else wrapper_type(wrapper_cfg)
+                warning = uncalled_step(unwrap_model(model), kind)
+                self.notes += [warning] if warning is not None else []
+            wrapper = build_optim_wrapper(model, _for_meta(cfg["optim_wrapper"], self.device_type))
+            self.wrappers = named_wrappers(wrapper)
+            self._measure_run()
+            yield from self._optimizer_lines()
+            yield from self._schedule_lines(wrapper, reported.get("val_evaluator"))
+            yield from self._memory_lines()
+        yield "device", self.device_type
+        dtypes = {name: getattr(one, "dtype", "float32") for name, one in self.wrappers.items()}
+        yield "precision", _named(dtypes).replace("torch.", "") or "float32"
+        yield "compile", _compilation(cfg.get("compile"), self.device_type)
+        for key, names in check_module_settings(cfg).items():
+            yield MODULE_SETTINGS[key], ", ".join(names)
+        yield "wrapper", self.wrapper_name or "none (one process)"
+        yield "hooks", ", ".join(type(hook).__name__ for hook in self.hooks)
+        if "FullySharded" in self.wrapper_name:
+            shard = f"Each process keeps about 1/{self.world_size} of the memory listed."
+            self.notes.append(shard)
+        unused = own_keys(cfg, argument_names(Runner))
+        if unused:
+            self.notes.append(
+                f"Keys of the configuration's own, which nothing here uses: {', '.join(unused)}."
+            )
+        yield from (("note", note) for note in self.notes)
 
-
-def _wrapper_cfg(cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-    return cfg.get("model_wrapper_cfg") or {}
-
-
-def _wrapper_name(cfg: Mapping[str, Any]) -> str:
-    kind = _wrapper_cfg(cfg).get("type", "MMDistributedDataParallel")
-    return str(getattr(kind, "__name__", kind))
-
-
-def _model_without_memory(cfg: Mapping[str, Any], notes: list[str]) -> nn.Module:
-    """Build the model on the meta device; with its values where it, or torch, needs them."""
-    model = with_preprocessor(cfg["model"], cfg.get("data_preprocessor"))
-    if not hasattr(torch, "set_default_device"):
-        notes.append("The model was built with its values: torch before 2.0 has no other way.")
+    def _build_model(self) -> nn.Module:
+        """Build the model on the meta device; with its values where it, or torch, needs them."""
+        model = with_preprocessor(self.cfg["model"], self.cfg.get("data_preprocessor"))
+        reason: object = "torch before 2.0"
+        if hasattr(torch, "set_default_device"):
+            try:
+                with torch.device("meta"):
+                    return build_model(model)
+            except Exception as error:
+                if isinstance(error, MMRunnerError) and error.__cause__ is None:  # the user's
+                    raise
+                reason = error.__cause__ if isinstance(error, MMRunnerError) else error
+        self.notes.append(f"The model was built with its values: without them it fails ({reason}).")
         return build_model(model)
-    try:
-        with torch.device("meta"):
-            return build_model(model)
-    except Exception as error:
-        if isinstance(error, MMRunnerError) and error.__cause__ is None:  # a mistake of the user's
-            raise
-        reason = error.__cause__ if isinstance(error, MMRunnerError) else error
-    notes.append(f"The model was built with its values: without them it fails ({reason}).")
-    return build_model(model)
 
+    def _measure_run(self) -> None:
+        """Find the length of the run; the dataset is built, nothing is read from it."""
+        where, train_cfg = "train_dataloader", self.cfg["train_cfg"]
+        settings = DataSettings(0, torch.Generator(), 0, self.world_size)
+        loader = build_dataloader(self.cfg[where], settings, shuffle=True, where=where)
+        sampler: Any = loader.batch_sampler
+        self.batch_size = getattr(sampler, "batch_size", None) or loader.batch_size or 1
+        self.by_epoch = (
+            train_cfg.get("max_iters") is None or train_cfg.get("max_epochs") is not None
+        )
+        self.epoch_steps: int | None = None  # the data may have no length
+        if self.by_epoch:
+            num_batches(loader, where)
+        with suppress(*(() if self.by_epoch else (TypeError,))):
+            self.epoch_steps = _epoch_steps(loader, self.world_size) or None
+        self.num_epochs = int(train_cfg["max_epochs"]) if self.by_epoch else 1
+        steps = self.num_epochs * (self.epoch_steps or 0)
+        self.num_steps = steps if self.by_epoch else int(train_cfg["max_iters"])
 
-def _describe_model(model: nn.Module) -> str:
-    parameters, buffers = list(model.parameters()), list(model.buffers())
-    counts = [
-        sum(one.numel() for one in tensors)
-        for tensors in (parameters, [p for p in parameters if p.requires_grad], buffers)
-    ]
-    return (
-        f"{type(model).__name__}: {counts[0]:,} parameters, {counts[1]:,} trained, and "
-        f"{counts[2]:,} numbers in buffers; {_mebibytes(_size([*parameters, *buffers]))}"
-    )
+    def _optimizer_lines(self) -> _Lines:
+        batches = []
+        for name, wrapper in self.wrappers.items():
+            prefix = f"{name}: " if name else ""
+            counts = getattr(wrapper, "accumulative_counts", 1)
+            effective = self.world_size * self.batch_size * counts
+            scaling = self.cfg.get("auto_scale_lr") or {}
+            if scaling.get("enable", False):
+                scale_lr(wrapper, effective / scaling["base_batch_size"])
+            if counts > 1:
+                self.notes.append(
+                    f"{prefix}The optimizer steps once in {counts} steps of the run, which are "
+                    "batches. Schedules with by_epoch=False, max_iters and intervals count batches."
+                )
+            batches.append(
+                f"{prefix}{effective} = {self.batch_size} of a process x {self.world_size} "
+                f"process(es) x {counts} accumulated"
+            )
+            kind, of = type(wrapper.optimizer), type(wrapper).__name__
+            yield "optimizer", f"{prefix}{kind.__module__}.{kind.__name__} in {of}"
+            for index, group in enumerate(wrapper.optimizer.param_groups):
+                settings = ", ".join(
+                    f"{key} {group[key] if key == 'betas' else format(float(group[key]), 'g')}"
+                    for key in ("lr", "weight_decay", "momentum", "betas")
+                    if key in group
+                )
+                params = group["params"]
+                count = f"{_count(params):,} parameters in {len(params)} tensors"
+                yield f"  group {index}", f"{count}; {settings}"
+        yield from (("batch", text) for text in batches)
+        shape = ""
+        if self.by_epoch:
+            shape = f" = {self.num_epochs} epochs x {self.epoch_steps}"
+        elif self.epoch_steps:
+            shape = f"; {self.epoch_steps} go through the data once"
+        yield "length", f"{self.num_steps} steps{shape}"
+
+    def _schedule_lines(self, wrapper: Any, metrics: Any) -> _Lines:
+        """Step through the schedules; yield the rates at the beginning, turns and end."""
+        built = build_param_schedulers(
+            wrapper,
+            self.cfg.get("param_scheduler"),
+            num_epochs=self.num_epochs,
+            num_iters=self.num_steps,
+            epoch_length=self.epoch_steps,
+        )
+        schedules = [one for group in named_schedulers(built).values() for one in group]
+        if metrics is not None:
+            refuse_missing_metrics(metrics, self.hooks, schedules)
+        followed = [one for one in schedules if not one.need_val_args]
+        if len(followed) < len(schedules):
+            self.notes.append("A schedule follows a metric, and is not shown.")
+        if not self.by_epoch and any(one.by_epoch for one in followed):
+            self.notes.append(
+                "A schedule counts epochs, and the run counts iterations: it will not change."
+            )
+        epoch_steps = (self.by_epoch and self.epoch_steps) or self.num_steps
+        stride = epoch_steps if all(one.by_epoch for one in followed) else 1
+        last = self.num_steps - 1 if followed else 0
+        if last // stride > _MOST_STEPS:
+            last = _MOST_STEPS * stride
+            self.notes.append(f"The schedule is shown up to step {last}.")
+        key_steps = {last, *(last * part // _PARTS for part in range(_PARTS))}
+        for one in followed:
+            unit = epoch_steps if one.by_epoch else 1
+            key_steps |= {one.begin * unit, one.end * unit}
+        key_strides = {step // stride for step in key_steps}
+        for step in range(0, last + 1, stride):
+            if step // stride in key_strides:
+                rates = {
+                    name: f"{float(one.optimizer.param_groups[0]['lr']):.4g}"
+                    for name, one in self.wrappers.items()
+                }
+                epoch = f", epoch {step // epoch_steps}" if self.by_epoch else ""
+                yield "schedule", f"step {step}{epoch}: lr {_named(rates)}"
+            for one in followed:
+                if not one.by_epoch or (self.by_epoch and (step + stride) % epoch_steps == 0):
+                    _step(one)
+
+    def _memory_lines(self) -> _Lines:
+        """Yield the memory of each process, as far as it is certain."""
+        optimizers = [one.optimizer for one in self.wrappers.values()]
+        params = [p for one in optimizers for group in one.param_groups for p in group["params"]]
+        trained = [one for one in params if one.requires_grad]
+        parts: dict[str, int | None] = {
+            "model": _size([*self.model.parameters(), *self.model.buffers()]),
+            "gradients": _size(trained),
+            "optimizer": self._state_size(optimizers, trained),
+        }
+        besides = "activations, batches, what kernels and communication need"
+        averages = sum(isinstance(hook, EMAHook) for hook in self.hooks)
+        if averages:
+            parts["average"] = averages * sum(
+                one.numel() * (4 if one.dtype in _HALF else one.element_size()) for one in trained
+            )
+            besides += ", the weights once more while their average is validated"
+        bucket_view = (self.cfg.get("model_wrapper_cfg") or {}).get("gradient_as_bucket_view")
+        if self.wrapper_name.endswith("DistributedDataParallel") and not bucket_view:
+            parts["DDP buckets"] = parts["gradients"]
+        total = _mebibytes(sum(size or 0 for size in parts.values()))
+        text = "; ".join(f"{name} {_mebibytes(size)}" for name, size in parts.items())
+        yield "memory", f"{total} in each process: {text}"
+        yield "", f"not counted: {besides}, what code of your own keeps"
+
+    def _state_size(self, optimizers: list[Any], trained: list[Tensor]) -> int | None:
+        """Take a step over parameters without values, and count what the optimizers keep."""
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        total = 0
+        for optimizer in optimizers:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    optimizer.step()
+            except Exception as error:  # noqa: BLE001 - some read values, or need a closure
+                reason = f"{type(error).__name__}: {error}"[:200]
+                self.notes.append(f"What {type(optimizer).__name__} keeps is not known: {reason}")
+                return None
+            values = [one for state in optimizer.state.values() for one in state.values()]
+            total += _size(one for one in values if isinstance(one, Tensor))
+        return total
 
 
 def _for_meta(cfg: Any, device_type: str) -> Any:
@@ -169,34 +300,6 @@ def _for_meta(cfg: Any, device_type: str) -> Any:
     return changed
 
 
-class _Length(NamedTuple):
-    """Length of a run; ``epoch_steps`` is ``None`` where the data have no length."""
-
-    num_epochs: int
-    epoch_steps: int | None
-    num_steps: int
-    batch_size: int
-    by_epoch: bool
-
-
-def _length_of_run(cfg: Mapping[str, Any], world_size: int) -> _Length:
-    """Return the length of the run; the dataset is built, nothing is read from it."""
-    where, train_cfg = "train_dataloader", cfg["train_cfg"]
-    settings = DataSettings(0, torch.Generator(), 0, world_size)
-    loader = build_dataloader(cfg[where], settings, shuffle=True, where=where)
-    batch_size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
-    if train_cfg.get("max_iters") is not None and train_cfg.get("max_epochs") is None:
-        try:
-            steps = _epoch_steps(loader, world_size) or None
-        except TypeError:
-            steps = None
-        return _Length(1, steps, int(train_cfg["max_iters"]), batch_size, by_epoch=False)
-    num_batches(loader, where)
-    steps = _epoch_steps(loader, world_size)
-    num_epochs = int(train_cfg["max_epochs"])
-    return _Length(num_epochs, steps, num_epochs * steps, batch_size, by_epoch=True)
-
-
 def _epoch_steps(loader: DataLoader[Any], world_size: int) -> int:
     if loader.batch_size is None or world_size == 1:
         return math.ceil(len(loader) / world_size)
@@ -204,158 +307,15 @@ def _epoch_steps(loader: DataLoader[Any], world_size: int) -> int:
     return share // loader.batch_size if loader.drop_last else math.ceil(share / loader.batch_size)
 
 
-def _optimizer_lines(
-    cfg: Mapping[str, Any],
-    wrappers: Mapping[str, Any],
-    length: _Length,
-    world_size: int,
-    notes: list[str],
-) -> _Lines:
-    batches = {}
-    for name, wrapper in wrappers.items():
-        prefix = f"{name}: " if name else ""
-        counts = getattr(wrapper, "accumulative_counts", 1)
-        effective = world_size * length.batch_size * counts
-        scaling = cfg.get("auto_scale_lr") or {}
-        if scaling.get("enable", False):
-            scale_lr(wrapper, effective / scaling["base_batch_size"])
-        if counts > 1:
-            notes.append(
-                f"{prefix}The optimizer steps once in {counts} steps of the run, which are batches."
-                " Schedules with by_epoch=False, max_iters and intervals count batches."
-            )
-        batches[name] = (
-            f"{prefix}{effective} = {length.batch_size} of a process x {world_size} process(es) x "
-            f"{counts} accumulated"
-        )
-        kind = type(wrapper.optimizer)
-        yield "optimizer", f"{prefix}{kind.__module__}.{kind.__name__} in {type(wrapper).__name__}"
-        for index, group in enumerate(wrapper.optimizer.param_groups):
-            settings = ", ".join(
-                f"{key} {float(group[key]):g}" if key != "betas" else f"{key} {group[key]}"
-                for key in ("lr", "weight_decay", "momentum", "betas")
-                if key in group
-            )
-            count = sum(parameter.numel() for parameter in group["params"])
-            tensors = len(group["params"])
-            yield f"  group {index}", f"{count:,} parameters in {tensors} tensors; {settings}"
-    yield from (("batch", text) for text in batches.values())
-    shape = ""
-    if length.by_epoch:
-        shape = f" = {length.num_epochs} epochs x {length.epoch_steps}"
-    elif length.epoch_steps:
-        shape = f"; {length.epoch_steps} go through the data once"
-    yield "length", f"{length.num_steps} steps{shape}"
-
-
-def _build_schedules(wrapper: Any, cfg: Mapping[str, Any], length: _Length) -> list[ParamScheduler]:
-    schedules = build_param_schedulers(
-        wrapper,
-        cfg.get("param_scheduler"),
-        num_epochs=length.num_epochs,
-        num_iters=length.num_steps,
-        epoch_length=length.epoch_steps,
-    )
-    return [one for group in named_schedulers(schedules).values() for one in group]
-
-
-def _schedule_lines(
-    wrappers: Mapping[str, Any],
-    schedules: list[ParamScheduler],
-    length: _Length,
-    notes: list[str],
-) -> _Lines:
-    """Step through the schedules; yield the rates at the beginning, turns and end."""
-    followed = [one for one in schedules if not one.need_val_args]
-    if len(followed) < len(schedules):
-        notes.append("A schedule follows a metric, and is not shown.")
-    if not length.by_epoch and any(one.by_epoch for one in followed):
-        notes.append("A schedule counts epochs, and the run counts iterations: it will not change.")
-    epoch_steps = (length.by_epoch and length.epoch_steps) or length.num_steps
-    stride = epoch_steps if all(one.by_epoch for one in followed) else 1
-    last = length.num_steps - 1 if followed else 0
-    if last // stride > _MOST_STEPS:
-        last = _MOST_STEPS * stride
-        notes.append(f"The schedule is shown up to step {last}.")
-    key_steps = {0, last, *(last * part // _PARTS for part in range(_PARTS))}
-    for one in followed:
-        unit = epoch_steps if one.by_epoch else 1
-        key_steps |= {one.begin * unit, one.end * unit}
-    key_strides = {step // stride for step in key_steps}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the optimizer does not step between
-        for step in range(0, last + 1, stride):
-            if step // stride in key_strides:
-                rates = {
-                    name: f"{float(one.optimizer.param_groups[0]['lr']):.4g}"
-                    for name, one in wrappers.items()
-                }
-                epoch = f", epoch {step // epoch_steps}" if length.by_epoch else ""
-                yield "schedule", f"step {step}{epoch}: lr {', '.join(_named(rates))}"
-            for one in followed:
-                if not one.by_epoch or (length.by_epoch and (step + stride) % epoch_steps == 0):
-                    _step(one)
-
-
 def _step(schedule: Any) -> None:
     try:
-        schedule.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the optimizer does not step between
+            schedule.step()
     except Exception as error:
         raise ConfigError(
             f"{schedule.where}: it fails before the run is over: {with_place(error)}."
         ) from error
-
-
-def _memory_lines(
-    cfg: Mapping[str, Any],
-    model: nn.Module,
-    wrappers: Mapping[str, Any],
-    hooks: Iterable[Any],
-    world_size: int,
-    notes: list[str],
-) -> _Lines:
-    """Yield the memory of each process, as far as it is certain."""
-    groups = [group for one in wrappers.values() for group in one.optimizer.param_groups]
-    trained = [one for group in groups for one in group["params"] if one.requires_grad]
-    parts: dict[str, int | None] = {
-        "model": _size([*model.parameters(), *model.buffers()]),
-        "gradients": _size(trained),
-        "optimizer": _state_size(wrappers, notes),
-    }
-    besides = "activations, batches, what kernels and communication need"
-    averages = sum(isinstance(hook, EMAHook) for hook in hooks)
-    if averages:
-        parts["average"] = averages * sum(
-            one.numel() * (4 if one.dtype in _HALF else one.element_size()) for one in trained
-        )
-        besides += ", the weights once more while their average is validated"
-    is_ddp = _wrapper_name(cfg).endswith("DistributedDataParallel")
-    if world_size > 1 and is_ddp and not _wrapper_cfg(cfg).get("gradient_as_bucket_view"):
-        parts["DDP buckets"] = parts["gradients"]
-    total = _mebibytes(sum(size or 0 for size in parts.values()))
-    text = "; ".join(f"{name} {_mebibytes(size)}" for name, size in parts.items())
-    yield "memory", f"{total} in each process: {text}"
-    yield "", f"not counted: {besides}, what code of your own keeps"
-
-
-def _state_size(wrappers: Mapping[str, Any], notes: list[str]) -> int | None:
-    """Take a step over parameters without values, and count what the optimizers keep."""
-    total = 0
-    for optimizer in (wrapper.optimizer for wrapper in wrappers.values()):
-        for parameter in [one for group in optimizer.param_groups for one in group["params"]]:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                optimizer.step()
-        except Exception as error:  # noqa: BLE001 - some read values, or need a closure
-            reason = f"{type(error).__name__}: {error}"[:200]
-            notes.append(f"What {type(optimizer).__name__} keeps is not known: {reason}")
-            return None
-        values = [one for state in optimizer.state.values() for one in state.values()]
-        total += _size(one for one in values if isinstance(one, Tensor))
-    return total
 
 
 def _compilation(compiled: Any, device_type: str) -> str:
@@ -367,6 +327,10 @@ def _compilation(compiled: Any, device_type: str) -> str:
     return str(compiled) if support.ok else f"cannot: {support.reason}"
 
 
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
 def _size(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -375,5 +339,5 @@ def _mebibytes(size: int | None) -> str:
     return "not known" if size is None else f"{size / 2**20:,.2f} MiB"
 
 
-def _named(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name}: {value}" if name else f"{value}" for name, value in values.items()]
+def _named(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {value}" if name else f"{value}" for name, value in values.items())

@@ -5,25 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mm_runner.errors import ConfigError, MMRunnerError, WorkDirError, did_you_mean
 
-__all__ = ["check_picture", "plot_curves", "plot_rates", "plot_runs", "read_scalars"]
+__all__ = ["plot_rates", "plot_runs", "read_scalars"]
 
 # Keys of a record that are no quantity, and quantities drawn only if they are asked for.
 _POSITION = ("mode", "epoch", "step")
 _ON_REQUEST = ("time", "data_time", "memory")
-# Curves of fewer points are drawn with markers.
-_FEW = 40
-
-
-def plot_curves(work_dir: str | Path, picture: str | Path) -> Path:
-    """Draw losses, learning rates and metrics of one run; see :func:`plot_runs`."""
-    return plot_runs([work_dir], picture)
 
 
 def plot_runs(
@@ -50,46 +42,30 @@ def plot_runs(
         MMRunnerError: If matplotlib is not installed.
         WorkDirError: If nothing can be written there.
     """
-    check_picture(picture)
     curves = [_curves_of(one) for one in work_dirs]
     known = list(dict.fromkeys(name for run in curves for name in run))
     wanted = [_find(key, known) for key in keys] if keys else _usual(known)
     if not wanted:
         raise ConfigError(f"No loss and no metric is recorded; there is: {', '.join(known)}.")
     parents = os.path.commonpath([Path(one).absolute() for one in work_dirs])
-    labels = [os.path.relpath(one, parents) for one in work_dirs]
-    figure = _new_figure(6.4, 3.0 * len(wanted))
+    figure = _new_figure(picture, 3.0 * len(wanted))
     grid = figure.subplots(len(wanted), 1, squeeze=False).flat
     for name, axes in zip(wanted, grid, strict=True):
         axes.set(title=name, xlabel="training step")
         axes.grid(alpha=0.3)
-        for number, (label, run) in enumerate(zip(labels, curves, strict=True)):
+        for number, (work_dir, run) in enumerate(zip(work_dirs, curves, strict=True)):
             if name in run:
+                label = os.path.relpath(work_dir, parents)
                 steps, values = zip(*run[name], strict=True)
-                marker = "." if len(steps) < _FEW else None
-                style = {"color": f"C{number % 10}", "marker": marker, "label": label}
-                axes.plot(steps, values, **style)
+                axes.plot(steps, values, color=f"C{number % 10}", marker=".", label=label)
         if len(curves) > 1:
             axes.legend()
     return _save(figure, picture)
 
 
 def plot_rates(points: Sequence[Any], suggestion: float | None, picture: str | Path) -> Path:
-    """Draw losses over learning rates.
-
-    Args:
-        points: With ``lr``, ``loss`` and ``smoothed``.
-        suggestion: A rate to be marked.
-        picture: File to write, ``.png`` or ``.svg``.
-
-    Returns:
-        The file written.
-
-    Raises:
-        MMRunnerError: If matplotlib is not installed.
-        WorkDirError: If nothing can be written there.
-    """
-    figure = _new_figure(6.4, 3.6)
+    """Draw the losses over the learning rates of a range test; errors as :func:`plot_runs`."""
+    figure = _new_figure(picture, 3.6)
     axes = figure.subplots()
     axes.set(xscale="log", xlabel="learning rate", ylabel="training loss")
     rates, smoothed = [one.lr for one in points], [one.smoothed for one in points]
@@ -101,19 +77,13 @@ def plot_rates(points: Sequence[Any], suggestion: float | None, picture: str | P
     if suggestion is not None:
         label = f"falls fastest: {suggestion:.2g}"
         axes.axvline(suggestion, color="black", linestyle=":", label=label)
-    axes.grid(alpha=0.3)
     axes.legend()
     return _save(figure, picture)
 
 
-def check_picture(picture: str | Path) -> None:
-    """Raise unless ``picture`` can be drawn: it ends in .png or .svg, and matplotlib is there."""
+def _new_figure(picture: str | Path, height_in: float) -> Any:
     if Path(picture).suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"{picture} was asked for; a picture ends in .png or .svg.")
-    _new_figure(1, 1)
-
-
-def _new_figure(width_in: float, height_in: float) -> Any:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -122,7 +92,7 @@ def _new_figure(width_in: float, height_in: float) -> Any:
             "pip install 'mm-runner[plot]'."
         ) from error
     # A Figure of its own, not pyplot: that would choose a window system for the whole process.
-    return Figure(figsize=(width_in, height_in), layout="constrained")
+    return Figure(figsize=(6.4, height_in), layout="constrained")
 
 
 def _save(figure: Any, picture: str | Path) -> Path:
@@ -193,14 +163,14 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _usual(known: Iterable[str]) -> list[str]:
     """Return what is drawn by default, the learning rates below the first loss."""
-    usual = []
+    usual, rates = [], []
     for name in known:
         phase, _, quantity = name.partition("/")
-        if "loss" in quantity if phase == "train" else quantity not in _ON_REQUEST:
+        if phase == "train" and quantity.rpartition(".")[2] == "lr":
+            rates.append(name)
+        elif "loss" in quantity if phase == "train" else quantity not in _ON_REQUEST:
             usual.append(name)
-    if usual:
-        usual[1:1] = [name for name in known if re.fullmatch(r"train/(.+\.)?lr", name)]
-    return usual
+    return [*usual[:1], *rates, *usual[1:]] if usual else []
 
 
 def _find(key: str, known: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ import re
 import reprlib
 import stat
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ __all__ = ["replay_crash"]
 _FACTS: dict[str, type] = {
     "command": list,
     "error": dict,
-    "experiment_name": str,
     "iter": int,
     "place": str,
     "python_path": list,
@@ -42,7 +40,7 @@ _FACTS: dict[str, type] = {
     "world_size": int,
 }
 # Objects, which no file can hold, and classes of the script itself, in a written configuration.
-_LOST = re.compile(r"<[\w.]+>|__main__:.*")
+_LOST = re.compile(r"""^[\s-]*(\w+): *['"]?(?:<[\w.]+>|__main__:\w+)['"]?$""", re.MULTILINE)
 
 
 class _EndAfter(Hook):
@@ -82,16 +80,16 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
     """
     bundle = Path(folder)
     facts = _read(bundle, trust=trust)
+    lost = _LOST.search((bundle / CONFIG_FILE).read_text(encoding="utf-8"))
+    if lost is not None:
+        raise ConfigError(
+            f"{lost[1]} was an object that no file can hold, so the configuration alone does not "
+            f"start this run again. Start the program again: {' '.join(facts['command'])}"
+        )
     for entry in reversed(facts["python_path"]):
         if entry not in sys.path and Path(entry).exists():
             sys.path.insert(0, entry)
     cfg = Config.fromfile(bundle / CONFIG_FILE)
-    lost = next(_lost_in(cfg), None)
-    if lost is not None:
-        raise ConfigError(
-            f"{lost} was an object that no file can hold, so the configuration alone does not "
-            f"start this run again. Start the program again: {' '.join(facts['command'])}"
-        )
     found = _checkpoint_before(Path(facts["work_dir"]), facts["iter"])
     if found is not None:
         cfg.load_from, cfg.resume = str(found), True
@@ -147,17 +145,6 @@ def _is_own(path: Path) -> bool:
         return True
     found = path.stat()
     return found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH
-
-
-def _lost_in(value: Any, where: str = "") -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _lost_in(item, f"{where}.{key}" if where else str(key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _lost_in(item, f"{where}[{index}]")
-    elif isinstance(value, str) and _LOST.fullmatch(value):
-        yield where
 
 
 def _checkpoint_before(work_dir: Path, step: int) -> Path | None:

@@ -49,10 +49,7 @@ def training_config(cfg: Mapping[str, Any], what: str) -> dict[str, Any]:
     """
     for key in _NEEDED:
         if cfg.get(key) is None:
-            raise ConfigError(
-                f"{key}: this key is missing; {what} trains some steps, and needs "
-                f"{', '.join(_NEEDED)}."
-            )
+            raise ConfigError(f"{key}: this key is missing; {what} needs {', '.join(_NEEDED)}.")
     try:
         copied = copy.deepcopy({name: one for name, one in cfg.items() if name not in _LEFT_OUT})
     except Exception as error:
@@ -95,12 +92,7 @@ def trial_directory(
 ) -> Iterator[tuple[Path, torch.device]]:
     """Set up this process as a run would, and yield a directory for all processes, and the device.
 
-    Random number generators are restored afterwards.
-
-    Args:
-        cfg: A full configuration.
-        what: Names the tool, in the name of the directory.
-        work_dir: The directory; by default a temporary one, which is removed.
+    Without ``work_dir`` the directory is temporary. Generators are restored afterwards.
     """
     fix_cublas_workspace(cfg.get("randomness"))
     device = set_up_process(cfg.get("launcher") or "auto", cfg.get("env_cfg")).device

@@ -35,30 +35,27 @@ _NUM_STEPS = 5
 # The tensors of shards are put into place as the file is read; the folder has a random name.
 _OWN = ("meta", "checkpoint_hook", "shards")
 _CAUSES = {
-    "data": "The resumed run trains on other batches: the order of the data, or what workers draw "
-    "for augmentation, does not continue where it was.",
+    "data": "The resumed run trains on other batches.",
     "random numbers": "The batches are the same, and the random numbers are not: something draws "
-    "some outside the steps in one of the runs only.",
+    "some outside the steps.",
     "learning rates": "Batches and random numbers are the same, and the learning rates are not: a "
     "hook or a schedule does not keep its state. Give the hook state_dict and load_state_dict.",
     "outputs": "The same batch, random numbers and learning rates give another output: the forward "
-    "pass, or the step before it, depends on something that is in no checkpoint, such as a plain "
-    "attribute of the model or a buffer with persistent=False.",
+    "pass depends on something that is in no checkpoint, such as a plain attribute of the model or "
+    "a buffer with persistent=False.",
     "state": "The steps gave the same outputs, and what later steps depend on differs at the end.",
 }
 _NOT_REPRODUCIBLE = (
     "But two runs without a stop differ as well ({}), so this says nothing about resuming: make "
-    "the training reproducible first, with randomness=dict(seed=0, deterministic=True), and "
-    "without random numbers of other generators than Python's, NumPy's global one, and torch's."
+    "the training reproducible first, with randomness=dict(seed=0, deterministic=True)."
 )
 
 
 class ResumeReport(NamedTuple):
     """Whether a resumed run took the steps of one that was not stopped, bit by bit.
 
-    ``at_step`` is the step after which the run was stopped and resumed, ``steps`` the number of
-    steps of both runs. ``differences`` are lines about the first step that has any, else about the
-    state at the end; ``explanation`` says what they mean.
+    ``differences`` are lines about the first step that has any, else about the state at the end;
+    ``explanation`` says what they mean.
     """
 
     equal: bool
@@ -90,7 +87,6 @@ def verify_resume(
     cfg: Mapping[str, Any],
     *,
     at_step: int | None = None,
-    steps: int | None = None,
     work_dir: str | Path | None = None,
 ) -> ResumeReport:
     """Train some steps, stop, resume, and compare with the same steps without a stop.
@@ -103,8 +99,8 @@ def verify_resume(
     Args:
         cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, with what is in it.
         at_step: Stop after this step, or after the first optimizer step from there on if gradients
-            are accumulated. By default after at most five steps, in the middle of an epoch.
-        steps: Steps to take in all; by default about five more.
+            are accumulated. By default after at most five steps, in the middle of an epoch. About
+            five more follow.
         work_dir: Where the runs write; by default a temporary directory, removed afterwards.
 
     Returns:
@@ -118,13 +114,8 @@ def verify_resume(
         >>> print(verify_resume(cfg))  # doctest: +SKIP
         Resuming is exact: stopped after step 5 and resumed, the run took the same 5 steps ...
     """
-    if at_step is not None and at_step < 1:
-        raise ConfigError(
-            f"verify_resume: at_step={at_step!r} was given; it is the number of the step to stop "
-            "after, from 1."
-        )
     with trial_directory(cfg, "verify-resume", work_dir) as (directory, _):
-        whole = _Recorder(directory / "whole", at_step, steps)
+        whole = _Recorder(directory / "whole", at_step, None)
         _record(cfg, whole)
         resumed = _Recorder(directory / "resumed", 0, whole.steps)
         _record(cfg, resumed, load_from=str(whole.directory / "stop.pth"), resume=True)
@@ -136,10 +127,8 @@ def verify_resume(
             repeats = _compare(whole, again)[1]
             if repeats:
                 explanation = _NOT_REPRODUCIBLE.format(repeats[0])
-    assert whole.at_step is not None
-    assert whole.steps is not None
     return ResumeReport(
-        not differences, whole.at_step, whole.steps, tuple(differences), explanation
+        not differences, whole.at_step or 0, whole.steps or 0, tuple(differences), explanation
     )
 
 
@@ -155,19 +144,14 @@ def _record(cfg: Mapping[str, Any], recorder: _Recorder, **changes: Any) -> None
         raise ConfigError(
             f"verify_resume: training ended after step {done} by itself, before step "
             f"{recorder.steps}, the last one to compare: a hook (TimeLimitHook, EarlyStoppingHook) "
-            "or the loop ends it. Leave that hook out, or give steps= a smaller number."
+            "or the loop ends it. Leave that hook out, or stop at an earlier step."
         )
 
 
 class _Recorder(Hook):
-    """Records a run; saves it at one step, and ends it at another.
+    """Records a run; saves it after ``at_step`` (0: never), and ends it after ``steps``.
 
-    Both wait for the next optimizer step while gradients are accumulated.
-
-    Args:
-        directory: Where to save ``stop.pth`` and ``end.pth``.
-        at_step: When to save the former, ``None`` to choose a step within an epoch; 0 never.
-        steps: When to save the latter and end; ``None`` for some steps later.
+    Both wait for the next optimizer step while gradients are accumulated. ``None`` chooses.
     """
 
     priority = "LOWEST"
@@ -188,11 +172,10 @@ class _Recorder(Hook):
             self.at_step = min(within, _NUM_STEPS)
         if self.steps is None:
             self.steps = min(self.at_step + _NUM_STEPS, runner.max_iters)
-        if not self._is_saved and not self.at_step < self.steps <= runner.max_iters:
+        if not self._is_saved and not 0 < self.at_step < self.steps <= runner.max_iters:
             raise ConfigError(
-                f"verify_resume: a stop after step {self.at_step} and an end after step "
-                f"{self.steps} were asked for; the training has {runner.max_iters} steps. Let "
-                "0 < at_step < steps, and train_cfg allow that many."
+                f"verify_resume: at_step={self.at_step} was given; the training has "
+                f"{runner.max_iters} steps, of which it needs to leave one."
             )
 
     @override
