@@ -117,14 +117,6 @@ def test_clipping_sees_gradients_without_the_loss_scale(model, batches, dtype, w
     torch.testing.assert_close(state, state_unscaled, rtol=1e-3, atol=1e-5)
 
 
-def test_clip_grad_dict_is_left_as_it_is(sgd):
-    clip_grad = {"type": "value", "clip_value": 1.0}
-    for _ in range(2):
-        wrapper = OptimWrapper(sgd, clip_grad=clip_grad)
-        assert "'type': 'value'" in repr(wrapper)
-    assert clip_grad == {"type": "value", "clip_value": 1.0}
-
-
 @pytest.mark.parametrize(
     ("clip_grad", "message"),
     [

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import needs_cpu_float16, train_step
 
-from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
+from mm_amp import AmpOptimWrapper, OptimWrapper
 
 
 def _pickle(value):
@@ -58,12 +58,3 @@ def test_copy_of_model_and_wrapper_trains_on_alike(model, batches, build, make_c
         train_step(other, twin, batch)
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
     assert other.inner_count == 6
-
-
-@COPIES
-def test_copy_of_several_wrappers(model, make_copy):
-    twin = make_copy(
-        OptimWrapperDict(one=OptimWrapper(_adam(model)), two=OptimWrapper(_adam(model)))
-    )
-    assert list(twin) == ["one", "two"]
-    assert twin.get_lr() == {"one.lr": [0.01], "two.lr": [0.01]}

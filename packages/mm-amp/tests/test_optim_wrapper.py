@@ -147,18 +147,6 @@ def test_zeroing_within_a_window_is_warned_of_once(model, batches, caplog):
     assert "in the middle of an accumulation window of 3" in record.message
 
 
-def test_backward_step_and_zero_grad_work_one_by_one(model, sgd, batches):
-    other = copy.deepcopy(model)
-    train_step(OptimWrapper(torch.optim.SGD(other.parameters(), lr=0.1)), other, batches[0])
-    wrapper = OptimWrapper(sgd)
-    loss = nn.functional.mse_loss(model(batches[0][0]), batches[0][1])
-    wrapper.backward(loss, retain_graph=True)
-    assert wrapper.step().stepped
-    wrapper.zero_grad(set_to_none=True)
-    assert model[0].weight.grad is None
-    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)
-
-
 def test_initialize_count_status_warns_of_a_lost_window(model, sgd, caplog):
     OptimWrapper(sgd, accumulative_counts=2).initialize_count_status(model, 3, 10)
     (record,) = caplog.records
@@ -189,20 +177,6 @@ def test_momentum_of_other_optimizers(model, name, expected):
     assert wrapper.get_momentum() == {"momentum": [expected]}
 
 
-def test_state_dict_continues_a_run(model, sgd, batches):
-    wrapper = OptimWrapper(sgd)
-    train_step(wrapper, model, batches[0])
-    model_state, state = copy.deepcopy((model.state_dict(), wrapper.state_dict()))
-    train_step(wrapper, model, batches[1])
-
-    resumed_model = copy.deepcopy(model)
-    resumed_model.load_state_dict(model_state)
-    resumed = OptimWrapper(torch.optim.SGD(resumed_model.parameters(), lr=0.1, momentum=0.9))
-    resumed.load_state_dict(state)
-    train_step(resumed, resumed_model, batches[1])
-    torch.testing.assert_close(resumed_model.state_dict(), model.state_dict(), rtol=0, atol=0)
-
-
 def test_load_state_dict_takes_mmengine_format_and_leaves_it_as_it_is(sgd):
     state = {
         **sgd.state_dict(),
@@ -219,12 +193,6 @@ def test_load_state_dict_refuses_what_is_no_optimizer_state(model, sgd):
         OptimWrapper(sgd).load_state_dict(model.state_dict())
     with pytest.raises(ConfigError, match="the state is a NoneType"):
         OptimWrapper(sgd).load_state_dict(None)
-
-
-def test_repr_shows_the_settings(sgd):
-    text = repr(OptimWrapper(sgd, accumulative_counts=3, clip_grad={"max_norm": 1.0}))
-    assert text.startswith("OptimWrapper(\n  accumulative_counts=3,\n  clip_grad={'max_norm': 1.0}")
-    assert "SGD" in text
 
 
 @pytest.mark.parametrize("optimizer", [None, "SGD", {"type": "SGD"}])

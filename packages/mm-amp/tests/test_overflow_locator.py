@@ -153,15 +153,6 @@ def test_compiled_modules_are_watched_from_outside(batches, in_place):
 
 
 @needs_cpu_float16
-def test_skips_in_between_do_not_add_up(model, batches):
-    wrapper = _float16(model, max_skips=2)
-    for batch in batches[:6]:
-        train_step(wrapper, model, _nan_loss(batch))
-        train_step(wrapper, model, batch)
-    assert wrapper.num_skipped == 6
-
-
-@needs_cpu_float16
 def test_default_allows_what_a_dynamic_scale_needs(model, batches):
     wrapper = AmpOptimWrapper(_sgd(model), dtype="float16")
     for _ in range(31):

@@ -95,33 +95,6 @@ def test_after_a_window_of_weight_zero_nothing_overflows_in_float16(model, batch
     assert wrapper.num_skipped == 0
 
 
-@needs_cpu_float16
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-@pytest.mark.parametrize("clip_grad", [None, {"max_norm": 0.05}], ids=["unclipped", "clipped"])
-def test_large_weights_do_not_overflow_in_float16(model, ragged, fused, clip_grad):
-    """A million tokens a sample: scaled gradients are still as large as the big batch's."""
-
-    def train(micro_batches, window, make_weight):
-        twin = copy.deepcopy(model)
-        arguments = {"fused": True} if fused else {}
-        wrapper = AmpOptimWrapper(
-            torch.optim.SGD(twin.parameters(), lr=0.1, **arguments),
-            {"init_scale": 1024.0},
-            "float16",
-            accumulative_counts=window,
-            clip_grad=clip_grad,
-        )
-        wrapper.initialize_count_status(twin, 0, len(micro_batches))
-        results = [_step(wrapper, twin, batch, make_weight(batch)) for batch in micro_batches]
-        assert not any(result.skipped for result in results)
-        return twin.state_dict()
-
-    found = train(ragged, 3, lambda batch: 1e6 * len(batch[0]))
-    windows = [_big_batch(ragged[:3]), _big_batch(ragged[3:])]
-    expected = train(windows, 1, lambda batch: len(batch[0]))
-    torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-4)  # float16's own precision
-
-
 @pytest.mark.parametrize(("first", "second"), [(1, None), (None, 1)])
 def test_mixing_weighted_and_unweighted_calls_is_an_error(model, sgd, ragged, first, second):
     wrapper = OptimWrapper(sgd, accumulative_counts=2)
