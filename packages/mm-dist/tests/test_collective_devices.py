@@ -1,10 +1,9 @@
 """Data on one device, communication on another: through stand-ins, as there is no accelerator."""
 
-import pytest
 import torch
 
 import mm_dist
-from mm_dist._collectives import _reduction, _state, _tensors
+from mm_dist._collectives import _state, _tensors
 
 # torch copies to it, as it would to an accelerator, and does not take it for the device it is on.
 OTHER_DEVICE = torch.device("cpu", 0)
@@ -32,22 +31,3 @@ def _expect_tensors_to_travel(rank):
 
 def test_data_travels_through_the_device_of_the_group_with_a_stand_in(run_ranks):
     run_ranks(_expect_tensors_to_travel, 2)
-
-
-@pytest.mark.parametrize(
-    ("operation", "dtype", "device", "expected"),
-    [
-        ("sum", torch.float32, "cpu", ("sum", torch.float32)),
-        ("sum", torch.float16, "cpu", ("sum", torch.float32)),
-        ("sum", torch.float16, "cuda", ("sum", torch.float16)),
-        ("mean", torch.float16, "cuda", ("sum", torch.float32)),
-        ("max", torch.bfloat16, "cuda", ("max", torch.bfloat16)),
-        ("sum", torch.uint8, "cuda", ("sum", torch.uint8)),
-        ("sum", torch.int16, "cuda", ("sum", torch.int64)),
-        ("mean", torch.int8, "cpu", ("sum", torch.int64)),
-        ("product", torch.bool, "cpu", ("min", torch.int32)),
-        ("bxor", torch.bool, "cuda", ("bxor", torch.int32)),
-    ],
-)
-def test_backends_get_only_what_they_all_know(operation, dtype, device, expected):
-    assert _reduction._form_on_wire(operation, dtype, torch.device(device)) == expected

@@ -215,7 +215,7 @@ def _run_cases(rank, world_size):
                 check(Case(number, members, group))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_random_calls_are_right_on_several_ranks(run_ranks, world_size):
     run_ranks(_run_cases, world_size, world_size)
 

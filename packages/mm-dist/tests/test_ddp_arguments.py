@@ -73,16 +73,6 @@ def test_argument_of_torch_is_passed_on(name, make, shows):
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_all_arguments_pass_by_name_at_once():
-    defaults = {name: p.default for name, p in KNOWN.items() if name not in ("self", "module")}
-    if "forward_sync_buffers" in defaults:
-        del defaults["broadcast_buffers"]  # the former name of the same
-    given = dict(defaults)
-    MMDistributedDataParallel(Net(), **given)(INPUTS).sum().backward()
-    assert given == defaults
-
-
-@pytest.mark.usefixtures("group_of_one")
 def test_delayed_parameters_are_not_reduced_by_torch():
     net = Net()
     delayed = [(name, parameter) for name, parameter in net.named_parameters() if name[0] == "0"]

@@ -5,7 +5,7 @@ import torch
 
 from mm_dist import ConfigError, LaunchError, available_device_type, local_device
 from mm_dist._backends import choose_backend
-from mm_dist._devices import current_device, find_accelerator_of, set_current_device
+from mm_dist._devices import find_accelerator_of
 
 # Everything but the question whether there is a device raises, as a call of CUDA may.
 NO_CUDA = """
@@ -114,13 +114,6 @@ def test_local_device_refuses_an_unknown_type():
         local_device(0, "cudaa")
 
 
-def test_set_current_device_reaches_the_device_module(use_stand_in):
-    use_stand_in("cuda", 4)
-    set_current_device(torch.device("cuda", 3))
-    assert current_device("cuda") == torch.device("cuda", 3)
-    set_current_device(torch.device("cpu"))
-
-
 def test_nothing_but_availability_is_asked_of_cuda_on_a_machine_without_it(run_script):
     result = run_script(NO_CUDA)
     assert result.returncode == 0, result.stderr
@@ -179,23 +172,6 @@ def test_an_accelerator_that_torch_lacks_comes_with_its_extension(run_script, tm
     )
     result = run_script(source, PYTHONPATH=str(tmp_path))
     assert result.stdout == "xpu ccl\n", result.stderr
-
-
-@pytest.mark.skipif(
-    not hasattr(torch.utils, "rename_privateuse1_backend"), reason="torch can rename since 2.0"
-)
-def test_npu_is_used_under_its_own_name_with_a_stand_in_module(run_script):
-    result = run_script(
-        "import torch\n"
-        "from types import SimpleNamespace\n"
-        "module = SimpleNamespace(is_available=lambda: True, device_count=lambda: 8)\n"
-        "torch.utils.rename_privateuse1_backend('npu')\n"
-        "torch.npu = module\n"
-        "from mm_dist import local_device\n"
-        "from mm_dist._backends import choose_backend\n"
-        "print(local_device(5), choose_backend(None, 'npu'))\n"
-    )
-    assert result.stdout == "npu:5 hccl\n", result.stderr
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,6 @@ def test_first_machine_that_sees_itself_by_loopback(machine, default, interfaces
     assert interface_variables(place("127.0.1.1"), {}) == expected
 
 
-def test_first_machine_that_has_its_own_address(machine):
-    machine("127.0.1.1")
-    assert interface_variables(place("10.0.0.5"), {}) == {"GLOO_SOCKET_IFNAME": "eth0"}
-
-
 def test_it_is_left_alone_where_gloo_finds_the_way(machine):
     machine("10.0.0.5")
     assert interface_variables(place(), {}) == {}

@@ -47,54 +47,6 @@ OPEN_MPI = {
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
-@pytest.mark.parametrize(
-    ("launcher", "env", "numbers", "address"),
-    [
-        (NoLauncher, {}, (0, 0, 1, 1, 1), (None, None)),
-        (NoLauncher, TORCHRUN, (0, 0, 1, 1, 1), (None, None)),
-        (PyTorchLauncher, TORCHRUN, (3, 1, 4, 2, 2), ("10.0.0.1", 29400)),
-        (SlurmLauncher, SLURM_TWO_NODES, (2, 0, 3, 1, 2), ("gpu08", 20450)),
-        (SlurmLauncher, SLURM_ONE_NODE, (1, 1, 2, 2, 1), ("127.0.0.1", 20450)),
-        (
-            SlurmLauncher,
-            {**SLURM_TWO_NODES, "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "1234"},
-            (2, 0, 3, 1, 2),
-            ("10.0.0.9", 1234),
-        ),
-        (MPILauncher, OPEN_MPI, (1, 1, 2, 2, 1), ("127.0.0.1", 18201)),
-        (MPILauncher, HYDRA, (1, 1, 2, 2, 1), ("127.0.0.1", 29500)),
-        (
-            MPILauncher,
-            {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "head", "MASTER_PORT": "99"},
-            (1, 1, 4, 2, None),
-            ("head", 99),
-        ),
-    ],
-    ids=[
-        "none",
-        "none-despite-torchrun",
-        "torchrun",
-        "slurm-two-nodes",
-        "slurm-one-node",
-        "slurm-given-address",
-        "open-mpi",
-        "hydra",
-        "mpi-several-machines",
-    ],
-)
-def test_launcher_reads_its_environment(launcher, env, numbers, address):
-    read = launcher().read(env)
-    assert (
-        read.rank,
-        read.local_rank,
-        read.world_size,
-        read.local_world_size,
-        read.num_nodes,
-    ) == numbers
-    assert (read.master_addr, read.master_port) == address
-    assert read.launcher == launcher.name
-
-
 def test_launcher_names_the_sources_of_its_values():
     sources = SlurmLauncher().read(SLURM_TWO_NODES).sources
     assert sources["rank"] == "SLURM_PROCID"
@@ -105,16 +57,6 @@ def test_launcher_names_the_sources_of_its_values():
 def test_slurm_prefers_the_size_of_the_step():
     env = {**SLURM_TWO_NODES, "SLURM_NTASKS": "64", "SLURM_STEP_NUM_TASKS": "3"}
     assert SlurmLauncher().read(env).world_size == 3
-
-
-def test_slurm_ranks_of_a_step_agree_on_a_port_that_other_jobs_do_not_use():
-    ports = {
-        SlurmLauncher().read({**SLURM_ONE_NODE, "SLURM_PROCID": rank}).master_port
-        for rank in ("0", "1")
-    }
-    next_job = SlurmLauncher().read({**SLURM_ONE_NODE, "SLURM_JOB_ID": "8"}).master_port
-    assert len(ports) == 1
-    assert next_job not in ports
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,6 @@ def test_resolve_waits_for_a_name_that_appears_late(monkeypatch):
     assert _address.resolve("worker-0", 80) == [("127.0.0.1", 80)]
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "::1", "fe80::1%lo"])
-def test_resolve_takes_an_address_as_it_is(monkeypatch, address):
-    monkeypatch.setattr(socket, "getaddrinfo", None)  # calling it would fail
-    assert _address.resolve(address, 80) == [(address, 80)]
-
-
 def test_rank_that_finds_nobody_tells_what_it_tried(unused_port):
     numeric = rf"at 127\.0\.0\.1:{unused_port} within 0.3 s; tried 127\.0\.0\.1:{unused_port} \("
     with pytest.raises(LaunchError, match=numeric):
@@ -182,7 +176,6 @@ def test_ranks_that_ask_for_different_groups_are_told():
 
 
 # From the block that is kept for documentation: no machine has it, and nobody answers there.
-NOBODYS_ADDRESS = "192.0.2.1"
 
 
 @pytest.mark.parametrize("fails_at", ["the name", "the meeting"])

@@ -8,13 +8,6 @@ EXAMPLE = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
 TORCHRUN = ("-m", torch.distributed.run.__name__, "--standalone", "--nproc_per_node=2")
 
 
-def test_first_example_runs_in_one_process(run_script):
-    result = run_script(EXAMPLE)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("1 processes on ")
-    assert not result.stderr
-
-
 def test_first_example_runs_under_torchrun(run_script):
     alone = run_script(EXAMPLE)
     result = run_script(EXAMPLE, *TORCHRUN)

@@ -1,4 +1,3 @@
-import argparse
 import doctest
 import importlib
 import pkgutil
@@ -88,17 +87,6 @@ def test_wrong_arguments_are_explained(case, has_group, request):
     call, message = WRONG_ARGUMENTS[case]
     with pytest.raises((ArgumentTypeError, ConfigError), match=message):
         call()
-
-
-@pytest.mark.parametrize("spelling", ["--local_rank=3", "--local-rank=3"])
-def test_launcher_arguments_take_both_spellings(spelling):
-    parser = argparse.ArgumentParser()
-    mm_dist.add_launcher_arguments(parser)
-    arguments = parser.parse_args([spelling, "--launcher", "pytorch"])
-    assert (arguments.launcher, arguments.local_rank) == ("pytorch", 3)
-    assert vars(parser.parse_args([])) == {"launcher": "auto", "local_rank": 0}
-    choices = next(a.choices for a in parser._actions if a.dest == "launcher")
-    assert set(choices) == {"none", "pytorch", "slurm", "mpi", "auto"}
 
 
 def test_public_names_are_curated():

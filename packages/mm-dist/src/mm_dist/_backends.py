@@ -23,9 +23,9 @@ _GENERAL_BACKENDS = ("gloo", "mpi", "ucc")
 
 def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = True) -> str:
     """Return the backend for ranks that compute on ``device_type``."""
-    check_backend(backend)
     if backend is None:
         return _own_backend(device_type)
+    check_backend(backend)
     asked = backend.lower()
     pairs = _read_pairs(asked) if ":" in asked else {device_type: asked}
     owners = {name: find_accelerator_of(name) for name in pairs.values()}
@@ -45,10 +45,8 @@ def choose_backend(backend: str | None, device_type: str, *, is_warning: bool = 
     return chosen
 
 
-def check_backend(backend: str | None) -> None:
+def check_backend(backend: str) -> None:
     """Refuse what names no backend, whether or not this machine can run it."""
-    if backend is None:
-        return
     if not isinstance(backend, str) or not backend:
         raise ConfigError(f"backend={backend!r} is not a name; use one like 'nccl', or None.")
     if ":" in backend:

@@ -43,14 +43,16 @@ def check_dist_arguments(
         )
     if port is not None and (type(port) is not int or not 0 < port < 2**16):
         raise ConfigError(f"port={port!r} is no port; it must be an int between 1 and 65535.")
-    _check_place(launcher, rank, world_size, init_method)
+    if (rank, world_size, init_method) != (None, None, None):
+        _check_place(launcher, rank, world_size, init_method)
     first, steady = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
     if steady is not None and first is not None and steady > first:
         raise ConfigError(
             f"steady_timeout={steady} is longer than timeout={first}; it is for the steps after "
             "the first one, which is slower. Swap them, or leave steady_timeout out."
         )
-    check_backend(backend)
+    if backend is not None:
+        check_backend(backend)
     if device_type is not None:
         find_row(device_type)
     if hang_report is not None and not isinstance(hang_report, bool):

@@ -5,13 +5,13 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Mapping
 
 import torch.distributed as dist
 
 from mm_dist._backends import backend_names
 from mm_dist._devices import find_accelerator_of, synchronize_device
 from mm_dist._rendezvous._store import is_kept_by_launcher
-from mm_dist._rendezvous._variables import restore_variables
 from mm_dist._state import OwnGroup, find_own_group, state
 from mm_dist.diagnose._failure import abort_groups, is_interactive, release_peers
 from mm_dist.diagnose._failure_board import FailureBoard
@@ -106,3 +106,12 @@ def _release_threads(backend: str | None) -> None:
     # A wrapper that lies in a reference cycle keeps the group; its end joins the threads.
     gc.collect()
     time.sleep(_THREAD_GRACE_S)
+
+
+def restore_variables(replaced: Mapping[str, str | None]) -> None:
+    """Give environment variables their former values; ``None`` means that there was none."""
+    for name, value in replaced.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

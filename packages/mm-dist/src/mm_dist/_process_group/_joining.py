@@ -3,6 +3,7 @@
 import atexit
 import inspect
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -16,11 +17,10 @@ import torch.distributed as dist
 from mm_dist._devices import set_current_device
 from mm_dist._errors import LaunchError
 from mm_dist._launchers._environment import LaunchEnvironment
-from mm_dist._process_group._ending import end_at_exit
+from mm_dist._process_group._ending import end_at_exit, restore_variables
 from mm_dist._process_group._timeouts import default_timeout, read_group_timeout
 from mm_dist._rendezvous._meeting import meet
 from mm_dist._rendezvous._store import StoreAddress, is_kept_by_launcher, open_store
-from mm_dist._rendezvous._variables import restore_variables, set_variables
 from mm_dist._state import DistInfo, OwnGroup, state
 from mm_dist.diagnose._error import write_error_file
 from mm_dist.diagnose._failure import install_failure_hook
@@ -46,7 +46,7 @@ def join_group(
             "without; install another build, or use launcher='none'."
         )
     set_current_device(info.device)
-    former_hook, replaced = sys.excepthook, set_variables(environment, variables)
+    former_hook, replaced = sys.excepthook, _set_variables(environment, variables)
     try:
         own = _join(info, environment, timeout, replaced, settings)
     except (RuntimeError, ValueError, OSError) as error:
@@ -72,6 +72,23 @@ def join_group(
     atexit.register(end_at_exit)
     _logger.debug("joined with a timeout of %s", own.info.timeout)
     return own
+
+
+def _set_variables(
+    environment: LaunchEnvironment, more: Mapping[str, str]
+) -> dict[str, str | None]:
+    """Set what torch's ``env://`` rendezvous reads; return the former values of what changed."""
+    wanted = {
+        **more,
+        "MASTER_ADDR": str(environment.master_addr),
+        "MASTER_PORT": str(environment.master_port),
+        "RANK": str(environment.rank),
+        "LOCAL_RANK": str(environment.local_rank),
+        "WORLD_SIZE": str(environment.world_size),
+    }
+    replaced = {key: os.environ.get(key) for key in wanted if os.environ.get(key) != wanted[key]}
+    os.environ.update(wanted)
+    return replaced
 
 
 def _join(
