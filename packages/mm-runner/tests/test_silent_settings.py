@@ -11,7 +11,6 @@ from typing_extensions import override
 import mm_dist
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.cli import main
-from mm_runner.config import Config
 from mm_runner.registry import OPTIMIZERS
 from mm_runner.reporting import LogProcessor
 from mm_runner.tools import make_plan
@@ -196,14 +195,6 @@ def test_the_command_refuses_what_only_several_processes_would_tell(tmp_path, mo
     assert main(["check", "c.json", "--world-size", "2"]) == 1
     assert "c.json" in (message := capsys.readouterr().err)
     assert "model_wrapper_cfg.foo: unknown key" in message
-
-
-def test_a_configuration_of_an_installed_package_is_asked_for_by_its_path(write):
-    file = write("run.py", "_base_ = ['mmdet::_base_/default_runtime.py']\n")
-    with pytest.raises(
-        ConfigError, match=r"run\.py: _base_: 'mmdet::.*not supported\. Give the path"
-    ):
-        Config.fromfile(file)
 
 
 PYTHON = """
