@@ -12,7 +12,6 @@ from toy import (
     Scripted,
     StopBeforeEpoch,
     loader_cfg,
-    needs_compile,
     runner_arguments,
 )
 from typing_extensions import override
@@ -74,10 +73,6 @@ def test_each_average_follows_its_formula(kind, options, momentum_at):
     # The same where only the device knows whether a step was done.
     stepped = [torch.tensor(data=True)] * len(VALUES)
     assert averages_of(kind, stepped=stepped, **options) == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_mean_of_all_is_that_of_the_values():
-    assert averages_of(StochasticWeightAverage)[-1] == pytest.approx(sum(VALUES) / len(VALUES))
 
 
 @pytest.mark.parametrize("known", [bool, torch.tensor], ids=["host", "device"])
@@ -348,20 +343,6 @@ def test_a_checkpoint_from_within_a_validation_holds_the_same(make_runner, tmp_p
     assert_equal(files[0]["ema_state_dict"], files[1]["ema_state_dict"])
 
 
-@needs_compile
-def test_a_compiled_run_has_the_average_of_an_eager_one(make_runner, tmp_path):
-    files = []
-    for part, compiled in (("eager", False), ("compiled", {"backend": "eager"})):
-        make_runner(
-            work_dir=tmp_path / part,
-            custom_hooks=[{"type": "EMAHook", "momentum": 0.1}],
-            cfg={"compile": compiled},
-        ).train()
-        files.append(load_checkpoint_file(tmp_path / part / "epoch_2.pth"))
-    assert_equal(files[1]["state_dict"], files[0]["state_dict"])
-    assert files[0]["ema_state_dict"].keys() == files[1]["ema_state_dict"].keys()
-
-
 class Spoil(Hook):
     """Makes the gradients of some steps overflow."""
 
@@ -452,20 +433,6 @@ def test_a_checkpoint_without_an_average_or_with_another_logs_a_warning(make_run
         else:
             runner.train()
             assert "The average restarts" in next(runner.log_dir.glob("*.log")).read_text()
-
-
-def test_weights_alone_are_the_average(make_runner, tmp_path):
-    runner = make_runner(custom_hooks=[{"type": "EMAHook", "momentum": 0.1}])
-    runner.train()
-    saved = load_checkpoint_file(tmp_path / "run" / "epoch_2.pth")
-    kept = KeepsWeights()
-    loaded = make_runner(
-        work_dir=tmp_path / "other",
-        load_from=str(tmp_path / "run" / "epoch_2.pth"),
-        custom_hooks=[{"type": "EMAHook"}, kept],
-    )
-    loaded.val()
-    assert_equal(kept.validated[0], saved["state_dict"])
 
 
 class Doubled(AveragedWeights):

@@ -102,13 +102,6 @@ class _AsItIs(BaseDataPreprocessor):
         return data
 
 
-def test_a_batch_may_be_a_sequence(model, wrapper):
-    as_list = model.val_step([BATCH["inputs"], BATCH["labels"]])
-    assert torch.equal(as_list[0], model.val_step(BATCH)[0])
-    assert torch.equal(model.test_step(BATCH)[0], as_list[0])
-    assert set(model.train_step(tuple(BATCH.values()), wrapper)) == {"loss"}
-
-
 def test_a_batch_of_another_kind_says_what_it_may_be(model, wrapper):
     with pytest.raises(
         TypeError, match=r"must be a dict .*or a list or tuple.*got Tensor.*collate_fn"
@@ -310,28 +303,3 @@ def test_hooks_on_the_data_preprocessor_act_in_a_training_step(model):
     model.data_preprocessor.register_forward_hook(lambda *_: seen.append("after"))
     model.train_step(batch, optim_wrapper)
     assert seen == ["before", "after"]
-
-
-def test_a_forward_put_on_the_data_preprocessor_is_called_in_a_training_step(model):
-    seen = []
-    optim_wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
-    batch = {"inputs": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long)}
-    forward = model.data_preprocessor.forward
-
-    def noting(data, training):
-        seen.append(training)
-        return forward(data, training)
-
-    model.data_preprocessor.forward = noting
-    model.train_step(batch, optim_wrapper)
-    assert seen == [True]
-
-
-def test_hooks_on_all_modules_see_the_data_preprocessor(model):
-    seen = []
-    optim_wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
-    batch = {"inputs": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long)}
-    handle = nn.modules.module.register_module_forward_hook(lambda one, *_: seen.append(one))
-    model.train_step(batch, optim_wrapper)
-    handle.remove()
-    assert any(one is model.data_preprocessor for one in seen)

@@ -140,25 +140,3 @@ def test_a_model_may_give_an_optimizer_its_closure_itself(make_runner):
     runner = make_runner(model=Closing(), optim_wrapper=built, **NO_VALIDATION)
     runner.train()
     assert type(runner.optim_wrapper.optimizer) is torch.optim.LBFGS
-
-
-class Shaded(torch.optim.SGD):
-    """Reads settings of its own from its groups."""
-
-    def __init__(self, params, lr=0.1, *, use_nesterov=False, shades=None):
-        super().__init__(params, lr=lr)
-        for group in self.param_groups:
-            group.setdefault("use_nesterov", use_nesterov)
-            group.setdefault("shades", shades)
-
-
-def test_groups_may_have_settings_of_the_users_own_optimizer(make_runner):
-    settings = {"use_nesterov": True, "shades": {"a": 1}}
-    cfg = {
-        "optimizer": {"type": Shaded},
-        "paramwise_cfg": {"custom_keys": {"layers.0": settings}},
-    }
-    runner = make_runner(optim_wrapper=cfg, **NO_VALIDATION)
-    runner.train()
-    (group,) = (g for g in runner.optim_wrapper.param_groups if g["use_nesterov"])
-    assert group["shades"] == {"a": 1}

@@ -9,7 +9,6 @@ from toy import Classifier
 
 from mm_runner import ConfigError
 from mm_runner.optim import build_optim_wrapper
-from mm_runner.validation._optim import check_optim_wrapper
 
 SGD = {"type": "SGD", "lr": 1.0, "weight_decay": 0.5}
 
@@ -222,9 +221,3 @@ def test_names_are_those_of_the_model_inside_its_wrapper():
         {"optimizer": SGD, "paramwise_cfg": {"custom_keys": {"layers.0.": {"lr_mult": 0.1}}}},
     )
     assert [len(group["params"]) for group in wrapper.param_groups] == [2, 2]
-
-
-def test_rules_are_checked_before_there_is_a_model():
-    cfg = {"optimizer": SGD, "paramwise_cfg": {"custom_keys": {"head": {"lr_mul": 2}}}}
-    with pytest.raises(ConfigError, match=r"custom_keys\.head\.lr_mul"):
-        check_optim_wrapper(cfg, "optim_wrapper")

@@ -24,7 +24,6 @@ from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
 from mm_runner.optim import build_optim_wrapper, build_param_schedulers
-from mm_runner.reporting import LogProcessor
 
 needs_cpu_float16 = pytest.mark.skipif(
     CPU_LOW_PRECISION != "float16", reason="float16 autocast on the CPU needs torch 2.4"
@@ -199,28 +198,6 @@ def test_a_run_trains_logs_and_scales_each(make_runner):
     assert "slow: 12 = 4 per rank x 1 rank(s) x 3 accumulated" in log
     assert "fast: 4 = 4 per rank x 1 rank(s) x 1 accumulated" in log
     assert "[1][1/6]  fast.lr: 5.0000e-01  slow.lr: 7.5000e-01  eta" in log
-
-
-def test_log_line_has_all_learning_rates_in_front():
-    scalars = {"loss": 2.0, "a.lr": 0.1, "b.lr": 0.2, "time": 1.0}
-    assert LogProcessor().line("train", "[1]", scalars) == (
-        "Epoch(train)  [1]  a.lr: 1.0000e-01  b.lr: 2.0000e-01  time: 1.0000  loss: 2.0000"
-    )
-
-
-def test_norm_of_one_that_does_not_step_is_not_counted_again(make_runner):
-    class CountNorms(Hook):
-        @override
-        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            scalars = runner.message_hub._scalars
-            counts.append([len(scalars[f"train/{name}.grad_norm"]) for name in ("fast", "slow")])
-
-    counts = []
-    both = {**BOTH, "slow": SGD}
-    make_runner(
-        model=Pair(), optim_wrapper=both, custom_hooks=[CountNorms()], train_cfg={"max_epochs": 1}
-    ).train()
-    assert counts == [[1, 1], [2, 1], [3, 2], [4, 2], [5, 3], [6, 3]]
 
 
 def test_resumed_run_equals_one_that_was_never_stopped(make_runner, tmp_path):

@@ -240,23 +240,6 @@ def test_a_hook_lets_another_model_predict_for_one_evaluation(make_runner, phase
         loop.use_model(nn.Linear(1, 1))
 
 
-def test_a_custom_test_loop_may_take_the_model_of_the_views(tmp_path):
-    class Own:
-        def __init__(self, runner, dataloader, evaluator):  # noqa: ARG002
-            self.runner, self.dataloader = runner, dataloader
-
-        def use_model(self, model):
-            self.model = model
-
-        def run(self):
-            self.runner.call_hook("before_test")
-            self.runner.model.eval()
-            return {"merged": [self.model.test_step(batch)[0] for batch in self.dataloader]}
-
-    runner = Runner(**{**_test_arguments(tmp_path / "run"), "test_cfg": {"type": Own}})
-    assert [len(scores) for scores in runner.test()["merged"]] == [2, 2, 2, 1]
-
-
 class Piped(Views):
     """Makes as many views as its pipeline has steps, as MMEngine's datasets would."""
 
@@ -295,15 +278,3 @@ def test_the_command_tests_by_views_on_request(tmp_path, monkeypatch, capsys):
         command = ["test", "run.yaml", "weights.pth", "--tta", "--cfg-options"]
         assert main([*command, changes.replace(": ", "=").replace("null", "None")]) == 1
         assert message in capsys.readouterr().err
-
-
-def _test_on_ranks(_rank, work_dir):
-    torch.manual_seed(0)
-    runner = Runner(**_test_arguments(work_dir, train_dataloader=loader_cfg(batch_size=2)))
-    runner.train()
-    assert type(runner.model).__name__ == "MMDistributedDataParallel"
-    assert runner.test()["accuracy"] == pytest.approx(_accuracy_of_views(runner.model.module, 7))
-
-
-def test_processes_share_the_samples(run_ranks, tmp_path):
-    run_ranks(_test_on_ranks, 2, str(tmp_path / "run"))
