@@ -109,14 +109,10 @@ class BaseModel(nn.Module, ABC):
                 f"init_cfg={init_cfg!r} was given; models initialise their own weights here. "
                 "Initialise them in __init__, or define init_weights() on the model."
             )
-        if data_preprocessor is None:
-            data_preprocessor = BaseDataPreprocessor()
-        if isinstance(data_preprocessor, Mapping):
+        if data_preprocessor is None or isinstance(data_preprocessor, Mapping):
+            default = {"type": BaseDataPreprocessor}
             data_preprocessor = build_from_cfg(
-                data_preprocessor,
-                MODELS,
-                {"type": BaseDataPreprocessor},
-                where="data_preprocessor",
+                data_preprocessor or {}, MODELS, default, where="data_preprocessor"
             )
         if not isinstance(data_preprocessor, nn.Module):
             raise ConfigError(

@@ -213,8 +213,8 @@ class CosineRestart(_Course):
     Args:
         periods: Steps of each half cosine.
         restart_weights: One for each period. Defaults to 1 for all.
-        eta_min: The floor. Defaults to 0.
-        eta_min_ratio: The floor as a fraction of each group's own value; instead of ``eta_min``.
+        eta_min: As of :class:`CosineAnnealing`.
+        eta_min_ratio: As there.
     """
 
     in_epochs = ("periods",)

@@ -136,16 +136,7 @@ class ParamScheduler:
             return "lr", TorchSchedule(self.optimizer, arguments, where)
         del arguments["type"]
         setting = setting or arguments.pop("param_name", None)
-        if setting is None:
-            raise ConfigError(
-                f"{where}.param_name: {name} needs the name of a setting, such as 'weight_decay'."
-            )
         check_arguments(kind, arguments, where, name=getattr(name, "__name__", name))
-        if issubclass(kind, ReduceOnPlateau) and not self.by_epoch:
-            raise ConfigError(
-                f"{where}: a schedule that follows a metric counts epochs; leave out "
-                "by_epoch=False and convert_to_iter_based."
-            )
         for key in kind.in_epochs:
             value = arguments.get(key)
             if isinstance(value, Sequence):
@@ -165,12 +156,6 @@ class ParamScheduler:
             return name, "lr"
         if name in FAMILIES and name not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
             return FAMILIES[name]
-        if name == "ReduceLROnPlateau":
-            raise ConfigError(
-                f"{self.where}: torch's ReduceLROnPlateau does not say which metric it follows; "
-                "use dict(type='ReduceOnPlateauLR', monitor=...), and rule for mode, min_value for "
-                "min_lr."
-            )
         try:
             return PARAM_SCHEDULERS.get(name, others=list(FAMILIES)), "lr"
         except ComponentNotFoundError as error:
