@@ -56,11 +56,13 @@ def find_module_settings(
     Raises:
         ConfigError: As :func:`apply_module_settings` does.
     """
-    names = check_module_settings(cfg)
-    checkpointed = _find_modules(model, names.get(_CHECKPOINTING, []), _CHECKPOINTING)
-    traced = _find_modules(model, names.get(_CONV_BN, []), _CONV_BN)
+    found = {
+        key: _find_modules(model, names, key) for key, names in check_module_settings(cfg).items()
+    }
+    traced = found.get(_CONV_BN, {})
     pairs = [pair for name, module in traced.items() for pair in find_pairs(module, name)]
-    return list(checkpointed.values()), list({id(one.convolution): one for one in pairs}.values())
+    checkpointed = list(found.get(_CHECKPOINTING, {}).values())
+    return checkpointed, list({id(one.convolution): one for one in pairs}.values())
 
 
 def apply_module_settings(model: nn.Module, cfg: Mapping[str, Any]) -> None:
