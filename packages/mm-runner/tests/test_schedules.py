@@ -409,7 +409,7 @@ def test_wrong_schedules_say_what_there_is(cfg, error, message):
 
 # Cosines with restarts, alone and beside other schedules of the same setting.
 RESTARTS = {"type": "CosineRestartLR", "by_epoch": False, "periods": [6, 6], "eta_min": 0.05}
-STEPS = {"type": "MultiStepLR", "by_epoch": False, "milestones": [4], "gamma": 0.1}
+DECAY = {"type": "MultiStepLR", "by_epoch": False, "milestones": [4], "gamma": 0.1}
 WARM_UP = {"type": "LinearLR", "by_epoch": False, "start_factor": 0.1, "end": 5}
 
 
@@ -425,12 +425,12 @@ def course(step, *, length=6, floor=0.05):
 
 @pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
 def test_a_restart_sets_the_base_whatever_others_have_multiplied(order):
-    rates = rates_of(*[RESTARTS, STEPS][::order])
+    rates = rates_of(*[RESTARTS, DECAY][::order])
     assert rates[:4] == pytest.approx([course(step) for step in range(4)])
     # As CosineAnnealingLR does: the cosine goes on from the lowered value to its floor.
     annealing = {**RESTARTS, "type": "CosineAnnealingLR", "T_max": 6}
     del annealing["periods"]
-    assert rates[:6] == pytest.approx(rates_of(*[annealing, STEPS][::order])[:6])
+    assert rates[:6] == pytest.approx(rates_of(*[annealing, DECAY][::order])[:6])
     assert rates[6:12] == pytest.approx([course(step) for step in range(6)])
     assert rates[12:] == [rates[11]] * 4
 
@@ -450,5 +450,5 @@ def test_after_a_warm_up_it_begins_from_the_base():
 
 
 def test_a_period_of_no_weight_is_followed_by_one():
-    rates = rates_of({**RESTARTS, "eta_min": 0, "restart_weights": [0, 1]}, STEPS)
+    rates = rates_of({**RESTARTS, "eta_min": 0, "restart_weights": [0, 1]}, DECAY)
     assert rates[:7] == [0.0] * 6 + [1.0]
