@@ -18,12 +18,12 @@ from mm_runner.checkpoint import (
     latest_readable,
     load_checkpoint_file,
     mark_latest,
-    remove_unfinished,
+    remove_leftovers,
     rng_state,
     save_checkpoint_file,
     set_rng_state,
 )
-from mm_runner.checkpoint._atomic import write_atomically
+from mm_runner.checkpoint._writing import write_atomically
 from mm_runner.errors import CheckpointWriteError
 
 CONTENT = {
@@ -201,12 +201,12 @@ def test_what_killed_processes_left_is_removed_and_what_is_being_written_stays(t
 
     def write(file):
         file.write(b"whole")
-        seen.extend(path.name for path in remove_unfinished(tmp_path))
+        seen.extend(path.name for path in remove_leftovers(tmp_path))
 
     write_atomically(tmp_path / "epoch_2.pth", write)
     assert seen == [".epoch_1.pth.123.unfinished"]
     assert names_in(tmp_path) == ["epoch_1.pth", "epoch_2.pth"]
-    assert remove_unfinished(tmp_path / "absent") == []
+    assert remove_leftovers(tmp_path / "absent") == []
 
 
 def test_epochs_and_steps_side_by_side_are_ordered_by_time(tmp_path):

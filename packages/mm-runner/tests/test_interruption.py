@@ -1,6 +1,5 @@
 """Signals, and other reasons to save or leave between two steps."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from mm_runner import Runner
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.errors import RunStopped
 from mm_runner.hooks import Hook
-from mm_runner.runner._signals import StopSignals
+from mm_runner.runner._interruption import StopSignals
 
 pytestmark = pytest.mark.usefixtures("handlers")
 
@@ -112,13 +111,12 @@ def test_a_run_that_was_stopped_goes_on_when_it_is_trained_again(make_runner, wh
 
 
 def test_a_run_that_left_long_ago_hands_signals_on(monkeypatch):
-    logger = logging.getLogger("signals")
     heard = []
     before = signal.signal(signal.SIGUSR1, lambda *_: heard.append("program"))
-    first = StopSignals(lambda _: heard.append("first"), logger)
+    first = StopSignals(lambda _: heard.append("first"))
     first.leave()
-    monkeypatch.setattr("mm_runner.runner._signals._LEAVING_S", -1.0)
-    second = StopSignals(lambda _: heard.append("second"), logger)
+    monkeypatch.setattr("mm_runner.runner._interruption._LEAVING_S", -1.0)
+    second = StopSignals(lambda _: heard.append("second"))
     try:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert heard == ["second", "program"]
@@ -258,7 +256,7 @@ sys.path.insert(0, {tests!r})
 from toy import loader_cfg, runner_arguments
 from mm_runner import Runner
 from mm_runner.hooks import Hook
-from mm_runner.runner._signals import StopSignals
+from mm_runner.runner._interruption import StopSignals
 
 class Step(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):

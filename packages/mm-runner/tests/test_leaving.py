@@ -8,8 +8,8 @@ import sys
 import pytest
 
 _SCRIPT = """
-import logging, os, signal, sys
-from mm_runner.runner._signals import StopSignals
+import os, signal, sys
+from mm_runner.runner._interruption import StopSignals
 
 class Late:
     # Called while the interpreter ends, when Python's own handlers are gone.
@@ -17,7 +17,7 @@ class Late:
         kill(pid, number)
 
 late = Late()
-signals = StopSignals(lambda number: None, logging.getLogger())
+signals = StopSignals(lambda number: None)
 {leave}
 sys.exit(75)
 """

@@ -61,7 +61,7 @@ def test_a_run_that_keeps_its_checkpoint_says_as_before(make_runner, capfd):
         runner.train()
     captured = capfd.readouterr()
     told = captured.out + captured.err
-    assert "Ctrl-C: saving after this step, and leaving." in told
+    assert "Ctrl-C: leaving after this step." in told
     assert (
         f"saved {runner.work_dir / 'iter_2.pth'}. resume=True (--resume) continues from there."
         in told

@@ -4,21 +4,27 @@ A file holds tensors and Python primitives only, so that ``torch.load(weights_on
 without any package of ours.
 """
 
-from ._atomic import first_line, remove_unfinished
 from ._content import FORMAT_VERSION, SHARDED_VERSION, clean_name, load_weights, plain, renamed
-from ._file import load_checkpoint_file, save_checkpoint_file
-from ._newest import (
+from ._loading import (
     LAST_CHECKPOINT,
+    check_resumable,
     checkpoints_in,
     find_latest_checkpoint,
     latest_readable,
     mark_latest,
 )
+from ._reading import read_file
 from ._rng import rng_state, set_rng_state
-from ._shard_folder import ShardFolder, remove_checkpoint, remove_orphaned_shards
-from ._shards import SHARDS, split_shards
-from ._structure import check_resumable
-from ._writer import BackgroundWriter
+from ._shards import (
+    SHARDS,
+    load_checkpoint_file,
+    new_shard_folder,
+    read_shards,
+    remove_checkpoint,
+    remove_leftovers,
+    split_shards,
+)
+from ._writing import BackgroundWriter, first_line, save_checkpoint_file, write_error
 
 __all__ = [
     "FORMAT_VERSION",
@@ -26,7 +32,6 @@ __all__ = [
     "SHARDED_VERSION",
     "SHARDS",
     "BackgroundWriter",
-    "ShardFolder",
     "check_resumable",
     "checkpoints_in",
     "clean_name",
@@ -36,13 +41,16 @@ __all__ = [
     "load_checkpoint_file",
     "load_weights",
     "mark_latest",
+    "new_shard_folder",
     "plain",
+    "read_file",
+    "read_shards",
     "remove_checkpoint",
-    "remove_orphaned_shards",
-    "remove_unfinished",
+    "remove_leftovers",
     "renamed",
     "rng_state",
     "save_checkpoint_file",
     "set_rng_state",
     "split_shards",
+    "write_error",
 ]

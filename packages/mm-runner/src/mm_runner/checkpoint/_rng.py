@@ -10,7 +10,7 @@ import torch
 
 from mm_runner.errors import CheckpointError
 
-from ._atomic import first_line
+from ._writing import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

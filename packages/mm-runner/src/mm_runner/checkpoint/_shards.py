@@ -1,9 +1,9 @@
 """Sharded tensors in a folder written by ``torch.distributed.checkpoint``.
 
 Such a checkpoint is a file, as any other, and a folder beside it. The file holds everything but the
-sharded tensors, and names the folder; it is written last, so the checkpoint is whole whenever the
-file is there. The folder is torch's own: ``torch.distributed.checkpoint.load`` reads it, by keys
-such as ``state_dict.layers.0.weight``.
+sharded tensors, which are ``None`` in it, and names the folder. It is written last, so the
+checkpoint is whole whenever the file is there. The folder is torch's own:
+``torch.distributed.checkpoint.load`` reads it, by keys such as ``state_dict.layers.0.weight``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections import OrderedDict
+import re
+import shutil
+import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
@@ -21,32 +24,35 @@ from typing_extensions import override
 from mm_runner._untrusted import is_file_name
 from mm_runner.errors import CheckpointError
 
-from ._atomic import first_line
-from ._unpickling import RestrictedUnpickler
+from ._reading import RestrictedUnpickler, read_file
+from ._writing import first_line, remove_unfinished, write_error
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import os
+    from collections.abc import Callable
 
-__all__ = ["SHARDS", "SplitCheckpoint", "join_shards", "split_shards"]
+__all__ = [
+    "SHARDS",
+    "load_checkpoint_file",
+    "new_shard_folder",
+    "read_shards",
+    "remove_checkpoint",
+    "remove_leftovers",
+    "split_shards",
+]
 
-# Key of the checkpoint under which it names its folder and what is in it.
+# Key of the checkpoint under which it names its folder.
 SHARDS = "shards"
+_INFIX = ".shards-"
+_NAME = re.compile(rf"(.+){re.escape(_INFIX)}[0-9a-f]{{12}}", re.DOTALL)
 
 # What torch's metadata of a folder is made of; nothing else is built from it.
-_METADATA, _FILES = (f"torch.distributed.checkpoint.{name}" for name in ("metadata", "filesystem"))
+_MODULES = tuple(f"torch.distributed.checkpoint.{name}" for name in ("metadata", "filesystem"))
 _CLASSES = {
-    (_FILES, "_StorageInfo"),
-    (_METADATA, "BytesStorageMetadata"),
-    (_METADATA, "ChunkStorageMetadata"),
-    (_METADATA, "Metadata"),
-    (_METADATA, "MetadataIndex"),
-    (_METADATA, "StorageMeta"),
-    (_METADATA, "TensorProperties"),
-    (_METADATA, "TensorStorageMetadata"),
-    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    *("_StorageInfo", "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex"),
+    *("StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
 }
-_ALLOWED = {
-    *_CLASSES,
+_OTHERS = {
     *(("pathlib", name) for name in ("PosixPath", "WindowsPath")),
     *(("pathlib._local", name) for name in ("PosixPath", "WindowsPath")),
     ("collections", "OrderedDict"),
@@ -55,62 +61,70 @@ _ALLOWED = {
 }
 
 
-class SplitCheckpoint(NamedTuple):
-    """A checkpoint on one process.
+def load_checkpoint_file(path: str | os.PathLike[str], *, shards: bool = True) -> dict[str, Any]:
+    """Read a checkpoint onto the CPU, checksums compared; no code in the file is run.
 
-    Attributes:
-        rest: All but the sharded tensors, which are ``None`` in it.
-        layout: For each of these its ``path`` of keys, its whole ``shape`` and its ``dtype``.
-        tensors: What this process has of them, by their keys in the folder.
+    Args:
+        path: The file.
+        shards: Join the sharded tensors of its folder, whole; otherwise they are ``None``, and the
+            folder is only checked.
+
+    Raises:
+        CheckpointError: If the file, or its folder, is absent, damaged, or holds pickled objects.
     """
+    path = Path(path)
+    checkpoint = read_file(path)
+    if SHARDS in checkpoint:
+        read_shards(checkpoint if shards else {SHARDS: checkpoint[SHARDS]}, path, torch.empty)
+    return checkpoint
 
-    rest: dict[str, Any]
-    layout: list[dict[str, Any]]
-    tensors: dict[str, Any]
 
-
-def split_shards(checkpoint: Mapping[str, Any]) -> SplitCheckpoint:
-    """Split ``checkpoint`` into its sharded tensors and the rest."""
-    layout: list[dict[str, Any]] = []
+def split_shards(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ``checkpoint`` with ``None`` for its sharded tensors, and these by their keys."""
     tensors: dict[str, Any] = {}
 
-    def walk(value: Any, path: tuple[Any, ...]) -> Any:
+    def walk(value: Any, key: str) -> Any:
         if hasattr(value, "full_tensor"):
-            dtype = str(value.dtype).removeprefix("torch.")
-            layout.append({"path": list(path), "shape": list(value.shape), "dtype": dtype})
-            tensors[_key(path)] = value.detach()
+            tensors[key] = value.detach()
             return None
         if not isinstance(value, Mapping):
             return value
-        if not isinstance(value, OrderedDict):
-            return {key: walk(item, (*path, key)) for key, item in value.items()}
-        state = copy.copy(value)  # with the metadata of a state_dict
-        state.update((key, walk(item, (*path, key))) for key, item in value.items())
+        state: Any = copy.copy(value)  # with the metadata of a state_dict
+        state.update((name, walk(item, f"{key}.{name}")) for name, item in value.items())
         return state
 
-    return SplitCheckpoint(walk(checkpoint, ()), layout, tensors)
+    return {name: walk(item, name) for name, item in checkpoint.items()}, tensors
 
 
-def join_shards(checkpoint: dict[str, Any], path: Path, *, outline: bool) -> None:
-    """Put the sharded tensors, whole and on the CPU, into a checkpoint that was read.
+def read_shards(checkpoint: dict[str, Any], path: Path, empty: Callable[..., torch.Tensor]) -> None:
+    """Put the sharded tensors into a checkpoint that was read.
 
     Args:
         checkpoint: Changed in place.
         path: Its file.
-        outline: Leave the tensors on the device "meta", with a shape only.
+        empty: Takes a shape and ``dtype=``, and returns the tensor to fill. Of a sharded one this
+            process reads its own part.
 
     Raises:
         CheckpointError: If the folder is missing, damaged, or does not fit.
     """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def walk(value: Any, key: str) -> Any:
+        if value is None and key in sizes:
+            tensors[key] = empty(sizes[key].size, dtype=sizes[key].properties.dtype)
+            return tensors[key]
+        if isinstance(value, dict):
+            for name, item in value.items():
+                value[name] = walk(item, f"{key}.{name}")
+        return value
+
     try:
-        shards = checkpoint[SHARDS]
-        if not outline:
-            _check_sizes(path.parent / _bare(shards["folder"]), shards["tensors"])
-        wholes = {_key(one["path"]): _empty(one, outline=outline) for one in shards["tensors"]}
-        if not outline:
-            _read(path.parent / _bare(shards["folder"]), wholes)
-        for one in shards["tensors"]:
-            _put(checkpoint, one["path"], wholes[_key(one["path"])])
+        reader, metadata = _open(path.parent / _bare(checkpoint[SHARDS]))
+        sizes = metadata.state_dict_metadata
+        for name, value in checkpoint.items():
+            checkpoint[name] = walk(value, name)
+        _fill(tensors, reader, metadata)
     except CheckpointError:
         raise
     except Exception as error:  # a missing file, what is no number where one is needed, and so on
@@ -120,90 +134,117 @@ def join_shards(checkpoint: dict[str, Any], path: Path, *, outline: bool) -> Non
         ) from error
 
 
-def _read(folder: Path, targets: dict[str, Any]) -> None:
-    """Fill ``targets`` by torch's planner, which finds what this process needs in the files."""
+def _open(folder: Path) -> tuple[Any, Any]:
+    """Return torch's reader of a folder, and its metadata once it is checked."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415 - slow
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415
+
+    metadata = _MetadataUnpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
+    for key, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):  # torch would unpickle it
+            raise CheckpointError(f"{folder}: {key} is no tensor.")
+    stored = 0
+    for one in metadata.storage_data.values():
+        file = folder / _bare(one.relative_path)
+        if one.offset < 0 or one.length < 0 or one.offset + one.length > file.stat().st_size:
+            raise CheckpointError(f"{file} is damaged: it is cut off.")
+        stored += one.length
+    # No shape may take memory that the files cannot fill.
+    declared = sum(
+        torch.empty(one.size, dtype=one.properties.dtype, device="meta").nbytes
+        for one in metadata.state_dict_metadata.values()
+    )
+    if declared > stored:
+        raise CheckpointError(f"{folder}: its files hold less than the {declared} bytes declared.")
+    return FileSystemReader(folder), metadata
+
+
+def _fill(tensors: dict[str, Any], reader: Any, metadata: Any) -> None:
+    """Fill ``tensors`` by torch's planner, which finds what this process needs in the files."""
     from torch.distributed.checkpoint.default_planner import (  # noqa: PLC0415 - slow to import
         DefaultLoadPlanner,
     )
 
-    reader, planner = _reader(folder), DefaultLoadPlanner()
-    metadata = reader.read_metadata()
-    planner.set_up_planner(targets, metadata, is_coordinator=True)
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(tensors, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     plan = reader.prepare_local_plan(planner.create_local_plan())
     (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
     reader.read_data(planner.finish_plan(plan), planner).wait()
 
 
-def _reader(folder: Path) -> Any:
-    """Return a reader that builds nothing but torch's metadata, and stays in the folder."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415 - slow
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415
-
-    class Reader(FileSystemReader):
-        def read_metadata(self, *_: Any, **__: Any) -> Any:
-            metadata = _MetadataUnpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
-            for key, entry in metadata.state_dict_metadata.items():
-                if not isinstance(entry, TensorStorageMetadata):  # torch would unpickle it
-                    raise CheckpointError(f"{folder}: {key} is no tensor.")
-            for stored in metadata.storage_data.values():
-                _bare(stored.relative_path)
-            return metadata
-
-    return Reader(folder)
-
-
 class _MetadataUnpickler(RestrictedUnpickler):
     """Build torch's metadata of a folder, and nothing else."""
-
-    dispatch: ClassVar[dict[int, Any]] = dict(RestrictedUnpickler.dispatch)
 
     @override
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not (is_dtype or (module, name) in _ALLOWED):
+        is_metadata = module in _MODULES and name in _CLASSES
+        if not (is_dtype or is_metadata or (module, name) in _OTHERS):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return super().find_class(module, name)
-
-    @override
-    def load_build(self) -> None:
-        state, target = self.stack.pop(), self.stack[-1]
-        kind = type(target)
-        if (kind.__module__, kind.__name__) not in _CLASSES:
-            raise pickle.UnpicklingError(f"it sets the state of a {kind.__name__}")
-        if hasattr(kind, "__setstate__"):
-            target.__setstate__(state)
-        else:
-            vars(target).update(state)
-
-    dispatch[pickle.BUILD[0]] = load_build
+        found = super().find_class(module, name)
+        if is_metadata:
+            self.with_state = (*self.with_state, found)
+        return found
 
 
-def _key(path: Any) -> str:
-    return ".".join(map(str, path))
+def new_shard_folder(path: Path) -> Path:
+    """Create a folder for the tensors of the checkpoint ``path``.
+
+    It has a name of its own, so that a checkpoint of this name that is there already stays whole.
+
+    Raises:
+        CheckpointWriteError: If it cannot be made.
+    """
+    folder = path.with_name(f"{path.name}{_INFIX}{uuid.uuid4().hex[:12]}")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise write_error(path, error) from error
+    return folder
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint, with its folder if it has one.
+
+    Raises:
+        OSError: If it cannot be removed.
+    """
+    path.unlink(missing_ok=True)
+    for folder, name in _folders_in(path.parent):
+        if name == path.name:
+            shutil.rmtree(folder)
+
+
+def remove_leftovers(directory: Path) -> list[Path]:
+    """Remove what killed runs left in ``directory``, and return it.
+
+    That is unfinished files, and folders that no checkpoint names. Nothing may be saving a sharded
+    model there.
+    """
+    removed = remove_unfinished(directory)
+    for folder, name in _folders_in(directory):
+        try:
+            path = directory / name
+            is_named = path.is_file() and read_file(path, is_mapped=True).get(SHARDS) == folder.name
+        except CheckpointError:  # what cannot be read may yet be saved
+            continue
+        if not is_named:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+    return removed
+
+
+def _folders_in(directory: Path) -> list[tuple[Path, str]]:
+    """Return the folders of checkpoints in ``directory``, with the names of these.
+
+    A link is none, and neither is a folder of the user's that is called much alike.
+    """
+    found = [(one, _NAME.fullmatch(one.name)) for one in directory.glob(f"*{_INFIX}*")]
+    return [(one, name[1]) for one, name in found if name and one.is_dir() and not one.is_symlink()]
 
 
 def _bare(name: Any) -> str:
     if not is_file_name(name):
         raise CheckpointError(f"{name!r} has to be a bare file name")
     return str(name)
-
-
-def _empty(one: Mapping[str, Any], *, outline: bool) -> torch.Tensor:
-    dtype = getattr(torch, one["dtype"])
-    return torch.empty(one["shape"], dtype=dtype, device="meta" if outline else "cpu")
-
-
-def _check_sizes(folder: Path, tensors: list[dict[str, Any]]) -> None:
-    """Refuse shapes that the files cannot fill before memory is taken for them."""
-    outlines = [_empty(one, outline=True) for one in tensors]
-    declared = sum(one.numel() * one.element_size() for one in outlines)
-    if declared > sum(file.stat().st_size for file in folder.iterdir()):
-        raise ValueError(f"the files hold less than the {declared} bytes of the tensors")
-
-
-def _put(checkpoint: dict[str, Any], path: list[Any], whole: torch.Tensor) -> None:
-    holder = checkpoint
-    for key in path[:-1]:
-        holder = holder[key]
-    holder[path[-1]] = whole

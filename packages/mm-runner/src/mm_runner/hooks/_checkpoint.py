@@ -17,8 +17,7 @@ from mm_runner.checkpoint import (
     BackgroundWriter,
     load_checkpoint_file,
     remove_checkpoint,
-    remove_orphaned_shards,
-    remove_unfinished,
+    remove_leftovers,
     save_checkpoint_file,
 )
 from mm_runner.errors import CheckpointError, CheckpointWriteError, ConfigError
@@ -292,10 +291,10 @@ class CheckpointHook(Hook):
             self._save(runner, template.format(now), now, and_wait=and_wait)
         return self._newest[1] if self._newest and self._newest[0] == now else None
 
-    def finish_writing(self) -> None:
-        """Wait for the file under way, on this process alone; for a run that ends by an error."""
-        if self._writer is not None:
-            self._writer.abandon()
+    @override
+    def clean_up(self, runner: RunView) -> None:
+        if self._writer is not None:  # a run that failed waits for the file under way
+            self._writer.join()
 
     def _is_best(self, name: str, score: float) -> bool:
         before = self.best_records.get(name, {}).get("score", math.nan)
@@ -409,11 +408,9 @@ def _is_of_template(name: str, template: str) -> bool:
 
 
 def _clean(directory: Path, logger: logging.Logger) -> None:
-    """Remove what killed runs left half written, and shards that belong to no checkpoint."""
-    for path in remove_unfinished(directory):
-        logger.info(f"Removed {path}, which a killed run left half written.")
-    for path in remove_orphaned_shards(directory):
-        logger.info(f"Removed {path}, which belongs to no checkpoint.")
+    """Remove unfinished files, and folders of shards that no checkpoint names."""
+    for path in remove_leftovers(directory):
+        logger.info(f"Removed {path}, which a killed run left.")
 
 
 def _delete(paths: Iterable[Path], logger: logging.Logger) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 __all__ = ["distribute_as", "local_part", "shard_as"]
@@ -30,6 +29,7 @@ def shard_as(like: Any, full: Tensor) -> Tensor:
         return full
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - has torch of 2.5 on
 
-    if full.is_meta:
-        full = torch.empty_like(full, device=like.device)
+    spread: Any = full
+    if hasattr(full, "full_tensor"):  # read by this rank
+        return local_part(spread.redistribute(like.device_mesh, like.placements))
     return local_part(distribute_tensor(full.to(like.device), like.device_mesh, like.placements))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,14 +19,13 @@ from mm_runner.errors import CheckpointWriteError, RunStopped
 from mm_runner.hooks import CheckpointHook
 from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
 
-from ._signals import StopSignals
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from mm_runner.runner import Runner
 
-__all__ = ["Interruption"]
+__all__ = ["Interruption", "StopSignals"]
 
 # Requests to all processes; the greatest number wins.
 _SAVE, _TIME_UP, _TIME_UP_REQUEUE, _PREEMPTED, _INTERRUPTED = 1, 2, 3, 4, 5
@@ -34,6 +36,10 @@ _LEAVING = {
 }
 # Seconds, and the largest number of steps, between two exchanges of requests.
 _INTERVAL_S, _MOST_STEPS = 0.2, 32
+# Schedulers and launchers repeat themselves; a process that leaves must not die of it.
+_LEAVING_S = 30.0
+# Windows lacks SIGUSR1.
+_SIGNALS = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGUSR1")]
 
 
 class Interruption:
@@ -62,7 +68,6 @@ class Interruption:
         self._deadlines: dict[int, float] = {}  # of the main process
         self._save_every_s = 0.0
         self._save: Callable[[Runner], object] | None = None
-        self._signals: StopSignals | None = None
         self._group: Any = None
         self._can_agree = True
         self._exchanged_s, self._interval, self._steps_left = time.monotonic(), 1, 1
@@ -88,38 +93,28 @@ class Interruption:
         if runner.world_size > 1:
             self._group = _group_of_cpus(runner)
             self._can_agree = self._group is not None
-        if self._can_agree:  # else a signal means what it meant before
-            self._signals = StopSignals(
-                lambda number: self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED),
-                runner.logger,
-                saves=self.saves,
-            )
+        signals = StopSignals(
+            lambda number: self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED),
+            # Where processes cannot agree, a signal means what it meant before.
+            _SIGNALS if self._can_agree else (),
+        )
         self._is_listening = True
-        failure: BaseException | None = None
         try:
             yield
-        except BaseException as error:
-            failure = error
+        except RunStopped:
+            signals.leave()
             raise
+        except BaseException:
+            signals.restore()
+            raise
+        else:
+            signals.restore()
+            signals.repeat()
         finally:
-            self._stop(runner, failure)
-
-    def _stop(self, runner: Runner, failure: BaseException | None) -> None:
-        # A late request, also of a thread that is still to end, must not cut what follows.
-        self._is_listening = False
-        if self._group not in (None, dist.group.WORLD):
-            dist.destroy_process_group(self._group)
-        for hook in runner.hooks:
-            if isinstance(hook, CheckpointHook):
-                hook.finish_writing()
-        if self._signals is None:
-            return
-        if isinstance(failure, RunStopped):
-            self._signals.leave()
-            return
-        self._signals.restore()
-        if failure is None:
-            self._signals.repeat()
+            # A late request, also of a thread that is still to end, must not cut what follows.
+            self._is_listening = False
+            if self._group not in (None, dist.group.WORLD):
+                dist.destroy_process_group(self._group)
 
     def preempt(self) -> None:
         """Ask all processes to save and leave, as SIGTERM does; any thread may call this.
@@ -178,12 +173,19 @@ class Interruption:
         if wish == _SAVE and self._save is not None:
             self._save(runner)
         elif wish == _TIME_UP:
-            self._end_training(runner)
+            saved = self._save_and_say(runner)
+            runner.logger.warning(
+                f"The time is up: training ends after epoch {runner.epoch}, step {runner.iter} of "
+                f"{runner.max_iters}; {saved}."
+            )
+            self.ran_out_of_time = runner.train_loop.stop_training = True
+            if isinstance(runner.train_loop, AbstractTrainLoop):  # a custom loop reads the flag
+                raise EndOfTrainingError
         elif wish in _LEAVING:
             cause, status = _LEAVING[wish]
             runner.logger.warning(
                 f"The run was {cause} and leaves after epoch {runner.epoch}, step {runner.iter}, "
-                f"with status {status}; {self._saved(runner)}."
+                f"with status {status}; {self._save_and_say(runner)}."
             )
             raise RunStopped(status)
 
@@ -203,14 +205,11 @@ class Interruption:
 
         Several processes finish it: they agree at its end.
         """
-        self._note_deadlines()
-        is_leaving = max(self._wishes, default=0) > _SAVE
-        return self._group is None and is_leaving and not runner.holds_gradients
+        return self._group is None and self._own_wish() > _SAVE and not runner.holds_gradients
 
     def _agreed(self) -> int:
         """Return the strongest request of all processes, 0 if there is none or none was asked."""
-        self._note_deadlines()
-        own = max(self._wishes, default=0)
+        own = self._own_wish()
         if self._group is None:
             return own
         self._steps_left -= 1
@@ -226,12 +225,13 @@ class Interruption:
         self._exchanged_s = now
         return int(strongest)
 
-    def _note_deadlines(self) -> None:
+    def _own_wish(self) -> int:
         now = time.monotonic()
         for wish, deadline in self._deadlines.items():
             if now >= deadline:
                 self._wishes.add(wish)
                 self._deadlines[wish] = now + (self._save_every_s if wish == _SAVE else 0.0)
+        return max(self._wishes, default=0)
 
     def _set_deadline(self, wish: int, seconds: float) -> bool:
         if self._can_agree and mm_dist.is_main_process():
@@ -242,22 +242,90 @@ class Interruption:
         if self._is_listening and self._can_agree:
             self._wishes.add(wish)
 
-    def _end_training(self, runner: Runner) -> None:
-        saved = self._saved(runner)
-        runner.logger.warning(
-            f"The time is up: training ends after epoch {runner.epoch}, step {runner.iter} of "
-            f"{runner.max_iters}; {saved}."
-        )
-        self.ran_out_of_time = runner.train_loop.stop_training = True
-        if isinstance(runner.train_loop, AbstractTrainLoop):  # a custom loop reads the flag
-            raise EndOfTrainingError
-
-    def _saved(self, runner: Runner) -> str:
+    def _save_and_say(self, runner: Runner) -> str:
         if not self.saves:
             return "nothing is kept"
         self.saved = path = _save_checkpoint(runner)
         saved = f"saved {path}" if path is not None else "the checkpoints before it are untouched"
         return f"{saved}. resume=True (--resume) continues from there"
+
+
+class StopSignals:
+    """Handles signals on the main thread; elsewhere it does nothing.
+
+    A handler that was there before is called too, but an exit that it asks for waits for the
+    checkpoint. A signal that was ignored, or that code of another language handles, is left alone.
+    The second SIGINT is left to the system, which ends the process wherever it is.
+
+    Args:
+        on_stop: Called with the signal's number, between two instructions of the main thread.
+        numbers: The signals.
+    """
+
+    def __init__(self, on_stop: Callable[[int], None], numbers: Any = _SIGNALS) -> None:
+        self._on_stop = on_stop
+        self._previous: dict[int, Any] = {}
+        self._pid = os.getpid()
+        self._left_at: float | None = None
+        self._received: int | None = None
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in filter(None, numbers):
+            previous = signal.getsignal(number)
+            if previous not in (None, signal.SIG_IGN):
+                self._previous[number] = previous
+                signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Put back the handlers that were there before."""
+        for number, previous in self._previous.items():
+            # Handlers that somebody else has set meanwhile stay.
+            if signal.getsignal(number) in (self._handle, signal.SIG_DFL):
+                signal.signal(number, previous)
+
+    def repeat(self) -> None:
+        """Send a signal that came after the last step again, to the restored handler."""
+        if self._received is not None:
+            os.kill(self._pid, self._received)
+
+    def leave(self) -> None:
+        """Put back that of SIGINT, and disregard the others while the process ends."""
+        self._left_at = time.monotonic()
+        # While the interpreter ends, Python's handlers are gone, and a signal would end the process
+        # with a status of its own: srun --kill-on-bad-exit sends one as soon as a rank has left.
+        atexit.register(self._ignore)
+        if signal.SIGINT in self._previous:
+            signal.signal(signal.SIGINT, self._previous.pop(signal.SIGINT))
+
+    def _ignore(self) -> None:
+        for number in self._previous:
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, signal.SIG_IGN)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # Of a process that was forked while a run trains: it has no checkpoint to save.
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        is_own = signal.getsignal(number) == self._handle
+        if self._left_at is not None and is_own:
+            if time.monotonic() > self._left_at + _LEAVING_S:  # the process did not end after all
+                self.restore()
+                os.kill(self._pid, number)
+            return
+        if self._left_at is None:
+            self._received = number
+            if number == signal.SIGINT:
+                signal.signal(number, signal.SIG_DFL)
+                os.write(2, b"\nCtrl-C: leaving after this step. Once more: leaving at once.\n")
+            self._on_stop(number)
+        # Else a later run of this process handles it, and calls the handler that it found.
+        previous = self._previous.get(number)
+        if callable(previous) and previous is not signal.default_int_handler:
+            with suppress(SystemExit, KeyboardInterrupt):  # this run leaves by itself
+                previous(number, frame)
 
 
 def _group_of_cpus(runner: Runner) -> Any:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import (
+    SHARDS,
     check_resumable,
     latest_readable,
     load_checkpoint_file,
+    read_file,
     renamed,
 )
 from mm_runner.errors import CheckpointError, ConfigError
 
-from ._sharded import as_sharded
-from ._state import restore_weights
+from ._sharded import as_sharded, read_own_shards, restore_weights
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StartingPoint", "load_or_resume", "load_weights_of", "refuse_url", "resume_later"]
 
-# Of a sharded model the main process hands these out, tensor by tensor.
-_HANDED_OUT = ("state_dict", "optimizer", "ema_state_dict")
+# Copied tensor by tensor into a sharded model.
+_COPIED = ("state_dict", "optimizer", "ema_state_dict")
 
 
 class StartingPoint:
@@ -68,21 +69,22 @@ class StartingPoint:
             return
         # The main process chooses, so that all resume from the same file, and keeps what it read.
         read: dict[Path, dict[str, Any]] = {}
+        shards = not (self.resume and as_sharded(runner.model) is not None)
 
         def choose() -> Path | None:
             if self.load_from is not None:
                 path = Path(self.load_from)
-                read[path] = load_checkpoint_file(path)
+                read[path] = load_checkpoint_file(path, shards=shards)
                 if self.resume:
                     check_resumable(read[path], path)
             elif self.resume:
-                read.update(filter(None, [latest_readable(runner.work_dir, runner.logger.warning)]))
+                warn = runner.logger.warning
+                read.update(filter(None, [latest_readable(runner.work_dir, warn, shards=shards)]))
             return next(iter(read), None)
 
         self.path = path = run_on_main(choose)
         if path is not None:
-            is_sharded = as_sharded(runner.model) is not None
-            self.content = _read(path, read.get(path), outline=is_sharded)
+            self.content = _read(runner, path, read.get(path), own_shards=not shards)
             if self.resume:
                 runner.randomness.take_over(self.content["meta"].get("seed"), runner.logger)
         elif self.resume:
@@ -150,7 +152,7 @@ def load_weights_of(
             name = pattern.sub(replacement, name)
         return name
 
-    checkpoint = _read(Path(filename))
+    checkpoint = _read(runner, Path(filename))
     weights = checkpoint.get("state_dict", checkpoint)
     revised: dict[str, Any] = renamed(weights, revised_name)
     checkpoint = revised if weights is checkpoint else {**checkpoint, "state_dict": revised}
@@ -208,20 +210,36 @@ def refuse_url(load_from: str | None) -> None:
 
 
 def _read(
-    path: Path, own: dict[str, Any] | None = None, *, outline: bool = False
+    runner: Runner,
+    path: Path,
+    content: dict[str, Any] | None = None,
+    *,
+    own_shards: bool = False,
 ) -> dict[str, Any]:
-    """Read a checkpoint on every process, with ``outline`` without tensors where ``own`` is None.
+    """Read a checkpoint on every process.
+
+    Args:
+        runner: The run.
+        path: The file.
+        content: What was read already. Of a sharded model's run only the main process reads
+            tensors of the file, and hands them out.
+        own_shards: Let each process read its own shards.
 
     Raises:
         CheckpointError: On all processes, if one of them cannot read it.
     """
-    failure = None
+    failure, sharded = None, as_sharded(runner.model)
     try:
-        if own is None:
-            own = load_checkpoint_file(path, outline=outline)
+        if content is None and (sharded is None or runner.rank == 0):
+            content = load_checkpoint_file(path)
+        elif content is None:
+            mapped = read_file(path, is_mapped=True)
             # What a process continues with must not depend on a file that is removed one day.
-            kept = _HANDED_OUT if outline else own
-            own = {key: own[key] if key in kept else copy.deepcopy(own[key]) for key in own}
+            content = {
+                key: one if key in _COPIED else copy.deepcopy(one) for key, one in mapped.items()
+            }
+        if own_shards and sharded is not None and SHARDS in content:
+            read_own_shards(sharded, content, path)
     except CheckpointError as error:
         failure = error
     texts = mm_dist.all_gather_object(failure and str(failure))
@@ -233,5 +251,5 @@ def _read(
             f"Process {failed[0]} cannot read the checkpoint: {texts[failed[0]]} Every process "
             "reads it: it has to lie where all machines find it."
         )
-    assert own is not None
-    return own
+    assert content is not None
+    return content

@@ -19,7 +19,6 @@ from mm_runner.model import train_step_of, unwrap_model
 from mm_runner.optim import named_schedulers
 
 from ._resume import StartingPoint
-from ._snapshot import check_savable
 from ._summary import RunReceipt, log_start
 from ._work_dir import holding_work_dir
 
@@ -61,7 +60,6 @@ def train(run: Runner) -> nn.Module:
 def _train(run: Runner, receipt: RunReceipt, delete_checkpoints: Callable[[], None]) -> None:
     run.call_hook("before_run")
     run.load_or_resume()
-    check_savable(run)
     delete_checkpoints()
     run.owns_checkpoints = True
     run.optim_wrapper.initialize_count_status(run.model, run.iter, run.max_iters)

@@ -1,4 +1,4 @@
-"""The state of a sharded model and its optimizer, and saving it.
+"""The weights of a model and the optimizer of a sharded one, and saving shards.
 
 A wrapper whose parameters are spread over the processes offers ``full_state_dict`` and its
 counterparts (``mm_dist.MMFullyShardedDataParallel`` does); all processes call these together.
@@ -8,7 +8,7 @@ written with either kind of wrapper starts a run with the other.
 
 from __future__ import annotations
 
-import time
+import shutil
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
@@ -17,21 +17,22 @@ import torch
 import torch.distributed as dist
 
 from mm_runner._main_process import run_on_main
-from mm_runner._torch_private import version_of_module
 from mm_runner.checkpoint import (
     SHARDED_VERSION,
     SHARDS,
-    ShardFolder,
-    first_line,
+    load_weights,
+    new_shard_folder,
     plain,
+    read_shards,
+    renamed,
     split_shards,
+    write_error,
 )
-from mm_runner.errors import CheckpointError, CheckpointWriteError
+from mm_runner.errors import CheckpointError
+from mm_runner.model import unwrap_model
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterator, Mapping
-    from concurrent.futures import Future
     from pathlib import Path
 
     from torch import nn
@@ -45,15 +46,14 @@ __all__ = [
     "ShardedSaving",
     "as_sharded",
     "can_save_shards",
-    "check_versions",
     "read_optimizer",
-    "versions_of",
+    "read_own_shards",
+    "read_weights",
+    "restore_weights",
     "write_optimizer",
 ]
 
-_LOOK_S = 0.02
-# How long to wait for others once this process ends by an error: they may be gone.
-_PATIENCE_S = 30.0
+_MAX_PROBLEMS = 20
 
 
 def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
@@ -62,29 +62,53 @@ def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
     return cast("MMFullyShardedDataParallel", model) if has_parts else None
 
 
-def versions_of(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the versions of the modules, as torch's own state_dict() has them."""
-    return {
-        f"{name}.".replace("_orig_mod.", "")[:-1]: {"version": version_of_module(one)}
-        for name, one in module.named_modules()
-    }
+def read_weights(model: nn.Module, *, is_whole: bool) -> dict[str, Any]:
+    """Return the weights, by the names of the bare model. Every process must call this.
+
+    Args:
+        model: The wrapped model.
+        is_whole: Gather those of a sharded model on the first process.
+    """
+    sharded, weights = as_sharded(model), unwrap_model(model).state_dict()
+    if sharded is not None:
+        spread = sharded.full_state_dict() if is_whole else sharded.sharded_state_dict()
+        for name in [*weights]:
+            del weights[name]  # its metadata stays
+        weights.update(spread)
+    # Not "module.": what is left of it is the model's own attribute.
+    return renamed(weights, lambda name: name.replace("_orig_mod.", ""))
 
 
-def check_versions(state_dict: Mapping[str, Any], module: nn.Module) -> None:
-    """Raise if a module is to load an older version of itself, which only a whole one does.
+def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool) -> None:
+    """Load a state dict into the model. Every process must call this.
 
     Raises:
-        CheckpointError: Naming the module.
+        CheckpointError: If nothing fits the model, or when ``strict``, not everything does.
     """
-    own = versions_of(module)
-    for name, saved in getattr(state_dict, "_metadata", {}).items():
-        version, needed = saved.get("version"), own.get(name, saved).get("version")
+    sharded, bare = as_sharded(runner.model), unwrap_model(runner.model)
+    if sharded is None:
+        problems = load_weights(bare, weights, strict=strict)
+        if problems:
+            shown = "".join(f"\n  {problem}" for problem in problems[:_MAX_PROBLEMS])
+            more = len(problems) - _MAX_PROBLEMS
+            runner.logger.warning(
+                f"load_from: {len(problems)} entries of the checkpoint or the model do not fit, "
+                f"the others are loaded:{shown}{f'{chr(10)}  and {more} more' if more > 0 else ''}"
+            )
+        return
+    own = vars(renamed(bare.state_dict(), lambda name: name.replace("_orig_mod.", "")))
+    for name, saved in getattr(weights, "_metadata", {}).items():
+        version, needed = saved.get("version"), own["_metadata"].get(name, saved).get("version")
         if version != needed:
             raise CheckpointError(
                 f"The checkpoint has version {version} of the module {name!r}, and the model "
                 f"version {needed}. A sharded model does not convert it: resume once without "
                 "sharding, and save it."
             )
+    if _is_spread(weights):
+        sharded.load_sharded_state_dict(weights, strict=strict)
+    else:
+        sharded.load_full_state_dict(weights, strict=strict)
 
 
 def read_optimizer(
@@ -116,39 +140,44 @@ def read_optimizer(
 def write_optimizer(
     model: MMFullyShardedDataParallel, optim_wrapper: Any, saved: Mapping[str, Any]
 ) -> None:
-    """Spread a whole optimizer state over the processes, and give the wrapper its extras.
-
-    Every process must call this.
-
-    Raises:
-        CheckpointError: If the state is of another number of parameters.
-    """
+    """Load the optimizer state, and give the wrapper its extras. Every process must call this."""
     optimizer = optim_wrapper.optimizer
     own = {id(one): name for name, one in model.module.named_parameters()}
     names = [
-        [own[id(one)].replace("_orig_mod.", "") for one in group["params"]]
+        own[id(one)].replace("_orig_mod.", "")
         for group in optimizer.param_groups
+        for one in group["params"]
     ]
-    sizes = [len(group["params"]) for group in saved["param_groups"]]
-    if sizes != [len(group) for group in names]:
-        raise CheckpointError(
-            f"The checkpoint's optimizer has parameter groups of {sizes} parameters, this run's of "
-            f"{[len(group) for group in names]}. Build the same optimizer, or start with "
-            "load_from and resume=False, which takes the weights alone."
-        )
-    by_position = dict(enumerate(name for group in names for name in group))
-    model.load_optimizer_state_dict(
-        optimizer,
-        {
-            "state": {by_position[index]: value for index, value in saved["state"].items()},
-            "param_groups": [
-                {**group, "params": own}
-                for group, own in zip(saved["param_groups"], names, strict=True)
-            ],
-        },
-    )
+    named = {
+        "state": {names[index]: value for index, value in saved["state"].items()},
+        "param_groups": [
+            {**group, "params": [names[index] for index in group["params"]]}
+            for group in saved["param_groups"]
+        ],
+    }
+    is_spread = any(_is_spread(state) for state in saved["state"].values())
+    model.load_optimizer_state_dict(optimizer, named, kind="sharded" if is_spread else "full")
     # The rest of the wrapper's state, such as its loss scale, around what is loaded already.
     optim_wrapper.load_state_dict({**saved, **optimizer.state_dict()})
+
+
+def read_own_shards(
+    model: MMFullyShardedDataParallel, checkpoint: dict[str, Any], path: Path
+) -> None:
+    """Put this process's shards of the tensors in the checkpoint's folder into ``checkpoint``.
+
+    Raises:
+        CheckpointError: If the folder does not fit.
+    """
+    # Whatever is saved of a parameter (its moments, its average) has its shape, and its layout.
+    alike = {one.shape: one.detach() for one in model.parameters() if hasattr(one, "placements")}
+
+    def empty(shape: torch.Size, *, dtype: torch.dtype) -> torch.Tensor:
+        if shape not in alike:
+            return torch.empty(shape, dtype=dtype)
+        return torch.empty_like(alike[shape], dtype=dtype)
+
+    read_shards(checkpoint, path, empty)
 
 
 def can_save_shards() -> bool:
@@ -186,47 +215,34 @@ class ShardedSaving:
         # Slow to import.
         from torch.distributed.checkpoint import filesystem, state_dict_saver  # noqa: PLC0415
 
-        split = split_shards(checkpoint)
-        opened: list[ShardFolder] = []
-
-        def open_folder() -> Path:
-            opened.append(ShardFolder(path))
-            return opened[0].path
-
-        folder = run_on_main(open_folder)
-        meta = {**split.rest["meta"], "format_version": SHARDED_VERSION}
-        shards = {"folder": folder.name, "tensors": split.layout}
-        rest = plain({**split.rest, "meta": meta, SHARDS: shards}) if runner.rank == 0 else {}
-
-        def end() -> None:
-            write_file(rest)
-            opened[0].close()
-
+        rest, tensors = split_shards(checkpoint)
+        folder = run_on_main(lambda: new_shard_folder(path))
+        rest["meta"] = {**rest["meta"], "format_version": SHARDED_VERSION}
+        rest = plain({**rest, SHARDS: folder.name}) if runner.rank == 0 else {}
         self._group = self._group or dist.new_group(backend="gloo")
         options: dict[str, Any] = {
             "storage_writer": filesystem.FileSystemWriter(folder),
             "process_group": self._group,
         }
         if writer is None:
-            with _removing(opened, path):
-                state_dict_saver.save(split.tensors, **options)
-                run_on_main(end)
+            with _removing(folder, path):
+                state_dict_saver.save(tensors, **options)
+                run_on_main(lambda: write_file(rest))
             return
-        with _removing(opened, path):
-            response: Any = state_dict_saver.async_save(split.tensors, **options)
-        future = getattr(response, "upload_completion", response)
-        is_abandoned = writer.is_abandoned
+        with _removing(folder, path):
+            response: Any = state_dict_saver.async_save(tensors, **options)
 
-        def end_later(_: Any) -> None:
-            if opened:
-                with _removing(opened, path):
-                    _wait(future, is_abandoned)
-                    end()
+        def end(_: Any) -> None:
+            future = getattr(response, "upload_completion", response)
+            if rest:
+                with _removing(folder, path):
+                    future.result()
+                    write_file(rest)
             else:
                 with suppress(BaseException):  # the first process reports it
-                    _wait(future, is_abandoned)
+                    future.result()
 
-        writer.submit({}, end_later)
+        writer.submit({}, end)
 
     def close(self) -> None:
         """Leave the group of processes."""
@@ -236,27 +252,18 @@ class ShardedSaving:
 
 
 @contextmanager
-def _removing(opened: list[ShardFolder], path: Path) -> Iterator[None]:
+def _removing(folder: Path, path: Path) -> Iterator[None]:
     """Remove the folder if the block fails, and raise a CheckpointWriteError."""
     try:
         yield
     except BaseException as error:
-        for folder in opened:
-            folder.remove()
+        shutil.rmtree(folder, ignore_errors=True)
         # torch's CheckpointException, of all ranks alike, is no Exception.
         failures = list(getattr(error, "failures", {}).values())
         if isinstance(error, CheckpointError) or not (failures or isinstance(error, Exception)):
             raise
-        cause = failures[0][0] if failures else error
-        raise CheckpointWriteError(f"Writing {path} failed: {first_line(cause)}") from error
+        raise write_error(path, failures[0][0] if failures else error) from error
 
 
-def _wait(future: Future[Any], is_abandoned: threading.Event) -> None:
-    limit = None
-    while not future.done():
-        if is_abandoned.is_set():
-            limit = limit or time.monotonic() + _PATIENCE_S
-            if time.monotonic() > limit:
-                raise CheckpointWriteError("other processes did not write their shards")
-        time.sleep(_LOOK_S)
-    future.result()
+def _is_spread(tensors: Mapping[str, Any]) -> bool:
+    return any(hasattr(one, "full_tensor") for one in tensors.values())

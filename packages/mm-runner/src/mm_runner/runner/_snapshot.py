@@ -11,11 +11,9 @@ import torch
 
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import FORMAT_VERSION, mark_latest, plain, save_checkpoint_file
-from mm_runner.hooks import CheckpointHook
-from mm_runner.model import unwrap_model
 
-from ._data_position import batch_of_run
 from ._sharded import as_sharded, can_save_shards
+from ._state import samples_per_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["check_savable", "write_snapshot"]
+__all__ = ["write_snapshot"]
 
 
 def write_snapshot(
@@ -81,24 +79,6 @@ def write_snapshot(
         run_on_main(lambda: writer.submit(checkpoint, write))
 
 
-def check_savable(runner: Runner) -> None:
-    """Check before the first step that the model can be saved; nothing is copied.
-
-    Raises:
-        CheckpointError: If the model keeps something besides tensors and primitives, such as bytes
-            from ``get_extra_state``, and no hook of the user's may turn it into these.
-    """
-    saves = any(isinstance(hook, CheckpointHook) for hook in runner.hooks)
-    may_convert = any(
-        type(hook).acts_at("before_save_checkpoint")
-        and not type(hook).__module__.startswith("mm_runner.")
-        for hook in runner.hooks
-    )
-    if saves and not may_convert and as_sharded(runner.model) is None:
-        weights = unwrap_model(runner.model).state_dict()
-        plain({"state_dict": weights}, to_host=lambda tensor, _: tensor)
-
-
 def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
     versions = {"torch": str(torch.__version__)}
     for package in ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu"):
@@ -110,7 +90,7 @@ def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "seed": runner.seed,
         "world_size": runner.world_size,
-        "batch": batch_of_run(runner),
+        "samples_per_step": samples_per_step(runner),
         "experiment_name": runner.experiment_name,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "cfg": runner.logs.config_text,

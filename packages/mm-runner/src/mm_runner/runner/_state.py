@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 import mm_dist
 from mm_amp import MMAmpError
-from mm_runner.checkpoint import load_weights, plain, renamed, rng_state, set_rng_state
+from mm_runner.checkpoint import first_line, plain, rng_state, set_rng_state
 from mm_runner.data import DataPosition
 from mm_runner.errors import CheckpointError, MMRunnerError
-from mm_runner.loops import AbstractTrainLoop
+from mm_runner.loops import AbstractTrainLoop, IterBasedTrainLoop
 from mm_runner.model import unwrap_model
-from mm_runner.optim import named_schedulers
+from mm_runner.optim import named_schedulers, named_wrappers
 
-from ._data_position import position_elsewhere, position_without_state, warn_of_other_length
 from ._optimizers import loading_optimizers
-from ._sharded import (
-    as_sharded,
-    check_versions,
-    read_optimizer,
-    versions_of,
-    write_optimizer,
-)
+from ._sharded import as_sharded, read_optimizer, read_weights, restore_weights, write_optimizer
+from ._summary import batch_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -35,13 +29,10 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["Part", "RunState", "restore_weights"]
+__all__ = ["Part", "RunState", "samples_per_step"]
 
 # Left out of a checkpoint where they are empty.
 _OPTIONAL = ("hooks", "message_hub", "param_schedulers", "rank_buffers")
-# Beyond this, in bytes over all ranks, buffers that differ are not worth their place in every file.
-_MAX_RANK_BUFFERS = 256 * 2**20
-_MAX_PROBLEMS = 20
 # Errors of code that loads values of other types or sizes than it saves.
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -72,32 +63,50 @@ class RunState:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        hub = runner.message_hub
         self.parts = (
             Part("state_dict", self._save_weights, self._load_weights),
             Part("rank_buffers", self._save_buffers, self._load_buffers, is_per_rank=True),
             Part("optimizer", self._save_optimizer, self._load_optimizer),
             Part("param_schedulers", self._save_schedules, self._load_schedules),
             Part("hooks", self._save_hooks, self._load_hooks),
-            Part("message_hub", self._save_windows, self._load_windows, is_per_rank=True),
+            Part(
+                "message_hub",
+                hub.state_dict,
+                lambda state: hub.load_state_dict(state or {}),
+                is_per_rank=True,
+            ),
             Part("data", self._save_position, self._load_position, is_per_rank=True),
             Part("rng", self._save_generators, self._load_generators, is_per_rank=True),
         )
         self._checkpoint: Mapping[str, Any] = {}
-        self.is_sharded = False  # whether tensors stay spread over the processes in a snapshot
+        self._is_sharded = False  # whether tensors stay spread over the processes in a snapshot
 
     def snapshot(self, *, leave_out: Collection[str] = (), is_sharded: bool = False) -> Any:
         """Return the state by names of parts. Every process must call this.
 
         Args:
             leave_out: Names of parts.
-            is_sharded: Leave tensors spread over the processes, instead of gathering them.
+            is_sharded: Leave the tensors of a sharded model spread over the processes, instead of
+                gathering them.
 
         Raises:
             CheckpointError: On all processes, if the state of one cannot be saved.
         """
-        self.is_sharded = is_sharded and as_sharded(self._runner.model) is not None
+        self._is_sharded = is_sharded
         parts = [part for part in self.parts if part.name not in leave_out]
-        ranks = self._gather([part for part in parts if part.is_per_rank])
+        failure: Exception | None = None
+        own: Any
+        try:
+            own = plain({part.name: part.save() for part in parts if part.is_per_rank})
+        except Exception as error:  # noqa: BLE001 - a dataset's own state_dict, say; others wait
+            failure = error
+            kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+            own = f"The state of process {self._runner.rank} cannot be saved: {kind}{error}"
+        ranks = mm_dist.all_gather_object(own)
+        for state in ranks:
+            if isinstance(state, str):
+                raise CheckpointError(state) from failure
         states = {}
         for part in parts:
             own = [rank[part.name] for rank in ranks] if part.is_per_rank else part.save()
@@ -115,79 +124,44 @@ class RunState:
             for part in self.parts:
                 if part.name not in leave_out:
                     state = checkpoint.get(part.name)
-                    part.load(self._own_of(part.name, state) if part.is_per_rank else state)
+                    part.load(self._of_this_rank(part.name, state) if part.is_per_rank else state)
         except _OF_CONTENT as error:
             if isinstance(error, (MMRunnerError, MMAmpError)):
                 raise
             raise CheckpointError(
                 f"The checkpoint's content does not fit this run: {type(error).__name__}: "
-                f"{error}. Give the run the configuration that it was saved with; or take the "
-                "weights alone, by load_from without resume."
+                f"{first_line(error)}. Give the run the configuration that it was saved with; or "
+                "take the weights alone, by load_from without resume."
             ) from error
         finally:
             self._checkpoint = {}
 
-    def _own_of(self, name: str, states: Any) -> Any:
+    def _of_this_rank(self, name: str, states: Any) -> Any:
         """Return the state of this process, ``None`` if the part is not restored."""
-        runner = self._runner
-        if isinstance(states, list) and len(states) == runner.world_size:
-            return states[runner.rank]
-        if name != "data" or not states:
-            return None
-        return position_elsewhere(runner, self._checkpoint.get("meta", {}), states)
-
-    def _gather(self, parts: list[Part]) -> list[dict[str, Any]]:
-        failure: Exception | None = None
-        own: Any
-        try:
-            own = plain({part.name: part.save() for part in parts})
-        except Exception as error:  # noqa: BLE001 - a dataset's own state_dict, say; others wait
-            failure = error
-            kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
-            own = f"The state of process {self._runner.rank} cannot be saved: {kind}{error}"
-        states = mm_dist.all_gather_object(own)
-        for state in states:
-            if isinstance(state, str):
-                raise CheckpointError(state) from failure
-        return states
+        if isinstance(states, list) and len(states) == self._runner.world_size:
+            return states[self._runner.rank]
+        return self._position_elsewhere(states[0]) if name == "data" and states else None
 
     # The model.
 
     def _save_weights(self) -> dict[str, Any]:
-        sharded = as_sharded(self._runner.model)
-        if sharded is None:
-            weights = unwrap_model(self._runner.model).state_dict()
-        else:
-            whole, spread = sharded.full_state_dict, sharded.sharded_state_dict
-            weights = OrderedDict(spread() if self.is_sharded else whole())
-            vars(weights)["_metadata"] = versions_of(sharded.module)
-        # Not "module.": what is left of it is the model's own attribute.
-        return renamed(weights, lambda name: name.replace("_orig_mod.", ""))
+        return read_weights(self._runner.model, is_whole=not self._is_sharded)
 
     def _load_weights(self, weights: Mapping[str, Any]) -> None:
         restore_weights(self._runner, weights, strict=True)
 
     def _save_buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers that differ between processes, such as unshared batch statistics."""
-        runner = self._runner
-        if runner.world_size == 1:
+        if self._runner.world_size == 1:
             return {}
-        own = {
-            name: buffer.detach().cpu()
-            for name, buffer in unwrap_model(runner.model).named_buffers()
-            if not hasattr(buffer, "full_tensor")
-        }
+        buffers = unwrap_model(self._runner.model).named_buffers()
+        own = {name: one.detach().cpu() for name, one in buffers if not hasattr(one, "full_tensor")}
         digests = mm_dist.all_gather_object({name: _digest(one) for name, one in own.items()})
-        names = [name for name in own if any(one.get(name) != digests[0][name] for one in digests)]
-        num_bytes = sum(own[name].numel() * own[name].element_size() for name in names)
-        if num_bytes * runner.world_size > _MAX_RANK_BUFFERS:
-            runner.logger.warning(
-                f"The buffers {', '.join(names[:5])} differ between processes and are too large "
-                "to save them all: a resumed run takes the first process's. Share them with the "
-                "SyncBuffersHook, or model_wrapper_cfg=dict(broadcast_buffers=True)."
-            )
-            return {}
-        return {name: own[name] for name in names}
+        return {
+            name: value
+            for name, value in own.items()
+            if any(one.get(name) != digests[0][name] for one in digests)
+        }
 
     def _load_buffers(self, saved: Mapping[str, Any] | None) -> None:
         own = dict(unwrap_model(self._runner.model).named_buffers())
@@ -201,7 +175,9 @@ class RunState:
     def _save_optimizer(self) -> dict[str, Any]:
         sharded = as_sharded(self._runner.model)
         if sharded is not None:
-            return read_optimizer(sharded, self._runner.optim_wrapper, is_whole=not self.is_sharded)
+            return read_optimizer(
+                sharded, self._runner.optim_wrapper, is_whole=not self._is_sharded
+            )
         state: dict[str, Any] = self._runner.optim_wrapper.state_dict()
         return state
 
@@ -232,14 +208,14 @@ class RunState:
         by_name = saved if isinstance(saved, dict) else {"": saved or []}
         for name, schedules in named_schedulers(runner.param_schedulers).items():
             states = by_name.get(name, [])
+            for schedule, state in zip(schedules, states, strict=False):
+                schedule.load_state_dict(state)
             if len(states) != len(schedules):
                 runner.logger.warning(
                     f"The checkpoint has {len(states)} parameter schedulers"
                     f"{f' of {name!r}' if name else ''}, this run {len(schedules)}; those without "
                     "a state start anew."
                 )
-            for schedule, state in zip(schedules, states, strict=False):
-                schedule.load_state_dict(state)
 
     # Hooks.
 
@@ -252,14 +228,6 @@ class RunState:
             if name in (states or {}):
                 hook.load_state_dict((states or {})[name])
 
-    def _save_windows(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._runner.message_hub.state_dict()
-        return state
-
-    def _load_windows(self, state: Mapping[str, Any] | None) -> None:
-        if state:
-            self._runner.message_hub.load_state_dict(state)
-
     # The loop: counters, position in the data, generators.
 
     def _save_position(self) -> dict[str, Any]:
@@ -269,17 +237,55 @@ class RunState:
         return {"epoch": self._runner.epoch, "iter": self._runner.iter}
 
     def _load_position(self, state: Any) -> None:
-        runner, meta = self._runner, self._checkpoint.get("meta", {})
-        if not state:
-            state = position_without_state(runner.train_loop, meta)
-        if "position" in state:
-            warn_of_other_length(runner, DataPosition(**state["position"]))
-        loop = runner.train_loop
-        if isinstance(loop, AbstractTrainLoop):
-            loop.load_state_dict(state)
+        loop = self._runner.train_loop
+        if not state:  # MMEngine's checkpoint only counts epochs and steps
+            meta = self._checkpoint.get("meta", {})
+            epoch, iteration = int(meta.get("epoch", 0)), self._num_iters()
+            position = DataPosition(epoch, samples=0)
+            if isinstance(loop, IterBasedTrainLoop):
+                length = loop.batches.length
+                whole, rest = (0, iteration) if length is None else divmod(iteration, length)
+                position = DataPosition(whole, rest)
+            place = {"position": position._asdict(), "pass": {}}
+            state = {"epoch": epoch, "iter": iteration, **place}
+        if not isinstance(loop, AbstractTrainLoop):  # custom loop; MMEngine's are read-only
+            for name in ("epoch", "iter"):
+                setattr(loop, f"_{name}" if hasattr(loop, f"_{name}") else name, state[name])
             return
-        for name in ("epoch", "iter"):  # custom loop; MMEngine's are read-only
-            setattr(loop, f"_{name}" if hasattr(loop, f"_{name}") else name, state[name])
+        if "position" in state:
+            self._warn_of_other_length(DataPosition(**state["position"]))
+        loop.load_state_dict(state)
+
+    def _position_elsewhere(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this process's position from that of another number of processes, and warn."""
+        runner, meta = self._runner, self._checkpoint.get("meta", {})
+        if "position" not in state:
+            return dict(state)
+        position, saved = DataPosition(**state["position"]), int(meta.get("world_size", 1))
+        batches = getattr(runner.train_loop, "batches", None)
+        if batches is not None:
+            position = batches.rescaled(position, saved, runner.world_size)
+        before, now = meta.get("samples_per_step"), samples_per_step(runner)
+        sizes = f"A step took {before} samples, and takes {now}. " if before and now else ""
+        runner.logger.warning(
+            f"The checkpoint was written by {saved} process(es), this run has "
+            f"{runner.world_size}: the data continue {_place(position)}, each sample once. {sizes}"
+            "Schedules and learning rates are left as they are."
+        )
+        return {**state, "position": position._asdict(), "pass": {}}
+
+    def _warn_of_other_length(self, position: DataPosition) -> None:
+        """Warn if a pass over the data has another length than the one that was saved within it."""
+        batches = getattr(self._runner.train_loop, "batches", None)
+        if batches is None or not position.is_begun or position.num_batches is None:
+            return
+        length = position.batch + (batches.num_left(position) or 0)
+        if length != position.num_batches:
+            self._runner.logger.warning(
+                f"The checkpoint was written in a pass of {position.num_batches} batches, which "
+                f"has {length} in this run: the dataset or the batch size has changed. The data "
+                f"continue {_place(position)}."
+            )
 
     def _save_generators(self) -> dict[str, Any]:
         loop = vars(self._runner).get("train_loop")
@@ -304,25 +310,21 @@ class RunState:
         return int(self._checkpoint.get("meta", {}).get("iter", 0))
 
 
-def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool) -> None:
-    """Load a state dict into the model.
+def samples_per_step(runner: Runner) -> int | None:
+    """Return how many samples a step of all processes takes; ``None`` if nobody knows."""
+    size = batch_of_process(getattr(vars(runner).get("train_loop"), "dataloader", None))
+    wrappers = named_wrappers(runner.optim_wrapper) if runner.optim_wrapper is not None else {}
+    counts = [int(getattr(one, "accumulative_counts", 1)) for one in wrappers.values()]
+    return size and size * runner.world_size * max(counts, default=1)
 
-    Raises:
-        CheckpointError: If nothing fits the model, or when ``strict``, not everything does.
-    """
-    sharded = as_sharded(runner.model)
-    if sharded is not None:
-        check_versions(weights, sharded.module)
-        sharded.load_full_state_dict(weights, strict=strict)
-        return
-    problems = load_weights(unwrap_model(runner.model), weights, strict=strict)
-    if problems:
-        shown = "".join(f"\n  {problem}" for problem in problems[:_MAX_PROBLEMS])
-        more = len(problems) - _MAX_PROBLEMS
-        runner.logger.warning(
-            f"load_from: {len(problems)} entries of the checkpoint or the model do not fit, the "
-            f"others are loaded:{shown}{f'{chr(10)}  and {more} more' if more > 0 else ''}"
-        )
+
+def _place(position: DataPosition) -> str:
+    if not position.is_begun:
+        return "with the next epoch"
+    done = f"batch {position.batch} of each process"
+    if position.samples is not None:
+        done = f"sample {position.samples}"
+    return f"after {done} of pass {position.epoch + 1}"
 
 
 def _named(hooks: list[Hook]) -> Iterator[tuple[str, Hook]]:

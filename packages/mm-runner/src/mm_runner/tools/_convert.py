@@ -22,7 +22,7 @@ from mm_runner.checkpoint import (
     renamed,
     save_checkpoint_file,
 )
-from mm_runner.checkpoint._archive import check_archive, check_exists, damaged, is_archive
+from mm_runner.checkpoint._reading import check_file, damaged
 from mm_runner.errors import CheckpointError
 
 from ._foreign_pickle import ForeignNameError, ForeignUnpickler, Inert
@@ -99,13 +99,11 @@ def convert_mmengine_checkpoint(
 
 
 def _read(path: Path) -> dict[Any, Any]:
-    check_exists(path)
-    if is_archive(path):
-        check_archive(path)
+    is_archive = check_file(path)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
-            content = read_with(ForeignUnpickler, path, is_archive=is_archive(path))
+            content = read_with(ForeignUnpickler, path, is_archive=is_archive)
         check_nesting(content, path.stat().st_size, _values_in)
     except CheckpointError:
         raise

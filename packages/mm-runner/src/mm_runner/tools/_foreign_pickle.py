@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from typing_extensions import Self, override
 
-from mm_runner.checkpoint._unpickling import RestrictedUnpickler
+from mm_runner.checkpoint._reading import RestrictedUnpickler
 
 __all__ = ["ForeignNameError", "ForeignUnpickler", "Inert"]
 

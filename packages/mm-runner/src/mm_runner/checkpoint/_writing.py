@@ -1,0 +1,239 @@
+"""Atomic writing of files, by a thread too, and removal of unfinished ones."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mm_runner.errors import CheckpointWriteError
+
+from ._content import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+__all__ = [
+    "BackgroundWriter",
+    "first_line",
+    "remove_unfinished",
+    "save_checkpoint_file",
+    "write_atomically",
+    "write_error",
+]
+
+_SUFFIX = ".unfinished"
+
+
+def save_checkpoint_file(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write ``checkpoint`` so that ``path`` is at any moment either absent, the old or the new.
+
+    Raises:
+        CheckpointWriteError: If the file cannot be written; what was there before is untouched.
+    """
+
+    def write(file: Any) -> None:
+        sink: Any = _Sink(file)  # torch's type information wants more of a file than torch
+        torch.save(dict(checkpoint), sink)
+        if sink.error is not None:
+            raise sink.error
+
+    write_atomically(path, write)
+
+
+class _Sink:
+    """A file whose first error is kept for later.
+
+    torch's writer of archives cannot end otherwise: in older versions its destructor then aborts
+    the process, and in newer ones a full disk is "unexpected pos".
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Do nothing: whoever opened the file does that."""
+
+
+def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
+    """Write a file beside ``path``, flush it to the disk, and rename it.
+
+    Args:
+        path: The file; its directory is created if it is not there.
+        write: Called with the open binary file.
+
+    Raises:
+        CheckpointWriteError: If that failed; what was there before is untouched.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            _lock(file)
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        if os.name != "nt":  # so that the rename survives a power cut
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except BaseException as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        if not isinstance(error, (OSError, RuntimeError)):  # torch calls a full disk RuntimeError
+            raise
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: BaseException) -> CheckpointWriteError:
+    """Return the error for a checkpoint that cannot be written."""
+    return CheckpointWriteError(
+        f"Writing {path} failed: {first_line(error).rstrip('.')}. Free space or make the directory "
+        "writable; the checkpoints before this one are untouched."
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its class without one."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def remove_unfinished(directory: Path) -> list[Path]:
+    """Remove files of ``directory`` that killed processes left unfinished, and return them.
+
+    A file that another process is writing is locked, and stays. Where files cannot be locked, all
+    stay.
+    """
+    removed = []
+    for path in directory.glob(f".*{_SUFFIX}"):
+        with suppress(OSError), path.open("rb+") as file:
+            if _lock(file):
+                path.unlink()
+                removed.append(path)
+    return removed
+
+
+def _lock(file: Any) -> bool:
+    """Lock ``file`` until it is closed or the process ends; return whether that worked."""
+    try:
+        import fcntl  # noqa: PLC0415 - not on Windows
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+class BackgroundWriter:
+    """Copies a checkpoint, and lets a thread write the copy. One is written at a time.
+
+    The copy's memory is kept for the next one: new memory has to be given to the process page by
+    page, which takes several times as long as the copy itself.
+
+    The thread is none that the interpreter leaves behind: a program that ends, by an error too,
+    ends after the file is whole.
+
+    Example:
+        >>> writer = BackgroundWriter()
+        >>> writer.submit({"step": 3}, print)
+        {'step': 3}
+        >>> writer.wait()
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def submit(self, checkpoint: Mapping[str, Any], write: Callable[[Any], object]) -> None:
+        """Copy ``checkpoint``, and return while a thread calls ``write`` with the copy.
+
+        The one before is waited for: memory is kept for a single copy.
+
+        Raises:
+            CheckpointError: If ``checkpoint`` holds something that may not be saved.
+            Exception: What writing the one before raised; then nothing is submitted.
+        """
+        self.wait()
+        copied = self._copied(checkpoint)
+        self._thread = threading.Thread(
+            target=self._run, args=(write, copied), name="mm_runner-checkpoint"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written.
+
+        Raises:
+            Exception: What writing it raised, once.
+        """
+        self.join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def join(self) -> None:
+        """Wait likewise, and leave a failure to the next :meth:`wait`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _copied(self, checkpoint: Mapping[str, Any]) -> Any:
+        """Return ``checkpoint`` with every tensor copied to the host, into the memory kept."""
+        buffers, self._buffers = self._buffers, {}
+        copies: dict[tuple[Any, ...], Tensor] = {}
+
+        def copy(value: Tensor, path: str) -> Tensor:
+            if value.layout is not torch.strided or value.is_quantized:
+                return value.cpu().clone()
+            # Tied weights are one tensor under two names; in the file they stay one.
+            key = (value.data_ptr(), value.device, value.dtype, value.shape, value.stride())
+            if value.numel() == 0 or key not in copies:
+                buffer = buffers.pop(path, None)
+                if buffer is None or not _is_alike(buffer, value):
+                    buffer = _allocate(value)
+                copies[key] = self._buffers[path] = buffer.copy_(value)
+            return copies[key]
+
+        return plain(checkpoint, to_host=copy)
+
+    def _run(self, write: Callable[[Any], object], copied: Any) -> None:
+        try:
+            write(copied)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            self._failure = error
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+
+
+def _allocate(value: Tensor) -> Tensor:
+    """Return an uninitialised tensor on the host, of the same shape, type and memory format."""
+    if value.device.type != "cpu":
+        with suppress(RuntimeError):  # a device whose memory the host cannot pin
+            return torch.empty_like(value, device="cpu", pin_memory=True)
+    return torch.empty_like(value, device="cpu")
