@@ -46,7 +46,7 @@ def test_it_says_so_and_writes_no_checkpoint(tmp_path, monkeypatch, capfd, attem
     assert stop.value.code == 130
     captured = capfd.readouterr()
     told = captured.out + captured.err
-    assert "Ctrl-C: leaving after this step; nothing is kept." in told
+    assert "Ctrl-C: leaving after this step." in told
     assert "The run was interrupted and leaves after epoch 0, step 2, with status 130; " in told
     assert "with status 130; nothing is kept." in told
     assert "resume=True" not in told
