@@ -193,8 +193,20 @@ def test_a_run_of_objects_names_the_program_to_start_again(make_runner, tmp_path
     (bundle,) = (tmp_path / "run").glob("*/crash")
     with pytest.raises(ConfigError, match=r"^model was an object .* Start the program again: .*py"):
         replay_crash(bundle)
+    facts = json.loads((bundle / "rank0.json").read_text())
+    assert facts["lost"][0] == "model"
     with pytest.raises(ConfigError, match=r"rank<N>\.json and config\.yaml is needed"):
         replay_crash(tmp_path)
+
+
+def test_objects_in_lists_are_lost_and_strings_in_brackets_are_not(make_runner, tmp_path):
+    own = {"cfg": {"pad": "<pad>", "views": [0, object()]}, "custom_hooks": [_Fail(OSError("z"))]}
+    with pytest.raises(OSError, match="z"):
+        make_runner(**own).train()
+    (facts,) = (tmp_path / "run").glob("*/crash/rank0.json")
+    lost = json.loads(facts.read_text())["lost"]
+    assert {"views", "custom_hooks"} <= set(lost)
+    assert "pad" not in lost
 
 
 class _Fail(Hook):

@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
@@ -22,6 +22,7 @@ from mm_runner.data import failing_sample
 from mm_runner.errors import MMRunnerError, text_of
 from mm_runner.hooks import Hook
 from mm_runner.reporting import recent_lines
+from mm_runner.runner._logs import plain_config
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -136,6 +137,7 @@ def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
         "batch": _describe(batch),
         "sample": failing_sample(error),
         "log": recent_lines(runner.logger),
+        "lost": list(_lost(vars(runner)["recipe"].given, "")),
         "world_size": runner.world_size,
         "device": str(runner.device),
         "work_dir": str(runner.work_dir),
@@ -144,6 +146,19 @@ def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
         "platform": f"Python {platform.python_version()}, {platform.platform()}",
         "versions": {name: installed[name] for name in _PACKAGES if name in installed},
     }
+
+
+def _lost(value: Any, key: str) -> Iterator[str]:
+    """Yield the keys of objects, and of classes of the script itself, which no file can hold."""
+    written = plain_config(value)
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _lost(one, str(name))
+    elif isinstance(written, list):
+        for one in value:
+            yield from _lost(one, key)
+    elif written is not value and str(written).startswith(("<", "__main__:")):
+        yield key
 
 
 def _describe(value: Any, level: int = 0) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import reprlib
 import stat
 import sys
@@ -33,14 +32,13 @@ _FACTS: dict[str, type] = {
     "command": list,
     "error": dict,
     "iter": int,
+    "lost": list,
     "place": str,
     "python_path": list,
     "seed": int,
     "work_dir": str,
     "world_size": int,
 }
-# Objects, which no file can hold, and classes of the script itself, in a written configuration.
-_LOST = re.compile(r"""^[\s-]*(\w+): *['"]?(?:<[\w.]+>|__main__:\w+)['"]?$""", re.MULTILINE)
 
 
 class _EndAfter(Hook):
@@ -80,11 +78,11 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
     """
     bundle = Path(folder)
     facts = _read(bundle, trust=trust)
-    lost = _LOST.search((bundle / CONFIG_FILE).read_text(encoding="utf-8"))
-    if lost is not None:
+    if facts["lost"]:
         raise ConfigError(
-            f"{lost[1]} was an object that no file can hold, so the configuration alone does not "
-            f"start this run again. Start the program again: {' '.join(facts['command'])}"
+            f"{facts['lost'][0]} was an object that no file can hold, so the configuration alone "
+            "does not start this run again. Start the program again: "
+            f"{' '.join(facts['command'])}"
         )
     for entry in reversed(facts["python_path"]):
         if entry not in sys.path and Path(entry).exists():
