@@ -1,16 +1,18 @@
-"""Conversion of MMEngine's checkpoints to ours."""
+"""Conversion of MMEngine's checkpoints, whose classes are replaced by inert stand-ins."""
 
 from __future__ import annotations
 
 import os
+import pickle
+import struct
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from typing_extensions import override
 
 from mm_runner._torch_private import read_with
 from mm_runner._untrusted import check_nesting
@@ -22,14 +24,11 @@ from mm_runner.checkpoint import (
     renamed,
     save_checkpoint_file,
 )
-from mm_runner.checkpoint._reading import check_file, damaged
+from mm_runner.checkpoint._reading import RestrictedUnpickler, check_file, damaged
 from mm_runner.errors import CheckpointError
-
-from ._foreign_pickle import ForeignNameError, ForeignUnpickler, Inert
 
 __all__ = ["Conversion", "convert_mmengine_checkpoint"]
 
-_MAPPINGS = ("ConfigDict", ".Dict", "defaultdict", ".Counter")
 _DROP = object()
 # What MMEngine, MMPretrain and MMDetection note in a group, and no optimizer reads.
 _NOTES = {
@@ -38,23 +37,18 @@ _NOTES = {
 }
 
 
-@dataclass(frozen=True)
-class Conversion:
+class Conversion(NamedTuple):
     """Result of a conversion.
 
-    Args:
-        path: The file that was written.
-        epoch: Epochs done; ``None`` if the checkpoint does not say.
-        iter: Steps done; likewise.
-        keys: The entries of the new file.
-        left_out: Kind of each object that was left out, by its path.
+    ``epoch`` and ``iter`` are ``None`` if the checkpoint does not say. ``left_out`` has the kind of
+    each object that was left out, by its path.
     """
 
     path: Path
     epoch: int | None
     iter: int | None
     keys: list[str]
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str]
 
 
 def convert_mmengine_checkpoint(
@@ -103,11 +97,11 @@ def _read(path: Path) -> dict[Any, Any]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
-            content = read_with(ForeignUnpickler, path, is_archive=is_archive)
-        check_nesting(content, path.stat().st_size, _values_in)
+            content = read_with(_Unpickler, path, is_archive=is_archive)
+        check_nesting(content, path.stat().st_size)
     except CheckpointError:
         raise
-    except ForeignNameError as error:
+    except _ForeignNameError as error:
         raise CheckpointError(
             f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "
             "state_dict again with torch.save, in a program that trusts it."
@@ -117,12 +111,6 @@ def _read(path: Path) -> dict[Any, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a dict.")
     return content
-
-
-def _values_in(value: Any) -> list[Any] | None:
-    if not isinstance(value, Inert):
-        return None
-    return [*value.arguments, value.entries, value.elements, value.state]
 
 
 def _arrange(content: dict[Any, Any]) -> dict[str, Any]:
@@ -146,59 +134,48 @@ def _arrange(content: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _merge_groups(optimizer: dict[str, Any]) -> dict[str, Any]:
-    """Merge groups of equal settings, as mm-runner builds them.
-
-    Under a ``paramwise_cfg`` MMEngine makes a group for each parameter. Several optimizers, by
-    name, are merged each for itself.
-    """
+    """Merge groups of equal settings: with ``paramwise_cfg`` MMEngine has one per parameter."""
     groups = optimizer.get("param_groups")
-    if not isinstance(groups, list):
+    if not isinstance(groups, list):  # several optimizers by name
         return {
             name: _merge_groups(one) if isinstance(one, dict) else one
             for name, one in optimizer.items()
         }
-    merged: list[tuple[dict[str, Any], list[int]]] = []
+    merged: list[dict[str, Any]] = []
+    numbers: list[list[int]] = []  # of the parameters of each
     for group in groups:
         settings = {key: one for key, one in group.items() if key not in _NOTES}
-        for known, members in merged:
-            if known == settings and len(groups) > 1:
-                members.extend(group["params"])
-                break
-        else:
-            merged.append((settings, list(group["params"])))
-    order = [number for _, members in merged for number in members]
-    numbers = {old: new for new, old in enumerate(order)}
-    state = optimizer.get("state", {})
+        if settings not in merged:
+            merged.append(settings)
+            numbers.append([])
+        numbers[merged.index(settings)].extend(group["params"])
+    new = {old: number for number, old in enumerate(one for params in numbers for one in params)}
+    state = {new[old]: one for old, one in optimizer.get("state", {}).items()}
     return {
         **optimizer,
-        "state": {numbers[old]: state[old] for old in sorted(state, key=numbers.__getitem__)},
+        "state": dict(sorted(state.items())),
         "param_groups": [
-            {**settings, "params": [numbers[one] for one in members]}
-            for settings, members in merged
+            {**settings, "params": [new[one] for one in params]}
+            for settings, params in zip(merged, numbers, strict=True)
         ],
     }
 
 
 def _schedules(states: Any) -> Any:
-    """Return how far each schedule has come; the values it set are in the optimizer's state."""
-    if isinstance(states, dict) and "_global_step" in states:
-        return {"count": states["_global_step"], "scheduler": _plateau(states)}
-    if isinstance(states, dict):
+    """Return the position of each schedule; the values it set are in the optimizer's state."""
+    if isinstance(states, list):
+        return [_schedules(one) for one in states]
+    if not isinstance(states, dict):
+        return states
+    if "_global_step" not in states:
         return {name: _schedules(one) for name, one in states.items()}
-    return [_schedules(one) for one in states] if isinstance(states, list) else states
-
-
-def _plateau(state: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what a schedule that follows a metric has seen of it, ``None`` for any other."""
-    if not {"best", "num_bad_epochs", "cooldown_counter"} <= state.keys():
-        return None
-    best = state["best"]
-    return {
+    plateau = None
+    if "num_bad_epochs" in states:
         # MMEngine begins with a value that any result is better than.
-        "best": None if best is None or best == state.get("rule_worse") else float(best),
-        "num_bad": state["num_bad_epochs"],
-        "cooldown_left": state["cooldown_counter"],
-    }
+        best = states["best"] if states["best"] != states.get("rule_worse") else None
+        counts = {"num_bad": "num_bad_epochs", "cooldown_left": "cooldown_counter"}
+        plateau = {"best": best, **{ours: states[theirs] for ours, theirs in counts.items()}}
+    return {"count": states["_global_step"], "scheduler": plateau}
 
 
 def _convert(value: Any, path: str, left_out: dict[str, str]) -> Any:
@@ -207,15 +184,12 @@ def _convert(value: Any, path: str, left_out: dict[str, str]) -> Any:
         return value
     if isinstance(value, (torch.dtype, torch.device)):
         return str(value)
-    if isinstance(value, Inert) and value.origin.endswith(_MAPPINGS):
-        base = value.arguments[0] if value.arguments else {}
-        value = {**(base if isinstance(base, dict) else {}), **value.entries}
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and getattr(value, "is_mapping", True):
         pairs = [(key, _convert(v, f"{path}.{key}", left_out)) for key, v in value.items()]
         mapped = OrderedDict(
             (key, v) for key, v in pairs if v is not _DROP and isinstance(key, (str, int, float))
         )
-        if isinstance(value, OrderedDict):  # of a state_dict, the versions of its modules
+        if type(value) is OrderedDict:  # of a state_dict, the versions of its modules
             vars(mapped).update(vars(value))
         return mapped if vars(mapped) else dict(mapped)
     if isinstance(value, (list, tuple, set)):
@@ -224,3 +198,114 @@ def _convert(value: Any, path: str, left_out: dict[str, str]) -> Any:
         return tuple(kept) if isinstance(value, tuple) else kept
     left_out[path.removeprefix("checkpoint.")] = getattr(value, "origin", type(value).__name__)
     return _DROP
+
+
+class _Inert(dict):  # type: ignore[type-arg]
+    """Stand-in for an object of a foreign class: keeps the items of a mapping, and nothing else."""
+
+    origin = ""
+    is_mapping = False
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        super().__init__(next((one for one in arguments if isinstance(one, dict)), ()))
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def append(self, element: Any) -> None:
+        """Drop an element of a list."""
+
+
+def _inert(origin: str) -> type[_Inert]:
+    is_mapping = origin.endswith(("ConfigDict", ".Dict", "defaultdict", ".Counter"))
+    return type("Inert", (_Inert,), {"origin": origin, "is_mapping": is_mapping})
+
+
+# NumPy's codes of numbers, as those of Python's struct.
+_CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+_NUMBERS = dict(zip(_CODES, "?bhiqBHIQefd", strict=True))
+
+
+class _NumberType:
+    """Stands for ``numpy.dtype``: the code of a type of numbers."""
+
+    def __init__(self, code: Any = "", *_: Any) -> None:
+        self.code = str(code)
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and ">" in state:  # of another order of bytes
+            self.code = ""
+
+
+def _number(kind: Any, data: Any = b"") -> Any:
+    """Stand for NumPy's function that makes a scalar; ``None`` if that is no number or text."""
+    code = getattr(kind, "code", "")
+    if not isinstance(data, bytes):
+        return None
+    if code.startswith("U"):
+        return data.decode("utf-32-le").rstrip("\0")
+    return struct.unpack(f"<{_NUMBERS[code]}", data)[0] if code in _NUMBERS else None
+
+
+def _bytes_of(text: str, encoding: str) -> bytes:
+    """Stand for ``_codecs.encode``, by which old protocols write bytes."""
+    if encoding != "latin1":
+        raise ValueError(f"bytes in the encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+def _nothing(*_: Any) -> _Inert:
+    """Stand for ``getattr``, by which pickle names a method, and for NumPy's empty array."""
+    return _Array()
+
+
+_Array = _inert("numpy.ndarray")
+# bytes() is called by old protocols for an empty one only.
+_BUILTINS = {"set": set, "list": list, "dict": dict, "int": int, "getattr": _nothing}
+_STAND_INS: dict[tuple[str, str], Any] = {
+    ("collections", "Counter"): _inert("collections.Counter"),
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "defaultdict"): _inert("collections.defaultdict"),
+    ("_codecs", "encode"): _bytes_of,
+    ("numpy", "dtype"): _NumberType,
+    ("numpy", "ndarray"): _Array,
+}
+for _module in ("builtins", "__builtin__"):
+    _STAND_INS.update({(_module, name): one for name, one in _BUILTINS.items()})
+    _STAND_INS[_module, "bytes"] = lambda: b""
+for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+    _STAND_INS[_module, "_reconstruct"] = _nothing
+    _STAND_INS[_module, "scalar"] = _number
+_TORCH = {
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch._utils", "_rebuild_parameter"),
+    ("torch._utils", "_rebuild_tensor"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+}
+
+
+class _ForeignNameError(pickle.UnpicklingError):
+    """A file names a class or function outside the allow-list."""
+
+
+class _Unpickler(RestrictedUnpickler):
+    """Build tensors, numbers, and stand-ins for the objects of MMEngine and NumPy."""
+
+    with_state = (_Inert, _NumberType)
+
+    @override
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _STAND_INS:
+            return _STAND_INS[module, name]
+        # Classes under these names hold a configuration or logs.
+        if f"{module}.".startswith(("mmengine.", "mmcv.", "addict.")):
+            return _inert(f"{module}.{name}")
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if (module, name) in _TORCH:
+            return super().find_class(module, name)
+        raise _ForeignNameError(
+            f"it names {module}.{name}, which is neither a tensor, a number nor a part of MMEngine."
+        )
