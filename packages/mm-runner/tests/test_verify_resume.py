@@ -86,30 +86,22 @@ class OwnOrder(torch.utils.data.Sampler):
 
 
 @pytest.mark.parametrize(
-    ("changes", "what", "text"),
+    ("changes", "what"),
     [
-        (
-            {"model": {"type": Forgetful}},
-            "outputs",
-            "a plain attribute of the model or a buffer with persistent=False",
-        ),
-        ({"custom_hooks": [OwnRates()]}, "learning rates", "a hook or a schedule does not keep"),
-        (
-            {"train_dataloader": loader_cfg(sampler={"type": OwnOrder})},
-            "data",
-            "two runs without a stop differ as well",
-        ),
+        ({"model": {"type": Forgetful}}, "outputs"),
+        ({"custom_hooks": [OwnRates()]}, "learning rates"),
+        ({"train_dataloader": loader_cfg(sampler={"type": OwnOrder})}, "data"),
     ],
     ids=["model", "hook", "sampler"],
 )
-def test_what_is_not_exact_is_named(tmp_path, changes, what, text):
+def test_what_is_not_exact_is_named(tmp_path, changes, what):
     report = verify_resume(cfg_of(tmp_path, **changes), at_step=3)
     assert not report.equal
     assert f": {what}: " in report.differences[0]
-    assert text in report.explanation
     lines = str(report).splitlines()
     assert lines[0].startswith("Resuming is not exact: stopped after step 3")
     assert lines[1] == f"  {report.differences[0]}"
+    assert "plain attributes" in lines[-1]
 
 
 class ForgetsMomentum(Hook):
@@ -124,7 +116,7 @@ class ForgetsMomentum(Hook):
 def test_a_difference_in_the_state_at_the_end_is_named_by_parameter(tmp_path):
     report = verify_resume(cfg_of(tmp_path, custom_hooks=[ForgetsMomentum()]))
     (difference,) = report.differences
-    assert difference.startswith("at the end: state: optimizer.state.0.momentum_buffer: ")
+    assert difference.startswith("at the end: state: optimizer: state: 0: momentum_buffer: ")
     assert "of 32 values" in difference
 
 

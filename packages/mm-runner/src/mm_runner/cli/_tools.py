@@ -49,8 +49,6 @@ def find_lr(parser: ArgumentParser) -> Callable[[Namespace], None]:
 
         cfg, rates = load_config(options), {"min_lr": options.min_lr, "max_lr": options.max_lr}
         report = find_learning_rate(cfg, **rates, steps=options.steps)
-        if not mm_dist.is_main_process():
-            return
         points = report.points
         _print(f"{'lr':>10}{'loss':>12}{'smoothed':>12}")
         for point in points[:: -(-len(points) // _MOST_ROWS) or 1]:
@@ -62,7 +60,7 @@ def find_lr(parser: ArgumentParser) -> Callable[[Namespace], None]:
         else:
             rate = f"{report.suggestion:.2g}"
             _print(f"Suggested: optim_wrapper.optimizer.lr={rate}, where the loss falls fastest.")
-        if options.out is not None:
+        if options.out is not None and mm_dist.is_main_process():
             _print(str(plot_rates(points, report.suggestion, options.out)))
 
     return run
@@ -113,13 +111,11 @@ def verify_resume(parser: ArgumentParser) -> Callable[[Namespace], int]:
     )
 
     def run(options: Namespace) -> int:
-        import mm_dist  # noqa: PLC0415 - imports torch, as does the next
-        from mm_runner.tools import verify_resume  # noqa: PLC0415
+        from mm_runner.tools import verify_resume  # noqa: PLC0415 - imports torch
 
         cfg, work_dir = load_config(options), options.work_dir
         report = verify_resume(cfg, at_step=options.at_step, work_dir=work_dir)
-        if mm_dist.is_main_process():
-            _print(str(report))
+        _print(str(report))
         return 0 if report.equal else 1
 
     return run
@@ -140,12 +136,9 @@ def replay(parser: ArgumentParser) -> Callable[[Namespace], None]:
     )
 
     def run(options: Namespace) -> None:
-        import mm_dist  # noqa: PLC0415 - imports torch, as does the next
-        from mm_runner.tools import replay_crash  # noqa: PLC0415
+        from mm_runner.tools import replay_crash  # noqa: PLC0415 - imports torch
 
-        text = replay_crash(options.bundle, launcher=options.launcher, trust=options.trust)
-        if mm_dist.is_main_process():
-            _print(text)
+        _print(replay_crash(options.bundle, launcher=options.launcher, trust=options.trust))
 
     return run
 
@@ -202,5 +195,7 @@ def _add_number(parser: ArgumentParser, name: str, default: float, text: str) ->
 
 
 def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    mm_dist = sys.modules.get("mm_dist")  # plot needs neither it nor torch
+    if mm_dist is None or mm_dist.is_main_process():
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()

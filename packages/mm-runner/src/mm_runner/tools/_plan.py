@@ -168,7 +168,6 @@ class _Plan:
         self.num_steps = steps if self.by_epoch else int(train_cfg["max_iters"])
 
     def _optimizer_lines(self) -> _Lines:
-        batches = []
         for name, wrapper in self.wrappers.items():
             prefix = f"{name}: " if name else ""
             counts = getattr(wrapper, "accumulative_counts", 1)
@@ -181,10 +180,6 @@ class _Plan:
                     f"{prefix}The optimizer steps once in {counts} steps of the run, which are "
                     "batches. Schedules with by_epoch=False, max_iters and intervals count batches."
                 )
-            batches.append(
-                f"{prefix}{effective} = {self.batch_size} of a process x {self.world_size} "
-                f"process(es) x {counts} accumulated"
-            )
             kind, of = type(wrapper.optimizer), type(wrapper).__name__
             yield "optimizer", f"{prefix}{kind.__module__}.{kind.__name__} in {of}"
             for index, group in enumerate(wrapper.optimizer.param_groups):
@@ -196,12 +191,11 @@ class _Plan:
                 params = group["params"]
                 count = f"{_count(params):,} parameters in {len(params)} tensors"
                 yield f"  group {index}", f"{count}; {settings}"
-        yield from (("batch", text) for text in batches)
-        shape = ""
+            each = f"{self.batch_size} of a process x {self.world_size} process(es)"
+            yield "batch", f"{prefix}{effective} = {each} x {counts} accumulated"
+        shape = f"; {self.epoch_steps} go through the data once" if self.epoch_steps else ""
         if self.by_epoch:
             shape = f" = {self.num_epochs} epochs x {self.epoch_steps}"
-        elif self.epoch_steps:
-            shape = f"; {self.epoch_steps} go through the data once"
         yield "length", f"{self.num_steps} steps{shape}"
 
     def _schedule_lines(self, wrapper: Any, metrics: Any) -> _Lines:
@@ -256,20 +250,18 @@ class _Plan:
             "gradients": _size(trained),
             "optimizer": self._state_size(optimizers, trained),
         }
-        besides = "activations, batches, what kernels and communication need"
         averages = sum(isinstance(hook, EMAHook) for hook in self.hooks)
         if averages:
             parts["average"] = averages * sum(
                 one.numel() * (4 if one.dtype in _HALF else one.element_size()) for one in trained
             )
-            besides += ", the weights once more while their average is validated"
         bucket_view = (self.cfg.get("model_wrapper_cfg") or {}).get("gradient_as_bucket_view")
         if self.wrapper_name.endswith("DistributedDataParallel") and not bucket_view:
             parts["DDP buckets"] = parts["gradients"]
         total = _mebibytes(sum(size or 0 for size in parts.values()))
         text = "; ".join(f"{name} {_mebibytes(size)}" for name, size in parts.items())
         yield "memory", f"{total} in each process: {text}"
-        yield "", f"not counted: {besides}, what code of your own keeps"
+        yield "", "not counted: activations, batches, what kernels and communication need"
 
     def _state_size(self, optimizers: list[Any], trained: list[Tensor]) -> int | None:
         """Take a step over parameters without values, and count what the optimizers keep."""

@@ -34,35 +34,23 @@ _NUM_STEPS = 5
 # Entries of a checkpoint that may differ between two runs of the same steps.
 # The tensors of shards are put into place as the file is read; the folder has a random name.
 _OWN = ("meta", "checkpoint_hook", "shards")
-_CAUSES = {
-    "data": "The resumed run trains on other batches.",
-    "random numbers": "The batches are the same, and the random numbers are not: something draws "
-    "some outside the steps.",
-    "learning rates": "Batches and random numbers are the same, and the learning rates are not: a "
-    "hook or a schedule does not keep its state. Give the hook state_dict and load_state_dict.",
-    "outputs": "The same batch, random numbers and learning rates give another output: the forward "
-    "pass depends on something that is in no checkpoint, such as a plain attribute of the model or "
-    "a buffer with persistent=False.",
-    "state": "The steps gave the same outputs, and what later steps depend on differs at the end.",
-}
-_NOT_REPRODUCIBLE = (
-    "But two runs without a stop differ as well ({}), so this says nothing about resuming: make "
-    "the training reproducible first, with randomness=dict(seed=0, deterministic=True)."
+_ADVICE = (
+    "What is in no checkpoint cannot be resumed: plain attributes and buffers with "
+    "persistent=False of a model, hooks without state_dict. Two runs without a stop have to be "
+    "equal as well: randomness=dict(seed=0, deterministic=True)."
 )
 
 
 class ResumeReport(NamedTuple):
     """Whether a resumed run took the steps of one that was not stopped, bit by bit.
 
-    ``differences`` are lines about the first step that has any, else about the state at the end;
-    ``explanation`` says what they mean.
+    ``differences`` are lines about the first step that has any, else about the state at the end.
     """
 
     equal: bool
     at_step: int
     steps: int
-    differences: tuple[str, ...] = ()
-    explanation: str = ""
+    differences: tuple[str, ...]
 
     @override
     def __str__(self) -> str:
@@ -75,12 +63,9 @@ class ResumeReport(NamedTuple):
             )
         head = (
             f"Resuming is not exact: stopped after step {self.at_step} and resumed, the run "
-            f"differs from one without a stop. {self.explanation}"
+            "differs from one without a stop:"
         )
-        lines = [head, *(f"  {difference}" for difference in self.differences[:_MOST_LINES])]
-        if len(self.differences) > _MOST_LINES:
-            lines.append(f"  and {len(self.differences) - _MOST_LINES} more")
-        return "\n".join(lines)
+        return "\n  ".join([head, *self.differences[:_MOST_LINES], _ADVICE])
 
 
 def verify_resume(
@@ -93,8 +78,7 @@ def verify_resume(
 
     Both runs take place in this process, or in all processes of a distributed run, each of which
     must call this. Between them the generators are seeded at random, as in a new process.
-    Validation, test and the checkpoints that ``cfg`` asks for are left out. If the runs differ, a
-    third one shows whether two runs without a stop differ as well.
+    Validation, test and the checkpoints that ``cfg`` asks for are left out.
 
     Args:
         cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, with what is in it.
@@ -119,17 +103,8 @@ def verify_resume(
         _record(cfg, whole)
         resumed = _Recorder(directory / "resumed", 0, whole.steps)
         _record(cfg, resumed, load_from=str(whole.directory / "stop.pth"), resume=True)
-        cause, differences = _compare(whole, resumed)
-        explanation = _CAUSES.get(cause, "")
-        if differences:
-            again = _Recorder(directory / "again", whole.at_step, whole.steps)
-            _record(cfg, again, randomness={**(cfg.get("randomness") or {}), "seed": whole.seed})
-            repeats = _compare(whole, again)[1]
-            if repeats:
-                explanation = _NOT_REPRODUCIBLE.format(repeats[0])
-    return ResumeReport(
-        not differences, whole.at_step or 0, whole.steps or 0, tuple(differences), explanation
-    )
+        differences = _compare(whole, resumed)
+    return ResumeReport(not differences, whole.at_step or 0, whole.steps or 0, tuple(differences))
 
 
 def _record(cfg: Mapping[str, Any], recorder: _Recorder, **changes: Any) -> None:
@@ -158,14 +133,12 @@ class _Recorder(Hook):
 
     def __init__(self, directory: Path, at_step: int | None, steps: int | None) -> None:
         self.directory, self.at_step, self.steps = directory, at_step, steps
-        self.seed: int | None = None
         self.records: dict[int, dict[str, Any]] = {}  # of each step, by kind
         self.has_ended = False
         self._is_saved = at_step == 0
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self.seed = runner.seed
         if self.at_step is None:
             length = getattr(getattr(runner.train_loop, "batches", None), "length", None)
             within = _NUM_STEPS if length is None else max(length // 2, 1)
@@ -210,29 +183,20 @@ class _Recorder(Hook):
             raise EndOfTrialError
 
 
-def _compare(whole: _Recorder, other: _Recorder) -> tuple[str, list[str]]:
-    """Return the kind of the first difference, and lines about all of that step, or of the end."""
-    found: list[tuple[int, str, str]] = []
-    for step in sorted(whole.records.keys() & other.records.keys()):
-        if not found:
-            place = f"rank {mm_dist.get_rank()}, step {step}"
-            found = [
-                (step, path[0], f"{place}: {': '.join(map(str, path))}: {detail}")
-                for path, detail in _walk(whole.records[step], other.records[step], ())
-            ]
-    of_all = [one for of_rank in mm_dist.all_gather_object(found) for one in of_rank]
-    if of_all:
-        first = min(of_all, key=lambda one: one[0])
-        return first[1], [line for step, _, line in of_all if step == first[0]]
+def _compare(whole: _Recorder, resumed: _Recorder) -> list[str]:
+    """Return lines about the first step that differs on any rank, or about the end."""
+    for step in sorted(resumed.records):
+        place = f"rank {mm_dist.get_rank()}, step {step}"
+        found = list(_walk(whole.records[step], resumed.records[step], place))
+        of_all = [line for of_rank in mm_dist.all_gather_object(found) for line in of_rank]
+        if of_all:
+            return of_all
 
     def compare_ends() -> list[str]:
-        one, two = (load_checkpoint_file(run.directory / "end.pth") for run in (whole, other))
-        return [
-            f"at the end: state: {'.'.join(map(str, path))}: {detail}"
-            for path, detail in _walk(_comparable(one), _comparable(two), ())
-        ]
+        one, two = (load_checkpoint_file(run.directory / "end.pth") for run in (whole, resumed))
+        return list(_walk(_comparable(one), _comparable(two), "at the end: state"))
 
-    return "state", run_on_main(compare_ends)
+    return run_on_main(compare_ends)
 
 
 def _comparable(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,26 +210,26 @@ def _comparable(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _walk(whole: Any, resumed: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Yield the path of each difference, and what it is."""
+def _walk(whole: Any, resumed: Any, path: str) -> Iterator[str]:
+    """Yield a line about each difference."""
     if isinstance(whole, (list, tuple)) and isinstance(resumed, (list, tuple)):
         whole, resumed = dict(enumerate(whole)), dict(enumerate(resumed))
     if isinstance(whole, Mapping) and isinstance(resumed, Mapping):
         for key in dict.fromkeys([*whole, *resumed]):
             if key not in whole or key not in resumed:
                 run = "resumed run" if key in whole else "run without a stop"
-                yield (*path, key), f"the {run} has none"
+                yield f"{path}: {key}: the {run} has none"
             else:
-                yield from _walk(whole[key], resumed[key], (*path, key))
+                yield from _walk(whole[key], resumed[key], f"{path}: {key}")
     elif isinstance(whole, Tensor) and isinstance(resumed, Tensor) and whole.shape == resumed.shape:
         # NaN in the same places is the same.
         differs = (whole != resumed) & ~((whole != whole) & (resumed != resumed))  # noqa: PLR0124
         if bool(differs.any()) or whole.dtype != resumed.dtype:
             largest = (whole.double() - resumed.double()).abs().nan_to_num().max().item()
             count = f"{int(differs.sum())} of {whole.numel()} values"
-            yield path, f"{resumed.dtype}, {count}, by {largest:.3g} at most"
+            yield f"{path}: {resumed.dtype}, {count}, by {largest:.3g} at most"
     elif not _is_same(whole, resumed):
-        yield path, f"{repr(resumed)[:60]} instead of {repr(whole)[:60]}"
+        yield f"{path}: {repr(resumed)[:60]} instead of {repr(whole)[:60]}"
 
 
 def _is_same(one: Any, other: Any) -> bool:
