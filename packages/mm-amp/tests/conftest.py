@@ -28,17 +28,6 @@ def _enter_rank(rank, world_size, store, fn, args):
     os._exit(0)
 
 
-@pytest.fixture
-def run_ranks(tmp_path):
-    """``run_ranks(fn, world_size, *args)`` calls ``fn(rank, *args)`` on that many gloo ranks."""
-
-    def run(fn, world_size, *args):
-        # A file store instead of a TCP port: two test runs on one machine cannot collide.
-        mp.spawn(_enter_rank, (world_size, tmp_path / "store", fn, args), nprocs=world_size)
-
-    return run
-
-
 def _serve(rank, pipes):
     """Run what arrives at the pipe until it closes, and answer with the result or the traceback."""
     for index, (parent_end, _) in enumerate(pipes):

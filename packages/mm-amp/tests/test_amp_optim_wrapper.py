@@ -116,14 +116,6 @@ def test_bfloat16_has_no_scaler_and_never_skips(model, sgd, batches):
     assert "loss_scaler" not in wrapper.state_dict()
 
 
-@needs_cpu_float16
-def test_static_scale_does_not_move(model, sgd, batches):
-    wrapper = AmpOptimWrapper(sgd, 128, "float16")
-    inputs, targets = batches[0]
-    assert train_step(wrapper, model, (inputs, targets * float("inf"))).skipped
-    assert wrapper.loss_scaler.get_scale() == 128
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_autocast_covers_the_forward_and_not_the_backward(model, sgd, batches, dtype):
     wrapper = AmpOptimWrapper(sgd, dtype=dtype)
@@ -157,7 +149,7 @@ def test_dtype_defaults_to_what_torch_autocasts_to(sgd):
 def test_device_is_looked_at_again_when_the_first_forward_starts(model, sgd, monkeypatch, caplog):
     wrapper = AmpOptimWrapper(sgd, dtype="bfloat16")
     # No accelerator here: pretend that the wrapper was built while the parameters were elsewhere.
-    monkeypatch.setattr(wrapper, "_device_type", "cuda")
+    monkeypatch.setattr(wrapper, "device_type", "cuda")
     with caplog.at_level(logging.INFO), wrapper.optim_context(model):
         assert wrapper.device_type == "cpu"
     assert "moved" in caplog.text
@@ -195,8 +187,8 @@ def test_float16_parameters_are_refused_where_a_scaler_is_needed(model):
         ({"loss_scale": 0}, "loss_scale is 0"),
         ({"loss_scale": float("inf")}, "loss_scale is inf"),
         ({"loss_scale": {"initial_scale": 1.0}}, "no key 'initial_scale'.*'init_scale'"),
-        ({"loss_scale": {"growth_factor": 1.0}}, "growth_factor is 1.0"),
-        ({"loss_scale": {"backoff_factor": 2.0}}, "backoff_factor is 2.0"),
+        ({"loss_scale": {"growth_factor": 1.0}}, "growth_factor is > 1"),
+        ({"loss_scale": {"backoff_factor": 2.0}}, "backoff_factor < 1"),
         ({"loss_scale": {"growth_interval": 0}}, "growth_interval is 0"),
         ({"loss_scale": {"enabled": 1}}, "enabled is 1"),
         ({"device_type": "abacus"}, "abacus"),
@@ -205,20 +197,6 @@ def test_float16_parameters_are_refused_where_a_scaler_is_needed(model):
 def test_wrong_argument_is_named_at_construction(sgd, options, message):
     with pytest.raises(ConfigError, match=message):
         AmpOptimWrapper(sgd, **options)
-
-
-@pytest.mark.parametrize("options", [{"enabled": False}, {"dtype": "float32"}])
-def test_full_precision_is_that_of_the_plain_wrapper(model, batches, options):
-    twin = copy.deepcopy(model)
-    wrapper = AmpOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), **options)
-    plain = OptimWrapper(torch.optim.SGD(twin.parameters(), lr=0.1))
-    for batch in batches[:3]:
-        train_step(wrapper, model, batch)
-        train_step(plain, twin, batch)
-    assert all(map(torch.equal, model.parameters(), twin.parameters()))
-    assert (wrapper.dtype, wrapper.loss_scaler) == (torch.float32, None)
-    wrapper.load_state_dict(plain.state_dict())
-    assert "loss_scaler" not in wrapper.state_dict()
 
 
 @needs_cpu_float16
@@ -264,3 +242,17 @@ def test_unscale_refuses_gradients_that_were_never_scaled(model, batches):
     model(batches[0][0]).sum().backward()
     with pytest.raises(UnsupportedError, match="no backward"):
         wrapper.unscale_()
+
+
+@pytest.mark.parametrize("options", [{"enabled": False}, {"dtype": "float32"}])
+def test_full_precision_is_that_of_the_plain_wrapper(model, batches, options):
+    twin = copy.deepcopy(model)
+    wrapper = AmpOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+    plain = OptimWrapper(torch.optim.SGD(twin.parameters(), lr=0.1))
+    for batch in batches[:3]:
+        train_step(wrapper, model, batch)
+        train_step(plain, twin, batch)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    assert (wrapper.dtype, wrapper.loss_scaler) == (torch.float32, None)
+    wrapper.load_state_dict(plain.state_dict())
+    assert "loss_scaler" not in wrapper.state_dict()

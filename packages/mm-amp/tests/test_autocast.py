@@ -19,11 +19,6 @@ def test_autocast_computes_in_the_dtype(dtype):
     assert _product_dtype() == torch.float32
 
 
-def test_autocast_disabled_inside_another():
-    with autocast("cpu"), autocast("cpu", enabled=False):
-        assert _product_dtype() == torch.float32
-
-
 def test_autocast_disabled_does_not_mind_a_device_without_autocast():
     with autocast("meta", enabled=False):
         assert _product_dtype() == torch.float32

@@ -1,9 +1,8 @@
 import copy
-from inspect import signature
 
 import pytest
 import torch
-from conftest import DTYPES, needs_cpu_float16, train_step
+from conftest import needs_cpu_float16, train_step
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from mm_amp import (
@@ -11,10 +10,6 @@ from mm_amp import (
     ConfigError,
     NonFiniteError,
     OptimWrapper,
-)
-
-needs_foreach = pytest.mark.skipif(
-    "foreach" not in signature(clip_grad_norm_).parameters, reason="torch 2.0 has foreach"
 )
 
 
@@ -93,30 +88,6 @@ def test_clip_by_value_equals_torch_and_measures_nothing(twins, sgd):
     torch.testing.assert_close(_gradients(model), _gradients(twin), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [1, 2, 4])
-def test_clipping_sees_gradients_without_the_loss_scale(model, batches, dtype, window):
-    def run(loss_scale):
-        twin = copy.deepcopy(model)
-        optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
-        wrapper = AmpOptimWrapper(
-            optimizer,
-            loss_scale,
-            dtype,
-            accumulative_counts=window,
-            clip_grad={"max_norm": 0.05},
-        )
-        norms = [train_step(wrapper, twin, batch).grad_norm for batch in batches[:8]]
-        return [norm for norm in norms if norm is not None], twin.state_dict()
-
-    norms, state = run(loss_scale=256)
-    norms_unscaled, state_unscaled = run(loss_scale=1)
-    assert len(norms) == 8 // window
-    # Powers of two scale exactly; only float16's subnormal gradients can differ.
-    torch.testing.assert_close(norms, norms_unscaled, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(state, state_unscaled, rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("clip_grad", "message"),
     [
@@ -144,112 +115,6 @@ def test_wrong_clip_grad_is_named_at_construction(sgd, clip_grad, message):
         OptimWrapper(sgd, clip_grad=clip_grad)
 
 
-@pytest.mark.parametrize("kind", ["one dtype", "two dtypes", "with a graph", "NaN"])
-def test_all_kinds_of_gradients_are_clipped_as_torch_clips_them(model, kind):
-    if kind == "two dtypes":
-        model[-1].double()
-    inputs = torch.ones(2, 4)
-    hidden = model[:-1](inputs).to(model[-1].weight.dtype)
-    loss, parameters = model[-1](hidden).square().sum(), list(model.parameters())
-    gradients = torch.autograd.grad(loss, parameters, create_graph=kind == "with a graph")
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    if kind == "NaN":
-        model[0].weight.grad[0, 0] = float("nan")
-    wanted = [gradient.detach().clone() for gradient in gradients]
-    result = OptimWrapper(
-        torch.optim.SGD(model.parameters(), lr=0.1), clip_grad={"max_norm": 0.1}
-    ).step()
-    if kind == "NaN":  # nothing is scaled, so that it stays visible where the NaN was
-        assert torch.isnan(result.grad_norm)
-    else:
-        leaves = [torch.zeros_like(grad).requires_grad_() for grad in wanted]
-        for leaf, grad in zip(leaves, wanted, strict=True):
-            leaf.grad = grad
-        norm = clip_grad_norm_(leaves, 0.1)
-        torch.testing.assert_close(result.grad_norm, norm, rtol=0, atol=0, check_dtype=False)
-    clipped = [gradient.detach() for gradient in gradients]
-    torch.testing.assert_close(clipped, wanted, rtol=0, atol=0, equal_nan=True)
-
-
-def test_clipping_without_gradients_reports_no_norm(model, sgd):
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert OptimWrapper(sgd, clip_grad={"max_norm": 1.0}).step().grad_norm is None
-
-
-_NOT_FINITE = [
-    pytest.param(
-        {2: "nan"},
-        r"gradients is nan.* 2\.weight of 2 \(Linear\), torch.float32, norm nan "
-        r"\(1 of 4",
-        id="NaN",
-    ),
-    pytest.param(
-        {0: "inf", 3: "inf"}, r"is inf.*: 2\.bias of 2 .*; 0\.weight of 0 .*\(2 of 4", id="inf"
-    ),
-]
-
-
-@pytest.mark.parametrize(("values", "message"), _NOT_FINITE)
-def test_error_if_nonfinite_names_the_norm_and_the_first_parameters(model, sgd, values, message):
-    for index, parameter in enumerate(model.parameters()):
-        parameter.grad = torch.zeros_like(parameter)
-        parameter.grad.view(-1)[0] = float(values.get(index, 1.0))
-    before = copy.deepcopy(model.state_dict())
-    wrapper = OptimWrapper(sgd, clip_grad={"max_norm": 1.0, "error_if_nonfinite": True})
-    with wrapper.optim_context(model):
-        pass
-    with pytest.raises(NonFiniteError, match=message) as raised:
-        wrapper.step()
-    assert isinstance(raised.value, RuntimeError)  # as torch raises
-    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    assert wrapper.step().stepped
-
-
-@pytest.mark.parametrize("clip_grad", [None, {"max_norm": 0.5}], ids=["unclipped", "clipped"])
-def test_hooks_see_complete_gradients_before_clipping_and_may_change_them(
-    model, batches, clip_grad
-):
-    wrapper = OptimWrapper(
-        torch.optim.SGD(model.parameters(), lr=0.1), accumulative_counts=2, clip_grad=clip_grad
-    )
-    assert wrapper.clip_grad == clip_grad
-    seen = []
-
-    def note(optimizer):
-        assert optimizer is wrapper.optimizer
-        seen.append(torch.cat([one.grad.flatten() for one in model.parameters()]).norm().item())
-
-    def clear(_):
-        for parameter in model.parameters():
-            parameter.grad.zero_()
-
-    handles = [wrapper.register_gradient_hook(note)]
-    before = [one.detach().clone() for one in model.parameters()]
-    for batch in batches[:2]:
-        train_step(wrapper, model, batch)
-    assert len(seen) == 1  # of two micro-batches the second steps
-    if clip_grad:
-        assert wrapper.last_result.grad_norm.item() == pytest.approx(seen[0])
-    else:
-        assert wrapper.last_result.grad_norm is None
-    moved = [one.detach().clone() for one in model.parameters()]
-    assert not all(map(torch.equal, moved, before))
-    handles.append(wrapper.register_gradient_hook(clear))
-    for batch in batches[2:4]:
-        train_step(wrapper, model, batch)
-    assert all(map(torch.equal, moved, model.parameters()))
-    assert len(seen) == 2
-    for handle in handles:
-        handle.remove()
-    for batch in batches[4:6]:
-        train_step(wrapper, model, batch)
-    assert len(seen) == 2
-    assert not all(map(torch.equal, moved, model.parameters()))
-
-
 @needs_cpu_float16
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_hooks_see_gradients_without_the_loss_scale(model, batches, fused):
@@ -264,3 +129,56 @@ def test_hooks_see_gradients_without_the_loss_scale(model, batches, fused):
     train_step(wrapper, model, batches[0])
     for one, old, gradient in zip(model.parameters(), before, seen[0], strict=True):
         torch.testing.assert_close(one.detach(), old - 0.1 * gradient)
+
+
+def test_error_if_nonfinite_raises_and_steps_nothing(model, sgd):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model[0].weight.grad[0] = float("nan")
+    before = copy.deepcopy(model.state_dict())
+    wrapper = OptimWrapper(sgd, clip_grad={"max_norm": 1.0, "error_if_nonfinite": True})
+    with pytest.raises(NonFiniteError, match="total norm of the gradients is nan") as raised:
+        wrapper.step()
+    assert isinstance(raised.value, RuntimeError)  # as torch raises
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    model[0].weight.grad.fill_(1.0)
+    assert wrapper.step().stepped
+
+
+def test_parameters_exchanged_in_a_group_are_clipped(model, batches):
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=1.0), clip_grad={"max_norm": 0.1})
+    train_step(wrapper, model, batches[0])
+    new = [torch.nn.Parameter(torch.zeros(2)) for _ in model.parameters()]
+    wrapper.param_groups[0]["params"][:] = new
+    result = wrapper.update_params(sum(3 * one.sum() for one in new))
+    assert result.grad_norm == pytest.approx(72**0.5)
+    assert torch.stack(new).norm() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("clip_grad", [None, {"max_norm": 0.5}], ids=["unclipped", "clipped"])
+def test_hooks_see_complete_gradients_before_clipping_and_may_change_them(
+    model, batches, clip_grad
+):
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), 2, clip_grad)
+    seen = []
+
+    def clear(optimizer):
+        assert optimizer is wrapper.optimizer
+        seen.append(torch.cat([one.grad.flatten() for one in model.parameters()]).norm().item())
+        if clip_grad is None:
+            for parameter in model.parameters():
+                parameter.grad.zero_()
+
+    handle = wrapper.register_gradient_hook(clear)
+    before = copy.deepcopy(list(model.parameters()))
+    for batch in batches[:2]:
+        train_step(wrapper, model, batch)
+    assert len(seen) == 1  # of two micro-batches the second steps
+    if clip_grad:
+        assert wrapper.last_result.grad_norm.item() == pytest.approx(seen[0])
+    else:
+        assert all(map(torch.equal, before, model.parameters()))
+    handle.remove()
+    for batch in batches[2:4]:
+        train_step(wrapper, model, batch)
+    assert len(seen) == 1

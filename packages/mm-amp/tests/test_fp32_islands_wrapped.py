@@ -120,15 +120,12 @@ def _expect_islands_on_ranks(rank):
         _expect_islands_under_fsdp2(rank)
 
 
-def test_islands_under_ddp_and_fsdp2(run_ranks):
-    run_ranks(_expect_islands_on_ranks, 2)
+def test_islands_under_ddp_and_fsdp2(rank_pool):
+    rank_pool.run(_expect_islands_on_ranks)
 
 
 needs_compile = pytest.mark.skipif(
     not hasattr(torch, "compile"), reason="torch.compile came with torch 2.0"
-)
-_traces_islands = pytest.mark.skipif(
-    not _shards_on_cpu, reason="up to torch 2.6 the compiler breaks the graph at an island"
 )
 
 
@@ -147,16 +144,6 @@ def _dtypes_of(net, model):
     output.float().sum().backward()
     assert net.head[0].linear.weight.grad is not None
     return _seen(net)
-
-
-@needs_compile
-@_traces_islands
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the compiler's, of a Python version
-def test_island_is_part_of_the_graph(compiled):
-    net, model = compiled(fullgraph=True)
-    add_fp32_islands(net, "head")
-    assert _dtypes_of(net, model) == [_HALF, _FULL, _FULL]
-    assert torch.equal(_output(model), _output(net))
 
 
 def _output(model):

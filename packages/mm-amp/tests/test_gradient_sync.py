@@ -3,49 +3,11 @@
 from contextlib import contextmanager
 
 import pytest
-import torch
-from conftest import train_step
-from recording import make_model
 from torch import nn
 
-from mm_amp import AmpOptimWrapper, OptimWrapper
+from mm_amp import OptimWrapper
 
 _RANKS = 2
-
-
-def _make_batches(total):
-    """Return ``total`` micro-batches per rank, as ``batches[i][rank] = (inputs, targets)``."""
-    generator = torch.Generator().manual_seed(1)
-
-    def rows(columns):
-        return torch.randn(3, columns, generator=generator, dtype=torch.float64)
-
-    return [[(rows(4), rows(1)) for _ in range(_RANKS)] for _ in range(total)]
-
-
-def _expect_sharded_overflow(rank):
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - new torch
-
-    model = make_model().float()
-    fully_shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapper = AmpOptimWrapper(optimizer, {"init_scale": 64.0}, "float16")
-    inputs, targets = (tensor.float() for tensor in _make_batches(1)[0][rank])
-    for factor, is_skipped in [(1.0, False), (float("inf") if rank == 0 else 1.0, True)]:
-        result = train_step(wrapper, model, (inputs, targets * factor))
-        assert result.skipped == is_skipped, "an overflow on one rank is one on all"
-    assert wrapper.loss_scaler.get_scale() == 32.0
-
-
-def _can_shard_on_cpu():
-    # fully_shard is there from torch 2.6 on; that one asks CPU streams for what they do not have.
-    cpu = getattr(torch, "cpu", None)
-    return hasattr(torch, "accelerator") and hasattr(getattr(cpu, "Stream", None), "record_event")
-
-
-@pytest.mark.skipif(not _can_shard_on_cpu(), reason="torch cannot shard on the CPU")
-def test_ranks_of_fully_shard_agree_on_an_overflow(run_ranks):
-    run_ranks(_expect_sharded_overflow, _RANKS)
 
 
 class _SyncLog(nn.Module):

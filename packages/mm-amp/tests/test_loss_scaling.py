@@ -22,27 +22,9 @@ def _wrap(model, loss_scale=None, **options):
 
 
 @needs_cpu_float16
-def test_number_dict_and_dynamic_reach_the_scaler(sgd):
-    def scale_of(loss_scale):
-        return AmpOptimWrapper(sgd, loss_scale, "float16").loss_scaler.get_scale()
-
-    options = {"init_scale": 512}
-    assert scale_of("dynamic") == 65536
-    assert scale_of(512) == scale_of(512.0) == scale_of(options) == 512
-    assert options == {"init_scale": 512}
-
-
-@needs_cpu_float16
 def test_disabled_scaler_is_none(model, sgd):
     model.half()  # no scaler, so nothing speaks against it
     assert AmpOptimWrapper(sgd, {"enabled": False}, "float16").loss_scaler is None
-
-
-@needs_cpu_float16
-@pytest.mark.parametrize("typo", ["dyn", "Dynamic", "dynamc"])
-def test_typo_of_dynamic_is_recognized(sgd, typo):
-    with pytest.raises(ConfigError, match=f"loss_scale is '{typo}'.*; did you mean 'dynamic'"):
-        AmpOptimWrapper(sgd, typo)
 
 
 @needs_cpu_float16
@@ -155,15 +137,3 @@ def test_fused_optimizers_of_torch_step_and_skip_under_a_devices_own_scaler(clip
     assert wrapper.loss_scaler.get_scale() == 32.0
     # Still torch's mark: another wrapper finds the optimizer as it was.
     assert wrapper.optimizer._step_supports_amp_scaling
-
-
-@needs_cpu_float16
-@pytest.mark.usefixtures("_own_scaler")
-def test_a_devices_own_scaler_loads_the_state_of_torchs():
-    _, wrapper = _make()
-    state = copy.deepcopy(wrapper.state_dict())
-    assert state["loss_scaler"].pop("dynamic")
-    state["loss_scaler"]["scale"] = 8.0
-    wrapper.load_state_dict(state)
-    assert wrapper.loss_scaler.get_scale() == 8.0
-    assert "dynamic" not in state["loss_scaler"]

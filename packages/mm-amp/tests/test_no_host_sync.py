@@ -64,33 +64,6 @@ def test_steps_without_a_scaler_never_wait(model, batches, dtype, make_optimizer
     assert ours == 3 * by_torch
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16"], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "clip_grad",
-    [{"type": "value", "clip_value": 0.1}, {"type": "agc", "clip_factor": 0.01}],
-    ids=["value", "agc"],
-)
-def test_no_kind_of_clipping_waits(model, batches, dtype, clip_grad):
-    make_optimizer = OPTIMIZERS[0].values[0]
-    optimizer = make_optimizer(model)
-    wrapper = (
-        AmpOptimWrapper(optimizer, dtype=dtype, clip_grad=clip_grad)
-        if dtype
-        else OptimWrapper(optimizer, clip_grad=clip_grad)
-    )
-    ours = _count_reads(lambda batch: _step(wrapper, model, batch, None), batches[:5])
-    assert ours == 5 * _reads_of_optimizer(make_optimizer)
-
-
-def test_only_those_wait_who_ask_for_an_error(model, batches, sgd):
-    counts = []
-    for wanted in (False, True):
-        clip_grad = {"max_norm": 1.0, "error_if_nonfinite": wanted}
-        wrapper = OptimWrapper(sgd, clip_grad=clip_grad)
-        counts.append(_count_reads(lambda b, w=wrapper: _step(w, model, b, None), batches[:5]))
-    assert counts[1] >= counts[0] + 5
-
-
 def _step(wrapper, model, batch, weight):
     with wrapper.optim_context(model):
         loss = nn.functional.mse_loss(model(batch[0]).float(), batch[1])

@@ -48,20 +48,6 @@ def test_settings_are_listed_under_the_names(wrappers):
     assert repr(wrappers).startswith("OptimWrapperDict(\n  generator=OptimWrapper(")
 
 
-def test_each_wrapper_steps_its_own_parameters(pair, wrappers, batches):
-    generator, critic = pair
-    before = copy.deepcopy([m.state_dict() for m in pair])
-    inputs, targets = batches[0]
-    with wrappers["critic"].optim_context(critic):
-        loss = nn.functional.mse_loss(critic(generator(inputs)), targets)
-    assert wrappers["critic"].update_params(loss).stepped
-    torch.testing.assert_close(generator.state_dict(), before[0], rtol=0, atol=0)
-    assert not torch.equal(critic.weight, before[1]["weight"])
-    assert generator.weight.grad is not None  # the critic's loss went through it
-    wrappers.zero_grad(set_to_none=True)
-    assert generator.weight.grad is None
-
-
 @pytest.mark.parametrize("name", ["update_params", "backward", "optim_context"])
 def test_what_concerns_one_is_refused(wrappers, name):
     with pytest.raises(MMAmpError, match=rf"optim_wrapper\['generator'\]\.{name}") as error:
@@ -91,25 +77,6 @@ def test_state_of_other_names_is_refused_and_nothing_loaded(wrappers):
         wrappers.load_state_dict(state)
 
 
-@needs_cpu_float16
-def test_an_overflow_in_one_skips_no_step_of_another(pair, batches):
-    generator, critic = pair
-    wrappers = OptimWrapperDict(
-        generator=AmpOptimWrapper(
-            torch.optim.SGD(generator.parameters(), lr=0.1), {"init_scale": 64.0}, "float16"
-        ),
-        critic=AmpOptimWrapper(
-            torch.optim.SGD(critic.parameters(), lr=0.1), {"init_scale": 64.0}, "float16"
-        ),
-    )
-    inputs, targets = batches[0]
-    infinite = (inputs, torch.full((6, 4), float("inf")))
-    assert train_step(wrappers["generator"], generator, infinite).skipped
-    assert train_step(wrappers["critic"], critic, (inputs, targets)).stepped
-    scales = [wrapper.loss_scaler.get_scale() for wrapper in wrappers.values()]
-    assert scales == [32.0, 64.0]
-
-
 def test_only_wrappers_are_taken(sgd):
     with pytest.raises(ConfigTypeError, match="generator is a SGD"):
         OptimWrapperDict(generator=sgd)
@@ -119,35 +86,19 @@ def test_only_wrappers_are_taken(sgd):
 
 @needs_cpu_float16
 def test_results_and_skips_are_those_of_all(pair, batches):
-    options = {"loss_scale": {"init_scale": 64.0}, "dtype": "float16", "clip_grad": {"max_norm": 1}}
     wrappers = OptimWrapperDict(
         **{
-            name: AmpOptimWrapper(torch.optim.SGD(module.parameters(), lr=0.1), **options)
-            for name, module in zip(("generator", "critic"), pair, strict=True)
+            name: AmpOptimWrapper(torch.optim.SGD(one.parameters(), lr=0.1), 64.0, "float16")
+            for name, one in zip(("generator", "critic"), pair, strict=True)
         }
     )
     assert wrappers.last_result == {"generator": None, "critic": None}
-    assert (wrappers.step_skipped, wrappers.num_skipped) == (False, 0)
-    inputs = batches[0][0]
-    sound, infinite = (
-        {
-            "generator": (inputs, torch.full((6, 4), value)),
-            "critic": (inputs, torch.full((6, 1), value)),
-        }
-        for value in (1.0, float("inf"))
-    )
-    seen = []
-    for of_generator, of_critic in (
-        (sound, infinite),
-        (infinite, infinite),
-        (infinite, sound),
-        (sound, sound),
-    ):
-        results = {
-            "generator": train_step(wrappers["generator"], pair[0], of_generator["generator"]),
-            "critic": train_step(wrappers["critic"], pair[1], of_critic["critic"]),
-        }
-        seen.append((wrappers.step_skipped, wrappers.num_skipped))
-        assert wrappers.last_result == results  # the very ones: results compare by identity
-        assert wrappers.last_result["critic"].grad_norm is not None
-    assert seen == [(True, 1), (True, 3), (True, 4), (False, 4)]
+    inputs, targets = batches[0]
+    infinite = (inputs, torch.full((6, 4), float("inf")))
+    results = {
+        "generator": train_step(wrappers["generator"], pair[0], infinite),
+        "critic": train_step(wrappers["critic"], pair[1], (inputs, targets)),
+    }
+    assert results["critic"].stepped  # an overflow in one skips no step of another
+    assert wrappers.last_result == results
+    assert (wrappers.step_skipped, wrappers.num_skipped) == (True, 1)

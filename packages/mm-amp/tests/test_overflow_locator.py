@@ -152,15 +152,6 @@ def test_compiled_modules_are_watched_from_outside(batches, in_place):
     assert f"not finite: {first}, torch.float16" in str(raised.value)
 
 
-@needs_cpu_float16
-def test_default_allows_what_a_dynamic_scale_needs(model, batches):
-    wrapper = AmpOptimWrapper(_sgd(model), dtype="float16")
-    for _ in range(31):
-        train_step(wrapper, model, _nan_loss(batches[0]))
-    with pytest.raises(NonFiniteError, match="32 in a row and max_skips is 32"):
-        train_step(wrapper, model, _nan_loss(batches[0]))
-
-
 def _guarded(model, dtype, **options):
     if dtype is None:
         return OptimWrapper(_sgd(model, momentum=0.9), **options)

@@ -65,24 +65,6 @@ def _bad_loss_on_one_rank(rank, dtype):
     return _steps_until_error(wrapper, model, math.nan if rank == 0 else 1.0)
 
 
-def _bad_gradient_outside_ddp(rank):
-    """Only the guard can tell the other rank of a gradient that is not averaged."""
-    model = DistributedDataParallel(_make_model())
-    extra = nn.Parameter(torch.ones(()))
-    optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.1)
-    wrapper = OptimWrapper(optimizer, max_skips=2)
-    for index in range(4):
-        with wrapper.optim_context(model):
-            loss = model(torch.ones(3, 4)).mean() + extra
-        if rank == 1:
-            extra.register_hook(lambda gradient: gradient * math.inf)
-        try:
-            wrapper.update_params(loss)
-        except NonFiniteError as error:
-            return index, bool(extra.isfinite()), str(error)
-    return None
-
-
 @pytest.mark.parametrize(
     "dtype", [None, "bfloat16", pytest.param("float16", marks=needs_cpu_float16)]
 )
@@ -91,12 +73,6 @@ def test_ranks_of_ddp_stop_together(rank_pool, dtype):
     assert first[0] == second[0] == 1
     for message in (first[1], second[1]):
         assert "2.bias of 2 (Linear), torch.float32, norm nan" in message
-
-
-def test_ranks_stop_together_where_gradients_are_not_averaged(rank_pool):
-    first, second = rank_pool.run(_bad_gradient_outside_ddp)
-    assert first[:2] == second[:2] == (1, True)
-    assert "param_groups[0][4], torch.float32, norm inf" in second[2]
 
 
 def _overflow_in_one_shard(rank, dtype):

@@ -1,10 +1,7 @@
-import doctest
-
 import pytest
 import torch
 from torch import nn
 
-import mm_amp
 from mm_amp import AmpOptimWrapper, ConfigTypeError, TorchVersionError, amp_receipt, autocast
 
 _HAS_RECEIPT = hasattr(getattr(torch, "compiler", None), "set_stance")
@@ -102,22 +99,3 @@ def test_receipt_needs_a_module_and_torch_2_6():
     if not _HAS_RECEIPT:
         with pytest.raises(TorchVersionError, match=r"torch 2\.6"):
             amp_receipt(nn.Linear(1, 1))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "AmpOptimWrapper",
-        "OptimWrapper",
-        "OptimWrapperDict",
-        "add_fp32_islands",
-        pytest.param("amp_receipt", marks=needs_receipt),
-        "autocast",
-    ],
-)
-def test_example_in_the_docstring_runs(name):
-    globs = {"torch": torch, **{one: getattr(mm_amp, one) for one in mm_amp.__all__}}
-    finder = doctest.DocTestFinder(recurse=False)
-    (example,) = finder.find(getattr(mm_amp, name), name, globs=globs)
-    assert example.examples
-    assert doctest.DocTestRunner().run(example).failed == 0

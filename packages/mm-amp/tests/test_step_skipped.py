@@ -68,16 +68,6 @@ def test_schedule_in_a_plain_loop_stays_where_it_is_and_torch_does_not_warn(mode
 
 
 @needs_cpu_float16
-def test_accumulating_micro_batch_is_no_news(model, batches):
-    wrapper = _wrap(model, fused=False, accumulative_counts=2)
-    news = []
-    for batch in batches[:4]:
-        train_step(wrapper, model, _overflowing(batch) if batch is batches[0] else batch)
-        news.append(wrapper.step_skipped)
-    assert news == [False, True, False, False]
-
-
-@needs_cpu_float16
 def test_a_skip_known_late_is_in_the_state_of_the_run_that_is_stopped_before(model, batches):
     wrapper, news = _wrap(model, fused=True), []
     for index, batch in enumerate(batches[:4]):
@@ -92,15 +82,4 @@ def test_a_skip_known_late_is_in_the_state_of_the_run_that_is_stopped_before(mod
     assert news == [False, False, True, True]
     train_step(wrapper, model, batches[4])
     assert not wrapper.step_skipped
-    assert "skipped_steps" not in wrapper.state_dict()
-
-
-@needs_cpu_float16
-def test_a_row_of_skips_that_a_run_goes_on_from_ends_with_the_next_good_step(model, batches):
-    wrapper = _wrap(model, fused=False)
-    train_step(wrapper, model, _overflowing(batches[0]))
-    state = wrapper.state_dict()
-    assert state["skipped_steps"] == {"last": False, "num_in_a_row": 1}
-    wrapper.load_state_dict(state)
-    train_step(wrapper, model, batches[1])
     assert "skipped_steps" not in wrapper.state_dict()

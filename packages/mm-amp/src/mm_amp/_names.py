@@ -48,20 +48,14 @@ class NamedParameter(NamedTuple):
     parameter: Tensor
 
 
-def named_parameters(model: Any) -> list[NamedParameter]:
-    """Return the parameters of a module in its order, each once; none of anything else."""
-    found: dict[int, NamedParameter] = {}
+def optimized_parameters(optimizer: torch.optim.Optimizer, model: Any) -> list[NamedParameter]:
+    """Return the parameters of ``optimizer``, group by group, named as in ``model`` if there."""
+    known: dict[int, NamedParameter] = {}
     for name, _, module in walk(model) if isinstance(model, nn.Module) else ():
         for own_name, parameter in module.named_parameters(recurse=False):
             full_name = f"{name}.{own_name}" if name else own_name
             one = NamedParameter(full_name, name, type(module).__name__, parameter)
-            found.setdefault(id(parameter), one)
-    return list(found.values())
-
-
-def optimized_parameters(optimizer: torch.optim.Optimizer, model: Any) -> list[NamedParameter]:
-    """Return the parameters of ``optimizer``, group by group, named as in ``model`` if there."""
-    known = {id(one.parameter): one for one in named_parameters(model)}
+            known.setdefault(id(parameter), one)
     return [
         known.get(id(parameter))
         or NamedParameter(f"param_groups[{index}][{position}]", "", None, parameter)
@@ -98,30 +92,13 @@ def find_modules(argument: str, model: nn.Module, patterns: Iterable[str]) -> di
             if name and (fnmatchcase(name, pattern) or fnmatchcase(full_name, pattern))
         ]
         if not matching:
-            names = {name: type(module).__name__ for name, _, module in listed if name}
+            names = list(dict.fromkeys(name for name, *_ in listed if name))
+            more = ", ..." if len(names) > _NUM_SHOWN else ""
             raise ConfigError(
                 f"{argument} holds {pattern!r}, which matches no module of "
-                f"{type(model).__name__}{_hint(pattern, names)} It has {_list(names)}."
+                f"{type(model).__name__}{did_you_mean(pattern, names)} It has "
+                f"{', '.join(names[:_NUM_SHOWN]) or 'no modules inside it'}{more}."
             )
         for module, name in matching:
             found.setdefault(module, name)
     return found
-
-
-def _hint(pattern: str, types: dict[str, str]) -> str:
-    """Return names near a pattern: modules of that class, names that contain it, typos of it."""
-    near = [
-        name
-        for name, own_type in types.items()
-        if own_type == pattern or pattern in name or pattern.endswith(f".{name}")
-    ]
-    return f"; did you mean {near[0]!r}?" if near else did_you_mean(pattern, types)
-
-
-def _list(names: Iterable[str]) -> str:
-    """Return the names, of a large model those of its direct children."""
-    listed = list(names)
-    if len(listed) > _NUM_SHOWN:
-        listed = [name for name in listed if "." not in name]
-    more = ", ..." if len(listed) > _NUM_SHOWN else ""
-    return ", ".join(listed[:_NUM_SHOWN]) + more or "no modules inside it"

@@ -1,9 +1,8 @@
 """Gradient clipping: by total norm, by value, or adaptively, as ``clip_grad=dict(type=...)``.
 
 A clipper changes gradients in place, just before the optimizer reads them. Its ``clip`` takes the
-parameters to be stepped, all of which have a gradient, and the model last used in a forward or
-``None``. It returns the total norm before clipping as a 0-d tensor on the device, or ``None``
-where clipping does not measure it.
+parameters to be stepped, all of which have a gradient. It returns the total norm before clipping
+as a 0-d tensor on the device, or ``None`` where clipping does not measure it.
 """
 
 from collections.abc import Mapping
@@ -17,9 +16,7 @@ from mm_amp._checks import check_bool, check_keys, check_number, did_you_mean
 from mm_amp._errors import ConfigError, ConfigTypeError, NonFiniteError
 from mm_amp._gradients._norms import (
     are_whole,
-    local_norms,
     local_part,
-    norms_on_all_ranks,
     scale_gradients,
     total_norm,
 )
@@ -47,7 +44,7 @@ class NormClipper:
         is_packed = getattr(optimizer, "is_fused_optimizer", False) and not self._checks
         self._clip_packed: Any = is_packed and getattr(optimizer, "clip_grad_norm_fused_", None)
 
-    def clip(self, parameters: list[Tensor], model: Any) -> Tensor | None:
+    def clip(self, parameters: list[Tensor]) -> Tensor | None:
         """Clip the gradients; see the module."""
         total: Tensor
         if self._clip_packed:
@@ -56,17 +53,10 @@ class NormClipper:
         gradients = [parameter.grad for parameter in parameters]
         total = total_norm(gradients, self._norm_type)
         if self._checks and not bool(total.isfinite()):
-            from mm_amp._names import named_parameters  # noqa: PLC0415 - rarely needed
-            from mm_amp._scaling._locator import describe_nonfinite  # noqa: PLC0415 - the same
-
-            named = named_parameters(model)
-            norms = local_norms([one.parameter for one in named])
-            values = norms_on_all_ranks(norms, parameters, model).tolist()
             raise NonFiniteError(
                 f"the total norm of the gradients is {float(total):g}, and clip_grad has "
                 "error_if_nonfinite=True, so nothing was stepped. With a loss scaler, leave it "
-                "out: such a step is then skipped, and max_skips limits how often. "
-                f"{describe_nonfinite(named, values)[0]}"
+                "out: such a step is then skipped, and max_skips limits how often."
             )
         # A total of NaN scales nothing: the step is lost, and the bad gradients stay visible.
         factor = (self._max_norm / (total + 1e-6)).clamp_(max=1.0).nan_to_num_(nan=1.0)
@@ -82,7 +72,7 @@ class ValueClipper:
     def __init__(self, _optimizer: Any, clip_value: object) -> None:
         self._clip_value = check_number("clip_grad clip_value", clip_value)
 
-    def clip(self, parameters: list[Tensor], _model: Any) -> Tensor | None:
+    def clip(self, parameters: list[Tensor]) -> Tensor | None:
         """Clip the gradients; see the module."""
         if are_whole([parameter.grad for parameter in parameters]):
             clip_grad_value_(parameters, self._clip_value)
@@ -111,10 +101,10 @@ class AdaptiveClipper:
         self._eps = check_number("clip_grad eps", eps, is_finite=True)
 
     @torch.no_grad()
-    def clip(self, parameters: list[Tensor], _model: Any) -> Tensor | None:
+    def clip(self, parameters: list[Any]) -> Tensor | None:
         """Clip the gradients; see the module."""
         for parameter in parameters:
-            weight, gradient = _parts_with_whole_units(parameter)
+            weight, gradient = parameter.detach(), parameter.grad
             allowed = _unit_norms(weight).clamp(min=self._eps) * self._clip_factor
             norms = _unit_norms(gradient).clamp(min=_SMALLEST_NORM)
             gradient.mul_((allowed / norms).clamp(max=1.0))
@@ -150,19 +140,3 @@ def _unit_norms(tensor: Tensor) -> Tensor:
     rows = tuple(range(1, tensor.ndim)) or None
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=rows, keepdim=bool(rows), dtype=dtype)
     return norms
-
-
-def _parts_with_whole_units(parameter: Any) -> tuple[Tensor, Tensor]:
-    """Return parameter and gradient, or their local parts if no unit is cut through.
-
-    A sharded vector is cut: its norms are then computed over the ranks, by DTensor itself.
-    """
-    weight, gradient = parameter.detach(), parameter.grad
-    placements = getattr(gradient, "placements", None)
-    if placements is None or weight.ndim <= 1:
-        return weight, gradient
-    cuts_units = any(
-        placement.is_partial() or any(map(placement.is_shard, range(1, weight.ndim)))
-        for placement in placements
-    )
-    return (weight, gradient) if cuts_units else (weight.to_local(), gradient.to_local())

@@ -1,6 +1,5 @@
 """Autocast: which dtype on which device, and a context that raises where torch would turn off."""
 
-import logging
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -12,7 +11,6 @@ from mm_amp._checks import did_you_mean
 from mm_amp._errors import ConfigError, ConfigTypeError, TorchVersionError
 from mm_amp._torch_private import is_compiling
 
-_logger = logging.getLogger(__name__)
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _OTHER_NAMES = {
     **dict.fromkeys(("fp16", "half", "16", "16-mixed"), "float16"),
@@ -159,7 +157,7 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 @cache  # the probe is not free, and the answer stays the same
 def check_autocast(device_type: str, dtype: torch.dtype) -> None:
-    """Raise unless torch really autocasts to ``dtype`` on such a device, and warn of emulation.
+    """Raise unless torch really autocasts to ``dtype`` on such a device.
 
     torch is asked by entering an empty block; where it would warn and continue in full precision,
     this raises ``ConfigError``, or ``TorchVersionError`` if a newer torch could.
@@ -179,10 +177,3 @@ def check_autocast(device_type: str, dtype: torch.dtype) -> None:
             f"autocast to {dtype} was asked for on {device_type!r}, and torch "
             f"{torch.__version__} answers: {error} Choose another dtype or device_type."
         ) from error
-    is_emulated = dtype == torch.bfloat16 and device_type == "cuda"
-    if is_emulated and not has_native_bfloat16(torch.device(device_type)):
-        _logger.warning(
-            "bfloat16 was asked for on %s, which emulates it and is likely to be slow; "
-            "use dtype='float16', or dtype='auto' to have that chosen.",
-            device_type,
-        )

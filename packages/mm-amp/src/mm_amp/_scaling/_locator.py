@@ -63,7 +63,7 @@ class OverflowLocator:
             named = optimized_parameters(optimizer, model)
             parameters = [one.parameter for one in named]
             norms = local_norms(parameters) if norms is None else norms
-            found, first = describe_nonfinite(
+            found, first = _describe_nonfinite(
                 named, norms_on_all_ranks(norms, parameters, model).tolist()
             )
             if not found and skips.is_late:
@@ -78,31 +78,28 @@ class OverflowLocator:
             if module:
                 message += f" The first module whose output is not finite: {module}."
             if is_last:
-                layer = module.partition(" ")[0] if module else first.module if first else ""
-                is_scaled = isinstance(loss_scale, Tensor)
-                raise NonFiniteError(f"{message} {self._remedy(layer, is_scaled=is_scaled)}")
+                ways = ["lower the learning rate or set clip_grad", "check the data of these steps"]
+                if isinstance(loss_scale, Tensor):  # so it is float16
+                    layer = module.partition(" ")[0] if module else first.module if first else ""
+                    island = f"fp32_modules=[{layer!r}]" if layer else "fp32_modules"
+                    ways = [
+                        "use dtype='bfloat16', which has the range of float32",
+                        f"keep that layer in float32 with {island}",
+                        *ways,
+                    ]
+                raise NonFiniteError(
+                    f"{message} These were {self._max_skips} in a row and max_skips is "
+                    f"{self._max_skips}, so training stops. Resume from a checkpoint and do one "
+                    f"of: {'; '.join(ways)}."
+                )
             is_loss_finite = loss is None or math.isfinite(value)
             may_adapt = self._is_adaptive and is_loss_finite and float(loss_scale) > 1.0
             _logger.log(logging.INFO if may_adapt else logging.WARNING, "%s", message)
         if loss is not None and not math.isfinite(value) and isinstance(model, nn.Module):
             self._watch.start(model, self._num_forwards)
 
-    def _remedy(self, layer: str, *, is_scaled: bool) -> str:
-        ways = ["lower the learning rate or set clip_grad", "check the data of these steps"]
-        if is_scaled:  # so it is float16
-            island = f"fp32_modules=[{layer!r}]" if layer else "fp32_modules"
-            ways = [
-                "use dtype='bfloat16', which has the range of float32",
-                f"keep that layer in float32 with {island}",
-                *ways,
-            ]
-        return (
-            f"These were {self._max_skips} in a row and max_skips is {self._max_skips}, so "
-            f"training stops. Resume from a checkpoint and do one of: {'; '.join(ways)}."
-        )
 
-
-def describe_nonfinite(
+def _describe_nonfinite(
     named: list[NamedParameter], norms: list[float]
 ) -> tuple[str, NamedParameter | None]:
     """Return a sentence on the gradients that are not finite, and the first of their parameters.

@@ -252,14 +252,8 @@ def _check_options(given: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("init_scale", "growth_factor", "backoff_factor"):
         if key in options:
             options[key] = check_number(f"loss_scale {key}", options[key], is_finite=True)
-    if options.get("growth_factor", 2.0) <= 1:
-        raise ConfigError(
-            f"loss_scale growth_factor is {options['growth_factor']}; it must be > 1."
-        )
-    if options.get("backoff_factor", 0.5) >= 1:
-        raise ConfigError(
-            f"loss_scale backoff_factor is {options['backoff_factor']}; it must be < 1."
-        )
+    if options.get("growth_factor", 2.0) <= 1 or options.get("backoff_factor", 0.5) >= 1:
+        raise ConfigError(f"loss_scale is {given}; growth_factor is > 1, backoff_factor < 1.")
     check_count("loss_scale growth_interval", options.get("growth_interval", 1), least=1)
     check_bool("loss_scale enabled", options.get("enabled", True))
     return options

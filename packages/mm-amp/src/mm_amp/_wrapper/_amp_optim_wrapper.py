@@ -50,6 +50,11 @@ class AmpOptimWrapper(OptimWrapper):
             located and logged, at level INFO while the scale can adapt, else WARNING. Without a
             scaler: as of ``OptimWrapper``.
 
+    Attributes:
+        dtype: Dtype of the forward: float16, bfloat16, or float32 where it is not mixed.
+        device_type: Type of the device that is autocast.
+        fp32_modules: Patterns of the modules that stay in float32.
+
     Raises:
         ConfigError: If an argument has an invalid value, or a parameter to be trained is stored in
             float16 and a loss scaler is needed.
@@ -66,6 +71,8 @@ class AmpOptimWrapper(OptimWrapper):
         >>> wrapper.update_params(output.float().square().mean()).stepped
         True
     """
+
+    _shown = ("dtype", "device_type", "fp32_modules", "loss_scaler")
 
     def __init__(
         self,
@@ -89,26 +96,26 @@ class AmpOptimWrapper(OptimWrapper):
             self._loss_scale = parse_loss_scale(loss_scale)
         is_mixed = check_bool("enabled", enabled) and dtype not in {"float32", torch.float32}
         self._asked_dtype = dtype if is_mixed else torch.float32
-        self._fp32_modules: tuple[str, ...] = ()
+        self.fp32_modules: tuple[str, ...] = ()
         if fp32_modules != ():
             from mm_amp._names import parse_patterns  # noqa: PLC0415 - rarely used
 
-            self._fp32_modules = parse_patterns("fp32_modules", fp32_modules)
+            self.fp32_modules = parse_patterns("fp32_modules", fp32_modules)
         self._islands: dict[nn.Module, Fp32Islands] = {}
         self._is_device_given = device_type is not None
         self._resolve(parse_device(device_type) if device_type else first_device(optimizer))
 
     def _resolve(self, device: torch.device) -> None:
         """Choose dtype and loss scaler for a device, so that mistakes show at construction."""
-        self._device_type = device.type
-        self._dtype, self._autocast, self._scaling = torch.float32, None, None
+        self.device_type = device.type
+        self.dtype, self._autocast, self._scaling = torch.float32, None, None
         if self._asked_dtype == torch.float32:
             return
-        self._dtype = resolve_dtype(self._asked_dtype, device)
-        check_autocast(device.type, self._dtype)
-        self._autocast = partial(torch.autocast, device.type, dtype=self._dtype)
+        self.dtype = resolve_dtype(self._asked_dtype, device)
+        check_autocast(device.type, self.dtype)
+        self._autocast = partial(torch.autocast, device.type, dtype=self.dtype)
         options, static = self._loss_scale
-        if self._dtype == torch.float16 and options.get("enabled", True):
+        if self.dtype == torch.float16 and options.get("enabled", True):
             from mm_amp._scaling._loss_scaling import LossScaling  # noqa: PLC0415 - only float16
             from mm_amp._scaling._skips import SkipLog  # noqa: PLC0415 - the same
 
@@ -119,7 +126,7 @@ class AmpOptimWrapper(OptimWrapper):
     def _prepare(self, model: Any) -> None:
         super()._prepare(model)
         device = first_device(self.optimizer)
-        if device.type != self._device_type and not self._is_device_given:
+        if device.type != self.device_type and not self._is_device_given:
             state = self.loss_scaler and self.loss_scaler.state_dict()
             self._resolve(device)
             if state and self._scaling is not None:
@@ -129,17 +136,17 @@ class AmpOptimWrapper(OptimWrapper):
             self._islands.clear()
             _logger.info(
                 "The parameters moved since this wrapper was built: autocast to %s on %s.",
-                self._dtype,
-                self._device_type,
+                self.dtype,
+                self.device_type,
             )
         self._add_islands(model)
 
     def _add_islands(self, model: Any) -> None:
-        if self._fp32_modules and model not in self._islands:
+        if self.fp32_modules and model not in self._islands:
             from mm_amp._precision._islands import add_fp32_islands  # noqa: PLC0415 - rarely used
 
             self._islands[model] = add_fp32_islands(
-                model, self._fp32_modules, device_type=self._device_type
+                model, self.fp32_modules, device_type=self.device_type
             )
 
     @override
@@ -148,27 +155,6 @@ class AmpOptimWrapper(OptimWrapper):
         self._add_islands(model)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the forward: float16, bfloat16, or float32 where it is not mixed."""
-        return self._dtype
-
-    @property
-    def device_type(self) -> str:
-        """Type of the device that is autocast."""
-        return self._device_type
-
-    @property
     def loss_scaler(self) -> Any:
         """The torch ``GradScaler``, or ``None`` where the loss is not scaled."""
         return None if self._scaling is None else self._scaling.scaler
-
-    @override
-    def _describe(self) -> dict[str, object]:
-        scaler = type(self.loss_scaler).__name__ if self.loss_scaler is not None else None
-        return {
-            "dtype": self._dtype,
-            "device_type": self._device_type,
-            "fp32_modules": self._fp32_modules,
-            "loss_scaler": scaler,
-            **super()._describe(),
-        }

@@ -1,7 +1,6 @@
 """Optimizer wrapper: accumulate, clip, step and zero, in the right order."""
 
 import logging
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -58,6 +57,9 @@ class OptimWrapper(OptimizerProxy):
     Attributes:
         optimizer: The optimizer given.
         last_result: Result of the last ``update_params`` or ``step``; ``None`` before the first.
+        accumulative_counts: Micro-batches per optimizer step.
+        inner_count: Micro-batches done so far, counted by ``backward``.
+        clip_grad: A copy of ``clip_grad`` as given; ``None`` without clipping.
 
     Raises:
         ConfigError: If an argument has an invalid value.
@@ -71,6 +73,8 @@ class OptimWrapper(OptimizerProxy):
         True
     """
 
+    _shown: tuple[str, ...] = ()  # in repr, before what all wrappers have
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -79,37 +83,32 @@ class OptimWrapper(OptimizerProxy):
         *,
         max_skips: int | None = None,
     ) -> None:
-        if isinstance(optimizer, OptimWrapper):
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, OptimWrapper):
             raise ConfigTypeError(
-                f"optimizer is an {type(optimizer).__name__} already; give the torch optimizer in "
-                "it, which is its attribute optimizer."
-            )
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigTypeError(
-                f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer, "
-                "such as torch.optim.SGD(model.parameters(), lr=0.1)."
+                f"optimizer is {type(optimizer).__name__}; it must be an optimizer of torch itself,"
+                " such as torch.optim.SGD(model.parameters(), lr=0.1)."
             )
         # torch's __init__ would make groups and a state of its own.
         self.optimizer = optimizer
         self.last_result: StepResult | None = None
-        self._window = check_count("accumulative_counts", accumulative_counts, least=1)
-        self._done = 0  # micro-batches whose backward is done
+        self.accumulative_counts = check_count("accumulative_counts", accumulative_counts, least=1)
+        self.inner_count = 0
         self._total: int | None = None  # micro-batches of the training, where it is known
         self._is_weighted: bool | None = None  # None before the first micro-batch
         self._weights: WindowWeights | None = None
         self._autocast: Callable[[], AbstractContextManager[object]] | None = None
         self._scaling: LossScaling | None = None  # set by AmpOptimWrapper for float16
-        self._clip_grad, self._clipper = None, None
+        self.clip_grad: dict[str, Any] | None = None
+        self._clipper: Any = None
         if clip_grad is not None:
             from mm_amp._gradients._clipping import build_clipper  # noqa: PLC0415 - not every run clips
 
             self._clipper = build_clipper(clip_grad, optimizer)
-            self._clip_grad = dict(clip_grad)
+            self.clip_grad = dict(clip_grad)
         self._gradient_hooks: OrderedDict[int, Callable[..., object]] = OrderedDict()
         self._model: Any = None  # of the last forward
         self._sync_deferral: SyncDeferral | None = None  # None where no gradients are exchanged
-        self._ordered: list[Tensor] = []
-        self._order_of: Any = None
+        self._places: dict[Tensor, int] = {}  # of the model's parameters, in their order
         self._watch = GradientWatch(optimizer)
         self._has_warned: set[str] = set()
         self._max_skips = max_skips if max_skips is None else check_count("max_skips", max_skips, 1)
@@ -201,7 +200,7 @@ class OptimWrapper(OptimizerProxy):
         finally:
             if self._sync_deferral is not None:
                 self._sync_deferral.end()
-        self._done += 1
+        self.inner_count += 1
         self._watch.note_backward()
 
     def unscale_(self) -> None:
@@ -225,7 +224,7 @@ class OptimWrapper(OptimizerProxy):
         if not self.should_update():
             raise UnsupportedError(
                 f"unscale_() was called in the middle of an accumulation window of "
-                f"{self._window} micro-batches; call it once should_update() is true."
+                f"{self.accumulative_counts} micro-batches; call it once should_update() is true."
             )
         if self._weights is not None and self._weights.num_due:
             self._weights.correct_gradients(self.optimizer)
@@ -253,8 +252,7 @@ class OptimWrapper(OptimizerProxy):
         self._watch.expects_none = None
         scaling, guard = self._scaling, self._guard
         if scaling is None and guard is None:
-            has_more = self._clipper is not None or self._gradient_hooks
-            grad_norm = self._finish_gradients() if has_more else None
+            grad_norm = self._finish_gradients()
             self.optimizer.step(**kwargs) if kwargs else self.optimizer.step()
             result = STEPPED if grad_norm is None else STEPPED._replace(grad_norm=grad_norm)
             self.last_result = result
@@ -283,26 +281,21 @@ class OptimWrapper(OptimizerProxy):
         """Unscale, call gradient hooks and clip, if there are hooks or clipping."""
         if self._clipper is None and not self._gradient_hooks:
             return None
-        parameters = self._parameters_with_gradient()
+        # Read anew in each step: a user may have changed the groups.
+        parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
+        parameters = [one for one in parameters if one.grad is not None and one.requires_grad]
         if not parameters:
             return None
         if self._scaling is not None:
             self._scaling.unscale()
         for hook in tuple(self._gradient_hooks.values()):
             hook(self.optimizer)
-        return None if self._clipper is None else self._clipper.clip(parameters, self._model)
-
-    def _parameters_with_gradient(self) -> list[Tensor]:
-        """Return trainable parameters with a gradient, in the model's order: norms sum in it."""
-        groups = self.optimizer.param_groups
-        order_of = self._model, sum(len(group["params"]) for group in groups)
-        if order_of != self._order_of:
-            in_model = self._model.parameters() if isinstance(self._model, nn.Module) else ()
-            places = {id(one): place for place, one in enumerate(in_model)}
-            found = [one for group in groups for one in group["params"]]
-            self._ordered = sorted(found, key=lambda one: places.get(id(one), len(places)))
-            self._order_of = order_of
-        return [one for one in self._ordered if one.grad is not None and one.requires_grad]
+        if self._clipper is None:
+            return None
+        # Norms sum in the model's order, as in a loop by hand.
+        parameters.sort(key=lambda one: self._places.get(one, len(self._places)))
+        norm: Tensor | None = self._clipper.clip(parameters)
+        return norm
 
     def _report_skip(self, loss_scale: float | Tensor) -> None:
         """Locate and log a skipped step; raise ``NonFiniteError`` after ``max_skips``."""
@@ -313,11 +306,11 @@ class OptimWrapper(OptimizerProxy):
             self._locator = OverflowLocator(
                 self._max_skips,
                 is_adaptive=scaling is not None and scaling.static is None,
-                num_forwards=self._window,
+                num_forwards=self.accumulative_counts,
             )
-        loss, norms = (guard.loss, guard.norms) if guard is not None else (None, None)
-        if scaling is not None:
-            loss, norms = scaling.last_loss, None
+        loss, norms = None if scaling is None else scaling.last_loss, None
+        if scaling is None and guard is not None:
+            loss, norms = guard.loss, guard.norms
         assert self._skips is not None
         self._locator.report(
             self.optimizer, self._model, self._skips, loss_scale=loss_scale, loss=loss, norms=norms
@@ -336,7 +329,7 @@ class OptimWrapper(OptimizerProxy):
                     "zero_grad() was called in the middle of an accumulation window of %d "
                     "micro-batches: the gradients of the earlier ones are lost, and the step of "
                     "this window is too small. update_params() zeroes gradients after each step.",
-                    self._window,
+                    self.accumulative_counts,
                 )
         self.optimizer.zero_grad(**kwargs) if kwargs else zero_gradients(self.optimizer)
         self._watch.note_zeroed()
@@ -388,20 +381,20 @@ class OptimWrapper(OptimizerProxy):
 
     def _prepare(self, model: Any) -> None:
         """Check another model than that of the last forward."""
-        # Importing it takes seconds; where it was never imported, no module can be one.
-        first_fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-        wrapper = getattr(first_fsdp, "FullyShardedDataParallel", None)
         parts = model.modules() if isinstance(model, nn.Module) else ()
-        if wrapper is not None and any(isinstance(part, wrapper) for part in parts):
+        # By name: importing the class takes seconds.
+        if any(type(part).__name__ == "FullyShardedDataParallel" for part in parts):
             raise UnsupportedError(
                 "the model has parts in torch's first FSDP, FullyShardedDataParallel, which is not "
                 "supported; shard it with torch.distributed.fsdp.fully_shard (torch 2.6)."
             )
         if self._sync_deferral is not None:
             self._sync_deferral.end()
-        modules = synchronizing_modules(model) if self._window > 1 else []
+        modules = synchronizing_modules(model) if self.accumulative_counts > 1 else []
         self._sync_deferral = SyncDeferral(modules) if modules else None
         self._model = model
+        in_model = model.parameters() if isinstance(model, nn.Module) else ()
+        self._places = {one: place for place, one in enumerate(in_model)}
 
     def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
         """Set the number of micro-batches, so that a short last window is weighted right.
@@ -417,35 +410,37 @@ class OptimWrapper(OptimizerProxy):
             ConfigError: If one of them is no integer of at least 0.
         """
         done, total = check_count("init_counts", init_counts), check_count("max_counts", max_counts)
-        self._done, self._total = done, total
+        self.inner_count, self._total = done, total
         self._is_weighted = self._weights = None
         self._watch.expects_none = None
-        if done % self._window != 0:
+        if done % self.accumulative_counts != 0:
             _logger.warning(
                 "Training starts at micro-batch %d, which accumulative_counts=%d does not divide: "
                 "the gradients of the earlier micro-batches of this window are missing, unless "
                 "the end of a training has stepped with them.",
                 done,
-                self._window,
+                self.accumulative_counts,
             )
-        if self._window > 1 and any(isinstance(one, _BATCH_NORMS) for one in model.modules()):
+        if self.accumulative_counts > 1 and any(
+            isinstance(one, _BATCH_NORMS) for one in model.modules()
+        ):
             _logger.warning(
                 "The model has BatchNorm layers and accumulative_counts is %d: their statistics "
                 "come from one micro-batch each, so the result differs from one big batch.",
-                self._window,
+                self.accumulative_counts,
             )
 
     def should_update(self) -> bool:
         """Whether the optimizer is due now, after the last backward."""
-        return self._window == 1 or self._ends_window(self._done)
+        return self.accumulative_counts == 1 or self._ends_window(self.inner_count)
 
     def should_sync(self) -> bool:
         """Whether ranks have to exchange gradients in the next backward."""
-        return self._window == 1 or self._ends_window(self._done + 1)
+        return self.accumulative_counts == 1 or self._ends_window(self.inner_count + 1)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Divide ``loss`` by the number of micro-batches in its window; the last may be short."""
-        if self._window == 1:
+        if self.accumulative_counts == 1:
             return loss
         window = self._current_window()
         return loss if window == 1 else _check_loss(loss) / window
@@ -453,23 +448,23 @@ class OptimWrapper(OptimizerProxy):
     def _ends_window(self, done: int) -> bool:
         """Whether the optimizer is due once ``done`` micro-batches are done."""
         if self._total is None or done <= self._total:
-            return done % self._window == 0 or done == self._total
+            return done % self.accumulative_counts == 0 or done == self._total
         self._warn_once(
             "There are more micro-batches than max_counts=%d: full windows of %d are counted from "
             "there on. Give initialize_count_status the micro-batches of all epochs together, or "
             "call it again with the remaining number.",
             self._total,
-            self._window,
+            self.accumulative_counts,
         )
-        return (done - self._total) % self._window == 0
+        return (done - self._total) % self.accumulative_counts == 0
 
     def _current_window(self) -> int:
         """Return the number of micro-batches in the window of the next backward."""
         if self._total is None:
-            return self._window
-        remainder = self._total % self._window
-        in_last_window = self._total - remainder <= self._done < self._total
-        return remainder if in_last_window else self._window
+            return self.accumulative_counts
+        remainder = self._total % self.accumulative_counts
+        in_last_window = self._total - remainder <= self.inner_count < self._total
+        return remainder if in_last_window else self.accumulative_counts
 
     def _warn_once(self, message: str, *arguments: int) -> None:
         if message not in self._has_warned:
@@ -540,32 +535,10 @@ class OptimWrapper(OptimizerProxy):
         """Number of skipped steps that are known so far, see ``step_skipped``."""
         return 0 if self._skips is None else self._skips.num_skipped
 
-    @property
-    def accumulative_counts(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self._window
-
-    @property
-    def inner_count(self) -> int:
-        """Micro-batches done so far, counted by ``backward``."""
-        return self._done
-
-    @property
-    def clip_grad(self) -> dict[str, Any] | None:
-        """A copy of ``clip_grad`` as given; ``None`` without clipping."""
-        return None if self._clip_grad is None else dict(self._clip_grad)
-
-    def _describe(self) -> dict[str, object]:
-        """Return the content of ``repr``, in order."""
-        return {
-            "accumulative_counts": self._window,
-            "clip_grad": self._clip_grad,
-            "optimizer": self.optimizer,
-        }
-
     @override
     def __repr__(self) -> str:
-        lines = "".join(f"  {name}={value},\n" for name, value in self._describe().items())
+        names = (*self._shown, "accumulative_counts", "clip_grad", "optimizer")
+        lines = "".join(f"  {name}={getattr(self, name)},\n" for name in names)
         return f"{type(self).__name__}(\n{lines})"
 
 
