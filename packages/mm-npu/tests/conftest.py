@@ -18,7 +18,6 @@ from types import SimpleNamespace as _Namespace
 
 CALLS = []
 config = _Namespace()
-utils = _Namespace(get_cann_version=lambda module: {"CANN": "8.5.0", "DRIVER": ""}[module])
 
 def is_available():
     return AVAILABLE

@@ -106,12 +106,9 @@ def _rows(report: "NpuReport") -> Iterator[tuple[str, str]]:
     yield "CANN", report.cann or _NOT_FOUND
     yield "driver", report.driver or _NOT_FOUND
     yield "devices", ", ".join([str(report.device_count), *report.device_names])
-    yield "ASCEND_RT_VISIBLE_DEVICES", _or_not_set(report.visible_devices)
+    visible = report.visible_devices
+    yield "ASCEND_RT_VISIBLE_DEVICES", "not set" if visible is None else repr(visible)
     yield "autoload of torch_npu", report.autoload
     yield "NpuFused* are", _PATHS[report.path]
     if report.reason is not None:
         yield "reason", report.reason
-
-
-def _or_not_set(value: str | None) -> str:
-    return "not set" if value is None else repr(value)

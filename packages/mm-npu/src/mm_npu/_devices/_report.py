@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -77,8 +77,8 @@ def npu_report(env: Mapping[str, str] = os.environ) -> NpuReport:
         mm_npu=version("mm-npu"),
         torch=str(torch.__version__),
         torch_npu=torch_npu.installed_version(),
-        cann=cann_version(env) or _ask_torch_npu(reason, "CANN"),
-        driver=driver_version() or _ask_torch_npu(reason, "DRIVER"),
+        cann=cann_version(env),
+        driver=driver_version(),
         device_count=len(names),
         device_names=names,
         visible_devices=env.get(_VISIBLE_DEVICES),
@@ -98,15 +98,6 @@ def _device_names() -> tuple[str, ...]:
     npu = torch_npu.load().npu
     count = _ask(npu.device_count) or 0
     return tuple(_ask(partial(npu.get_device_name, i)) or "unknown" for i in range(count))
-
-
-def _ask_torch_npu(reason: str | None, component: str) -> str | None:
-    """Return the version that ``torch_npu`` reads from CANN, installed in an unusual place."""
-    if reason is not None:
-        return None
-    utils: Any = getattr(torch_npu.load().npu, "utils", None)
-    ask = getattr(utils, "get_cann_version", None)  # not in all releases
-    return None if ask is None else (_ask(partial(ask, module=component)) or None)
 
 
 def _ask(question: Callable[[], _Found]) -> _Found | None:
