@@ -43,16 +43,12 @@ def test_inductor_on_cpu_needs_headers(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("_bare_machine")
-def test_inductor_on_cuda_needs_triton_a_c_compiler_and_headers(monkeypatch, tmp_path):
+def test_inductor_on_cuda_needs_triton_and_headers(monkeypatch, tmp_path):
     def reason():
         return can_compile(device_type="cuda").reason
 
     assert "on cuda needs Triton" in reason()
     monkeypatch.setattr(preflight, "find_spec", lambda _name: object())  # stands in for Triton
-    assert "on cuda needs a C compiler for Triton" in reason()
-    compiler = tmp_path / "my-cc"
-    compiler.touch(mode=0o755)
-    monkeypatch.setenv("CC", str(compiler))
     assert "on cuda needs Python's headers" in reason()
     (tmp_path / "Python.h").touch()
     assert reason() is None
@@ -61,12 +57,6 @@ def test_inductor_on_cuda_needs_triton_a_c_compiler_and_headers(monkeypatch, tmp
 def test_inductor_needs_code_for_the_device():
     assert "on npu has no code generator" in can_compile(device_type="npu").reason
     assert can_compile({"backend": "eager"}, device_type="npu").ok
-    assert "Did you mean" not in can_compile(device_type="npu").reason
-    assert "Did you mean 'cuda'?" in can_compile(device_type="gpu").reason
-
-
-def test_of_a_device_with_an_index_the_type_counts():
-    assert can_compile(device_type="cpu:0") == can_compile(device_type="cpu")
 
 
 def test_a_key_that_needs_another_torch_is_a_reason_and_no_error(monkeypatch):

@@ -38,19 +38,6 @@ def test_a_copy_computes_with_its_own_parameters(model, backend, copied):
 
 
 @copied
-def test_a_copy_can_be_compiled_and_undone_itself(model, backend, copied):
-    compile_model(model, {"backend": backend})
-    twin = copied(model)
-    handle = compile_model(twin, {"backend": backend})
-    calls = backend.calls
-    twin(torch.randn(5, 4))
-    assert backend.calls == calls + 1
-    handle.undo()
-    twin(torch.randn(5, 4))
-    assert backend.calls == calls + 1
-
-
-@copied
 def test_train_step_of_a_copy_trains_the_copy(model, backend, copied):
     compile_model(model, {"target": "train_step", "backend": backend})
     twin = copied(model)

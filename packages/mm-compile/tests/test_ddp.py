@@ -96,15 +96,3 @@ def test_gradients_are_exchanged_while_the_rest_of_a_whole_model_runs_backward()
         backend.events.clear()
         backward(wrapper)
     assert backend.events == ["forward"] * 4 + ["backward", "bucket"] * 4
-
-
-@pytest.mark.usefixtures("_one_rank")
-def test_code_of_before_the_wrapping_is_compiled_anew_for_the_buckets(backend):
-    model = Layers()
-    compile_model(model, {"backend": backend})
-    backward(model)
-    assert backend.graphs == 1
-    wrapper = DistributedDataParallel(model, bucket_cap_mb=1)
-    backward(wrapper)
-    backward(wrapper)
-    assert (backend.graphs, backend.calls) == (1 + 4, 1 + 2 * 4)

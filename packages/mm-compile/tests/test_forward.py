@@ -1,5 +1,4 @@
 import gc
-import inspect
 import weakref
 
 import pytest
@@ -126,23 +125,6 @@ def test_compiling_twice_says_to_undo_first(model, backend):
         compile_model(model, {"backend": backend})
     handle.undo()
     assert compile_model(model, {"backend": backend}).enabled
-
-
-def test_undo_leaves_what_somebody_else_compiled_since(model, backend):
-    if not hasattr(model, "compile"):
-        pytest.skip("this torch has no Module.compile")
-    handle = compile_model(model, {"backend": "eager"})
-    model.compile(backend=backend)
-    handle.undo()
-    model(torch.randn(5, 4))
-    assert backend.calls == 1
-
-
-def test_a_direct_call_of_forward_is_compiled_too(model, backend):
-    compile_model(model, {"backend": backend})
-    model.forward(torch.randn(5, 4))
-    assert backend.calls == 1
-    assert list(inspect.signature(model.forward).parameters) == ["inputs", "mode"]
 
 
 def test_the_model_is_freed_with_its_last_reference(backend):

@@ -125,17 +125,6 @@ def test_a_later_recompilation_that_fails_falls_back_too(model):
     torch.testing.assert_close(model(inputs), outputs)
 
 
-def test_a_graph_refused_in_shared_code_is_known_to_every_region_that_runs_it():
-    backend = RefusingBackend(has_size(6))
-    model = Stack(3)
-    cfg = {"backend": backend, "dynamic": False, "regions": "auto", "on_error": "eager"}
-    handle = compile_model(model, cfg)
-    model(torch.randn(5, 4))
-    assert all(region.is_compiled for region in handle.regions)
-    model(torch.randn(6, 4))
-    assert not any(region.is_compiled for region in handle.regions)
-
-
 class Counted(nn.Module):
     """Changes a buffer before its code is cut in two; its second part is refused."""
 

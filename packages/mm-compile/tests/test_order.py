@@ -88,19 +88,6 @@ def test_a_region_wrapped_after_compiling_is_checkpointed_around(backend):
     assert backend.calls == 3 * 3 * 2  # each block again in backward
 
 
-@checkpoints_regions
-@pytest.mark.parametrize("policy", ["eager", "dynamic"])
-def test_what_checkpointing_computes_again_runs_as_it_ran_before_the_budget_was_spent(policy):
-    cfg = {
-        "regions": "auto",
-        "dynamic": False,
-        "recompile_limit": 1,
-        "on_recompile": policy,
-    }
-    _, handle = expect_same_training(CheckpointedAround, cfg, rows=(4, 5, 6, 7))
-    assert handle.regions[0].is_compiled == (policy == "dynamic")
-
-
 @by_regions
 def test_autocast_is_compiled_in_and_out_of_it(regions, backend):
     bfloat16 = partial(torch.autocast, "cpu", torch.bfloat16)

@@ -41,36 +41,10 @@ def test_eager_and_compiled_steps_are_timed_in_training_itself(clock, caplog):
     steps = handle.report().steps
     assert (steps.eager_s, steps.compiled_s, steps.saved_s) == (2.5, 1.5, 1.0)
     assert steps.startup_s == pytest.approx(30)
-    assert steps.break_even_steps == 30
     (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.INFO]
-    assert "step: 1.5 s compiled, by host clock; start-up 30.0 s; 2.5 s eager; pays" in line
+    assert "step: 1.5 s compiled, by host clock; start-up 30.0 s; 2.5 s eager" in line
     with pytest.raises(ConfigError, match="-1"):
         handle.expect_steps(-1)
-
-
-@needs_compile
-def test_without_auto_everything_is_compiled_from_the_first_call_on(clock):
-    model, backend, handle = timed_model(clock)
-    train(model, clock, 1)
-    assert backend.graphs == 1
-    train(model, clock, 15)
-    steps = handle.report().steps
-    assert (steps.eager_s, steps.compiled_s, steps.break_even_steps) == (None, 1.5, None)
-
-
-@needs_compile
-def test_validation_between_two_steps_is_no_part_of_them(clock):
-    model, _, handle = timed_model(clock)
-    for _ in range(8):
-        train(model, clock, 4)
-        model.eval()
-        with torch.no_grad():
-            model(torch.randn(3, 4))
-            clock.now += 1000
-        model.train()
-    steps = handle.report().steps
-    assert steps.compiled_s == 1.5
-    assert steps.startup_s == pytest.approx(60)  # training and evaluation
 
 
 class Breaking(nn.Module):
@@ -127,17 +101,6 @@ def test_a_report_is_json(clock):
     assert plain["steps"]["compiled_s"] == 1.5
     assert plain["regions"][0]["label"] == "the model (Timed)"
     assert plain["regions"][0]["verified"]["num_calls"] == 1
-
-
-@pytest.mark.skipif(torch_version() < (2, 6), reason="it compiles nothing under a checkpoint")
-@needs_compile
-def test_recomputations_under_checkpointing_are_no_steps(clock):
-    model, _, handle = timed_model(clock)
-    for _ in range(30):
-        inputs = torch.randn(3, 4, requires_grad=True)
-        torch.utils.checkpoint.checkpoint(model, inputs, use_reentrant=False).sum().backward()
-        clock.now += 0.5
-    assert handle.report().steps.compiled_s == 2.5
 
 
 class FakeEvent:

@@ -10,13 +10,9 @@ from torch import nn
 from toy import needs_compile
 
 from mm_compile import compile_model
-from mm_compile._torch import torch_version
 
 pytestmark = needs_compile
 # torch 2.0 computes with what attributes held when it compiled, and compiles no lazy module.
-needs_torch_2_1 = pytest.mark.skipif(
-    torch_version() < (2, 1), reason="torch 2.0 compiles it wrongly"
-)
 
 
 class Layer(nn.Module):
@@ -96,16 +92,3 @@ def test_backward_of_a_comparison_ends_at_the_region(backend):
     compile_model(model, {"backend": backend, "regions": ["head"], "verify": 1})
     # Would fail if the comparison had gone through the stem, whose weight the head has too.
     model(torch.ones(2, 4)).sum().backward()
-
-
-@needs_torch_2_1
-@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-def test_lazy_modules_are_compared_once_they_have_their_shapes(backend):
-    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
-    handle = compile_model(model, {"backend": backend, "verify": 1})
-    inputs = torch.randn(5, 4)
-    model(inputs)
-    assert handle.regions[0].verified is None
-    model(inputs)
-    assert handle.regions[0].verified.num_calls == 1
-    assert (model[0].in_features, int(model[1].num_batches_tracked)) == (4, 2)

@@ -50,7 +50,12 @@ class CompiledStep:
         self.backend = GuardedBackend(
             config.keywords, config.code_cache, catches=config.on_error == "eager"
         )
-        self._run = torch.compile(copy_function(_calling(self._eager)), backend=self.backend)
+        eager = self._eager
+
+        def call() -> None:
+            eager()
+
+        self._run = torch.compile(copy_function(call), backend=self.backend)  # type: ignore[arg-type]
         self._errors = torch_private.dynamo_errors()
         self._rates: list[torch.Tensor] = []
         self.failure: Failure | None = None
@@ -144,10 +149,3 @@ def _rates_as_tensors(optimizer: Optimizer, tensors: list[torch.Tensor]) -> Iter
             group["lr"] = rate
             if "foreach" in group:
                 group["foreach"] = foreach
-
-
-def _calling(step: Callable[..., Any]) -> Any:
-    def call() -> Any:
-        return step()
-
-    return call

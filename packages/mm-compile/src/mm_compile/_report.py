@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil
 from typing import Any
 
 from ._failure import GraphBreak
@@ -99,20 +98,11 @@ class StepTimes:
         """Seconds that compiling saves in each step; negative if it costs."""
         return None if self.eager_s is None else self.eager_s - self.compiled_s
 
-    @property
-    def break_even_steps(self) -> int | None:
-        """Number of compiled steps that save the start-up; None if never, or unknown."""
-        if self.saved_s is None or self.saved_s <= 0:
-            return None
-        return ceil(self.startup_s / self.saved_s)
-
     def __str__(self) -> str:
         text = f"step: {duration(self.compiled_s)} compiled, by {self.clock}; "
         text += f"start-up {self.startup_s:.1f} s"
         if self.eager_s is not None:
             text += f"; {duration(self.eager_s)} eager"
-        if (steps := self.break_even_steps) is not None:
-            text += f"; pays after {counted(steps, 'step')}"
         return text
 
 
@@ -156,11 +146,7 @@ class CompileReport:
             >>> compile_model(model, True).report().to_dict()["graphs"]
             0
         """
-        fields = asdict(self)
-        if self.steps is not None:
-            fields["steps"]["saved_s"] = self.steps.saved_s
-            fields["steps"]["break_even_steps"] = self.steps.break_even_steps
-        plain: dict[str, Any] = json.loads(json.dumps(fields))  # lists for tuples
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # lists for tuples
         return plain
 
     def __str__(self) -> str:
@@ -180,31 +166,30 @@ class CompileReport:
         return "\n  ".join(lines)
 
     def _lines_about_parts(self, parts: Sequence[RegionStatus]) -> Iterator[str]:
-        steps = [(step.label, "") for step in self.optimizers if step.is_compiled]
-        # The decision has a line of its own.
-        failures = [
-            (each.label, "as auto decided" if each.failure == self.decision else each.failure)
-            for each in parts
-            if each.failure
-        ]
-        breaks = [(each.label, str(place)) for each in parts for place in each.graph_breaks]
-        changes = [(each.label, change) for each in parts for change in each.changes]
-        notes = [
-            (each.label, each.verified.note)
-            for each in parts
-            if each.verified is not None and each.verified.note
-        ]
-        yield from (f"compiled: {labels}" for labels, _ in _grouped(steps))
-        yield from (f"not compiled: {labels}: {reason}" for labels, reason in _grouped(failures))
-        yield from (f"graph break in {labels} at {place}" for labels, place in _grouped(breaks))
-        yield from (f"compiled again: {labels}: {change}" for labels, change in _grouped(changes))
+        found: list[tuple[str, str, str]] = []  # how the line begins, label, text
+        for each in parts:
+            if each in self.optimizers and each.is_compiled:
+                found.append(("compiled: ", each.label, ""))
+            if each.failure:  # the decision has a line of its own
+                failure = "as auto decided" if each.failure == self.decision else each.failure
+                found.append(("not compiled: ", each.label, f": {failure}"))
+            found += [("graph break in ", each.label, f" at {at}") for at in each.graph_breaks]
+            found += [("compiled again: ", each.label, f": {change}") for change in each.changes]
+            if each.verified is not None and each.verified.note:
+                found.append(("not verified: ", each.label, f": {each.verified.note}"))
+        labels: dict[tuple[str, str], Counter[str]] = {}
+        for start, label, text in found:
+            labels.setdefault((start, text), Counter())[label] += 1
+        for (start, text), named in labels.items():
+            first, times = next(iter(named)), max(named.values())
+            more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+            yield f"{start}{first}{more}{f', {times} times' if times > 1 else ''}{text}"
         compared = [(each.label, each.verified) for each in parts if each.verified is not None]
         compared = [(label, verified) for label, verified in compared if verified.tensor]
         if compared:
             label, worst = max(compared, key=lambda pair: pair[1].ratio)
             number = counted(len(compared), "region")
             yield f"verified: {number} against eager; most in {label}, where {worst}"
-        yield from (f"not verified: {labels}: {note}" for labels, note in _grouped(notes))
 
 
 def status_of(region: Region, verified: Verified | None) -> RegionStatus:
@@ -223,14 +208,3 @@ def status_of(region: Region, verified: Verified | None) -> RegionStatus:
         graph_breaks=tuple(dict.fromkeys(each for code in codes for each in code.breaks)),
         verified=verified,
     )
-
-
-def _grouped(pairs: Iterable[tuple[str, str | None]]) -> Iterator[tuple[str, str]]:
-    """Yield each text once, with the labels that it applies to."""
-    labels: dict[str, Counter[str]] = {}
-    for label, text in pairs:
-        labels.setdefault(text or "", Counter())[label] += 1
-    for text, named in labels.items():
-        first, times = next(iter(named)), max(named.values())
-        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-        yield f"{first}{more}{f', {times} times' if times > 1 else ''}", text

@@ -36,9 +36,6 @@ def _find(module: str, name: str, default: Any = None) -> Any:
         return default
 
 
-# ------------------------------------------------------------------------- autograd and modules
-
-
 def is_in_backward() -> bool:
     """Whether autograd runs a backward pass in this thread."""
     return _graph_task_id() != -1
@@ -73,9 +70,6 @@ def preserved_version(tensor: torch.Tensor) -> Any:
     return nullcontext() if preserve is None else preserve(tensor)
 
 
-# ------------------------------------------------------------------------------------ distributed
-
-
 def default_store() -> Any:
     """Return the store of the process group; None without several ranks.
 
@@ -93,9 +87,6 @@ def active_ddp() -> DistributedDataParallel | None:
         DistributedDataParallel, "_active_ddp_module", None
     )
     return wrapper
-
-
-# ----------------------------------------------------------------------------------------- dynamo
 
 
 def version_limit() -> int:
@@ -174,9 +165,6 @@ def guard_hooks() -> None:
     config = import_module("torch._dynamo.config")
     if hasattr(config, "skip_nnmodule_hook_guards"):
         config.skip_nnmodule_hook_guards = False  # type: ignore[attr-defined]
-
-
-# --------------------------------------------------------------------------------------- inductor
 
 
 def inductor_backend(

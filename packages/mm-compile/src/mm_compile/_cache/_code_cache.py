@@ -14,7 +14,7 @@ from mm_compile import _torch_private as torch_private
 from mm_compile._failure import passing_error
 from mm_compile._torch import describe_backend
 
-from ._directory import folder_name, is_writable, make_folder, refusal_of
+from ._directory import folder_name, make_folder, refusal_of
 
 _logger = logging.getLogger(__name__)
 
@@ -91,18 +91,9 @@ class CodeCache:
             _logger.warning("compile: the cache is not used: %s.", refusal)
             return
         try:
-            if is_writable(self._directory):
-                make_folder(folder, is_shared=self._is_trusted)
-            else:
-                _logger.warning(
-                    "compile: %s is read-only: cached code is used, new code is not saved.",
-                    self._directory,
-                )
-                copy = self._make_temporary()
-                if folder.exists():
-                    shutil.copytree(folder, copy, dirs_exist_ok=True)
-                folder = copy
-        except OSError as error:  # a full disk must not end a run
+            make_folder(folder, is_shared=self._is_trusted)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:  # a full or read-only disk must not end a run
             _logger.warning("compile: the cache is not used: %s", error)
             return
         self._folder = folder

@@ -18,14 +18,8 @@ from mm_compile._words import suggest
 
 _KEYS = ("dir", "trusted")
 # Increases when the layout of a cache changes.
-_FORMAT = 3
+_FORMAT = 4
 FOLDER_NAME = re.compile(r"torch-[A-Za-z0-9_.+-]{1,64}-[0-9a-f]{24}")
-# Flags that a C++ compiler may use with -march=native. Others (virtualization, mitigations) change
-# with the kernel, although the code stays valid.
-_INSTRUCTION_SETS = re.compile(
-    r"(mmx|s?sse|avx|amx|fma|f16c|bmi|abm|lzcnt|popcnt|movbe|adx|aes|vaes|v?pclmul|sha|gfni|cx16|"
-    r"lahf|rdrand|rdseed|clflush|clwb|xsave|fsgsbase|3dnow|xop|tbm|prefetch|serialize|movdir)"
-)
 
 
 def parse_cache(value: Any) -> tuple[Path | None, bool]:
@@ -61,11 +55,6 @@ def parse_directory(value: Any, name: str) -> Path:
             f"{name} is {str(value)!r}, but {existing} is a file; it takes a directory."
         )
     return path
-
-
-def is_writable(directory: Path) -> bool:
-    """Whether files can be created in a directory; also where it is missing."""
-    return not directory.exists() or os.access(directory, os.W_OK | os.X_OK)
 
 
 def refusal_of(directory: Path, folder: Path | None = None) -> str | None:
@@ -133,8 +122,6 @@ def _instruction_sets() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux
         return f"{capability} {platform.processor()}"
+    # Flags that change with the kernel alone only cost a compilation.
     lines = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    flags = lines[1].split() if lines else []
-    is_arm = "Features" in text
-    known = sorted(flag for flag in flags if is_arm or _INSTRUCTION_SETS.match(flag))
-    return " ".join([capability, *known])
+    return " ".join([capability, *sorted(lines[1].split() if lines else [])])
