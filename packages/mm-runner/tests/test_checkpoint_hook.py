@@ -374,5 +374,5 @@ def test_validation_outside_training_saves_nothing(make_runner, caplog):
 
 
 def test_a_second_hook_is_refused(run):
-    with pytest.raises(ConfigError, match=r"CheckpointHook: two of them were given"):
+    with pytest.raises(ConfigError, match=r"custom_hooks\[0\]: a second CheckpointHook was given"):
         run({}, custom_hooks=[{"type": "CheckpointHook", "interval": 2}])

@@ -481,7 +481,7 @@ def test_a_validation_that_fails_leaves_the_model_its_own_weights(make_runner):
 
 
 def test_a_model_has_one_average(make_runner):
-    with pytest.raises(ConfigError, match=r"EMAHook: two of them were given"):
+    with pytest.raises(ConfigError, match=r"custom_hooks\[1\]: a second EMAHook was given"):
         make_runner(custom_hooks=[EMAHook(), EMAHook(momentum=0.1)]).train()
 
 

@@ -65,13 +65,23 @@ class Ragged(Images):
         return torch.ones(5 if index == 17 else 4), torch.tensor(index % 3)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1], ids=["in-this-process", "in-a-worker"])
-def test_a_sample_that_fits_no_batch_is_named(make_runner, num_workers):
-    loader = {"dataset": Ragged(), "batch_size": 4, "num_workers": num_workers}
+class Unlabelled(Images):
+    """One of them lacks a key."""
+
+    def __getitem__(self, index):
+        whole = {"inputs": torch.ones(4), "labels": torch.tensor(index % 3)}
+        return {"inputs": whole["inputs"]} if index == 17 else whole
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_workers"), [(Ragged(), 0), (Ragged(), 1), (Unlabelled(), 0)]
+)
+def test_a_sample_that_fits_no_batch_is_named(make_runner, dataset, num_workers):
+    loader = {"dataset": dataset, "batch_size": 4, "num_workers": num_workers}
     runner = make_runner(train_dataloader={**loader, "collate_fn": "default_collate"})
-    with pytest.raises(RuntimeError, match="equal size") as raised:
+    with pytest.raises((RuntimeError, KeyError)) as raised:
         runner.train()
-    assert failing_sample(raised.value) == "sample 17 of Ragged"
+    assert failing_sample(raised.value) == f"sample 17 of {type(dataset).__name__}"
 
 
 def _add_up(_):

@@ -452,3 +452,32 @@ def test_after_a_warm_up_it_begins_from_the_base():
 def test_a_period_of_no_weight_is_followed_by_one():
     rates = rates_of({**RESTARTS, "eta_min": 0, "restart_weights": [0, 1]}, DECAY)
     assert rates[:7] == [0.0] * 6 + [1.0]
+
+
+@pytest.mark.parametrize("by_epoch", [True, False])
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        {"type": "ConstantLR"},
+        {"type": "LinearLR"},
+        {"type": "PolyLR"},
+        {"type": "CosineAnnealingLR"},
+        {"type": "OneCycleLR", "eta_max": 1.0},
+    ],
+    ids=lambda cfg: cfg["type"],
+)
+def test_the_value_stays_where_a_run_is_resumed_for_longer(make_runner, cfg, by_epoch):
+    recorded = RecordRates()
+    for epochs in (2, 4):
+        runner = make_runner(
+            train_cfg={"max_epochs": epochs},
+            param_scheduler={**cfg, "by_epoch": by_epoch},
+            custom_hooks=[recorded],
+            resume=epochs == 4,
+            **NO_VALIDATION,
+        )
+        runner.train()
+    half = len(recorded.rates) // 2
+    assert recorded.rates[half:] == [recorded.rates[half - 1]] * half
+    (log,) = runner.log_dir.glob("*.log")
+    assert f"its course ended at {2 if by_epoch else half}, and the run now at" in log.read_text()

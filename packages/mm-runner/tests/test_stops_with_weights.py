@@ -44,14 +44,6 @@ def test_a_thread_that_writes_weights_is_waited_for(make_runner, monkeypatch, tm
     assert_equal(parameters(resumed), parameters(whole))
 
 
-def test_weights_of_the_same_step_are_not_gone_on_from(make_runner):
-    hook = {"type": "CheckpointHook", **BY_EPOCH, "filename_tmpl": "light_{}.pth"}
-    send = SendAt(signal.SIGTERM, "after_val_iter", at=6)
-    runner = make_runner(**RUN, custom_hooks=[send, hook])
-    assert stopped(runner) == 75
-    assert last_of(runner) == "epoch_1.pth"
-
-
 class UntilTimeIsUp(Hook):
     @override
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):

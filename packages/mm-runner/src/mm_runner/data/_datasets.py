@@ -177,8 +177,8 @@ class ConcatDataset(_Wrapper):
         ignored = {ignore_keys} if isinstance(ignore_keys, str) else set(ignore_keys or ())
         first, *others = [getattr(dataset, "metainfo", None) or {} for dataset in self.datasets]
         for index, metainfo in enumerate(others, 1):
-            for key in {**first, **metainfo}.keys() - ignored:
-                if not _are_equal(first.get(key), metainfo.get(key)):
+            for key in {**first, **metainfo}:
+                if key not in ignored and not _are_equal(first.get(key), metainfo.get(key)):
                     raise ConfigError(
                         f"datasets[{index}]: {key!r} of the metainfo is "
                         f"{short_repr(metainfo.get(key))}, and {short_repr(first.get(key))} in "

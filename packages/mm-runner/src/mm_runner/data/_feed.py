@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["BatchFeed", "failing_sample", "feed_of_run", "has_streams"]
 
 _ATTRIBUTE = "_mm_runner_sample"
+# Samples of a failed batch that are collated with each other to find the odd one.
+_MAX_COMPARED = 64
 
 
 class BatchFeed:
@@ -171,11 +173,14 @@ def _find_sample(loader: Any, indices: list[int]) -> str | None:
         except Exception:  # noqa: BLE001 - it was raised before
             return f"sample {index} of {type(loader.dataset).__name__}"
 
+    samples = samples[:_MAX_COMPARED]
+
     def num_fitting(sample: Any) -> int:
         count = 0
         for other in samples:
-            with suppress(Exception):
+            with suppress(Exception):  # which of the two comes first may matter
                 loader.collate_fn([sample, other])
+                loader.collate_fn([other, sample])
                 count += 1
         return count
 

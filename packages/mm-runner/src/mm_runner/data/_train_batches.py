@@ -126,7 +126,7 @@ class TrainBatches:
             self._stateful.load_state_dict(start.state["loader"])
             batches = iter(self.loader) if start.is_begun else self._next_pass()
             self.set_generator_states(start.state["generators"])
-        elif start.is_complete and self.is_seekable:
+        elif start.is_complete and self.is_seekable and not self._own_generators:
             batches = iter(())
         else:
             batches = iter(self.loader)

@@ -82,11 +82,11 @@ class CheckpointHook(Hook):
             ``file``.
 
     Raises:
-        ConfigError: If an argument is out of its range; and when training begins, if there is
-            another such hook.
+        ConfigError: If an argument is out of its range.
     """
 
     priority = "VERY_LOW"
+    only_one = True
 
     def __init__(
         self,
@@ -179,11 +179,6 @@ class CheckpointHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
-        if any(isinstance(one, CheckpointHook) and one is not self for one in runner.hooks):
-            raise ConfigError(
-                "CheckpointHook: two of them were given, which would delete each other's files. "
-                "Leave one out: default_hooks has one as 'checkpoint'."
-            )
         self._newest, self._first_iter = None, runner.iter
         run_on_main(lambda: _clean(self.directory(runner), runner.logger))
         if self.minutes is not None and not runner.interruption.save_every(

@@ -51,13 +51,14 @@ class EMAHook(Hook):
         **kwargs: Arguments of ``ema_type``, such as ``momentum``, ``interval``, ``update_buffers``.
 
     Raises:
-        ConfigError: If an argument does not fit; and when training begins, if there is another
-            such hook.
+        ConfigError: If an argument does not fit.
         ComponentNotFoundError: If ``ema_type`` names nothing.
 
     Example:
         >>> hook = EMAHook(momentum=0.001, begin_epoch=2)  # or dict(type="EMAHook", momentum=0.001)
     """
+
+    only_one = True
 
     def __init__(
         self,
@@ -82,14 +83,10 @@ class EMAHook(Hook):
             build_from_cfg(self._cfg, MODELS, {"model": nn.Linear(1, 1)}, where="EMAHook")
         self.average: Any = None
         self._loaded: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
 
     @override
     def before_train(self, runner: RunView) -> None:
-        if any(isinstance(one, EMAHook) and one is not self for one in runner.hooks):
-            raise ConfigError(
-                "EMAHook: two of them were given; a model and its checkpoints hold one average. "
-                "Leave one out."
-            )
         for name, begin, end in (
             ("begin_epoch", self.begin_epoch, runner.max_epochs),
             ("begin_iter", self.begin_iter, runner.max_iters),
@@ -107,7 +104,7 @@ class EMAHook(Hook):
                 if self.strict_load:
                     raise
                 runner.logger.warning(f"EMAHook: {error} The average restarts.")
-        self._loaded = {}
+        self._loaded, self._counts = {}, {}
 
     @override
     def after_train_iter(
@@ -119,8 +116,13 @@ class EMAHook(Hook):
             has_begun = runner.iter + 1 >= self.begin_iter
         if not has_begun:
             return
-        wrappers = named_wrappers(runner.optim_wrapper).values()
-        stepped = [one.last_result.stepped for one in wrappers if one.last_result is not None]
+        stepped = []
+        for name, wrapper in named_wrappers(runner.optim_wrapper).items():
+            # One of several wrappers that did not run keeps its last result.
+            has_run = not name or wrapper.inner_count != self._counts.get(name, 0)
+            self._counts[name] = wrapper.inner_count
+            if has_run and wrapper.last_result is not None:
+                stepped.append(wrapper.last_result.stepped)
         if stepped:
             self.average.update(reduce(or_, stepped))
 

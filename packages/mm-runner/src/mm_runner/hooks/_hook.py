@@ -42,9 +42,14 @@ class Hook:
 
     A stage common to training, validation and test may be overridden once for all three:
     ``_before_epoch``, ``_after_epoch``, ``_before_iter`` and ``_after_iter`` get the ``mode``.
+
+    Attributes:
+        priority: When it acts among the others: a name or a number from 0 (first) to 100.
+        only_one: Whether a run refuses a second hook of this class or its subclasses.
     """
 
     priority: int | str = "NORMAL"
+    only_one: bool = False
 
     def before_run(self, runner: RunView) -> None:
         """Before anything else of ``train``, ``val`` or ``test``."""

@@ -76,7 +76,8 @@ class HookList:
 
         Raises:
             ComponentNotFoundError: If a ``type`` names nothing.
-            ConfigError: If it is no hook, its arguments do not fit, or there is no such priority.
+            ConfigError: If it is no hook, its arguments do not fit, or there is no such priority;
+                or if it is the second of a kind of which a run has only one.
         """
         if isinstance(hook, Mapping):
             arguments = dict(hook)
@@ -87,6 +88,12 @@ class HookList:
             raise ConfigError(
                 f"{where}: a mm_runner.hooks.Hook or a dict with 'type' is needed, got {hook!r}."
             )
+        for kind in type(hook).__mro__:
+            if vars(kind).get("only_one") and any(isinstance(one, kind) for one in self.hooks):
+                raise ConfigError(
+                    f"{where}: a second {kind.__name__} was given, and a run has only one. Leave "
+                    "one out; default_hooks changes those that every run has."
+                )
         _warn_near_stages(hook)
         hook.priority = priority_of(hook.priority if priority is None else priority)
         self.hooks = sorted([*self.hooks, hook], key=lambda one: priority_of(one.priority))

@@ -209,7 +209,14 @@ class RunState:
         for name, schedules in named_schedulers(runner.param_schedulers).items():
             states = by_name.get(name, [])
             for schedule, state in zip(schedules, states, strict=False):
+                end = getattr(schedule, "end", None)
                 schedule.load_state_dict(state)
+                if getattr(schedule, "end", None) != end:
+                    runner.logger.warning(
+                        f"{schedule.where}: its course ended at {schedule.end}, and the run now at "
+                        f"{end}; the value stays from there. For a course over the whole length "
+                        "start a run with load_from; or give another schedule with begin and end."
+                    )
             if len(states) != len(schedules):
                 runner.logger.warning(
                     f"The checkpoint has {len(states)} parameter schedulers"

@@ -29,6 +29,7 @@ class Shape(ABC):
 
     Attributes:
         length: Steps of the window; set before the first value is asked for.
+        fills_window: Whether the values depend on ``length``.
         in_epochs: Arguments that count epochs, and are multiplied by the length of an epoch where
             a schedule by epoch is converted to one by iteration.
         fractions: Arguments that lie from 0 to 1; a dataclass checks them.
@@ -37,6 +38,7 @@ class Shape(ABC):
     """
 
     length: int = 1
+    fills_window: bool = False
     in_epochs: ClassVar[tuple[str, ...]] = ()
     fractions: ClassVar[tuple[str, ...]] = ()
     counts: ClassVar[tuple[str, ...]] = ()
@@ -92,6 +94,7 @@ class _Course(Shape):
 class Constant(_Course):
     """Multiply by ``factor`` until the last step of the window, or for good if it has only one."""
 
+    fills_window = True
     fractions = ("factor",)
 
     factor: float = 1 / 3
@@ -108,6 +111,7 @@ class Linear(_Course):
     In a window of one step the value stays at ``start_factor``.
     """
 
+    fills_window = True
     fractions = ("start_factor", "end_factor")
 
     start_factor: float = 1 / 3
@@ -184,6 +188,10 @@ class CosineAnnealing(_Course):
     eta_min: float | None = None
     eta_min_ratio: float | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fills_window = self.T_max is None
+
     @override
     def scale(self, step: int) -> float:
         # Equal to (1 + cos(pi t / T)) / 2, and exact where that cancels, near the end.
@@ -193,6 +201,8 @@ class CosineAnnealing(_Course):
 @dataclass
 class Poly(_Course):
     """Go down to ``eta_min`` as ``(1 - t / T) ** power`` by the window's last step."""
+
+    fills_window = True
 
     eta_min: float = 0.0
     power: float = 1.0
@@ -277,6 +287,10 @@ class OneCycle(Shape):
     div_factor: float = 25.0
     final_div_factor: float = 1e4
     three_phase: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fills_window = self.total_steps is None
 
     @override
     def value(self, step: int, current: float, base: float) -> float:

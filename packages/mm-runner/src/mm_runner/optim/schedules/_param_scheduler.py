@@ -121,6 +121,7 @@ class ParamScheduler:
         # Without an end of its own it follows every metric: a run by iterations counts one epoch,
         # when it ends, and may be resumed with more iterations.
         self._has_own_end = end is not None
+        self._epoch_length = epoch_length or num_iters // max(num_epochs, 1)
         return factor
 
     def _build_course(self, arguments: dict[str, Any], factor: int) -> tuple[str, Any]:
@@ -200,10 +201,19 @@ class ParamScheduler:
         """Return the position, in primitives; arguments are not repeated."""
         is_torchs = isinstance(self._course, TorchSchedule)
         state = self._course.state_dict() if is_torchs else dict(self._course.state)
-        return {"count": self.count, "scheduler": state}
+        return {
+            "count": self.count,
+            "scheduler": state,
+            "length": self.end - self.begin,
+            "epoch_length": self._epoch_length,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the position. The values themselves are the optimizer's state."""
+        """Restore the position. The values themselves are the optimizer's state.
+
+        A schedule that fills a longer run than the one it was saved in keeps its :attr:`end`: part
+        of its course is done, and the rest of another one does not follow from it.
+        """
         if not {"count", "scheduler"} <= state_dict.keys():
             raise CheckpointError(
                 f"{self.where}: the checkpoint's state has the keys "
@@ -212,8 +222,14 @@ class ParamScheduler:
         self.count, state = state_dict["count"], state_dict["scheduler"]
         if isinstance(self._course, TorchSchedule):
             self._course.load_state_dict(state)
-        else:
-            self._course.state = {name: state[name] for name in self._course.state}
+            return
+        self._course.state = {name: state[name] for name in self._course.state}
+        length = state_dict.get("length", self._course.length)
+        if not self.by_epoch and state_dict.get("epoch_length"):  # an epoch has other steps now
+            length = round(length * self._epoch_length / state_dict["epoch_length"])
+        if self._course.fills_window and not self._has_own_end:
+            self._course.length = min(length, self._course.length)
+            self.end = self.begin + self._course.length
 
     def _value(self, group: Mapping[str, Any]) -> Any:
         if self.setting == "momentum" and "momentum" not in group and "betas" in group:
