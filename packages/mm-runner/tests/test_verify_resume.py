@@ -123,8 +123,8 @@ def test_a_difference_in_the_state_at_the_end_is_named_by_parameter(tmp_path):
 def test_a_stop_that_training_does_not_come_to_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"at_step=12 was given; the training has 12 steps"):
         verify_resume(cfg_of(tmp_path), at_step=12)
-    with pytest.raises(ConfigError, match=r"at_step=-1 was given"):
-        verify_resume(cfg_of(tmp_path), at_step=-1)
+    with pytest.raises(ConfigError, match=r"at_step=0 was given"):
+        verify_resume(cfg_of(tmp_path), at_step=0)
     with pytest.raises(ConfigError, match="cannot be copied"):
         verify_resume(cfg_of(tmp_path, default_scope=(line for line in ())))
     assert not list(Path(tmp_path).glob("*/whole"))

@@ -92,12 +92,14 @@ def verify_resume(
 
     Raises:
         ConfigError: If the configuration does not fit, cannot be copied, or ends its training
-            before the last step to compare.
+            before the last step to compare; or if ``at_step`` is less than 1.
 
     Example:
         >>> print(verify_resume(cfg))  # doctest: +SKIP
         Resuming is exact: stopped after step 5 and resumed, the run took the same 5 steps ...
     """
+    if at_step is not None and at_step < 1:
+        raise ConfigError(f"verify_resume: at_step={at_step} was given; the first step is 1.")
     with trial_directory(cfg, "verify-resume", work_dir) as (directory, _):
         whole = _Recorder(directory / "whole", at_step, None)
         _record(cfg, whole)
