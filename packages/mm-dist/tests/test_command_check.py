@@ -1,15 +1,7 @@
-"""``mm-dist check`` with real ranks, and its parts with real sockets and stores."""
-
-import socket
-from contextlib import ExitStack
+"""``mm-dist check`` with real ranks, and its tables."""
 
 from mm_dist._command import main
-from mm_dist._command._check import (
-    connect_to_others,
-    describe_speed,
-    find_differences,
-    read_facts,
-)
+from mm_dist._command._check import describe_speed, find_differences, read_facts
 
 
 def variables(rank, world_size, port):
@@ -56,10 +48,10 @@ def test_absent_ranks_are_named_in_time(start_command, free_port):
     port = free_port()
     lonely = start_command("check", "--timeout=1", **variables(0, 3, port))
     orphan = start_command("check", "--timeout=1", **variables(1, 2, free_port()))
-    output, _ = lonely.communicate(timeout=120)
+    _, errors = lonely.communicate(timeout=120)
     assert lonely.returncode == 1
-    for rank in (1, 2):
-        assert f"problem: rank {rank} of 3 did not come within 1 s" in output
+    assert "1 of 3 ranks came to 127.0.0.1:" in errors
+    assert "within 1 s; missing: rank 1, 2" in errors
     _, errors = orphan.communicate(timeout=120)
     assert orphan.returncode == 1
     assert "Rank 1 cannot reach rank 0 at 127.0.0.1:" in errors
@@ -78,20 +70,6 @@ def test_a_backend_that_nobody_knows_is_bad_usage_before_ranks_meet(capsys, monk
         monkeypatch.setenv(name, str(value))
     assert main(["check", "--backend=ncll"]) == 2
     assert capsys.readouterr().err.startswith("mm-dist: backend='ncll' is not known; there are: ")
-
-
-def test_rank_that_cannot_be_reached_is_named_with_its_address(free_port):
-    closed_port = free_port()
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        doors = {
-            rank: {"host": "h", "address": "127.0.0.1", "port": each.getsockname()[1]}
-            for rank, each in enumerate(listeners)
-        }
-        assert connect_to_others(0, doors, 5) == []
-        doors[2]["port"] = closed_port
-        (missed,) = connect_to_others(0, doors, 5)
-    assert missed.startswith(f"rank 0 on h cannot reach rank 2 on h: 127.0.0.1:{closed_port} ")
 
 
 def facts(**compared):
@@ -120,5 +98,5 @@ def test_config_that_only_some_can_read(tmp_path):
 
 def test_bus_bandwidth_does_not_depend_on_the_number_of_ranks():
     # A ring sends 2 * (n - 1) / n of the tensor over each link.
-    speed = describe_speed({rank: {str(10**9): 1.0 - rank / 10} for rank in range(8)})
+    speed = describe_speed({rank: {10**9: 1.0 - rank / 10} for rank in range(8)})
     assert speed.splitlines()[1].split() == ["1000000000", "1000.000", "1.750", "0"]
