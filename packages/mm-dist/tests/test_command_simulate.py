@@ -36,9 +36,9 @@ def test_old_torch_is_told_what_it_lacks(capsys):
     ("arguments", "message"),
     [
         (["--world-size=0"], "--world-size=0"),
-        (["--world-size=4", "--rank=4"], "--rank=4 is none of 4"),
+        (["--world-size=4", "--rank=4"], "--rank=4 must be at least 0"),
         (["--world-size=4", "--model=nowhere:f"], "--model=nowhere:f cannot be found"),
-        (["--world-size=4", "--model=json"], "write MODULE:FACTORY"),
+        (["--world-size=4", "--model=json:f"], "write MODULE:FACTORY"),
         (["--world-size=4", "--model=json:__name__"], "must be callable"),
     ],
 )

@@ -14,8 +14,7 @@ from mm_dist import (
     MMDistributedDataParallel,
     MMSeparateDistributedDataParallel,
 )
-from mm_dist._wrappers import _ddp_checks
-from mm_dist._wrappers._ddp_checks import check_group, read_ddp_arguments
+from mm_dist._wrappers._ddp_checks import read_ddp_arguments
 
 KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
 INPUTS = torch.ones(2, 3)
@@ -112,15 +111,3 @@ def test_device_ids_follow_the_module():
     assert read_ddp_arguments(Net().to("meta"), {"device_ids": [3]}) == {"device_ids": [3]}
     two = nn.ModuleList([Net(), Net().to("meta")])  # torch's wrapper refuses or splits it itself
     assert read_ddp_arguments(two, {}) == {}
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_module_left_on_the_cpu_is_told_from_its_group(monkeypatch):
-    # A stand-in for a group that init_dist has made on a machine with accelerators.
-    monkeypatch.setattr(_ddp_checks, "backends_by_device_type", lambda _: {"cuda": "nccl"})
-    with pytest.raises(ConfigError, match=r"Net is on the CPU, but .* nccl only; move"):
-        check_group(Net(), {})
-    monkeypatch.setattr(
-        _ddp_checks, "backends_by_device_type", lambda _: {"cpu": "gloo", "cuda": "nccl"}
-    )
-    check_group(Net(), {})

@@ -27,25 +27,15 @@ _LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_R
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One device type.
+    """One device type."""
 
-    Attributes:
-        name: torch's name of the device type, as in ``torch.device(name)``.
-        process_group_backends: Backends that its ranks talk through, the preferred one first.
-        device_module: Attribute of ``torch`` with its functions, as in ``torch.cuda``.
-        visible_devices_variable: Environment variable that hides devices, if there is one.
-        extension: Module that adds ``device_module`` to torch, if torch itself lacks it.
-        backend_extension: Module that registers a backend with torch, if torch itself lacks it.
-        other_variables: Further variables that hide devices from a process.
-    """
-
-    name: str
-    process_group_backends: tuple[str, ...]
-    device_module: str
-    visible_devices_variable: str | None = None
-    extension: str | None = None
-    backend_extension: str | None = None
-    other_variables: tuple[str, ...] = ()
+    name: str  # as in torch.device(name)
+    process_group_backends: tuple[str, ...]  # the preferred one first
+    device_module: str  # attribute of torch with its functions, as in torch.cuda
+    visible_devices_variable: str | None = None  # hides devices from a process
+    extension: str | None = None  # module that adds device_module, if torch lacks it
+    backend_extension: str | None = None  # module that registers a backend, if torch lacks it
+    other_variables: tuple[str, ...] = ()  # further ones that hide devices
 
 
 CPU = DeviceRow("cpu", ("gloo",), "cpu")
@@ -171,9 +161,7 @@ def available_device_type() -> str:
     return next((row.name for row in accelerator_rows() if count_devices(row) > 0), CPU.name)
 
 
-def local_device(
-    local_rank: int, device_type: str | None = None, *, env: Mapping[str, str] | None = None
-) -> torch.device:
+def local_device(local_rank: int, device_type: str | None = None) -> torch.device:
     """Return the device that belongs to a local rank.
 
     Where a process sees one device only, that is its device: the scheduler has bound it already.
@@ -181,7 +169,6 @@ def local_device(
     Args:
         local_rank: Number of the process on its machine, from 0.
         device_type: ``"cuda"``, ``"npu"`` and so on. Defaults to ``available_device_type()``.
-        env: The variables that an error prints. Defaults to those of this process.
 
     Raises:
         ArgumentTypeError: If ``local_rank`` is no whole number.
@@ -208,7 +195,7 @@ def local_device(
         if count
         else "use device_type='cpu', or install a driver and a torch for it"
     )
-    variables = describe_visibility(row, os.environ if env is None else env)
+    variables = describe_visibility(row, os.environ)
     raise LaunchError(
         f"Local rank {local_rank} has no {row.name} device: this process sees {count} ({variables})"
         f"; {remedy}."

@@ -48,54 +48,33 @@ class DistInfo:
 
 @dataclass
 class OwnGroup:
-    """The group that ``init_dist`` created, and what has to be undone when it ends.
-
-    Attributes:
-        group: torch's default group.
-        info: What ``init_dist`` returned; its timeout follows ``enter_steady_state``.
-        replaced: Former values of the environment variables that were set.
-        environment: What the launcher said before those variables were set.
-        store: Where the ranks met. On rank 0 it may be the server: it lives as long as this.
-        address: Where others can reach that server; ``None`` if the backend met without one.
-        restore_hook: Gives the interpreter its former exception hook back.
-        hang_report: The handle of the hang report, where it is on.
-        steady_timeout: What ``enter_steady_state`` still has to set; ``None`` for nothing.
-        pid: The process that joined; a child that was forked from it did not.
-    """
+    """The group that ``init_dist`` created, and what has to be undone when it ends."""
 
     group: Any
-    info: DistInfo
-    replaced: Mapping[str, str | None]
-    environment: LaunchEnvironment
-    store: Any = None
-    address: StoreAddress | None = None
+    info: DistInfo  # its timeout follows enter_steady_state
+    replaced: Mapping[str, str | None]  # former values of environment variables
+    environment: LaunchEnvironment  # as read before those variables were set
+    store: Any = None  # on rank 0 it may be the server, which lives as long as this
+    address: StoreAddress | None = None  # None if the backend met without a store
     restore_hook: Callable[[], None] | None = None
     hang_report: Any = None
-    steady_timeout: timedelta | None = None
-    pid: int = field(default_factory=os.getpid)
+    steady_timeout: timedelta | None = None  # what enter_steady_state still has to set
+    pid: int = field(default_factory=os.getpid)  # a forked child did not join
 
 
 @dataclass
 class ProcessState:
-    """The one record of this process: torch keeps one default group per process, too.
-
-    Attributes:
-        own: The group that ``init_dist`` created, until ``destroy_dist``.
-        failed: This process's place, once an uncaught exception has ended its part in the group:
-            exit handlers must not all take themselves for rank 0.
-        exit_status: What the program passed to ``sys.exit`` or ``exit``.
-        num_joined: How many groups this process has set out to join; the same on all ranks.
-        kept_store: The store of the group that ended last, on rank 0, until the next one or the end
-            of the process: other ranks may have come back to it already.
-        local_group: A default group, and the ranks of this machine in it, once asked for.
-    """
+    """The one record of this process: torch keeps one default group per process, too."""
 
     own: OwnGroup | None = None
+    # This process's place, once an uncaught exception has ended its part in the group: exit
+    # handlers must not all take themselves for rank 0.
     failed: DistInfo | None = None
-    exit_status: int = 0
-    num_joined: int = 0
+    exit_status: int = 0  # what the program passed to sys.exit or exit
+    num_joined: int = 0  # groups that this process has set out to join; the same on all ranks
+    # Of the group that ended last, on rank 0: other ranks may have come back to it already.
     kept_store: Any = None
-    local_group: tuple[Any, Any] | None = None
+    local_group: tuple[Any, Any] | None = None  # a default group, and this machine's part of it
 
 
 state = ProcessState()

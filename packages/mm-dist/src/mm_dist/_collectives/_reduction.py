@@ -29,12 +29,8 @@ _OPERATIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "mean", "a
 _BITWISE = ("band", "bor", "bxor")
 # A bool travels as 0 or 1: 'or' is max, 'and' is min.
 _OF_BOOLS = {
-    "sum": "max",
-    "max": "max",
-    "bor": "max",
-    "product": "min",
-    "min": "min",
-    "band": "min",
+    **dict.fromkeys(("sum", "max", "bor"), "max"),
+    **dict.fromkeys(("product", "min", "band"), "min"),
     "bxor": "bxor",
 }
 _OF_BACKENDS = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
@@ -58,6 +54,7 @@ def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
 
     Raises:
         ArgumentTypeError: If ``data`` is no dense tensor.
+        CollectiveError: If ranks differ in the call, with ``MM_DIST_DEBUG=1``; raised on all.
         ConfigError: If the operation is not known, or has no meaning for the dtype, or if this
             rank is not in the group.
 

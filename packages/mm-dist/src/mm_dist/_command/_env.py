@@ -5,6 +5,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib.metadata import distributions
 from typing import NamedTuple
 
@@ -26,16 +27,7 @@ from mm_dist._launchers._misuse import describe_misuse
 from mm_dist._launchers._mpi import RANK_VARIABLES
 from mm_dist._launchers._selection import ask_launchers, select_launcher
 
-_NUMBERS = (
-    "rank",
-    "local_rank",
-    "world_size",
-    "local_world_size",
-    "num_nodes",
-    "node_rank",
-    "master_addr",
-    "master_port",
-)
+_NUMBERS = [f.name for f in fields(LaunchEnvironment) if f.name not in ("launcher", "sources")]
 # What each launcher looks at.
 _VARIABLES = {
     "pytorch": ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "PET_NNODES", "PET_NODE_RANK"),
@@ -156,5 +148,5 @@ def _explain_device(
     backend = choose_backend(None, chosen)
     rows.append(EnvironmentRow("backend", backend, f"that of {chosen}"))
     if read is not None:
-        device = local_device(read.local_rank, chosen, env=env)
+        device = local_device(read.local_rank, chosen)
         rows.append(EnvironmentRow("device", str(device), f"local rank {read.local_rank}"))

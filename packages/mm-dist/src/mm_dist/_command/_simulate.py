@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,10 +34,8 @@ _WIDTH, _RANKS_PER_MACHINE = 256, 8
 def run(options: argparse.Namespace) -> int:
     """Start one rank, and print what each step took."""
     world_size, rank = options.world_size, options.rank
-    if world_size < 1:
-        raise ConfigError(f"--world-size={world_size} must be at least 1.")
     if not 0 <= rank < world_size:
-        raise ConfigError(f"--rank={rank} is none of {world_size}; ranks count from 0.")
+        raise ConfigError(f"--rank={rank} must be at least 0, and below --world-size={world_size}.")
     local_world_size = min(_RANKS_PER_MACHINE, world_size)
     seconds_in_all, cells = 0.0, [["before", "0.0", f"{_resident_mib():.1f}"]]
     start = time.perf_counter()
@@ -118,9 +117,8 @@ def _import_factory(path: str | None) -> Callable[[], Any]:
         return _make_small_model
     # As python -m does: a model in the working directory can be named.
     sys.path.insert(0, str(Path.cwd()))
-    module_name, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), name)
+        found = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"--model={path} cannot be found: {error}; write MODULE:FACTORY, where MODULE can be "

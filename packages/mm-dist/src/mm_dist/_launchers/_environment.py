@@ -32,6 +32,9 @@ class LaunchEnvironment:
         master_port: The port it listens on; ``None`` for a single process.
         sources: Where each value came from: the name of a variable, or a phrase.
         node_rank: Number of this machine among all, from 0; ``None`` if the launcher is silent.
+
+    Raises:
+        LaunchError: If numbers contradict each other, such as a rank that is not below the size.
     """
 
     launcher: str

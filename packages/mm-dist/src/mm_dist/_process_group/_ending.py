@@ -96,10 +96,8 @@ def _leave(own: OwnGroup) -> None:
 def _release_threads(backend: str | None) -> None:
     """Let gloo's threads finish, as far as they can.
 
-    After a collective they release objects of Python, for which they need the interpreter. While
-    torch 2.6 destroys the group, it waits for them and holds the interpreter: a deadlock. Once the
-    interpreter is gone, torch aborts the process. Both happen seldom, and after all the work is
-    done; an idle moment before the end prevents them.
+    After a collective they release objects of Python, for which they need the interpreter: torch
+    2.6 deadlocks if the group is destroyed meanwhile, others abort if the interpreter has ended.
     """
     if backend is None or "gloo" not in backend:
         return

@@ -103,15 +103,11 @@ def init_dist(
         world_size=world_size,
         init_method=init_method,
     )
-    limit, steady_limit = read_timeout(timeout), read_timeout(steady_timeout, "steady_timeout")
     if has_group:
         # Whatever variables are left over: the group that exists wins.
         existing = current_info()
-        if limit not in (None, existing.timeout):
-            warn_caller(
-                f"timeout={limit} is not used: there is a process group already, and its timeout "
-                f"is {existing.timeout}. Give it to what creates the group."
-            )
+        if read_timeout(timeout) not in (None, existing.timeout):
+            warn_caller(f"timeout={timeout} is not used: the group that exists has another one.")
         return existing
     # Somebody may have ended the former group without a word to us.
     destroy_dist()
@@ -148,7 +144,8 @@ def init_dist(
         return info
     is_wanted = read_switch(env, HANG_REPORT_VARIABLE, default=True)
     is_watched = is_wanted if hang_report is None else hang_report
-    return _join(info, environment, limit, steady_limit, is_watched=is_watched)
+    limits = read_timeout(timeout), read_timeout(steady_timeout)
+    return _join(info, environment, *limits, is_watched=is_watched)
 
 
 def _join(

@@ -1,6 +1,5 @@
 """Resolve the address of rank 0, and wait until its port accepts connections."""
 
-import ipaddress
 import socket
 import time
 from contextlib import suppress
@@ -17,8 +16,6 @@ Address = tuple[str, int]
 
 def resolve(host: str, port: int, limit_s: float = _UNKNOWN_NAME_S) -> list[Address]:
     """Return the numeric addresses of a machine."""
-    if _is_numeric(host):
-        return [(host, port)]
     end = time.monotonic() + limit_s
     while True:
         try:
@@ -33,14 +30,6 @@ def resolve(host: str, port: int, limit_s: float = _UNKNOWN_NAME_S) -> list[Addr
             time.sleep(_RETRY_S)
         else:
             return [(text, port) for text in dict.fromkeys(str(one[4][0]) for one in answers)]
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def can_host(address: str, port: int) -> bool:
@@ -89,9 +78,9 @@ def wait_for_listener(host: str, port: int, limit_s: float, rank: int) -> None:
             )
             raise LaunchError(
                 f"Rank {rank} cannot reach rank 0 at {host}:{port} within {limit_s:g} s; tried "
-                f"{tried if _is_numeric(host) else f'{host} -> {tried}'}. Check that rank 0 was "
-                "started on that machine, that MASTER_ADDR and MASTER_PORT are the same on all "
-                "ranks, and that no firewall is between."
+                f"{tried if addresses == [(host, port)] else f'{host} -> {tried}'}. Check that "
+                "rank 0 was started on that machine, that MASTER_ADDR and MASTER_PORT are the same "
+                "on all ranks, and that no firewall is between."
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

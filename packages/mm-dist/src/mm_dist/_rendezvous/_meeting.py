@@ -10,6 +10,7 @@ from typing import Any
 
 from mm_dist._errors import LaunchError
 from mm_dist._launchers._environment import LaunchEnvironment
+from mm_dist._message import format_ranks
 from mm_dist._rendezvous._store import is_kept_by_launcher, stranger_error
 
 # What the ranks of a job share and other jobs do not have.
@@ -23,7 +24,6 @@ _SIGNATURE_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 # How long rank 0, whose store ends with it, lets the others read what differs.
 _READ_GRACE_S = 3.0
-_MOST_NAMED = 20
 
 
 def meet(
@@ -134,8 +134,7 @@ def _absence_error(
     who = ""
     if environment.rank == 0:
         absent = [rank for rank in range(size) if store.add(f"{prefix}/rank/{rank}", 0) == 0]
-        more = ", ..." if len(absent) > _MOST_NAMED else ""
-        who = f"; missing: rank {', '.join(map(str, absent[:_MOST_NAMED]))}{more}"
+        who = f"; missing: rank {format_ranks(absent)}"
     return LaunchError(
         f"Rank {environment.rank} of {size}: {there} of {size} ranks came to "
         f"{environment.master_addr}:{environment.master_port} within {limit_s:g} s{who}. Check "

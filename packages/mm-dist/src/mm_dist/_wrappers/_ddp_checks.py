@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mm_dist._backends import backends_by_device_type
-from mm_dist._devices import find_accelerator_of
 from mm_dist._errors import ArgumentTypeError, ConfigError, GradientSyncError, LaunchError
 from mm_dist._message import suggest_name
 from mm_dist._state import is_distributed
@@ -39,23 +37,14 @@ def check_module(module: Any) -> None:
         )
 
 
-def check_group(module: nn.Module, ddp_kwargs: dict[str, Any]) -> None:
-    """Check that there is a process group, and that it can carry the module's gradients."""
-    group, mesh = ddp_kwargs.get("process_group"), ddp_kwargs.get("device_mesh")
-    if group is None and mesh is None and not is_distributed():
+def check_group(ddp_kwargs: dict[str, Any]) -> None:
+    """Check that there is a process group."""
+    given = (ddp_kwargs.get("process_group"), ddp_kwargs.get("device_mesh"))
+    if given == (None, None) and not is_distributed():
         raise LaunchError(
             "MMDistributedDataParallel needs a process group, and there is none; call "
             "mm_dist.init_dist first, under a launcher such as torchrun. A single process needs "
             "no wrapper."
-        )
-    if mesh is not None or not _is_on_cpu(module):
-        return
-    names = list(backends_by_device_type(group).values())
-    if all(find_accelerator_of(name) for name in names):
-        raise ConfigError(
-            f"{type(module).__name__} is on the CPU, but its process group communicates through "
-            f"{', '.join(names)} only; move the module to this process's device first, or create "
-            "the group with backend='gloo'."
         )
 
 

@@ -299,12 +299,11 @@ def _build_mesh(
         strategy = read_strategy("hybrid")
     if mesh.ndim != 1 + strategy.is_two_dimensional or (mesh.ndim == 2 and not mesh.mesh_dim_names):
         needed = (
-            "two with names (copies, shards), as init_device_mesh(device_type, (2, 4), "
-            "mesh_dim_names=('replicate', 'shard')) makes"
+            "two with names (copies, shards)" if strategy.is_two_dimensional else "one (shards)"
         )
         raise ConfigError(
             f"device_mesh has {mesh.ndim} dimensions named {mesh.mesh_dim_names}; strategy "
-            f"{strategy.name!r} needs {needed if strategy.is_two_dimensional else 'one (shards)'}."
+            f"{strategy.name!r} needs {needed}."
         )
     return mesh, strategy
 

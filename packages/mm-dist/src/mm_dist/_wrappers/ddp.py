@@ -47,6 +47,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
         ConfigError: If no parameter of the module is trainable, it is wrapped already, or
             ``comm_hook`` cannot be used.
         LaunchError: If there is no process group.
+        TorchVersionError: If ``comm_hook`` is ``"bf16"`` before torch 2.4.
 
     Example:
         >>> wrapper = MMDistributedDataParallel(nn.Linear(2, 1), comm_hook="bf16")
@@ -66,7 +67,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
     ) -> None:
         check_module(module)
         arguments = read_ddp_arguments(module, ddp_kwargs)
-        check_group(module, arguments)
+        check_group(arguments)
         super().__init__(module, **arguments)
         self.detect_anomalous_params = detect_anomalous_params
         parameters = self._named_parameters(trained=True)

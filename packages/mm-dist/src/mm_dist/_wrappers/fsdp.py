@@ -67,6 +67,7 @@ class MMFullyShardedDataParallel(nn.Module):
         sharding_strategy: Name of the strategy in effect.
 
     Raises:
+        ArgumentTypeError: If ``module`` is no module.
         ConfigError: If an argument cannot be used, or does not fit the model or the ranks.
         LaunchError: If there is no process group.
         TorchVersionError: Before torch 2.6, on the CPU before 2.8.
@@ -265,6 +266,9 @@ class MMFullyShardedDataParallel(nn.Module):
             optimizer: Built from parameters of this wrapper.
             kind: ``"full"`` for all of it on the CPU of the first rank, and an empty dict
                 elsewhere; ``"sharded"`` for this rank's part.
+
+        Raises:
+            ConfigError: If the optimizer holds other parameters, or ``kind`` is not known.
         """
         from mm_dist._wrappers import _sharded_state  # noqa: PLC0415 (slow)
 

@@ -33,16 +33,12 @@ NO_WORD = (
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """How a rank's part in the group ended.
-
-    ``error`` is its exception or exit status in one line, empty if it left without one. ``wait``
-    says which rank it waited for, if that ended it.
-    """
+    """How a rank's part in the group ended."""
 
     rank: int
     world_size: int
-    error: str
-    wait: str = ""
+    error: str  # exception or exit status in one line, empty if it left without one
+    wait: str = ""  # which rank it waited for, if that ended it
     host: str = field(default_factory=socket.gethostname)
 
     def describe(self) -> str:

@@ -15,21 +15,13 @@ _NUM_SHOWN = 8
 
 
 class Timing(NamedTuple):
-    """When to look and report, in seconds without a new collective.
+    """When to look and report, in seconds without a new collective."""
 
-    Attributes:
-        timeout_s: How long torch lets a collective take.
-        interval_s: From one look to the next.
-        quiet_s: When a rank begins to publish where it is.
-        due_s: When a waiting rank makes the report.
-        collect_s: How long the report waits for other ranks.
-    """
-
-    timeout_s: float
-    interval_s: float
-    quiet_s: float
-    due_s: float
-    collect_s: float
+    timeout_s: float  # how long torch lets a collective take
+    interval_s: float  # from one look to the next
+    quiet_s: float  # when a rank begins to publish where it is
+    due_s: float  # when a waiting rank makes the report
+    collect_s: float  # how long the report waits for other ranks
 
     @property
     def min_age_s(self) -> float:
@@ -51,14 +43,10 @@ def plan_timing(timeout_s: float, world_size: int) -> Timing:
 
 
 class Peer(NamedTuple):
-    """What is known about one rank.
+    """What is known about one rank."""
 
-    ``sample`` is what it published last; ``is_answer`` says that it still publishes, or has
-    published its error.
-    """
-
-    sample: Sample | None = None
-    is_answer: bool = False
+    sample: Sample | None = None  # what it published last
+    is_answer: bool = False  # it still publishes, or has published its error
     has_left: bool = False
     last_iteration: int | None = None
 

@@ -19,37 +19,27 @@ RANDOM_START = 2**20
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a rank has come in one process group.
+    """How far a rank has come in one process group."""
 
-    ``count`` collectives have begun (more than ``RANDOM_START`` where older torch began to count
-    anywhere), the last one ``age_s`` ago; ``is_exact`` is false for gloo, which can count sends.
-    """
-
-    count: int
-    is_exact: bool
-    age_s: float
+    count: int  # of collectives begun; above RANDOM_START where older torch began anywhere
+    is_exact: bool  # false for gloo, which can count sends
+    age_s: float  # since the last one began
     timeout_s: float
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a rank publishes about itself.
-
-    ``operation`` is the collective or layer of torch that it is in, empty if none, and
-    ``is_collective`` says whether that certainly waits for other ranks. ``place`` and ``stack`` are
-    where in the user's code that is, unchanged for ``same_place_s``. ``standings`` says how far it
-    has come, by process group; ``error`` is the exception that ended it.
-    """
+    """What a rank publishes about itself."""
 
     iteration: int | None
-    operation: str
-    is_collective: bool
-    place: str
+    operation: str  # the collective or layer of torch that it is in, empty if none
+    is_collective: bool  # whether that certainly waits for other ranks
+    place: str  # in the user's code
     stack: Sequence[str]
-    same_place_s: float
+    same_place_s: float  # how long the stack has not changed
     wall_time: float
-    standings: Mapping[str, Standing] = field(default_factory=dict)
-    error: str = ""
+    standings: Mapping[str, Standing] = field(default_factory=dict)  # by process group
+    error: str = ""  # the exception that ended it
 
     def encode(self) -> str:
         """Return it as text."""
