@@ -281,7 +281,7 @@ class OptimWrapper(OptimizerProxy):
         """Unscale, call gradient hooks and clip, if there are hooks or clipping."""
         if self._clipper is None and not self._gradient_hooks:
             return None
-        # Read anew in each step: a user may have changed the groups.
+        # Read in each step: a user may have changed the groups.
         parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
         parameters = [one for one in parameters if one.grad is not None and one.requires_grad]
         if not parameters:

@@ -221,7 +221,7 @@ _NEEDED = {
 def check_resumable(checkpoint: Mapping[str, Any], path: Path) -> None:
     """Check the entries that a resumed run reads, each of them if it is there.
 
-    Entries of hooks, datasets and schedulers of the user's own are left to these.
+    Entries of custom hooks, datasets and schedulers are left to these.
 
     Raises:
         CheckpointError: Naming the first entry that cannot be used.

@@ -51,7 +51,7 @@ def build_dataloader(
             default, torch's for ``None``), ``num_batch_per_epoch`` (batches of one process),
             ``worker_init_fn``, ``disable_subprocess_warning`` (which all workers but the first then
             ignore), and arguments of ``DataLoader``. ``batch_size`` is that of one process. Workers
-            seed the generators of Python, torch and NumPy anew for each batch, by the seed of the
+            seed the generators of Python, torch and NumPy for each batch, by the seed of the
             run, the process, the epoch and the number of the batch. Unless said otherwise, workers
             stay over epochs (not those of an iterable dataset), and batches for an accelerator are
             put into pinned memory.
@@ -178,7 +178,7 @@ def _add_sampling(
     options["sampler"] = sampler
     if batches is not None:
         options["batch_sampler"] = batches
-    # A sampler of the user's own may deal in its own way; torch's plain ones are known not to,
+    # A custom sampler may deal in its own way; torch's plain ones are known not to,
     # unless each process gave its own generator.
     inner = getattr(batches, "sampler", sampler)
     is_alike = type(inner) in _SEES_ALL and getattr(inner, "generator", None) is None

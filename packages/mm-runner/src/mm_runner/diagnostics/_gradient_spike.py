@@ -31,7 +31,7 @@ class GradientSpikeHook(Hook):
     A spike is a norm above ``factor`` times its running mean, or one that is not finite. Norms and
     means stay on the device; spikes are logged every ``interval`` steps. The gradients are those
     before clipping. An overflow under a loss scaler, which skips that step by itself, is no spike.
-    A resumed run warms up anew.
+    A resumed run warms up again.
 
     Args:
         factor: Defaults to 10.

@@ -275,6 +275,6 @@ class NPUProfilerHook(ProfilerHook):
         if self._steps == self.profile_times and self.exit_after_profiling:
             runner.logger.info(
                 f"NPUProfilerHook: step {runner.iter + 1} was the last to profile; the program "
-                "ends. exit_after_profiling=False goes on."
+                "ends. exit_after_profiling=False continues."
             )
             raise SystemExit(0)

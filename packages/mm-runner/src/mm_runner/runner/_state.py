@@ -221,7 +221,7 @@ class RunState:
                 runner.logger.warning(
                     f"The checkpoint has {len(states)} parameter schedulers"
                     f"{f' of {name!r}' if name else ''}, this run {len(schedules)}; those without "
-                    "a state start anew."
+                    "a state start from their beginning."
                 )
 
     # Hooks.
