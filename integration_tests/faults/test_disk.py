@@ -74,7 +74,7 @@ def test_a_full_disk_is_reported_and_the_run_resumes_once_there_is_room(
     folder, remount = small_disk
     work_dir = folder / "run"
     runner = build(work_dir, width=WIDTH)
-    with pytest.raises(CheckpointWriteError, match=r"could not be written .*, twice"):
+    with pytest.raises(CheckpointWriteError, match="could not be written"):
         runner.train()
     told = "".join(capfd.readouterr())
     assert "No space left on device. Free space" in told
