@@ -13,15 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from toy import NO_VALIDATION, Blobs, loader_cfg
 
 from mm_runner import ConfigError
-from mm_runner.data import (
-    BatchFeed,
-    DataPosition,
-    DataSettings,
-    TrainBatches,
-    build_dataloader,
-    feed_of_run,
-    map_tensors,
-)
+from mm_runner.data import BatchFeed, DataPosition, DataSettings, build_dataloader, map_tensors
 from mm_runner.model import BaseModel
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -80,6 +72,16 @@ def stand_in(monkeypatch):
     return device
 
 
+def feed_to(device, *, looks_ahead=False, **cfg):
+    """Return a feed for batches of a loader that has workers, or none."""
+    run = SimpleNamespace(device=torch.device(device), cfg=cfg, loader_generator=None)
+    return BatchFeed(SimpleNamespace(num_workers=int(looks_ahead)), run)
+
+
+def placed(feed, batches):
+    return (batch for _, batch in feed.pairs(iter(batches)))
+
+
 def drawn(sizes, events):
     for size in sizes:
         events.append(f"draw {size}")
@@ -89,8 +91,8 @@ def drawn(sizes, events):
 def test_stand_in_the_next_batch_is_copied_on_its_own_stream_before_the_present_is_handed_out(
     stand_in,
 ):
-    feed = BatchFeed(torch.device("meta"), looks_ahead=True)
-    for batch in feed.over(drawn([1, 2], stand_in.events)):
+    feed = feed_to("meta", looks_ahead=True)
+    for batch in placed(feed, drawn([1, 2], stand_in.events)):
         assert batch["x"].device.type == "meta"
         stand_in.events.append(f"compute {len(batch['x'])}")
     assert stand_in.events == [
@@ -109,8 +111,7 @@ def test_stand_in_the_next_batch_is_copied_on_its_own_stream_before_the_present_
 
 
 def test_stand_in_a_loader_that_cannot_be_drawn_ahead_is_not(stand_in):
-    feed = BatchFeed(torch.device("meta"), looks_ahead=False)
-    for batch in feed.over(drawn([1, 2], stand_in.events)):
+    for batch in placed(feed_to("meta"), drawn([1, 2], stand_in.events)):
         stand_in.events.append(f"compute {len(batch['x'])}")
     order = [event for event in stand_in.events if event.startswith(("draw", "compute"))]
     assert order == ["draw 1", "compute 1", "draw 2", "compute 2"]
@@ -123,7 +124,7 @@ def test_stand_in_an_error_comes_with_its_batch_and_not_before():
         yield {"x": torch.ones(1)}
         raise ValueError("sample 7 is damaged")
 
-    batches = BatchFeed(torch.device("meta"), looks_ahead=True).over(breaks())
+    batches = placed(feed_to("meta", looks_ahead=True), breaks())
     assert len(next(batches)["x"]) == 1
     with pytest.raises(ValueError, match="sample 7 is damaged"):
         next(batches)
@@ -132,19 +133,19 @@ def test_stand_in_an_error_comes_with_its_batch_and_not_before():
 @pytest.mark.usefixtures("stand_in")
 def test_stand_in_metrics_and_hooks_of_an_evaluation_see_the_batch_on_the_host():
     batch = {"x": torch.ones(3), "name": "a"}
-    ((host, placed),) = BatchFeed(torch.device("meta")).pairs(iter([batch]))
+    ((host, there),) = feed_to("meta").pairs(iter([batch]))
     assert host is batch
-    assert (placed["x"].device.type, placed["name"]) == ("meta", "a")
+    assert (there["x"].device.type, there["name"]) == ("meta", "a")
 
 
 def test_stand_in_what_cannot_be_copied_so_is_left_to_the_model(stand_in):
     sparse = torch.eye(2).to_sparse()
     there = torch.ones(4, device="meta")
     batch = [torch.ones(2), sparse, there, torch.ones(0), {"text": "a"}, 5]
-    (placed,) = BatchFeed(torch.device("meta")).over(iter([batch]))
-    assert placed[1] is sparse
-    assert placed[2] is there
-    assert placed[0].device.type == placed[3].device.type == "meta"
+    (copied,) = placed(feed_to("meta"), [batch])
+    assert copied[1] is sparse
+    assert copied[2] is there
+    assert copied[0].device.type == copied[3].device.type == "meta"
     assert "copy 2 on copies, beside" in stand_in.events
 
 
@@ -152,9 +153,9 @@ def test_stand_in_what_cannot_be_copied_so_is_left_to_the_model(stand_in):
 def test_stand_in_positions_do_not_count_what_was_only_prefetched():
     cfg = loader_cfg(num_workers=1, pin_memory=False)
     loader = build(cfg)
-    runner = SimpleNamespace(device=torch.device("meta"), cfg={})
-    batches = TrainBatches(loader, 0, loader.generator, print, feed_of_run(runner, loader))
-    passing = batches.begin(0)
+    run = {"device": torch.device("meta"), "seed": 0, "loader_generator": loader.generator}
+    batches = BatchFeed(loader, SimpleNamespace(**run, cfg={}))
+    passing = batches.begin(DataPosition(0, samples=0))
     for number in (1, 2, 3):
         next(passing)
         assert batches.position() == DataPosition(0, number, samples=4 * number, num_batches=6)
@@ -168,11 +169,11 @@ def test_stand_in_only_a_loader_with_workers_and_no_state_of_its_own_is_drawn_ah
         def state_dict(self):
             return {}
 
-    runner = SimpleNamespace(device=torch.device("meta"), cfg={})
+    runner = SimpleNamespace(device=torch.device("meta"), loader_generator=None)
 
     def looks_ahead(loader, **cfg):
         runner.cfg = cfg
-        return feed_of_run(runner, loader)._looks_ahead
+        return BatchFeed(loader, runner)._looks_ahead
 
     assert looks_ahead(DataLoader(Blobs(), num_workers=1))
     assert not looks_ahead(DataLoader(Blobs()))
@@ -182,8 +183,8 @@ def test_stand_in_only_a_loader_with_workers_and_no_state_of_its_own_is_drawn_ah
 
 def test_on_the_cpu_batches_are_handed_on_as_they_are():
     batches = [{"x": torch.ones(2)}, object()]
-    feed = BatchFeed(torch.device("cpu"), looks_ahead=True)
-    assert [a is b for a, b in zip(feed.over(iter(batches)), batches, strict=True)] == [True, True]
+    drawn = placed(feed_to("cpu", looks_ahead=True), batches)
+    assert [a is b for a, b in zip(drawn, batches, strict=True)] == [True, True]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -198,8 +199,8 @@ def test_stand_in_a_feed_times_the_loader_and_not_the_steps(monkeypatch, looks_a
             yield torch.ones(1)
 
     for device in ("cpu", "meta"):
-        feed = BatchFeed(torch.device(device), looks_ahead=looks_ahead)
-        for _ in feed.over(slow()):
+        feed = feed_to(device, looks_ahead=looks_ahead)
+        for _ in feed.pairs(slow()):
             clock.now += 5.0
         assert feed.waited_s == 6.0
 
@@ -235,9 +236,8 @@ def test_on_cuda_every_value_arrives_while_the_device_is_busy(looks_ahead):
     device = torch.device("cuda")
     heavy = torch.randn(2048, 2048, device=device)
     host = [{"x": torch.full((256, 1024), float(i)), "meta": i} for i in range(50)]
-    feed = BatchFeed(device, looks_ahead=looks_ahead)
     sums = []
-    for batch in feed.over(iter(host)):
+    for batch in placed(feed_to(device, looks_ahead=looks_ahead), host):
         heavy = torch.tanh(heavy @ heavy)  # queued: the copy runs beside it
         sums.append((batch["x"] + heavy[0, 0] * 0).sum())
         del batch
@@ -247,11 +247,21 @@ def test_on_cuda_every_value_arrives_while_the_device_is_busy(looks_ahead):
 @needs_cuda
 def test_on_cuda_images_arrive_with_channels_last():
     device = torch.device("cuda")
-    feed = BatchFeed(device, channels_last=True)
     images = torch.randn(2, 3, 8, 8)
-    (batch,) = feed.over(iter([{"images": images}]))
+    (batch,) = placed(feed_to(device, channels_last=True), [{"images": images}])
     assert batch["images"].is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(batch["images"].cpu(), images)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_that_began_midway_gives_all_of_itself_to_others(num_workers):
+    loader = build(loader_cfg(num_workers=num_workers, persistent_workers=False))
+    run = {"device": torch.device("cpu"), "seed": 0, "loader_generator": loader.generator}
+    batches = BatchFeed(loader, SimpleNamespace(**run, cfg={}))
+    labels = [batch["labels"].tolist() for batch in batches.begin(DataPosition(0, samples=0))]
+    rest = batches.begin(DataPosition(0, batch=4, samples=16, num_batches=6))
+    assert [batch["labels"].tolist() for batch in rest] == labels[4:]
+    assert [batch["labels"].tolist() for batch in loader] == labels
 
 
 # The loader's defaults.

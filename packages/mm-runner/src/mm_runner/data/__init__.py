@@ -3,10 +3,9 @@
 from ._batches import as_channels_last, map_tensors, pseudo_collate
 from ._dataloader import build_dataloader, num_batches
 from ._datasets import ClassBalancedDataset, ConcatDataset, RepeatDataset, check_dataset
-from ._feed import BatchFeed, failing_sample, feed_of_run
+from ._feed import BatchFeed, DataPosition, failing_sample
 from ._sampler import DefaultSampler, InfiniteSampler, announce_epoch, is_endless
 from ._seekable import DataSettings, SeekableBatchSampler
-from ._train_batches import DataPosition, TrainBatches
 from ._workers import batch_seed, ignore_stop_signals
 
 __all__ = [
@@ -19,14 +18,12 @@ __all__ = [
     "InfiniteSampler",
     "RepeatDataset",
     "SeekableBatchSampler",
-    "TrainBatches",
     "announce_epoch",
     "as_channels_last",
     "batch_seed",
     "build_dataloader",
     "check_dataset",
     "failing_sample",
-    "feed_of_run",
     "ignore_stop_signals",
     "is_endless",
     "map_tensors",

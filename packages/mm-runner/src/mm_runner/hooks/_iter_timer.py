@@ -81,4 +81,4 @@ class IterTimerHook(Hook):
 
 def feed_of_training(runner: RunView) -> BatchFeed | None:
     """Return what times the batches of a training; ``None`` in a user's loop that has none."""
-    return getattr(getattr(runner.train_loop, "batches", None), "feed", None)
+    return getattr(runner.train_loop, "batches", None)

@@ -85,7 +85,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
     run_iter = AbstractTrainLoop._run_step  # noqa: SLF001 - takes the same
 
     def _begin_batches(self, start: DataPosition) -> Iterator[Any]:
-        batches = self.batches.begin(self.epoch, start)
+        batches = self.batches.begin(start)
         return batches if self._limit is None else islice(batches, self._limit)
 
     def _check_drawn(self, start: DataPosition, num_drawn: int) -> None:

@@ -11,7 +11,7 @@ import torch
 import mm_amp
 import mm_dist
 from mm_runner._torch_private import stop_workers
-from mm_runner.data import feed_of_run, num_batches
+from mm_runner.data import BatchFeed, num_batches
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of
 
@@ -88,7 +88,7 @@ class ValLoop:
         self.evaluator.reset()
         drawn = iter(self.dataloader)
         try:
-            batches = feed_of_run(runner, self.dataloader).pairs(drawn)
+            batches = BatchFeed(self.dataloader, runner).pairs(drawn)
             for index, (batch, placed) in enumerate(islice(batches, self.limit)):
                 self.run_iter(index, batch, placed)
                 if runner.interruption.pending and runner.interruption.cuts_validation(runner):

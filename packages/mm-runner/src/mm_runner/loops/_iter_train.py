@@ -68,10 +68,8 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         if self._under_way is None:
             if not self._at_pass_begin:  # before_train_epoch was not called
                 self._begin_pass()
-            start, batches = self._pass_start, self.batches
-            self._under_way = self._open_pass(
-                batches.endless(start.epoch, start, self._note_pass_begin)
-            )
+            batches = self.batches.endless(self._pass_start, self._note_pass_begin)
+            self._under_way = self._open_pass(batches)
         return self._under_way
 
     def run_iter(self, data_batch: Any) -> None:

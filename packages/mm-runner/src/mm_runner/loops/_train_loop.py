@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import mm_dist
 from mm_runner.checkpoint import rng_state, set_rng_state
-from mm_runner.data import DataPosition, TrainBatches, feed_of_run
+from mm_runner.data import BatchFeed, DataPosition
 from mm_runner.errors import ConfigError
 from mm_runner.model import train_step_of
 
@@ -272,21 +272,14 @@ class AbstractTrainLoop(ABC):
             set_rng_state(self._resumed_rng, self.runner.device)
         self._resumed = self._resumed_rng = None
 
-    def _batches_of(self, loader: Any) -> TrainBatches:
+    def _batches_of(self, loader: Any) -> BatchFeed:
         if isinstance(loader, dict) or not hasattr(loader, "__iter__"):
             raise ConfigError(
                 f"{type(self).__name__}.dataloader is {type(loader).__name__}, which gives no "
                 "batches. Give it a DataLoader, as runner.build_dataloader(cfg, seed=runner.seed) "
                 "returns it."
             )
-        runner = self.runner
-        return TrainBatches(
-            loader,
-            runner.seed,
-            runner.loader_generator,
-            runner.logger.info,
-            feed_of_run(runner, loader),
-        )
+        return BatchFeed(loader, self.runner)
 
     # Steps.
 
