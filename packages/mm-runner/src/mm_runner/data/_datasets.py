@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -33,9 +33,8 @@ def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None
     """Check that samples can be drawn from ``dataset``, which is no config.
 
     Args:
-        dataset: Needs no certain class: a list of samples is one, as is any object with
-            ``__getitem__`` and ``__len__`` (which only a sampler of its own can make up for), or an
-            ``IterableDataset``.
+        dataset: A list of samples, any object with ``__getitem__`` and ``__len__`` (which only a
+            custom sampler can make up for), or an ``IterableDataset``.
         where: Path of it in the configuration, for messages.
         has_length: Ask for indices and a length.
 
@@ -48,14 +47,11 @@ def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None
             f"{short_repr(dataset[0])}; give one of them, or all as "
             'dict(type="ConcatDataset", datasets=[...]).'
         )
-    is_other = isinstance(dataset, (str, bytes, type, Mapping))
-    is_indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
-    is_one = (
-        is_indexed and hasattr(dataset, "__len__")
-        if has_length
-        else (is_indexed or isinstance(dataset, IterableDataset))
-    )
-    if is_other or not is_one:
+    is_stream = isinstance(dataset, IterableDataset)
+    is_one = hasattr(dataset, "__getitem__") or is_stream
+    if has_length:
+        is_one = is_one and hasattr(dataset, "__len__") and not is_stream
+    if isinstance(dataset, (str, bytes, type, Mapping)) or not is_one:
         kind = " with a length and indices, " if has_length else " "
         raise ConfigError(
             f"{where}: a dataset{kind}or a dict with 'type' is needed, got {short_repr(dataset)}. "
@@ -65,15 +61,10 @@ def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None
 
 
 class FirstSamples(Subset[Any]):
-    """The first samples of a dataset; other attributes, such as ``metainfo``, are passed through.
+    """The first ``size`` samples of a dataset, with its other attributes, such as ``metainfo``."""
 
-    Args:
-        dataset: With a length.
-        size: Samples at most.
-    """
-
-    def __init__(self, dataset: Dataset[Any], size: int) -> None:
-        super().__init__(dataset, range(min(len(dataset), size)))  # type: ignore[arg-type]
+    def __init__(self, dataset: Any, size: int) -> None:
+        super().__init__(dataset, range(min(len(dataset), size)))
 
     def __getattr__(self, name: str) -> Any:
         # Asked for by pickle before there is a dataset; and torch looks for ways to read a batch.
@@ -83,17 +74,19 @@ class FirstSamples(Subset[Any]):
 
 
 class _Wrapper(Dataset[Any], ABC):
-    """Base of datasets made of others, which may be any with a length and indices."""
+    """Base of datasets made of others, which are initialised now; samples are not copied."""
 
-    def __init__(self, datasets: Sequence[Any], *, lazy_init: bool) -> None:
-        self._within = datasets
-        self._size: int | None = None  # until it is initialised
-        if not lazy_init:
-            self.full_init()
+    def __init__(self, within: Sequence[Any]) -> None:
+        for dataset in within:
+            if hasattr(dataset, "full_init"):
+                dataset.full_init()
+        self._within = within
+
+    def full_init(self) -> None:
+        """Do nothing: the datasets within are initialised already."""
 
     @abstractmethod
-    def _count(self) -> int:
-        """Return the length, of initialised datasets within."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def _place(self, position: int) -> tuple[Any, int]:
@@ -103,19 +96,6 @@ class _Wrapper(Dataset[Any], ABC):
     def metainfo(self) -> Any:
         """A copy of the ``metainfo`` of the (first) dataset within; ``None`` without one."""
         return copy.deepcopy(getattr(self._within[0], "metainfo", None))
-
-    def full_init(self) -> None:
-        """Call ``full_init`` of the datasets within, if that was put off."""
-        if self._size is None:
-            for dataset in self._within:
-                if hasattr(dataset, "full_init"):
-                    dataset.full_init()
-            self._size = self._count()
-
-    def __len__(self) -> int:
-        self.full_init()
-        assert self._size is not None
-        return self._size
 
     @override
     def __getitem__(self, index: int) -> Any:
@@ -135,9 +115,7 @@ class _Wrapper(Dataset[Any], ABC):
     def _find(self, index: int) -> tuple[Any, int]:
         size, position = len(self), operator.index(index)
         if not -size <= position < size:
-            raise IndexError(
-                f"{type(self).__name__}: sample {index} was asked for; there are {size}."
-            )
+            raise IndexError(f"{type(self).__name__}: no sample {index}; there are {size}.")
         return self._place(position % size)
 
 
@@ -146,12 +124,13 @@ class ConcatDataset(_Wrapper):
 
     Args:
         datasets: Datasets with a length and indices, or their configs.
-        lazy_init: Call :meth:`full_init` at the first use of the length or a sample.
+        lazy_init: Accepted for MMEngine's signature, and not used.
         ignore_keys: Key or keys of ``metainfo`` in which the datasets may differ. Metrics and
             models get the first one's ``metainfo``, so everything else has to be the same.
 
     Attributes:
         datasets: The datasets within.
+        cumulative_sizes: For each, how many samples it and those before it have.
 
     Raises:
         ConfigError: If there is none, one is no such dataset, or their ``metainfo`` differ.
@@ -165,7 +144,7 @@ class ConcatDataset(_Wrapper):
     def __init__(
         self,
         datasets: Sequence[Any],
-        lazy_init: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        lazy_init: bool = False,  # noqa: ARG002, FBT001, FBT002 - MMEngine's signature
         ignore_keys: str | Sequence[str] | None = None,
     ) -> None:
         if not isinstance(datasets, (list, tuple)) or not datasets:
@@ -177,31 +156,30 @@ class ConcatDataset(_Wrapper):
         ignored = {ignore_keys} if isinstance(ignore_keys, str) else set(ignore_keys or ())
         first, *others = [getattr(dataset, "metainfo", None) or {} for dataset in self.datasets]
         for index, metainfo in enumerate(others, 1):
-            for key in {**first, **metainfo}:
-                if key not in ignored and not _are_equal(first.get(key), metainfo.get(key)):
+            for key in (first.keys() | metainfo.keys()) - ignored:
+                # Arrays are compared as lists.
+                one, other = (
+                    value.tolist() if hasattr(value, "tolist") else value
+                    for value in (first.get(key), metainfo.get(key))
+                )
+                if one != other:
                     raise ConfigError(
-                        f"datasets[{index}]: {key!r} of the metainfo is "
-                        f"{short_repr(metainfo.get(key))}, and {short_repr(first.get(key))} in "
-                        "datasets[0]. Metrics get the first one's: let them be the same, or give "
-                        f"ignore_keys=[{key!r}] if they may differ."
+                        f"datasets[{index}]: {key!r} of the metainfo is {short_repr(other)}, and "
+                        f"{short_repr(one)} in datasets[0]. Metrics get the first one's: let them "
+                        f"be the same, or give ignore_keys=[{key!r}] if they may differ."
                     )
-        super().__init__(self.datasets, lazy_init=lazy_init)
-
-    @property
-    def cumulative_sizes(self) -> list[int]:
-        """For each dataset, how many samples it and those before it have."""
-        self.full_init()
-        return list(self._ends)
+        super().__init__(self.datasets)
+        self.cumulative_sizes = list(accumulate(map(len, self.datasets)))
 
     @override
-    def _count(self) -> int:
-        self._ends = list(accumulate(map(len, self.datasets)))
-        return self._ends[-1]
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
 
     @override
     def _place(self, position: int) -> tuple[Any, int]:
-        which = bisect_right(self._ends, position)
-        return self.datasets[which], position - (self._ends[which - 1] if which else 0)
+        which = bisect_right(self.cumulative_sizes, position)
+        before = self.cumulative_sizes[which - 1] if which else 0
+        return self.datasets[which], position - before
 
 
 class RepeatDataset(_Wrapper):
@@ -210,13 +188,13 @@ class RepeatDataset(_Wrapper):
     Args:
         dataset: A dataset with a length and indices, or its config.
         times: How often its samples come in an epoch.
-        lazy_init: Call :meth:`full_init` at the first use of the length or a sample.
+        lazy_init: Accepted for MMEngine's signature, and not used.
 
     Attributes:
         dataset: The dataset within.
 
     Raises:
-        ConfigError: If ``dataset`` is none, or ``times`` is no positive integer.
+        ConfigError: If ``dataset`` is none, or ``times`` is below 1.
 
     Example:
         >>> dataset = RepeatDataset(["a", "b", "c"], times=2)
@@ -224,15 +202,14 @@ class RepeatDataset(_Wrapper):
         (6, 'b')
     """
 
-    def __init__(self, dataset: Any, times: int, lazy_init: bool = False) -> None:  # noqa: FBT001, FBT002 - MMEngine's signature
-        if type(times) is not int or times < 1:
+    def __init__(self, dataset: Any, times: int, lazy_init: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - MMEngine's signature
+        if times < 1:
             raise ConfigError(f"times: a positive integer is needed, got {times!r}.")
-        self.dataset = _as_dataset(dataset, "dataset")
-        self.times = times
-        super().__init__([self.dataset], lazy_init=lazy_init)
+        self.dataset, self.times = _as_dataset(dataset, "dataset"), times
+        super().__init__([self.dataset])
 
     @override
-    def _count(self) -> int:
+    def __len__(self) -> int:
         return self.times * len(self.dataset)
 
     @override
@@ -243,19 +220,16 @@ class RepeatDataset(_Wrapper):
 class ClassBalancedDataset(_Wrapper):
     """Repeats the samples that have a rare category in them.
 
-    A category ``c`` that is in the share ``f(c)`` of the samples has the repeat factor
-    ``r(c) = max(1, sqrt(t / f(c)))``, ``t`` being ``oversample_thr``; a sample comes
-    ``ceil(max r(c))`` times, over the categories in it, and once if it has none. This is repeat
-    factor sampling, from "LVIS: A Dataset for Large Vocabulary Instance Segmentation", Gupta,
-    Dollar and Girshick, CVPR 2019, https://arxiv.org/abs/1908.03195.
-
-    Every sample is asked once for its categories, in :meth:`full_init`.
+    A category ``c`` in the share ``f(c)`` of the samples has the repeat factor
+    ``r(c) = max(1, sqrt(oversample_thr / f(c)))``; a sample comes ``ceil(max r(c))`` times, over
+    the categories in it, and once if it has none: repeat factor sampling, from "LVIS: A Dataset for
+    Large Vocabulary Instance Segmentation", https://arxiv.org/abs/1908.03195.
 
     Args:
         dataset: A dataset with a length, indices and ``get_cat_ids(index)``, which lists the
-            categories in a sample; or its config.
+            categories in a sample (asked once for each); or its config.
         oversample_thr: The share of samples below which a category is rare, above 0 and at most 1.
-        lazy_init: Call :meth:`full_init` at the first use of the length or a sample.
+        lazy_init: Accepted for MMEngine's signature, and not used.
 
     Attributes:
         dataset: The dataset within.
@@ -272,24 +246,24 @@ class ClassBalancedDataset(_Wrapper):
         ['a', 'a', 'a', 'a', 'a', 'a', 'b', 'b']
     """
 
-    def __init__(self, dataset: Any, oversample_thr: float, lazy_init: bool = False) -> None:  # noqa: FBT001, FBT002 - MMEngine's signature
-        if type(oversample_thr) not in (int, float) or not 0 < oversample_thr <= 1:
+    def __init__(self, dataset: Any, oversample_thr: float, lazy_init: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - MMEngine's signature
+        if not 0 < oversample_thr <= 1:
             raise ConfigError(
                 f"oversample_thr: a share of the samples, above 0 and at most 1, is needed, got "
-                f"{oversample_thr!r}. A category in fewer of them is repeated."
+                f"{oversample_thr!r}."
             )
-        self.dataset = _as_dataset(dataset, "dataset")
+        self.dataset, self.oversample_thr = _as_dataset(dataset, "dataset"), oversample_thr
         if not hasattr(self.dataset, "get_cat_ids"):
             raise ConfigError(
                 "dataset: one with get_cat_ids(index) is needed; "
                 f"{type(self.dataset).__name__} has no such method. Define it there."
             )
-        self.oversample_thr = oversample_thr
-        super().__init__([self.dataset], lazy_init=lazy_init)
-
-    @override
-    def _count(self) -> int:
-        categories = [self._categories(index) for index in range(len(self.dataset))]
+        super().__init__([self.dataset])
+        # Tensors of equal numbers are different keys.
+        categories = [
+            {one.item() if hasattr(one, "item") else one for one in self.dataset.get_cat_ids(i)}
+            for i in range(len(self.dataset))
+        ]
         num_with = Counter(one for found in categories for one in found)
         threshold = self.oversample_thr * len(categories)
         # Not a list: workers would copy it page by page, as they count references to its numbers.
@@ -297,16 +271,14 @@ class ClassBalancedDataset(_Wrapper):
         for index, found in enumerate(categories):
             factors = [math.sqrt(threshold / num_with[one]) for one in found]
             self._indices.extend([index] * math.ceil(max([1.0, *factors])))
+
+    @override
+    def __len__(self) -> int:
         return len(self._indices)
 
     @override
     def _place(self, position: int) -> tuple[Any, int]:
         return self.dataset, self._indices[position]
-
-    def _categories(self, index: int) -> frozenset[Hashable]:
-        found: Any = self.dataset.get_cat_ids(index)
-        # Tensors of equal numbers are different keys.
-        return frozenset(one.item() if hasattr(one, "item") else one for one in found)
 
 
 def _as_dataset(value: Any, where: str) -> Any:
@@ -314,10 +286,3 @@ def _as_dataset(value: Any, where: str) -> Any:
     dataset = build_from_cfg(value, DATASETS) if isinstance(value, Mapping) else value
     check_dataset(dataset, where, has_length=True)
     return dataset
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    """Return whether two entries of ``metainfo`` are equal, which may be arrays."""
-    if hasattr(one, "shape"):
-        return getattr(other, "shape", None) == one.shape and bool((one == other).all())
-    return bool(one == other)
