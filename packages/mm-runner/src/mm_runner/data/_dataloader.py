@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -30,12 +30,6 @@ __all__ = ["build_dataloader", "num_batches"]
 
 # Those of torch's samplers that give each process all samples.
 _SEES_ALL = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-# Of a ready loader, what a loader in its place takes over; not every version of torch has all.
-_KEPT = (
-    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
-    *("multiprocessing_context", "persistent_workers", "prefetch_factor"),
-    *("in_order", "pin_memory_device"),
-)
 
 
 def build_dataloader(
@@ -125,7 +119,7 @@ def num_batches(loader: DataLoader[Any], where: str) -> int:
         ) from error
 
 
-def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> Dataset[Any]:
+def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> Any:
     """Take the dataset out of ``options``; return it built, or as much of it as is asked for."""
     dataset = options.pop("dataset")
     if isinstance(dataset, Mapping):
@@ -135,7 +129,7 @@ def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> 
         dataset.full_init()
     num_batches = options.pop("num_batch_per_epoch", None)
     if num_batches is None:
-        return dataset  # type: ignore[no-any-return]
+        return dataset
     batches = options.get("batch_sampler")
     own = batches.get("batch_size") if isinstance(batches, Mapping) else None
     batch_size = options.get("batch_size", own)
@@ -151,7 +145,7 @@ def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> 
 
 def _add_sampling(
     options: dict[str, Any],
-    dataset: Dataset[Any],
+    dataset: Any,
     settings: DataSettings,
     *,
     shuffle: bool,
@@ -226,13 +220,16 @@ def _dealt_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> D
     is_plain = type(sampler) in {RandomSampler, SequentialSampler} and type(batches) is BatchSampler
     if draws_its_own_way or not is_plain:
         raise _see_all(f"{where} ({type(loader).__name__})", sampler)
-    assert isinstance(batches, BatchSampler)
-    kept = {name: getattr(loader, name, None) for name in _KEPT}
-    cfg = {
-        **{name: value for name, value in kept.items() if value not in (None, "")},
-        "dataset": loader.dataset,
-        "batch_size": batches.batch_size,
-        "drop_last": batches.drop_last,
+    names = inspect.signature(DataLoader).parameters.keys() - {
+        "dataset",
+        "batch_sampler",
+        "sampler",
     }
+    kept = {name: getattr(loader, name, None) for name in names}
+    cfg = {name: value for name, value in kept.items() if value not in (None, "")}
+    of_batches: Any = batches
+    cfg |= {"batch_size": of_batches.batch_size, "drop_last": of_batches.drop_last}
     is_random = isinstance(sampler, RandomSampler)
-    return build_dataloader(cfg, settings, shuffle=is_random, where=where)
+    return build_dataloader(
+        {**cfg, "dataset": loader.dataset}, settings, shuffle=is_random, where=where
+    )

@@ -157,11 +157,9 @@ class ConcatDataset(_Wrapper):
         first, *others = [getattr(dataset, "metainfo", None) or {} for dataset in self.datasets]
         for index, metainfo in enumerate(others, 1):
             for key in (first.keys() | metainfo.keys()) - ignored:
+                given: list[Any] = [first.get(key), metainfo.get(key)]
                 # Arrays are compared as lists.
-                one, other = (
-                    value.tolist() if hasattr(value, "tolist") else value
-                    for value in (first.get(key), metainfo.get(key))
-                )
+                one, other = (x.tolist() if hasattr(x, "tolist") else x for x in given)
                 if one != other:
                     raise ConfigError(
                         f"datasets[{index}]: {key!r} of the metainfo is {short_repr(other)}, and "
