@@ -25,47 +25,20 @@ def test_more_results_than_samples_are_dropped_and_told():
         assert metric.evaluate(2) == {"accuracy": 1.0}
 
 
-def test_accuracy_says_what_it_takes():
-    with pytest.raises(ConfigError, match=r"takes \(scores, labels\).*'predict'.*got a tensor"):
-        Accuracy().process(None, SCORES)
-
-
 @pytest.mark.parametrize(
     ("prediction", "message"),
     [
-        (([[0.9, 0.1]], torch.tensor([0])), r"scores a tensor .*; got \[\[0\.9, 0\.1\]\]"),
-        (
-            ({"scores": 1}, torch.tensor([0])),
-            r"scores a tensor .*; got \{'scores': 1\}",
-        ),
-        (
-            (SCORES[0], torch.tensor([0])),
-            r"\(batch, classes\), of two .*; got a tensor of shape \(2,\)",
-        ),
-        ((SCORES[:, :1], torch.ones(3)), r"two classes at least; got .* \(3, 1\)"),
-        (
-            (torch.ones(2, 3, 4), torch.ones(2, 4)),
-            r"scores a tensor .*; got .* \(2, 3, 4\)",
-        ),
-        ((SCORES, [0, 1, 1]), r"labels a tensor .*; got \[0, 1, 1\] for the labels"),
-        ((SCORES, torch.ones(3, 1)), r"labels a tensor .*; got .* \(3, 1\) for the labels of 3 "),
-        ((SCORES, torch.ones(3, 2)), r"labels a tensor .*; got .* \(3, 2\) for the labels of 3 "),
-        ((SCORES, torch.ones(2)), r"labels a tensor .*; got .* \(2,\) for the labels of 3 "),
+        (SCORES, r"got Tensor\(3, 2\) and None"),
+        (([[0.9, 0.1]], torch.tensor([0])), r"got \[\[0\.9, 0\.1\]\] and Tensor\(1,\)"),
+        ((SCORES[:, :1], torch.ones(3)), r"two classes at least.*; got Tensor\(3, 1\) and"),
+        ((SCORES, [0, 1, 1]), r"and \[0, 1, 1\]"),
+        ((SCORES, torch.ones(3, 2)), r"and Tensor\(3, 2\)"),
+        ((SCORES, torch.ones(2)), r"and Tensor\(2,\)"),
     ],
-    ids=[
-        "list",
-        "dict",
-        "no classes",
-        "one class",
-        "maps",
-        "list of labels",
-        "column",
-        "one-hot",
-        "too few",
-    ],
+    ids=["one-tensor", "list", "one-class", "list-of-labels", "one-hot", "too-few"],
 )
-def test_accuracy_says_which_part_does_not_fit(prediction, message):
-    with pytest.raises(ConfigError, match=message):
+def test_accuracy_says_what_it_takes(prediction, message):
+    with pytest.raises(ConfigError, match=rf"takes \(scores, labels\).*'predict'.*{message}"):
         Accuracy().process(None, prediction)
 
 
@@ -223,7 +196,7 @@ def test_an_evaluator_of_ones_own_gets_its_arguments(make_runner):
         ({"metrics": ACCURACY, "prefix": "a"}, r"prefix: unknown argument of Evaluator"),
         ({"type": "Evaluator"}, r"metrics: Evaluator needs this argument"),
         ({"type": Doubled, "metrics": ACCURACY, "facto": 1}, r"facto: unknown.*'factor'"),
-        ({"metrics": [{"metrics": ACCURACY}]}, r"metrics\[0\]: a metric is needed, got the eval"),
+        ({"metrics": [{"metrics": ACCURACY}]}, r"metrics\[0\]: the key 'type' is missing"),
     ],
     ids=["key", "number", "no-type", "own-key", "no-metrics", "subclass", "nested"],
 )
@@ -249,32 +222,21 @@ class _Foreign:
     process = evaluate = offline_evaluate = print
 
 
-def make_evaluator():
-    return Evaluator(Accuracy())
-
-
-def test_a_function_that_makes_an_evaluator_makes_no_metric():
-    with pytest.raises(ConfigError, match=r"val_evaluator: a metric is needed, got the evaluator"):
-        Evaluator({"type": make_evaluator}, where="val_evaluator")
-
-
 @pytest.mark.parametrize(
     "inner",
     [
         Evaluator([Accuracy()]),
         {"type": "Evaluator", "metrics": ACCURACY},
+        {"type": lambda: Evaluator(Accuracy())},
         _Foreign(),
         {"type": _Foreign},
         {"metrics": [ACCURACY]},
     ],
-    ids=["built", "config", "foreign", "foreign-config", "no-type"],
+    ids=["built", "config", "function", "foreign", "foreign-config", "no-type"],
 )
-def test_an_evaluator_is_no_metric(tmp_path, inner):
-    message = r"val_evaluator{}: a metric is needed, got the evaluator .* Give its metrics"
-    with pytest.raises(ConfigError, match=message.format("")):
+def test_an_evaluator_is_no_metric(inner):
+    with pytest.raises(ConfigError, match=r"val_evaluator: a metric with .* Of an evaluator give"):
         Evaluator([inner], where="val_evaluator")
-    with pytest.raises(ConfigError, match=message.format(r"\[1\]")):
-        Runner(**runner_arguments(tmp_path, val_evaluator=[ACCURACY, inner]))
 
 
 def test_two_metrics_of_one_name_are_told_apart_by_a_prefix():

@@ -6,7 +6,6 @@ from ._evaluator import Evaluator
 # For other rooms of this package: no names for users.
 from ._evaluator import build_evaluator as build_evaluator
 from ._evaluator import evaluator_type as evaluator_type
-from ._evaluator import refuse_evaluator as refuse_evaluator
 from ._metric import BaseMetric, as_number, score_of
 from ._predictions import PREDICTION_SUFFIXES, DumpResults, load_predictions
 from ._predictions import join as join

@@ -34,19 +34,19 @@ class Accuracy(BaseMetric):
     @override
     def process(self, data_batch: Any, data_samples: Any) -> None:
         is_pair = isinstance(data_samples, (list, tuple)) and len(data_samples) == 2
-        scores, labels = data_samples if is_pair else (None, None)
+        scores, labels = data_samples if is_pair else (data_samples, None)
         # Of a single score the highest is always the first.
-        if not (isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > 1):
-            raise ConfigError(
-                "Accuracy takes (scores, labels) from forward(mode='predict'), scores a tensor of "
-                "shape (batch, classes), of two classes at least; got "
-                f"{_describe(scores if is_pair else data_samples)}."
-            )
+        fits = isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > 1
         # Labels of another shape would be compared in pairs with all.
-        if getattr(labels, "shape", None) != scores.shape[:1]:
+        if not fits or getattr(labels, "shape", None) != scores.shape[:1]:
+            given = [
+                f"Tensor{tuple(one.shape)}" if isinstance(one, Tensor) else short_repr(one)
+                for one in (scores, labels)
+            ]
             raise ConfigError(
-                "Accuracy takes (scores, labels) from forward(mode='predict'), labels a tensor of "
-                f"shape (batch,); got {_describe(labels)} for the labels of {len(scores)} samples."
+                "Accuracy takes (scores, labels) from forward(mode='predict'), tensors of shapes "
+                "(batch, classes), of two classes at least, and (batch,); "
+                f"got {given[0]} and {given[1]}."
             )
         # Left on the device: a transfer here would make every step of the validation wait.
         self.results.append(scores.argmax(dim=1) == labels)
@@ -64,9 +64,3 @@ class Accuracy(BaseMetric):
                 "batch_size smaller, drop_last false, or the dataset larger."
             )
         return {"accuracy": sum(results) / len(results)}
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return short_repr(value)

@@ -16,7 +16,7 @@ from ._metric import BaseMetric
 from ._predictions import select, size_of
 from ._torchmetrics import TorchMetric, is_torch_metric
 
-__all__ = ["Evaluator", "build_evaluator", "evaluator_type", "refuse_evaluator"]
+__all__ = ["Evaluator", "build_evaluator", "evaluator_type"]
 
 
 class Evaluator:
@@ -115,8 +115,6 @@ class Evaluator:
             >>> Evaluator({"type": "Accuracy"}).offline_evaluate(predictions, chunk_size=2)
             {'accuracy': 0.5}
         """
-        if type(chunk_size) is not int or chunk_size < 1:
-            raise ConfigError(f"chunk_size: a positive integer is needed, got {chunk_size!r}.")
         size = size_of(data_samples)
         if not size or (data is not None and len(data) != size):
             given = "none" if data is None else len(data)
@@ -146,44 +144,31 @@ def build_evaluator(value: Any, *, where: str = "evaluator") -> Evaluator:
 
 def evaluator_type(cfg: Any) -> type[Evaluator] | None:
     """Return the evaluator class of a config; ``None`` if it is the config of a metric."""
-    kind = _type_of(cfg) if isinstance(cfg, Mapping) else None
-    return kind if isinstance(kind, type) and issubclass(kind, Evaluator) else None
-
-
-def refuse_evaluator(metric: Any, where: str) -> None:
-    """Check that ``metric`` is no evaluator, nor the config of one."""
-    # Its process() takes the arguments of a metric's in another order: as a metric it would report
-    # wrong numbers and no error. Those of other libraries are known by their method.
-    kind = _type_of(metric) if isinstance(metric, Mapping) else metric
-    if hasattr(kind, "offline_evaluate") and not hasattr(kind, "compute_metrics"):
-        raise ConfigError(
-            f"{where}: a metric is needed, got the evaluator {short_repr(metric)}. Give its "
-            "metrics in its place, or one mm_runner.evaluator.Evaluator as the whole."
-        )
-
-
-def _type_of(cfg: Mapping[str, Any]) -> Any:
-    kind = cfg.get("type", Evaluator if "metrics" in cfg else None)
+    if not isinstance(cfg, Mapping):
+        return None
+    kind = cfg.get("type", "Evaluator" if "metrics" in cfg else None)
     if kind == "Evaluator" and kind not in METRICS:
         return Evaluator
     try:
-        return METRICS.get(kind) if isinstance(kind, str) else kind
+        kind = METRICS.get(kind) if isinstance(kind, str) else kind
     except (ComponentNotFoundError, ConfigError):
         return None  # who builds a metric of it says what is wrong
+    return kind if isinstance(kind, type) and issubclass(kind, Evaluator) else None
 
 
 def _build(metric: Any, where: str) -> Any:
-    refuse_evaluator(metric, where)
     if inspect.isclass(metric):
         metric = {"type": metric}
-    if isinstance(metric, Mapping):
+    if isinstance(metric, Mapping) and evaluator_type(metric) is None:
         metric = build_from_cfg(metric, METRICS, where=where)
-        refuse_evaluator(metric, where)  # which a function may have made
     if is_torch_metric(metric):
         return TorchMetric(metric)
-    for method in ("process", "evaluate"):
-        if not hasattr(metric, method):
-            raise ConfigError(
-                f"{where}: a metric with process() and evaluate() is needed, got {metric!r}."
-            )
+    # An evaluator's process() takes the arguments of a metric's in another order: as a metric it
+    # would report wrong numbers. Those of other libraries are known by their method.
+    is_evaluator = hasattr(metric, "offline_evaluate") and not hasattr(metric, "compute_metrics")
+    if is_evaluator or not (hasattr(metric, "process") and hasattr(metric, "evaluate")):
+        raise ConfigError(
+            f"{where}: a metric with process() and evaluate() is needed, got {short_repr(metric)}. "
+            "Of an evaluator give its metrics."
+        )
     return metric

@@ -89,10 +89,9 @@ class BaseMetric(ABC):
         total = sum(mm_dist.all_gather_object(len(results)))
         if total - size >= mm_dist.get_world_size() and mm_dist.is_main_process():
             warnings.warn(
-                f"{type(self).__name__} has {total:,} results of a dataset of {size:,} samples, "
-                f"more than padding accounts for; the last {total - size:,} are dropped. Let "
-                "process() append one entry per sample; and in a run of several processes, let an "
-                "iterable dataset give each its share.",
+                f"{type(self).__name__} has {total:,} results of a dataset of {size:,} samples; "
+                f"the last {total - size:,} are dropped. Let process() append one entry per "
+                "sample, and an iterable dataset give each process its share.",
                 stacklevel=2,
             )
         gathered = mm_dist.collect_results(
@@ -128,25 +127,15 @@ def as_number(value: Any) -> int | float | None:
 
 
 def score_of(metrics: Mapping[str, Any], name: str, where: str) -> float:
-    """Return the metric ``name`` as a number.
-
-    Args:
-        metrics: As a validation reports them.
-        name: Of the metric.
-        where: The argument that asks for it, for messages.
+    """Return the metric ``name`` as a number; ``where`` is the argument that asks for it.
 
     Raises:
         ConfigError: If it is not there, or no number.
     """
-    if name not in metrics:
-        raise ConfigError(
-            f"{where}: {name!r} was asked for; the metrics report "
-            f"{', '.join(map(repr, metrics)) or 'nothing'}.{did_you_mean(name, metrics)}"
-        )
-    number = as_number(metrics[name])
+    number = as_number(metrics.get(name))
     if number is None:
-        raise ConfigError(
-            f"{where}: {name!r} was asked for, and the validation reported "
-            f"{short_repr(metrics[name])} for it; a number is needed."
-        )
+        given = f"{', '.join(map(repr, metrics)) or 'nothing'}.{did_you_mean(name, metrics)}"
+        if name in metrics:
+            given = f"{short_repr(metrics[name])} for it; a number is needed."
+        raise ConfigError(f"{where}: {name!r} was asked for; the metrics report {given}")
     return float(number)

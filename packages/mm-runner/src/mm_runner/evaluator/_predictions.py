@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,17 +45,7 @@ def size_of(predictions: Any) -> int:
         ConfigError: If a part has no entry for each sample, or they have different numbers.
     """
     sizes: list[int] = []
-
-    def measure(part: Any) -> None:
-        if not isinstance(part, list) and not (isinstance(part, Tensor) and part.ndim):
-            raise ConfigError(
-                f"predictions: {short_repr(part)} has no entry for each sample. Let "
-                "forward(mode='predict') return a list with one entry per sample, or tensors with "
-                "one row per sample."
-            )
-        sizes.append(len(part))
-
-    _map(predictions, measure)
+    _map(predictions, lambda part: sizes.append(len(part)))
     if len(set(sizes)) != 1:
         raise ConfigError(
             f"The predictions hold {' and '.join(map(str, sizes)) or 'no'} samples: "
@@ -107,7 +96,15 @@ def _map(part: Any, function: Callable[[Any], Any]) -> Any:
         return tuple(_map(one, function) for one in part)
     if isinstance(part, Mapping):
         return {key: _map(one, function) for key, one in part.items()}
-    return None if part is None else function(part)
+    if part is None:
+        return None
+    if not isinstance(part, list) and not (isinstance(part, Tensor) and part.ndim):
+        raise ConfigError(
+            f"predictions: {short_repr(part)} has no entry for each sample. Let "
+            "forward(mode='predict') return a list with one entry per sample, or tensors with "
+            "one row per sample."
+        )
+    return function(part)
 
 
 def load_predictions(path: str | os.PathLike[str]) -> Any:
@@ -122,9 +119,6 @@ def load_predictions(path: str | os.PathLike[str]) -> Any:
     Example:
         >>> Evaluator(Accuracy()).offline_evaluate(load_predictions("out.pkl"))  # doctest: +SKIP
     """
-    path = Path(path)
-    if not path.is_file():
-        raise PredictionsError(f"The predictions {path} were asked for; there is no such file.")
     try:
         content = load_checkpoint_file(path)
     except CheckpointError as error:
@@ -134,10 +128,8 @@ def load_predictions(path: str | os.PathLike[str]) -> Any:
             "Evaluator.offline_evaluate the list that pickle.load returns."
         ) from error
     if "results" not in content:
-        raise PredictionsError(
-            f"{path} holds {', '.join(map(repr, content)) or 'nothing'}; a file of DumpResults is "
-            "needed."
-        )
+        given = ", ".join(map(repr, content)) or "nothing"
+        raise PredictionsError(f"{path} holds {given}; a file of DumpResults is needed.")
     return content["results"]
 
 
@@ -147,20 +139,17 @@ class DumpResults(BaseMetric):
     The main process writes it at the end of the evaluation, in the order of the dataset, without
     padding. The file holds tensors and primitives, whatever its suffix: :func:`load_predictions`
     reads it, and ``torch.load(path, weights_only=True)`` (under ``"results"``), without running
-    code. A full disk is a warning, and the other metrics are reported.
+    code.
 
     Args:
         out_file_path: Ends in ``.pkl``, ``.pickle``, ``.pth`` or ``.pt``; its folder is made.
         collect_device: As in :class:`BaseMetric`.
         collect_dir: As in :class:`BaseMetric`.
 
-    Attributes:
-        failure: Why the file could not be written in the last evaluation; ``None`` if it was, and
-            on other processes than the main one.
-
     Raises:
         ConfigError: If ``out_file_path`` ends otherwise; in an evaluation if the predictions have
             no entry for each sample, or something that cannot be kept.
+        PredictionsError: In an evaluation, if the file cannot be written.
 
     Example:
         >>> metrics = [dict(type="Accuracy"), dict(type="DumpResults", out_file_path="out.pkl")]
@@ -174,50 +163,39 @@ class DumpResults(BaseMetric):
         collect_device: str = "cpu",
         collect_dir: str | None = None,
     ) -> None:
-        is_path = isinstance(out_file_path, (str, os.PathLike))
-        if not is_path or Path(out_file_path).suffix.lower() not in PREDICTION_SUFFIXES:
+        self.out_file_path = Path(out_file_path)
+        if self.out_file_path.suffix.lower() not in PREDICTION_SUFFIXES:
             raise ConfigError(
                 f"out_file_path: a path that ends in {', '.join(PREDICTION_SUFFIXES)} is needed, "
                 f"got {out_file_path!r}."
             )
         super().__init__(collect_device=collect_device, collect_dir=collect_dir)
-        self.out_file_path = Path(out_file_path)
-        self.failure: PredictionsError | None = None
         self._layout: Any = None
 
     @override
     def process(self, data_batch: Any, data_samples: Any) -> None:
         predictions = _on_host(data_samples, "predictions")
-        size_of(predictions)
         layout = layout_of(predictions)
-        if self.results and self._layout != layout:
+        if self.results and layout != self._layout:
             raise ConfigError(
                 f"DumpResults: the predictions for one batch were {self._layout!r}, and now are "
-                f"{layout!r}; they cannot be put together. Return the same parts for each batch, "
-                "or a list with one entry per sample."
+                f"{layout!r}; return the same parts for each batch."
             )
         self._layout = layout
-        self.results.append(predictions)
-
-    @override
-    def sample_results(self) -> list[Any]:
         # Copied: a row would be sent to the main process with all of its batch.
-        return [_on_host(one, "predictions") for batch in self.results for one in split(batch)]
+        self.results += [_on_host(one, "predictions") for one in split(predictions)]
 
     @override
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
-        self.failure = None
         content = {"num_samples": len(results), "results": join(results, self._layout)}
         try:
             save_checkpoint_file(content, self.out_file_path)
         except CheckpointError as error:
-            self.failure = PredictionsError(
+            raise PredictionsError(
                 f"The predictions could not be written to {self.out_file_path}: "
                 f"{error.__cause__ or error}. Free space, or give a path that can be written."
-            )
-            warnings.warn(str(self.failure), stacklevel=2)
-        else:
-            _logger.info("The predictions are in %s.", self.out_file_path)
+            ) from error
+        _logger.info("The predictions are in %s.", self.out_file_path)
         return {}
 
 

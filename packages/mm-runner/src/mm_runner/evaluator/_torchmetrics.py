@@ -85,13 +85,12 @@ class TorchMetric:
             newest = select(newest, range(size_of(newest) - leave_out))
         if newest is None or not size_of(newest):
             return
-        is_named = isinstance(newest, Mapping)
-        values = list(newest.values()) if is_named else list(newest)
-        for value in values:
+        positional, named = ((), newest) if isinstance(newest, Mapping) else (newest, {})
+        for value in (*positional, *named.values()):
             if isinstance(value, Tensor):
                 self.metric.to(value.device)
         try:
-            self.metric.update(**newest) if is_named else self.metric.update(*newest)
+            self.metric.update(*positional, **named)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"{type(self.metric).__name__}.update() refused what forward(mode='predict') "

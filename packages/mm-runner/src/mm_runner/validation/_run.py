@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import mm_dist
 from mm_runner.data import check_dataset
 from mm_runner.errors import ConfigError, did_you_mean
-from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric, refuse_evaluator
+from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric
 from mm_runner.model import check_module_settings
 from mm_runner.registry import (
     DATA_SAMPLERS,
@@ -214,7 +214,6 @@ def _check_evaluator(value: Any, where: str) -> None:
     is_list = isinstance(value, (list, tuple))
     for index, metric in enumerate(value if is_list else [value]):
         place = f"{where}[{index}]" if is_list else where
-        refuse_evaluator(metric, place)
         if isinstance(metric, Mapping):
             check_component(metric, METRICS, place)
         elif not (hasattr(metric, "process") or is_torch_metric(metric)):
