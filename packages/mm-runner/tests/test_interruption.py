@@ -213,43 +213,6 @@ def test_off_the_main_thread_no_signal_is_handled_and_others_may_ask(make_runner
     assert runner.iter == 1
 
 
-def test_minutes_save_between_steps(make_runner):
-    class Wait(Hook):
-        @override
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            while runner.iter == 4 and not runner.interruption.pending:
-                pass
-
-    hooks = {"checkpoint": {"interval": -1, "minutes": 0.05 / 60, "async_save": True}}
-    runner = make_runner(**RUN, default_hooks=hooks, custom_hooks=[Wait()])
-    runner.train()
-    assert (runner.work_dir / "iter_5.pth").is_file()
-    assert load_checkpoint_file(runner.work_dir / "iter_5.pth")["data"][0]["position"]["batch"] == 5
-
-
-def test_a_signal_that_comes_while_a_save_is_settled_is_not_lost(make_runner, monkeypatch):
-    class Wait(Hook):
-        @override
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            while runner.iter == 4 and not runner.interruption.pending:
-                pass
-
-    sent = []
-
-    def holds_gradients(runner):  # what is asked between reading the wish and striking it off
-        if runner.interruption.pending and not sent:
-            sent.append(signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
-        return False
-
-    monkeypatch.setattr(Runner, "holds_gradients", property(holds_gradients))
-    hooks = {"checkpoint": {"interval": -1, "minutes": 0.05 / 60}}
-    runner = make_runner(**RUN, default_hooks=hooks, custom_hooks=[Wait()])
-    assert stopped(runner) == 75
-    assert sent == [signal.SIGTERM]
-    assert runner.iter <= 6
-
-
 _SIGNALLED = """
 import os, signal, sys, time
 sys.path.insert(0, {tests!r})
@@ -415,11 +378,6 @@ def _ranks_agree(rank, work_dir):
         resumed = _run(own, resume=True)
         resumed.train()
         assert_equal(parameters(resumed), parameters(whole))
-
-    hooks = {"checkpoint": {"interval": -1, "minutes": 0.02 / 60, "async_save": True}}
-    timed = _run(work_dir / "timed", default_hooks=hooks)
-    timed.train()
-    assert_equal(parameters(timed), parameters(whole))
     dist.barrier()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     import torch
@@ -38,14 +38,8 @@ class Interruptions(Protocol):
     def cuts_validation(self, runner: Any) -> bool:
         """Return whether to skip the rest of a validation."""
 
-    def save_every(self, seconds: float, save: Callable[[Any], object]) -> bool:
-        """Call ``save`` between two steps every so many seconds; return whether that works."""
-
     def end_after(self, seconds: float, then: Any) -> bool:
         """End training after so many seconds; return whether that works."""
-
-    def note_saved(self) -> None:
-        """Restart the clock of :meth:`save_every`."""
 
     def preempt(self) -> None:
         """Ask all processes to save and leave."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,7 @@ from ._metrics import is_better, rule_of
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from mm_runner.run_view import RunView
 
@@ -38,14 +40,11 @@ _KEY = "checkpoint_hook"
 
 
 class CheckpointHook(Hook):
-    """Saves a checkpoint at an interval, and the best one by a metric.
+    """Save a checkpoint at an interval, and the best one by a metric.
 
-    A file that cannot be written is reported, training continues, and the next interval saves
-    again; the last checkpoint is tried once more, and is an error then. Older files are deleted
-    only when the new one is whole.
-
-    While gradients are accumulated over several steps, a checkpoint that is due is saved after the
-    optimizer step that uses them: they are not saved themselves.
+    A failed write is logged, training continues, and the next interval saves again; the last
+    checkpoint is tried once more, and then is an error. Older files are deleted only when the new
+    one is whole. While gradients are accumulated, a checkpoint waits for the optimizer step.
 
     Args:
         interval: Epochs, or steps, between two checkpoints. Zero and negative values save the last
@@ -53,10 +52,9 @@ class CheckpointHook(Hook):
         by_epoch: Count epochs; otherwise steps.
         save_optimizer: Include the optimizer and the loss scaler.
         save_param_scheduler: Include the schedules' positions.
-        out_dir: Save to a folder in it that is named like the work directory, so that several runs
-            may share it; by default, or where it is the work directory, to the latter itself.
-        max_keep_ckpts: Keep that many of the numbered checkpoints, the newest; ``-1`` keeps all.
-            The best ones are never removed.
+        out_dir: Save to a folder in it that is named like the work directory. Defaults to the work
+            directory itself.
+        max_keep_ckpts: Number of checkpoints to keep, besides the best; ``-1`` keeps all.
         save_last: Save at the end of training regardless of the interval, also where a hook ends
             it early.
         save_best: Name of a metric or a list of names, ``"auto"`` for the first one reported, or
@@ -70,11 +68,8 @@ class CheckpointHook(Hook):
             ``<name>-<8 digits of the SHA-256>.pth``.
         save_begin: The first epoch, or step, that is saved; the others come at ``interval`` from
             there. Defaults to 0, which saves the first at ``interval``.
-        async_save: Let a thread write while training continues, which waits only for a copy in
-            memory. One file is written at a time; a failure is reported at the next save. The end
-            of training and a preemption wait for the file.
-        minutes: Also save between two steps once this many minutes have passed since the last
-            save, as ``iter_N.pth``, by the main process's clock.
+        async_save: Write in a thread, while training continues after a copy in memory. A failure is
+            logged at the next save. The end of training and a preemption wait for the file.
 
     Attributes:
         save_best: Names of metrics, or ``["auto"]``.
@@ -104,15 +99,10 @@ class CheckpointHook(Hook):
         save_begin: int = 0,
         *,
         async_save: bool = False,
-        minutes: float | None = None,
     ) -> None:
         check_integer("CheckpointHook.interval", interval)
         check_integer("CheckpointHook.max_keep_ckpts", max_keep_ckpts)
         check_integer("CheckpointHook.save_begin", save_begin, least=0)
-        if minutes is not None and not minutes > 0:
-            raise ConfigError(
-                f"CheckpointHook.minutes: a positive number of minutes is needed, got {minutes!r}."
-            )
         self.filename_tmpl = filename_tmpl or ("epoch_{}.pth" if by_epoch else "iter_{}.pth")
         if "{}" not in self.filename_tmpl or not is_file_name(self.filename_tmpl):
             raise ConfigError(
@@ -121,45 +111,44 @@ class CheckpointHook(Hook):
             )
         self.interval, self.by_epoch, self.save_begin = interval, by_epoch, save_begin
         self.save_optimizer, self.save_param_scheduler = save_optimizer, save_param_scheduler
-        self.out_dir, self.max_keep_ckpts, self.save_last = out_dir, max_keep_ckpts, save_last
-        self.minutes = minutes
+        # Absolute now: a program may change its directory. Links are not followed, so that all
+        # processes find the same path.
+        self.out_dir = os.path.abspath(out_dir) if out_dir else None  # noqa: PTH100
+        self.max_keep_ckpts, self.save_last = max_keep_ckpts, save_last
         self.published_keys = _names("published_keys", published_keys)
         self.save_best = _names("save_best", save_best)
         self.best_records: dict[str, dict[str, Any]] = {}
         self._rules = self._rules_of(_names("rule", rule))
-        # Names of the numbered files, the oldest first. One is added before it is written, so that
-        # the file itself knows of it, and leaves the list once it is deleted: whenever the run is
-        # killed, the one that resumes deletes what the killed one could not.
+        # Names of the numbered files, the oldest first. One is added before it is written, and
+        # leaves the list once it is deleted: a resumed run deletes what a killed one could not.
         self._kept: list[str] = []
-        self._writer = BackgroundWriter() if async_save else None
-        # Called with whether the file under way was written.
-        self._under_way: Callable[[bool], None] | None = None
         # The number of steps in the newest file, and the file.
         self._newest: tuple[int, Path] | None = None
+        self._writer = BackgroundWriter() if async_save else None
+        # The three above as they were before the file under way, ``None`` if there is none.
+        self._before: tuple[Any, Any, Any] | None = None
         self._first_iter = 0
         # The epoch, or step, whose checkpoint waits for the next optimizer step.
         self._due: int | None = None
 
     def _rules_of(self, given: list[str]) -> dict[str, str]:
-        """Return ``"greater"`` or ``"less"`` for each metric."""
+        """Return ``"greater"`` or ``"less"`` for each metric; without a rule, not for "auto"."""
         if "auto" in self.save_best and len(self.save_best) > 1:
             raise ConfigError(
                 f"CheckpointHook.save_best: {self.save_best!r} was given; name each metric, or "
                 "'auto' alone."
             )
-        where = "CheckpointHook.rule"
-        for rule in given:
-            rule_of("", where, rule)
-        if len(given) > 1 and len(given) != len(self.save_best):
+        rules = given * len(self.save_best) if len(given) == 1 else given
+        if rules and len(rules) != len(self.save_best):
             raise ConfigError(
-                f"CheckpointHook.rule: {len(given)} rules were given for {len(self.save_best)} "
+                f"CheckpointHook.rule: {len(rules)} rules were given for {len(self.save_best)} "
                 "metrics in save_best; give one for each, or one for all."
             )
-        rules = given * len(self.save_best) if len(given) == 1 else given
-        if not rules:  # that of "auto" is known once the metric is
-            return {name: rule_of(name, where) for name in self.save_best if name != "auto"}
-        pairs = zip(self.save_best, rules, strict=True)
-        return {name: rule_of(name, where, rule) for name, rule in pairs}
+        return {
+            name: rule_of(name, "CheckpointHook.rule", rule)
+            for name, rule in zip_longest(self.save_best, rules)
+            if rule or name != "auto"
+        }
 
     @property
     def followed_metrics(self) -> dict[str, str]:
@@ -169,25 +158,15 @@ class CheckpointHook(Hook):
 
     def directory(self, runner: RunView) -> Path:
         """Return where the files are."""
-        if not self.out_dir:
-            return Path(runner.work_dir)
-        # Without following links, so that all processes find the same; and from now on, as a
-        # program may change its directory.
-        self.out_dir = os.path.abspath(self.out_dir)  # noqa: PTH100
         work_dir = Path(os.path.abspath(runner.work_dir))  # noqa: PTH100
-        return work_dir if Path(self.out_dir) == work_dir else Path(self.out_dir, work_dir.name)
+        is_own = self.out_dir is None or Path(self.out_dir) == work_dir
+        return work_dir if is_own else Path(str(self.out_dir), work_dir.name)
 
     @override
     def before_train(self, runner: RunView) -> None:
         self._newest, self._first_iter = None, runner.iter
-        run_on_main(lambda: _clean(self.directory(runner), runner.logger))
-        if self.minutes is not None and not runner.interruption.save_every(
-            60 * self.minutes, self.save_now
-        ):
-            runner.logger.warning(
-                f"CheckpointHook.minutes: {self.minutes} was given and has no effect, as the "
-                "processes cannot agree on a step to save after."
-            )
+        for path in run_on_main(lambda: [*remove_leftovers(self.directory(runner))]):
+            runner.logger.info(f"Removed {path}, which a killed run left.")
 
     @override
     def after_train_epoch(self, runner: RunView) -> None:
@@ -196,8 +175,7 @@ class CheckpointHook(Hook):
             is_last or self.every_n_epochs(runner, self.interval, self.save_begin)
         ):
             self._due = runner.epoch + 1
-            if is_last or not runner.holds_gradients:
-                self._save_due(runner, runner.iter)
+            self._save_due(runner, runner.iter, is_last=is_last)
 
     @override
     def after_train_iter(
@@ -208,13 +186,14 @@ class CheckpointHook(Hook):
             is_last = self.save_last and self.is_last_train_iter(runner)
             if is_last or self.every_n_train_iters(runner, self.interval, self.save_begin):
                 self._due = runner.iter + 1
-        # Accumulated gradients are in no checkpoint: it waits for the step that uses them.
-        if self._due is not None and (is_last or not runner.holds_gradients):
-            self._save_due(runner, runner.iter + 1)
+        if self._due is not None:
+            self._save_due(runner, runner.iter + 1, is_last=is_last)
 
-    def _save_due(self, runner: RunView, num_steps: int) -> None:
-        number, self._due = self._due if self.by_epoch else num_steps, None
-        self._save(runner, self.filename_tmpl.format(number), num_steps)
+    def _save_due(self, runner: RunView, num_steps: int, *, is_last: bool) -> None:
+        # Accumulated gradients are in no checkpoint: it waits for the step that uses them.
+        if is_last or not runner.holds_gradients:
+            number, self._due = self._due if self.by_epoch else num_steps, None
+            self._save(runner, self.filename_tmpl.format(number), num_steps)
 
     @override
     def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
@@ -226,6 +205,7 @@ class CheckpointHook(Hook):
             names = list(self.best_records) or [next(numbers, next(iter(metrics)))]
         for name in names:
             score = score_of(metrics, name, "CheckpointHook.save_best")
+            self.settle(runner)  # a failed write changes the best record
             if self._is_best(name, score):
                 self._save_best(runner, name, score)
 
@@ -237,7 +217,7 @@ class CheckpointHook(Hook):
             # A hook ended the training, or the file could not be written.
             number = runner.epoch if self.by_epoch else runner.iter
             name = self.filename_tmpl.format(number)
-            if not self._save(runner, name, runner.iter, and_wait=True):
+            if not (self._save(runner, name, runner.iter) and self.settle(runner)):
                 raise CheckpointWriteError(
                     f"The checkpoint at the end of training could not be written to "
                     f"{self.directory(runner)}; the log says why. The older ones are whole."
@@ -259,31 +239,29 @@ class CheckpointHook(Hook):
         state = checkpoint.get(_KEY, {})
         # No other file is deleted, or taken for a model, because a checkpoint names it.
         templates = (self.filename_tmpl, "epoch_{}.pth", "iter_{}.pth")
+        pattern = "|".join(re.escape(one).replace(r"\{\}", "[0-9]+", 1) for one in templates)
         self._kept = [
             name
             for name in state.get("kept", [])
-            if any(_is_of_template(name, template) for template in templates)
+            if re.fullmatch(pattern, name) and is_file_name(name)
         ]
         for name, record in state.get("best", {}).items():
             is_followed = name in self.save_best or self.save_best == ["auto"]
             if is_followed and record.get("file") == _file_of_best(name):
                 self.best_records[name] = dict(record)
 
-    def save_now(self, runner: RunView, *, and_wait: bool = False) -> Path | None:
+    def save_now(self, runner: RunView) -> Path | None:
         """Save between two steps regardless of the interval; every process must call this.
 
-        Args:
-            runner: The run.
-            and_wait: Return when the file is whole.
-
         Returns:
-            The file, which may have been written before if no step was taken since; ``None`` if it
-            could not be written.
+            The file, which is whole, and may have been written before if no step was taken since;
+            ``None`` if it could not be written.
         """
-        is_written, now = self.settle(runner), runner.iter
-        if not (is_written and self._newest and self._newest[0] == now):
+        now = runner.iter
+        if not (self.settle(runner) and self._newest and self._newest[0] == now):
             template = "iter_{}.pth" if self.by_epoch else self.filename_tmpl
-            self._save(runner, template.format(now), now, and_wait=and_wait)
+            self._save(runner, template.format(now), now)
+            self.settle(runner)
         return self._newest[1] if self._newest and self._newest[0] == now else None
 
     @override
@@ -298,76 +276,48 @@ class CheckpointHook(Hook):
         rule = self._rules.get(name) or self._rules.get("auto")
         return is_better(score, before, rule or rule_of(name, "CheckpointHook.rule"))
 
-    def _save(self, runner: RunView, name: str, num_steps: int, *, and_wait: bool = False) -> bool:
+    def _save(self, runner: RunView, name: str, num_steps: int) -> bool:
         """Save to the file ``name``; return whether it was, or may yet be, written."""
         self.settle(runner)  # a failed write changes which files are kept
         directory = self.directory(runner)
-        before = self._kept, self._newest
+        self._before = self._kept, self._newest, self.best_records
         self._kept = [*(one for one in self._kept if one != name), name]
         self._newest = num_steps, directory / name
         outdated = self._kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
-        paths = [directory / one for one in outdated]
-
-        def settle(is_written: bool) -> None:  # noqa: FBT001
-            if is_written:
-                self._kept = [one for one in self._kept if one not in outdated]
-            else:
-                self._kept, self._newest = before
-
-        is_written = self._write(
+        return self._write(
             runner,
-            directory / name,
-            settle,
-            and_wait=and_wait,
+            name,
             save_optimizer=self.save_optimizer,
             save_param_scheduler=self.save_param_scheduler,
-            then=lambda: _delete(paths, runner.logger),
+            then=lambda: _delete([directory / one for one in outdated], runner.logger),
         )
-        runner.interruption.note_saved()
-        return is_written
 
     def _save_best(self, runner: RunView, metric: str, score: float) -> None:
-        self.settle(runner)  # a failed write changes the best record
-        before, file = self.best_records, _file_of_best(metric)
+        self._before = self._kept, self._newest, self.best_records
+        file = _file_of_best(metric)
         record = {"score": score, "epoch": runner.epoch, "iter": runner.iter, "file": file}
-        self.best_records = {**before, metric: record}
-
-        def settle(is_written: bool) -> None:  # noqa: FBT001
-            if is_written:
-                runner.logger.info(f"Best {metric} so far: {score:.4f}, saved as {file}.")
-            else:
-                self.best_records = before
-
+        self.best_records = {**self.best_records, metric: record}
+        runner.logger.info(f"Best {metric} so far: {score:.4f}; saving {file}.")
         self._write(
             runner,
-            self.directory(runner) / file,
-            settle,
+            file,
             save_optimizer=False,
             save_param_scheduler=False,
             whole=True,
             mark_as_latest=False,
         )
 
-    def _write(
-        self,
-        runner: RunView,
-        path: Path,
-        settle: Callable[[bool], None],
-        *,
-        and_wait: bool = False,
-        **options: Any,
-    ) -> bool:
-        self._under_way = settle
+    def _write(self, runner: RunView, name: str, **options: Any) -> bool:
         try:
-            runner.save_checkpoint(path.parent, path.name, writer=self._writer, **options)
+            runner.save_checkpoint(self.directory(runner), name, writer=self._writer, **options)
         except CheckpointWriteError as error:
             return self.settle(runner, error)
-        return self.settle(runner) if self._writer is None or and_wait else True
+        return self._writer is not None or self.settle(runner)
 
     def settle(self, runner: RunView, error: CheckpointWriteError | None = None) -> bool:
         """Wait for the file under way, if any; return whether it was written."""
-        settle, self._under_way = self._under_way, None
-        if settle is None:
+        before, self._before = self._before, None
+        if before is None:
             return True
         if error is None and self._writer is not None:
             try:
@@ -375,9 +325,11 @@ class CheckpointHook(Hook):
                 run_on_main(self._writer.wait)
             except CheckpointWriteError as failure:
                 error = failure
-        settle(error is None)
         if error is not None:
+            self._kept, self._newest, self.best_records = before
             runner.logger.error(f"{error} Training continues.")
+        elif self.max_keep_ckpts > 0:
+            self._kept = self._kept[-self.max_keep_ckpts :]
         return error is None
 
 
@@ -393,19 +345,6 @@ def _names(argument: str, value: Any) -> list[str]:
             f"CheckpointHook.{argument}: a name or a list of names is needed, got {value!r}."
         )
     return list(names)
-
-
-def _is_of_template(name: str, template: str) -> bool:
-    """Return whether ``name`` is a file name that ``template`` gives for some number."""
-    before, _, after = template.partition("{}")
-    number = name.removeprefix(before).removesuffix(after)
-    return number.isdecimal() and name == f"{before}{number}{after}" and is_file_name(name)
-
-
-def _clean(directory: Path, logger: logging.Logger) -> None:
-    """Remove unfinished files, and folders of shards that no checkpoint names."""
-    for path in remove_leftovers(directory):
-        logger.info(f"Removed {path}, which a killed run left.")
 
 
 def _delete(paths: Iterable[Path], logger: logging.Logger) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Interruption", "StopSignals"]
 
 # Requests to all processes; the greatest number wins.
-_SAVE, _TIME_UP, _TIME_UP_REQUEUE, _PREEMPTED, _INTERRUPTED = 1, 2, 3, 4, 5
+_TIME_UP, _TIME_UP_REQUEUE, _PREEMPTED, _INTERRUPTED = 1, 2, 3, 4
 _LEAVING = {
     _TIME_UP_REQUEUE: ("out of time", 75),
     _PREEMPTED: ("preempted", 75),
@@ -65,9 +65,8 @@ class Interruption:
         self.saved: Path | None = None
         self.ran_out_of_time = False
         self._wishes: set[int] = set()
-        self._deadlines: dict[int, float] = {}  # of the main process
-        self._save_every_s = 0.0
-        self._save: Callable[[Runner], object] | None = None
+        # When the main process's time is up, and the request that follows.
+        self._deadline: tuple[float, int] | None = None
         self._group: Any = None
         self._can_agree = True
         self._exchanged_s, self._interval, self._steps_left = time.monotonic(), 1, 1
@@ -83,7 +82,7 @@ class Interruption:
         """
         if not self._is_listening:
             return False
-        is_due = self._deadlines and time.monotonic() >= min(self._deadlines.values())
+        is_due = self._deadline is not None and time.monotonic() >= self._deadline[0]
         return bool(self._wishes or is_due or self._group is not None)
 
     @contextmanager
@@ -124,20 +123,6 @@ class Interruption:
         """
         self._ask(_PREEMPTED)
 
-    def save_every(self, seconds: float, save: Callable[[Runner], object]) -> bool:
-        """Call ``save`` between two steps whenever the main process's clock says so.
-
-        Args:
-            seconds: Time between the end of one save, or of another checkpoint, and the next.
-            save: Called with the run, on every process after the same step.
-
-        Returns:
-            Whether it will be; several processes may be unable to agree on a step. The answer is
-            the same on all of them.
-        """
-        self._save, self._save_every_s = save, seconds
-        return self._set_deadline(_SAVE, seconds)
-
     def end_after(self, seconds: float, then: Literal["end", "requeue"]) -> bool:
         """End training between two steps, once the main process's clock says so.
 
@@ -147,14 +132,13 @@ class Interruption:
                 saved in both cases.
 
         Returns:
-            Whether it will; see :meth:`save_every`.
+            Whether it will; several processes may be unable to agree on a step. The answer is
+            the same on all of them.
         """
-        return self._set_deadline(_TIME_UP if then == "end" else _TIME_UP_REQUEUE, seconds)
-
-    def note_saved(self) -> None:
-        """Let the clock of :meth:`save_every` begin again."""
-        if _SAVE in self._deadlines:
-            self._deadlines[_SAVE] = time.monotonic() + self._save_every_s
+        if self._can_agree and mm_dist.is_main_process():
+            wish = _TIME_UP if then == "end" else _TIME_UP_REQUEUE
+            self._deadline = time.monotonic() + seconds, wish
+        return self._can_agree
 
     def settle(self, runner: Runner) -> None:
         """Act on a request if there is one; every process calls this after a step.
@@ -168,11 +152,8 @@ class Interruption:
         if runner.holds_gradients:
             return
         wish = self._agreed()
-        for settled in range(wish + 1):  # one by one: a signal may add another at any instant
-            self._wishes.discard(settled)
-        if wish == _SAVE and self._save is not None:
-            self._save(runner)
-        elif wish == _TIME_UP:
+        self._wishes.discard(wish)
+        if wish == _TIME_UP:
             saved = self._save_and_say(runner)
             runner.logger.warning(
                 f"The time is up: training ends after epoch {runner.epoch}, step {runner.iter} of "
@@ -205,7 +186,7 @@ class Interruption:
 
         Several processes finish it: they agree at its end.
         """
-        return self._group is None and self._own_wish() > _SAVE and not runner.holds_gradients
+        return self._group is None and self._own_wish() > 0 and not runner.holds_gradients
 
     def _agreed(self) -> int:
         """Return the strongest request of all processes, 0 if there is none or none was asked."""
@@ -226,17 +207,9 @@ class Interruption:
         return int(strongest)
 
     def _own_wish(self) -> int:
-        now = time.monotonic()
-        for wish, deadline in self._deadlines.items():
-            if now >= deadline:
-                self._wishes.add(wish)
-                self._deadlines[wish] = now + (self._save_every_s if wish == _SAVE else 0.0)
+        if self._deadline is not None and time.monotonic() >= self._deadline[0]:
+            self._wishes.add(self._deadline[1])
         return max(self._wishes, default=0)
-
-    def _set_deadline(self, wish: int, seconds: float) -> bool:
-        if self._can_agree and mm_dist.is_main_process():
-            self._deadlines[wish] = time.monotonic() + seconds
-        return self._can_agree
 
     def _ask(self, wish: int) -> None:
         if self._is_listening and self._can_agree:
@@ -342,7 +315,7 @@ def _group_of_cpus(runner: Runner) -> Any:
     if failures:
         runner.logger.warning(
             f"No gloo group can be made ({failures[0]}): signals save no checkpoint, and "
-            "TimeLimitHook and CheckpointHook's minutes have no effect."
+            "TimeLimitHook has no effect."
         )
         return None
     return group
@@ -352,7 +325,7 @@ def _save_checkpoint(runner: Runner) -> Path | None:
     hook = next((one for one in runner.hooks if isinstance(one, CheckpointHook)), None)
     # A run cannot resume from the weights alone.
     if hook is not None and hook.save_optimizer and hook.save_param_scheduler:
-        return hook.save_now(runner, and_wait=True)
+        return hook.save_now(runner)
     if hook is not None:  # its thread may yet write the same file, or name its own as the newest
         hook.settle(runner)
     path = Path(runner.work_dir) / f"iter_{runner.iter}.pth"
