@@ -169,11 +169,6 @@ def test_num_batch_per_epoch_limits_each_phase(make_runner):
     assert (runner.iter, metrics[0].sizes, metrics[1].sizes) == (4, [12, 12], [4])
 
 
-def test_a_worker_init_fn_that_is_none_is_named_by_its_path():
-    with pytest.raises(ConfigError, match=r"train_dataloader\.worker_init_fn: .*got 3"):
-        build(loader_cfg(worker_init_fn=3))
-
-
 def test_what_the_dataloader_refuses_is_named_by_its_path():
     with pytest.raises(ConfigError, match="train_dataloader: DataLoader refused its arguments"):
         build(loader_cfg(batch_size=-1))
@@ -252,25 +247,20 @@ def test_a_sampler_that_every_rank_would_see_alike_is_refused():
     assert len(build(loader_cfg(sampler=own), world_size=2)) == 6
 
 
-def test_num_batch_per_epoch_without_a_batch_size_says_what_is_missing():
+def test_num_batch_per_epoch_needs_a_batch_size_and_a_length():
     cfg = loader_cfg(num_batch_per_epoch=2, batch_sampler={"type": BatchSampler})
     del cfg["batch_size"]
-    with pytest.raises(ConfigError, match=r"train_dataloader\.num_batch_per_epoch.*batch_size"):
+    with pytest.raises(ConfigError, match=r"\.num_batch_per_epoch.* got None and Blobs"):
         build(cfg)
-
-
-def test_num_batch_per_epoch_needs_a_number_and_a_length():
-    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: a positive .* got 0, 4 and Blobs"):
-        build(loader_cfg(num_batch_per_epoch=0))
 
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(())
 
-    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 2, 4 and Stream"):
-        build(loader_cfg(dataset=Stream(), num_batch_per_epoch=2))
-    Stream.__len__ = lambda _: 9
-    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 2, 4 and Stream"):
+        def __len__(self):
+            return 9
+
+    with pytest.raises(ConfigError, match=r"num_batch_per_epoch: .* got 4 and Stream"):
         build(loader_cfg(dataset=Stream(), num_batch_per_epoch=2))
 
 
@@ -401,8 +391,6 @@ def test_all_workers_but_the_first_can_be_told_to_be_quiet():
                 r"Did you mean 'batch_size'"
             ),
         ),
-        ({"collate_fn": 3}, ConfigError, r"train_dataloader\.collate_fn: a name .*default_collate"),
-        ({"collate_fn": {}}, ConfigError, r"train_dataloader\.collate_fn: the key 'type'"),
         (
             {"collate_fn": "default_colate"},
             ComponentNotFoundError,
@@ -431,8 +419,6 @@ def test_all_workers_but_the_first_can_be_told_to_be_quiet():
     ],
     ids=[
         "unknown-key",
-        "collate-number",
-        "collate-no-type",
         "collate-name",
         "sampler-name",
         "sampler-argument",
@@ -450,15 +436,11 @@ def test_wrong_keys_are_named_by_their_path(monkeypatch, changes, error, message
     ("cfg", "message"),
     [
         (3, r"train_dataloader: a DataLoader or a dict is needed, got 3"),
-        ({"batch_size": 2}, r"train_dataloader\.dataset: this key is missing; given: 'batch_size'"),
-        ({"dataset": [1]}, r"train_dataloader\.batch_size: this key is missing; given: 'dataset'"),
-        (
-            {"dataset": [], "batch_size": 1},
-            r"The dataset \(list\) is empty",
-        ),
+        ({"batch_size": 2}, r"train_dataloader\.dataset: a dataset or a dict .* got None"),
+        ({"dataset": [], "batch_size": 1}, r"The dataset \(list\) is empty"),
     ],
-    ids=["number", "no-dataset", "no-batch-size", "empty"],
+    ids=["number", "no-dataset", "empty"],
 )
-def test_missing_keys_are_named_by_their_path(cfg, message):
+def test_what_is_no_config_of_a_loader_is_refused(cfg, message):
     with pytest.raises(ConfigError, match=message):
         build(cfg)

@@ -244,15 +244,6 @@ def test_on_cuda_every_value_arrives_while_the_device_is_busy(looks_ahead):
     assert torch.stack(sums).tolist() == [256 * 1024 * float(i) for i in range(50)]
 
 
-@needs_cuda
-def test_on_cuda_images_arrive_with_channels_last():
-    device = torch.device("cuda")
-    images = torch.randn(2, 3, 8, 8)
-    (batch,) = placed(feed_to(device, channels_last=True), [{"images": images}])
-    assert batch["images"].is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(batch["images"].cpu(), images)
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_loader_that_began_midway_gives_all_of_itself_to_others(num_workers):
     loader = build(loader_cfg(num_workers=num_workers, persistent_workers=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -61,26 +61,18 @@ def build_dataloader(
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: a DataLoader or a dict is needed, got {cfg!r}.")
     options = dict(cfg)
-    needed = ["dataset"] if "batch_sampler" in options else ["dataset", "batch_size"]
-    for key in needed:
-        if key not in options:
-            raise ConfigError(
-                f"{where}.{key}: this key is missing; given: "
-                f"{', '.join(map(repr, cfg)) or 'none'}. It is needed: a dataset, or a dict with "
-                "its 'type' and arguments, and the number of samples per process and step."
-            )
     dataset = _dataset_of(options, settings, where)
     _add_sampling(options, dataset, settings, shuffle=shuffle, where=where)
     collate_fn = options.get("collate_fn", "pseudo_collate")
     if collate_fn is not None:
-        options["collate_fn"] = _function(collate_fn, f"{where}.collate_fn")
+        options["collate_fn"] = _function(collate_fn)
     init = options.pop("worker_init_fn", None)
     options["worker_init_fn"] = functools.partial(
         start_worker,
         seed=settings.seed,
         rank=settings.rank,
         is_quiet=bool(options.pop("disable_subprocess_warning", False)),
-        then=None if init is None else _function(init, f"{where}.worker_init_fn"),
+        then=None if init is None else _function(init),
     )
     # Not the global generator: starting an epoch must not draw from the one that dropout uses.
     options.setdefault("generator", settings.generator)
@@ -121,7 +113,7 @@ def num_batches(loader: DataLoader[Any], where: str) -> int:
 
 def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> Any:
     """Take the dataset out of ``options``; return it built, or as much of it as is asked for."""
-    dataset = options.pop("dataset")
+    dataset = options.pop("dataset", None)
     if isinstance(dataset, Mapping):
         dataset = build_from_cfg(dataset, DATASETS, where=f"{where}.dataset")
     check_dataset(dataset, f"{where}.dataset")
@@ -134,11 +126,10 @@ def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> 
     own = batches.get("batch_size") if isinstance(batches, Mapping) else None
     batch_size = options.get("batch_size", own)
     has_indices = hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
-    if not isinstance(num_batches, int) or num_batches < 1 or not has_indices or not batch_size:
+    if not has_indices or not batch_size:
         raise ConfigError(
-            f"{where}.num_batch_per_epoch: a positive integer, a batch_size, and a dataset with a "
-            f"length and indices, are needed; got {num_batches!r}, {batch_size!r} and "
-            f"{type(dataset).__name__}."
+            f"{where}.num_batch_per_epoch: a batch_size, and a dataset with a length and indices, "
+            f"are needed; got {batch_size!r} and {type(dataset).__name__}."
         )
     return FirstSamples(dataset, num_batches * batch_size * settings.world_size)
 
@@ -188,18 +179,11 @@ def _see_all(where: str, sampler: Any) -> ConfigError:
     )
 
 
-def _function(function: Any, where: str) -> Callable[..., Any]:
+def _function(function: Any) -> Any:
     """Resolve a function given as a name, as ``dict(type=name, **kwargs)``, or as itself."""
     if isinstance(function, Mapping):
         kwargs = dict(function)
-        if "type" not in kwargs:
-            raise ConfigError(f"{where}: the key 'type' is missing in {function!r}.")
-        return functools.partial(_function(kwargs.pop("type"), where), **kwargs)
-    if not isinstance(function, str) and not callable(function):
-        raise ConfigError(
-            f"{where}: a name ({', '.join(FUNCTIONS.names())}), a dict with 'type' or a function "
-            f"is needed, got {function!r}."
-        )
+        return functools.partial(_function(kwargs.pop("type", None)), **kwargs)
     return FUNCTIONS.get(function) if isinstance(function, str) else function
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from mm_runner._torch_private import stop_workers
 from mm_runner.errors import ConfigError
 
-from ._batches import as_channels_last, is_plain, map_tensors
+from ._batches import is_plain, map_tensors
 from ._sampler import announce_epoch, is_endless, samplers_of
 from ._seekable import SeekableBatchSampler
 
@@ -73,8 +73,7 @@ class BatchFeed:
 
     Args:
         loader: Gives the batches.
-        runner: The run: its device, seed, generator of loaders, log, and ``device_prefetch`` and
-            ``channels_last`` of its configuration.
+        runner: The run: its device, seed, generator of loaders, log, and ``cfg.device_prefetch``.
 
     Attributes:
         epoch: Number of the current pass, counted from 0.
@@ -110,7 +109,6 @@ class BatchFeed:
         # and a loader with a state_dict would return the position of the batch after.
         has_state = hasattr(loader, "state_dict")
         self._looks_ahead = prefetches and self._num_workers > 0 and not has_state
-        self._channels_last = bool(runner.cfg.get("channels_last"))
 
     # Passes over the data.
 
@@ -282,16 +280,13 @@ class BatchFeed:
             self._copies = self._copies or self._module.Stream(self._device)
             with self._module.stream(self._copies):
                 placed = map_tensors(batch, self._copy)
-        elif self._channels_last:
-            placed = map_tensors(batch, as_channels_last)
         self.waited_s += time.perf_counter() - begin
         return batch, placed
 
     def _copy(self, tensor: Tensor) -> Tensor:
         if not is_plain(tensor) or tensor.device.type != "cpu":
             return tensor  # the model's data preprocessor moves what is left
-        copied = tensor.to(self._device, non_blocking=True)
-        return as_channels_last(copied) if self._channels_last else copied
+        return tensor.to(self._device, non_blocking=True)
 
     def _wait_for_copies(self, batch: Any) -> None:
         """Let the present stream wait for all copies so far; ``batch`` may be used on it then."""

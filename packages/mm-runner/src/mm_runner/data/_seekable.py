@@ -22,9 +22,8 @@ __all__ = ["DataSettings", "SeekableBatchSampler"]
 class DataSettings(NamedTuple):
     """What a loader needs to know of the run.
 
-    ``seed`` is that of the samplers and the workers, ``rank`` makes the workers of each process
-    draw different numbers. ``generator`` seeds the workers; the run sets it anew each epoch.
-    ``device`` is where batches go.
+    ``seed`` is that of samplers and workers. ``generator``, which the run seeds anew each epoch, is
+    that of the loader. ``device`` is where batches go.
     """
 
     seed: int
@@ -62,13 +61,10 @@ class SeekableBatchSampler(Sampler[Any]):
         self.seek(0)
 
     def seek(self, epoch: int, batch: int = 0, samples: int | None = None) -> None:
-        """Let the iterations from now on begin elsewhere.
+        """Let the iterations from now on begin at a batch of an epoch, which seeds depend on.
 
-        Args:
-            epoch: Number of the pass, for the seeds.
-            batch: Number of the batch in it.
-            samples: Samples that all ranks have drawn in it, if that is known; they need not have
-                drawn them in batches of this size.
+        ``samples`` is what all ranks have drawn in it, perhaps in batches of another size, if that
+        is known.
         """
         self._start = (epoch, batch, samples)
 

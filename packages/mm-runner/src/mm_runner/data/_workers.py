@@ -23,13 +23,9 @@ _POLL_S = 5.0
 
 
 def batch_seed(seed: int, rank: int, epoch: int, batch: int) -> int:
-    """Return the seed of the random numbers in a batch, of 63 bits.
+    """Return the seed of the random numbers in a batch of a process, of 63 bits.
 
-    Args:
-        seed: Of the run.
-        rank: Of the process whose batch it is.
-        epoch: Number of the pass over the data, counted from 0.
-        batch: Number of the batch in it, counted from 0.
+    Epochs, and the batches in each, are counted from 0.
     """
     digest = hashlib.blake2b(repr((seed, rank, epoch, batch)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -47,24 +43,13 @@ def seed_process(seed: int) -> None:
 
 
 def start_worker(
-    worker_id: int,
-    seed: int,
-    rank: int,
-    *,
-    is_quiet: bool = False,
-    then: Callable[[int], object] | None = None,
+    worker_id: int, seed: int, rank: int, *, is_quiet: bool, then: Callable[[int], object] | None
 ) -> None:
-    """Prepare a worker as it starts: no two of any two ranks draw the same numbers.
+    """Ignore stop signals, seed the worker by its rank, and call the user's ``worker_init_fn``.
 
-    For what it draws before the first batch, and for iterable datasets, whose batches have no
-    indices. torch has seeded it already, but alike on every rank whose generator is seeded alike.
-
-    Args:
-        worker_id: Number of the worker in its process.
-        seed: Of the run.
-        rank: Of the process that the worker belongs to.
-        is_quiet: Let no worker but the first warn.
-        then: The user's own ``worker_init_fn``.
+    The seed is for what it draws before the first batch, and for iterable datasets, whose batches
+    have no indices. torch has seeded it already, but alike on ranks whose generators are alike.
+    With ``is_quiet`` no worker but the first warns.
     """
     ignore_stop_signals()
     if is_quiet and worker_id > 0:
@@ -77,12 +62,9 @@ def start_worker(
 def ignore_stop_signals(_worker_id: int = 0) -> None:
     """Leave SIGINT, SIGUSR1 and SIGTERM to the main process, which still needs batches to save.
 
-    Terminals, launchers and schedulers send these to every process of a job. The loader itself ends
-    a worker by SIGTERM: that one counts, on Linux, where the sender is known. There the worker also
-    ends when the main process has died.
-
-    The workers of loaders that the Runner builds do this; it may be the ``worker_init_fn`` of
-    another loader.
+    Terminals, launchers and schedulers send these to every process of a job. On Linux a SIGTERM of
+    the loader itself counts, and the worker also ends when the main process has died. Workers of
+    loaders that the Runner builds do this; it may be the ``worker_init_fn`` of another loader.
     """
     for name in ("SIGINT", "SIGUSR1"):  # Windows has no SIGUSR1
         if hasattr(signal, name):
