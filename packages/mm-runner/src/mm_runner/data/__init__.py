@@ -1,12 +1,18 @@
 """From dataloader configs to batches."""
 
 from ._batches import as_channels_last, map_tensors, pseudo_collate
-from ._dataloader import build_dataloader, num_batches
+from ._dataloader import build_dataloader, ignore_stop_signals, num_batches
 from ._datasets import ClassBalancedDataset, ConcatDataset, RepeatDataset, check_dataset
 from ._feed import BatchFeed, DataPosition, failing_sample
-from ._sampler import DefaultSampler, InfiniteSampler, announce_epoch, is_endless
-from ._seekable import DataSettings, SeekableBatchSampler
-from ._workers import batch_seed, ignore_stop_signals
+from ._sampler import (
+    DataSettings,
+    DefaultSampler,
+    InfiniteSampler,
+    SeekableBatchSampler,
+    announce_epoch,
+    batch_seed,
+    is_endless,
+)
 
 __all__ = [
     "BatchFeed",

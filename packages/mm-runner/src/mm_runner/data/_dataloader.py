@@ -1,10 +1,16 @@
-"""A ``DataLoader`` from its config."""
+"""A ``DataLoader`` from its config, and its worker processes."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,10 +29,11 @@ from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cf
 
 from ._datasets import FirstSamples, check_dataset
 from ._feed import has_streams
-from ._seekable import DataSettings, SeekableBatchSampler
-from ._workers import start_worker
+from ._sampler import DataSettings, SeekableBatchSampler, batch_seed, seed_process
 
-__all__ = ["build_dataloader", "num_batches"]
+__all__ = ["build_dataloader", "ignore_stop_signals", "num_batches"]
+
+_POLL_S = 5.0  # how often a worker looks whether its main process lives
 
 # Those of torch's samplers that give each process all samples.
 _SEES_ALL = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -68,7 +75,7 @@ def build_dataloader(
         options["collate_fn"] = _function(collate_fn)
     init = options.pop("worker_init_fn", None)
     options["worker_init_fn"] = functools.partial(
-        start_worker,
+        _start_worker,
         seed=settings.seed,
         rank=settings.rank,
         is_quiet=bool(options.pop("disable_subprocess_warning", False)),
@@ -204,16 +211,55 @@ def _dealt_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> D
     is_plain = type(sampler) in {RandomSampler, SequentialSampler} and type(batches) is BatchSampler
     if draws_its_own_way or not is_plain:
         raise _see_all(f"{where} ({type(loader).__name__})", sampler)
-    names = inspect.signature(DataLoader).parameters.keys() - {
-        "dataset",
-        "batch_sampler",
-        "sampler",
-    }
-    kept = {name: getattr(loader, name, None) for name in names}
-    cfg = {name: value for name, value in kept.items() if value not in (None, "")}
-    of_batches: Any = batches
-    cfg |= {"batch_size": of_batches.batch_size, "drop_last": of_batches.drop_last}
-    is_random = isinstance(sampler, RandomSampler)
-    return build_dataloader(
-        {**cfg, "dataset": loader.dataset}, settings, shuffle=is_random, where=where
-    )
+    arguments = inspect.signature(DataLoader).parameters.keys()
+    given = {name: getattr(loader, name, None) for name in arguments - {"dataset"}}
+    cfg = {name: value for name, value in given.items() if value not in (None, "")}
+    cfg |= {"dataset": loader.dataset, "sampler": None, "batch_sampler": None}
+    for name in ("batch_size", "drop_last"):  # which a loader that was given batches lacks
+        cfg[name] = getattr(batches, name)
+    return build_dataloader(cfg, settings, shuffle=isinstance(sampler, RandomSampler), where=where)
+
+
+def _start_worker(
+    worker_id: int, seed: int, rank: int, *, is_quiet: bool, then: Callable[[int], object] | None
+) -> None:
+    """Ignore stop signals, seed the worker by its rank, and call the user's ``worker_init_fn``.
+
+    The seed is for what it draws before the first batch, and for iterable datasets, whose batches
+    have no indices. torch has seeded it already, but alike on ranks whose generators are alike.
+    With ``is_quiet`` no worker but the first warns.
+    """
+    ignore_stop_signals()
+    if is_quiet and worker_id > 0:
+        warnings.simplefilter("ignore")
+    seed_process(batch_seed(torch.initial_seed() + seed, rank, -1, worker_id))
+    if then is not None:
+        then(worker_id)
+
+
+def ignore_stop_signals(_worker_id: int = 0) -> None:
+    """Leave SIGINT, SIGUSR1 and SIGTERM to the main process, which still needs batches to save.
+
+    Terminals, launchers and schedulers send these to every process of a job. On Linux a SIGTERM of
+    the loader itself counts, and the worker also ends when the main process has died. Workers of
+    loaders that the Runner builds do this; it may be the ``worker_init_fn`` of another loader.
+    """
+    for name in ("SIGINT", "SIGUSR1"):  # Windows has no SIGUSR1
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    main = multiprocessing.parent_process()
+    if sys.platform == "linux" and main is not None:
+        # Held back from torch's handler, which ends the worker whoever sent it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with, args=(main,), name="mm_runner-term", daemon=True).start()
+
+
+def _end_with(main: Any) -> None:
+    """End this worker when its loader sends SIGTERM, or the main process dies."""
+    # Otherwise the main process has died already, or a fork server made this process.
+    is_child = os.getppid() == main.pid
+    while (os.getppid() == main.pid) if is_child else main.is_alive():
+        received = signal.sigtimedwait({signal.SIGTERM}, _POLL_S)
+        if received is not None and received.si_pid == main.pid:
+            break
+    os._exit(0)

@@ -17,8 +17,7 @@ from mm_runner._torch_private import stop_workers
 from mm_runner.errors import ConfigError
 
 from ._batches import is_plain, map_tensors
-from ._sampler import announce_epoch, is_endless, samplers_of
-from ._seekable import SeekableBatchSampler
+from ._sampler import SeekableBatchSampler, announce_epoch, is_endless, samplers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

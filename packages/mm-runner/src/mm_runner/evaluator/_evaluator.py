@@ -1,10 +1,14 @@
-"""Evaluator: runs several metrics."""
+"""Evaluator: runs several metrics, also those of torchmetrics."""
 
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch import Tensor
 
 import mm_dist
 from mm_runner.data import pseudo_collate
@@ -14,9 +18,11 @@ from mm_runner.registry._build import path_within
 
 from ._metric import BaseMetric
 from ._predictions import select, size_of
-from ._torchmetrics import TorchMetric, is_torch_metric
 
-__all__ = ["Evaluator", "build_evaluator", "evaluator_type"]
+__all__ = ["Evaluator", "build_evaluator", "evaluator_type", "is_torch_metric"]
+
+# Where the words of a class's name begin.
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class Evaluator:
@@ -81,12 +87,11 @@ class Evaluator:
 
     def reported_names(self) -> list[str] | None:
         """Return the names of all metrics; ``None`` if one does not say which it reports."""
-        if type(self).evaluate is not Evaluator.evaluate:
-            return None
+        is_own = type(self).evaluate is not Evaluator.evaluate
         found: list[str] = []
         for metric in self.metrics:
             names = metric.reported_names() if isinstance(metric, BaseMetric) else None
-            if names is None:
+            if names is None or is_own:
                 return None
             found += names
         return found
@@ -99,9 +104,9 @@ class Evaluator:
         In a run of several processes each gives all of them, and takes its share.
 
         Args:
-            data_samples: Predictions for all samples, in the form that the model returns for a
-                batch, such as :func:`load_predictions` returns them: a list with an entry per
-                sample, tensors with a row for each, or a tuple or dict of these.
+            data_samples: Predictions for all samples, as :func:`load_predictions` returns them: a
+                list with an entry per sample, tensors with a row for each, or a tuple or dict of
+                these.
             data: What the samples were predicted from, in the same order, such as a dataset;
                 metrics get the values of a chunk as ``pseudo_collate`` puts them together.
             chunk_size: How many samples metrics get at a time.
@@ -162,7 +167,7 @@ def _build(metric: Any, where: str) -> Any:
     if isinstance(metric, Mapping) and evaluator_type(metric) is None:
         metric = build_from_cfg(metric, METRICS, where=where)
     if is_torch_metric(metric):
-        return TorchMetric(metric)
+        return _TorchMetric(metric)
     # An evaluator's process() takes the arguments of a metric's in another order: as a metric it
     # would report wrong numbers. Those of other libraries are known by their method.
     is_evaluator = hasattr(metric, "offline_evaluate") and not hasattr(metric, "compute_metrics")
@@ -172,3 +177,79 @@ def _build(metric: Any, where: str) -> Any:
             "Of an evaluator give its metrics."
         )
     return metric
+
+
+def is_torch_metric(value: Any) -> bool:
+    """Return whether ``value`` is a metric or collection of torchmetrics, or a class of these."""
+    library = sys.modules.get("torchmetrics")  # imported, if there is one of its objects
+    if library is None:
+        return False
+    kind = value if inspect.isclass(value) else type(value)
+    return issubclass(kind, (library.Metric, library.MetricCollection))
+
+
+class _TorchMetric:
+    """Feeds a metric of torchmetrics with what ``forward(mode='predict')`` returns.
+
+    That is ``(preds, target)``, or a dict of the arguments of its ``update``. Over the processes it
+    gathers its state itself. A single value is reported by the name of the class in lower case:
+    ``multiclass_accuracy``.
+
+    Args:
+        metric: A metric, or a collection of them.
+    """
+
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+        self.dataset_meta: Any = None
+        self._num_samples = 0
+        # The newest batch waits: it may hold samples that only fill up the process's share.
+        self._newest: Any = None
+
+    def reset(self) -> None:
+        self.metric.reset()
+        self._num_samples, self._newest = 0, None
+
+    def process(self, data_batch: Any, data_samples: Any) -> None:  # noqa: ARG002 - as of a metric
+        is_pair = isinstance(data_samples, (list, tuple)) and len(data_samples) == 2
+        if not (is_pair or isinstance(data_samples, Mapping)):
+            raise ConfigError(
+                f"{type(self.metric).__name__} takes (preds, target), or a dict of what its "
+                f"update() takes, from forward(mode='predict'), got {short_repr(data_samples)}."
+            )
+        self._update()
+        self._newest = tuple(data_samples) if is_pair else data_samples
+        self._num_samples += size_of(self._newest)
+
+    def evaluate(self, size: int) -> dict[str, Any]:
+        rank, world_size = mm_dist.get_dist_info()
+        excess = 0
+        if sum(mm_dist.all_gather_object(self._num_samples)) > size:
+            excess = self._num_samples - len(range(rank, size, world_size))
+        self._update(leave_out=max(excess, 0))
+        # Equal as its own synchronisation makes it, or, where that is switched off, the main one's.
+        values = self.metric.compute()
+        name = _WORDS.sub("_", type(self.metric).__name__).lower()
+        named = values if isinstance(values, Mapping) else {name: values}
+        results = [{str(k): v.tolist() if isinstance(v, Tensor) else v for k, v in named.items()}]
+        mm_dist.broadcast_object_list(results)
+        self.reset()
+        return results[0]
+
+    def _update(self, leave_out: int = 0) -> None:
+        newest, self._newest = self._newest, None
+        if leave_out and newest is not None:
+            newest = select(newest, range(size_of(newest) - leave_out))
+        if newest is None or not size_of(newest):
+            return
+        positional, named = ((), newest) if isinstance(newest, Mapping) else (newest, {})
+        for value in (*positional, *named.values()):
+            if isinstance(value, Tensor):
+                self.metric.to(value.device)
+        try:
+            self.metric.update(*positional, **named)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"{type(self.metric).__name__}.update() refused what forward(mode='predict') "
+                f"returned: {error}"
+            ) from error

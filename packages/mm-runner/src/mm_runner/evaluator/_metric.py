@@ -1,4 +1,4 @@
-"""Base class of metrics, and numbers from their results."""
+"""Base class of metrics, the accuracy of a classifier, and numbers from results."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import override
 
 import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import short_repr
 
-__all__ = ["BaseMetric", "as_number", "score_of"]
+__all__ = ["Accuracy", "BaseMetric", "as_number", "score_of"]
 
 
 class BaseMetric(ABC):
@@ -116,6 +117,57 @@ class BaseMetric(ABC):
 
     def _full_name(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
+
+
+class Accuracy(BaseMetric):
+    """Share of samples whose label has the highest score.
+
+    Takes what ``forward(mode='predict')`` returns as ``(scores, labels)``: ``scores`` of shape
+    ``(batch, classes)``, of two classes at least, ``labels`` of shape ``(batch,)``. Reports
+    ``accuracy``, from 0 to 1.
+
+    Args:
+        **kwargs: As in :class:`BaseMetric`.
+
+    Raises:
+        ConfigError: As it is evaluated, if predictions are anything else, or there are none.
+    """
+
+    reported_metrics = ("accuracy",)
+
+    @override
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        is_pair = isinstance(data_samples, (list, tuple)) and len(data_samples) == 2
+        scores, labels = data_samples if is_pair else (data_samples, None)
+        # Of a single score the highest is always the first.
+        fits = isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > 1
+        # Labels of another shape would be compared in pairs with all.
+        if not fits or getattr(labels, "shape", None) != scores.shape[:1]:
+            given = [
+                f"Tensor{tuple(one.shape)}" if isinstance(one, Tensor) else short_repr(one)
+                for one in (scores, labels)
+            ]
+            raise ConfigError(
+                "Accuracy takes (scores, labels) from forward(mode='predict'), tensors of shapes "
+                "(batch, classes), of two classes at least, and (batch,); "
+                f"got {given[0]} and {given[1]}."
+            )
+        # Left on the device: a transfer here would make every step of the validation wait.
+        self.results.append(scores.argmax(dim=1) == labels)
+
+    @override
+    def sample_results(self) -> list[bool]:
+        batches: list[Tensor] = self.results
+        return [hit for batch in batches for hit in batch.tolist()]
+
+    @override
+    def compute_metrics(self, results: list[bool]) -> dict[str, float]:
+        if not results:
+            raise ConfigError(
+                "Accuracy has no prediction to evaluate: the loader gave no batch. Make its "
+                "batch_size smaller, drop_last false, or the dataset larger."
+            )
+        return {"accuracy": sum(results) / len(results)}
 
 
 def as_number(value: Any) -> int | float | None:
