@@ -82,12 +82,6 @@ def test_batches_come_in_order_unless_shuffled():
     assert labels(build({**cfg, "shuffle": False}, shuffle=True)) == labels(build(cfg))
 
 
-def test_shuffling_is_reproducible_by_the_seed():
-    cfg = loader_cfg(size=24, batch_size=24)
-    assert labels(build(cfg, shuffle=True)) == labels(build(cfg, shuffle=True))
-    assert labels(build(cfg, shuffle=True)) != labels(build(cfg, shuffle=True, seed=1))
-
-
 def test_the_config_is_left_as_it_was():
     cfg = loader_cfg(sampler={"type": "DefaultSampler", "shuffle": True})
     before = dict(cfg)
@@ -338,23 +332,12 @@ def _seed_alike(worker_id, seed):  # noqa: ARG001
     torch.manual_seed(seed)
 
 
-class Tags(RandomNumbers):
-    def __getitem__(self, index):
-        return _tag
-
-
 _tag = None
 
 
 def _set_tag(worker_id, text):
     global _tag  # noqa: PLW0603 - that of the worker's process
     _tag = f"{text}{worker_id}"
-
-
-def test_a_worker_init_fn_of_ones_own_is_called():
-    cfg = {"dataset": Tags(), "batch_size": 2, "num_workers": 2}
-    loader = build({**cfg, "worker_init_fn": {"type": _set_tag, "text": "worker"}})
-    assert list(loader) == [["worker0"] * 2, ["worker1"] * 2]
 
 
 class StopSignals(RandomNumbers):
@@ -369,62 +352,27 @@ def test_workers_with_a_worker_init_fn_of_ones_own_leave_signals_to_the_run_too(
     assert second == ([True] * 2, ["ignore"] * 2, ["worker1"] * 2)
 
 
-class Warns(RandomNumbers):
-    def __getitem__(self, index):
-        return warnings.filters[0][0]
-
-
-def test_all_workers_but_the_first_can_be_told_to_be_quiet():
-    cfg = {"dataset": Warns(), "batch_size": 2, "num_workers": 2}
-    first, second = build({**cfg, "disable_subprocess_warning": True})
-    assert (first, second) == ([warnings.filters[0][0]] * 2, ["ignore"] * 2)
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
         (
             {"batchsize": 4},
             ConfigError,
-            (
-                r"train_dataloader\.batchsize: unknown argument of DataLoader.*"
-                r"Did you mean 'batch_size'"
-            ),
+            r"^train_dataloader\.batchsize: unknown argument of DataLoader.*mean 'batch_size'",
         ),
-        (
-            {"collate_fn": "default_colate"},
-            ComponentNotFoundError,
-            r"No function named 'default_colate'.*Did you mean 'default_collate'",
-        ),
-        (
-            {"sampler": {"type": "DefaultSamplr"}},
-            ComponentNotFoundError,
-            r"No data sampler named 'DefaultSamplr'.*Did you mean 'DefaultSampler'",
-        ),
+        ({"collate_fn": "default_colate"}, ComponentNotFoundError, r"mean 'default_collate'"),
         (
             {"sampler": {"type": "DefaultSampler", "shufle": True}},
             ConfigError,
-            r"train_dataloader\.sampler\.shufle: unknown argument.*'shuffle'",
-        ),
-        (
-            {"dataset": {"type": "Bloobs"}},
-            ComponentNotFoundError,
-            r"No dataset named 'Bloobs'.*Did you mean 'Blobs'",
+            r"^train_dataloader\.sampler\.shufle: unknown argument.*'shuffle'",
         ),
         (
             {"dataset": {"type": "Blobs", "siez": 3}},
             ConfigError,
-            r"train_dataloader\.dataset\.siez: unknown argument of Blobs.*'size'",
+            r"^train_dataloader\.dataset\.siez: unknown argument of Blobs.*'size'",
         ),
     ],
-    ids=[
-        "unknown-key",
-        "collate-name",
-        "sampler-name",
-        "sampler-argument",
-        "dataset-name",
-        "dataset-argument",
-    ],
+    ids=["unknown-key", "collate-name", "sampler-argument", "dataset-argument"],
 )
 def test_wrong_keys_are_named_by_their_path(monkeypatch, changes, error, message):
     monkeypatch.setitem(DATASETS._registered, "Blobs", Blobs)

@@ -59,16 +59,14 @@ def loader(dataset, **options):
     ("dataset", "size"),
     [
         (_SAMPLES, 24),
-        (tuple(_SAMPLES), 24),
         (Duck(), 24),
         ({"type": as_list}, 24),
-        ({"type": "test_datasets:as_list"}, 24),
         ({"type": "RepeatDataset", "dataset": _SAMPLES, "times": 2}, 48),
         ({"type": "ConcatDataset", "datasets": [_SAMPLES, {"type": as_list}]}, 48),
         ({"type": "torch.utils.data:ConcatDataset", "datasets": [_SAMPLES, Duck()]}, 48),
         ({"type": "torch.utils.data:Subset", "dataset": _SAMPLES, "indices": list(range(12))}, 12),
     ],
-    ids=["list", "tuple", "duck", "function", "name", "repeat", "concat", "torchs", "subset"],
+    ids=["list", "duck", "function", "repeat", "concat", "torchs", "subset"],
 )
 def test_any_list_of_samples_trains_validates_and_tests(make_runner, dataset, size):
     runner = make_runner(
@@ -124,13 +122,10 @@ def config_of(runner):
     "value",
     [
         ["coco", "lvis"],
-        [["coco", "2017"], ["lvis"]],
         [{"type": "Joined", "ann_file": "a"}, {"type": "Joined"}],
-        [f"{index}.jpg" for index in range(1001)],
         [{"type": "Joined"}] * 1001,
-        [],
     ],
-    ids=["names", "lists", "configs", "files", "many", "none"],
+    ids=["names", "configs", "many"],
 )
 def test_the_configuration_of_a_run_keeps_settings_called_dataset(make_runner, value):
     dataset = {"type": Joined, "dataset": value, "datasets": value}
@@ -177,16 +172,14 @@ def test_a_list_of_configs_is_no_dataset(tmp_path, kind):
         build_from_cfg({"type": "RepeatDataset", "dataset": configs, "times": 2}, DATASETS)
 
 
-@pytest.mark.parametrize("kind", ["car", "os.name", "a/b.jpg", 3, None])
-def test_samples_may_have_a_type_of_their_own(kind):
-    samples = [{"type": kind, "box": (1, 2)}] * 8
-    settings = DataSettings(0, torch.Generator(), 0, 1)
-    built = build_dataloader(loader(samples), settings, shuffle=True, where="here")
-    assert built.dataset is samples
-
-
-def test_text_in_brackets_may_be_a_sample():
-    samples = ["<unk>", "<first.name>", "<list of samples>", "<torch>"]
+@pytest.mark.parametrize(
+    "samples",
+    [
+        *([{"type": kind, "box": (1, 2)}] * 8 for kind in ("car", "os.name", "a/b.jpg", 3, None)),
+        ["<unk>", "<first.name>", "<list of samples>", "<torch>"],
+    ],
+)
+def test_samples_may_have_a_type_of_their_own_or_be_text(samples):
     settings = DataSettings(0, torch.Generator(), 0, 1)
     built = build_dataloader(loader(samples), settings, shuffle=True, where="here")
     assert built.dataset is samples
@@ -215,12 +208,3 @@ def test_within_wrappers_too():
         cfg = {"type": "RepeatDataset", "dataset": dataset, "times": 2}
         with pytest.raises(ConfigError, match="dataset: a dataset with a length and indices, or"):
             build_from_cfg(cfg, DATASETS)
-
-
-def test_other_arguments_of_the_loader_are_checked_as_ever(tmp_path):
-    for key, value in (("num_workers", "two"), ("num_wrokers", 2)):
-        arguments = runner_arguments(
-            tmp_path / "run", train_dataloader=loader(_SAMPLES, **{key: value})
-        )
-        with pytest.raises(ConfigError, match=rf"^train_dataloader\.{key}: "):
-            Runner.from_cfg(arguments)

@@ -5,10 +5,9 @@ import copy
 import pytest
 from test_resume_midway import Seen, StopAfter
 from torch.utils.data import DataLoader, IterableDataset
-from toy import NO_VALIDATION, Blobs, Classifier, Killed, StopBeforeEpoch, loader_cfg
+from toy import NO_VALIDATION, Blobs, Classifier, Killed, StopBeforeEpoch
 from typing_extensions import override
 
-from mm_runner.hooks import Hook
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 
 
@@ -34,21 +33,6 @@ class Stream(IterableDataset):
         self.at, self.num_passes = state["at"], state["num_passes"]
 
 
-class First(Hook):
-    """Keeps where the data stood behind the first batch, and may end the training as a kill."""
-
-    def __init__(self, fail_at=None):
-        self.fail_at, self.states = fail_at, []
-
-    @override
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if runner.iter == 0:
-            self.states.append(runner.train_dataloader.dataset.state_dict())
-        if runner.iter == self.fail_at:
-            self.fail_at = None
-            raise Killed
-
-
 def expect_the_rest(make, tmp_path, stop, before):
     """Expect of a run that was killed, and is resumed, the steps of one that was not.
 
@@ -62,36 +46,6 @@ def expect_the_rest(make, tmp_path, stop, before):
         make(stop).train()
     make(rest, resume=True).train()
     assert rest.steps == whole.steps[getattr(stop, "step", before) :]
-
-
-def test_unless_somebody_has_set_it_elsewhere(make_runner):
-    first, stream = First(2), Stream()
-    loader = {**loader_cfg(), "dataset": stream}
-    runner = make_runner(**NO_VALIDATION, train_dataloader=loader, custom_hooks=[first])
-    with pytest.raises(Killed):
-        runner.train()
-    stream.load_state_dict({"at": 8, "num_passes": 7})
-    runner.train()
-    assert first.states[1] == {"at": 12, "num_passes": 7}
-
-
-@pytest.mark.parametrize("loop", [EpochBasedTrainLoop, IterBasedTrainLoop])
-@pytest.mark.parametrize("stop", [StopAfter(5), StopAfter(6), StopBeforeEpoch(1)])
-def test_a_stream_goes_on_with_its_next_pass_as_well(make_runner, tmp_path, loop, stop):
-    of_steps = loop is IterBasedTrainLoop
-    if of_steps and isinstance(stop, StopBeforeEpoch):
-        pytest.skip("there is one epoch in all")
-
-    def make(*hooks, **more):
-        return make_runner(
-            **NO_VALIDATION,
-            train_dataloader={**loader_cfg(), "dataset": Stream()},
-            train_cfg={"type": loop, **({"max_iters": 12} if of_steps else {"max_epochs": 2})},
-            custom_hooks=hooks,
-            **more,
-        )
-
-    expect_the_rest(make, tmp_path, stop, before=6)
 
 
 class FromItsBegin(Stream):
@@ -140,12 +94,10 @@ class OfItsEpoch(IterableDataset):
         self.loaded = state
 
 
-@pytest.mark.parametrize("dataset", [FromItsBegin, OfItsEpoch])
+@pytest.mark.parametrize("dataset", [Stream, FromItsBegin, OfItsEpoch])
 @pytest.mark.parametrize("loop", [EpochBasedTrainLoop, IterBasedTrainLoop])
 @pytest.mark.parametrize("stop", [StopAfter(5), StopAfter(6), StopBeforeEpoch(1)])
-def test_so_does_one_whose_state_behind_a_pass_is_its_end(
-    make_runner, tmp_path, dataset, loop, stop
-):
+def test_a_stream_goes_on_with_its_next_pass_as_well(make_runner, tmp_path, dataset, loop, stop):
     of_steps = loop is IterBasedTrainLoop
     if of_steps and isinstance(stop, StopBeforeEpoch):
         pytest.skip("there is one epoch in all")
@@ -162,15 +114,3 @@ def test_so_does_one_whose_state_behind_a_pass_is_its_end(
         )
 
     expect_the_rest(make, tmp_path, stop, before=6)
-
-
-def test_a_state_that_cannot_be_copied_is_left_alone(make_runner):
-    class Unlike(FromItsBegin):
-        @override
-        def state_dict(self):
-            return {"at": self.at, "rest": iter(x for x in "rest")}
-
-    loader, no_files = {**loader_cfg(), "dataset": Unlike()}, {"checkpoint": None}
-    runner = make_runner(**NO_VALIDATION, train_dataloader=loader, default_hooks=no_files)
-    runner.train()
-    assert runner.iter == 12
