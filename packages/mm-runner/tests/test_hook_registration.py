@@ -1,11 +1,10 @@
 """Hooks that are registered while a run is under way."""
 
 import pytest
-from toy import loader_cfg, runner_arguments
+from toy import loader_cfg
 
 from mm_runner import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.runner import Runner
 
 
 def hook_at(stage, act, **attributes):
@@ -49,13 +48,8 @@ def test_a_hook_registered_in_a_stage_acts_from_its_next_call_on(
     assert log == own + both * (times - 1)
 
 
-@pytest.mark.parametrize("calls_its_own_way", [False, True])
-def test_what_is_registered_before_a_step_acts_after_it(tmp_path, calls_its_own_way):
+def test_what_is_registered_before_a_step_acts_after_it(make_runner):
     log = []
-
-    class Noting(Runner):
-        def call_hook(self, stage, **arguments):
-            super().call_hook(stage, **arguments)
 
     def add(runner):
         if runner.iter == 1:
@@ -63,9 +57,7 @@ def test_what_is_registered_before_a_step_acts_after_it(tmp_path, calls_its_own_
                 hook_at("after_train_iter", lambda run: log.append(run.iter)), "HIGHEST"
             )
 
-    kind = Noting if calls_its_own_way else Runner
-    hooks = [hook_at("before_train_iter", add)]
-    kind(**runner_arguments(work_dir=tmp_path, custom_hooks=hooks)).train()
+    make_runner(custom_hooks=[hook_at("before_train_iter", add)]).train()
     assert log == list(range(1, 12))
 
 

@@ -10,7 +10,6 @@ from mm_runner import ConfigError
 from mm_runner.evaluator import Evaluator
 from mm_runner.hooks import STAGES, Hook
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop, TestLoop, ValLoop
-from mm_runner.loops._validation_schedule import ValidationSchedule
 
 
 class Epochs(Hook):
@@ -110,16 +109,6 @@ def test_steps_that_are_validated(make_runner, options, validated):
     assert steps.steps == validated
 
 
-@pytest.mark.parametrize("begin", [1, 4, 50])
-@pytest.mark.parametrize("changes", [None, [(7, 2)], [(5, 9), (12, 1), (17, 4)]])
-def test_the_next_validation_is_the_next_that_is_due(begin, changes):
-    schedule = ValidationSchedule(begin, 3, changes, last=30)
-    due = [count for count in range(1, 31) if schedule.is_due(count)]
-    assert due[-1] == 30
-    for count in range(30):
-        assert schedule.next_after(count) == next(one for one in due if one > count)
-
-
 def test_a_loop_over_steps_goes_through_the_data_anew_and_shuffles_it(make_runner):
     drawn = []
 
@@ -178,17 +167,13 @@ def test_an_infinite_sampler_needs_a_loop_over_steps(make_runner):
             {"dynamic_intervals": [(1, 0)]},
             r"train_cfg\.dynamic_intervals\[0\]: a positive integer is needed, got 0",
         ),
+        ({"dynamic_intervals": [(1, 2), 3]}, r"dynamic_intervals\[1\]: a pair .*, got 3"),
     ],
-    ids=["by-epoch", "no-steps", "no-interval"],
+    ids=["by-epoch", "no-steps", "no-interval", "no-pair"],
 )
 def test_what_a_loop_over_steps_refuses(make_runner, changes, message):
     with pytest.raises(ConfigError, match=message):
         make_runner(train_cfg={"by_epoch": False, "max_iters": 3, **changes}).train()
-
-
-def test_a_schedule_needs_pairs():
-    with pytest.raises(ConfigError, match=r"dynamic_intervals\[1\]: a pair .*, got 3"):
-        ValidationSchedule(1, 1, [(1, 2), 3], last=5)
 
 
 def test_a_loop_over_steps_needs_a_batch(make_runner):

@@ -1,8 +1,7 @@
 """Loops of training, validation and test."""
 
-from ._epoch_train import EpochBasedTrainLoop
+from ._epoch_and_iter import EpochBasedTrainLoop, IterBasedTrainLoop
 from ._evaluation import TestLoop, ValLoop
-from ._iter_train import IterBasedTrainLoop
 from ._train_loop import AbstractTrainLoop, EndOfTrainingError
 
 __all__ = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mm_dist
@@ -12,14 +14,10 @@ from mm_runner.data import BatchFeed, DataPosition
 from mm_runner.errors import ConfigError
 from mm_runner.model import train_step_of
 
-from ._validation_schedule import check_positive
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from mm_runner.run_view import RunView
-
-    from ._validation_schedule import ValidationSchedule
 
 __all__ = ["AbstractTrainLoop", "EndOfTrainingError"]
 
@@ -27,22 +25,14 @@ __all__ = ["AbstractTrainLoop", "EndOfTrainingError"]
 class EndOfTrainingError(Exception):
     """Ends the training loop that a step belongs to, in the middle of an epoch too.
 
-    The loop continues with ``after_train``. The epoch or validation under way is left out with the
+    The loop continues with ``after_train``. The current epoch or validation is left out with the
     stages after it; a resumed run does it.
     """
 
 
-class _OtherName:
-    """Another name of an attribute, by which subclasses of MMEngine's loops read and write it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, loop: Any, owner: type | None = None) -> Any:
-        return self if loop is None else getattr(loop, self._name)
-
-    def __set__(self, loop: Any, value: Any) -> None:
-        setattr(loop, self._name, value)
+def _alias(name: str) -> Any:
+    """Return a property for an attribute, under the name that MMEngine's loops use."""
+    return property(attrgetter(name), lambda loop, value: setattr(loop, name, value))
 
 
 class AbstractTrainLoop(ABC):
@@ -56,9 +46,11 @@ class AbstractTrainLoop(ABC):
     Args:
         runner: The run: model, optimizer wrapper, hooks.
         dataloader: Training batches.
-        schedule: When a validation is due.
         max_epochs: Epochs to train.
         max_iters: Steps to train.
+        val_begin: First epoch, or step, that is followed by a validation.
+        val_interval: Epochs, or steps, between two validations.
+        dynamic_intervals: Pairs ``(count, val_interval)``: the interval from that epoch or step on.
 
     Attributes:
         dataloader: Training batches; another loader that is assigned is used from the next pass on.
@@ -67,34 +59,35 @@ class AbstractTrainLoop(ABC):
         stop_training: Set by a hook to end training after the current epoch or step.
     """
 
-    _runner: Any = _OtherName("runner")
-    _epoch: Any = _OtherName("epoch")
-    _iter: Any = _OtherName("iter")
-    _max_epochs: Any = _OtherName("max_epochs")
-    _max_iters: Any = _OtherName("max_iters")
+    _runner = _alias("runner")
+    _epoch = _alias("epoch")
+    _iter = _alias("iter")
+    _max_epochs = _alias("max_epochs")
+    _max_iters = _alias("max_iters")
     by_epoch: ClassVar[bool]  # Whether each epoch is a pass over the data; else training is one.
 
     def __init__(
         self,
         runner: RunView,
         dataloader: Any,
-        schedule: ValidationSchedule,
         *,
         max_epochs: int,
         max_iters: int,
+        val_begin: int,
+        val_interval: int,
+        dynamic_intervals: Sequence[tuple[int, int]] | None,
     ) -> None:
+        self.val_begin = val_begin
+        self._intervals = [(0, val_interval), *sorted(_checked_pairs(dynamic_intervals))]
         self.runner = runner
         self.dataloader = dataloader
         self.max_epochs, self.max_iters = max_epochs, max_iters
         self.epoch = self.iter = 0
         self.stop_training = False
         self.batches = self._batches_of(dataloader)
-        self._schedule = schedule
         self._limit: int | None = None
         self._step: Any = None
         self._optim_wrapper: Any = None
-        self._methods: Any = None
-        self._is_steady = False
         self._has_own_body = any(map(self._is_overridden, ("run", "run_epoch")))
         # During the hooks after a step or an epoch, these are one ahead of the public counters.
         self._epochs_done = self._iters_done = self._batches_done = 0
@@ -106,27 +99,6 @@ class AbstractTrainLoop(ABC):
         self._at_pass_begin: dict[str, Any] = {}
         self._rng_before_validation: dict[str, Any] | None = None
         self._validated_at: int | None = None  # the step
-        self._has_warned_of_position = False
-
-    @property
-    def val_begin(self) -> int:
-        """The first epoch, or step, that is followed by a validation."""
-        return self._schedule.begin
-
-    @property
-    def val_interval(self) -> int:
-        """Epochs, or steps, between two validations at present."""
-        return self._schedule.interval_at(self._count)
-
-    @property
-    @abstractmethod
-    def _count(self) -> int:
-        """What validations are scheduled by."""
-
-    @property
-    @abstractmethod
-    def _last_count(self) -> int:
-        """The count that training ends with."""
 
     @abstractmethod
     def _data_position(self) -> DataPosition:
@@ -138,11 +110,12 @@ class AbstractTrainLoop(ABC):
 
     def run(self) -> None:
         """Train from :attr:`epoch` and :attr:`iter` to the end."""
-        runner = self.runner
+        runner, resumed = self.runner, self._resumed
         runner.call_hook("before_train")
         with suppress(EndOfTrainingError):
             # Most checkpoints are written before the validation that follows them.
-            if self._is_at_validation() and self._is_due() and self._validated_at != self.iter:
+            is_within = self.by_epoch and resumed and DataPosition(**resumed["position"]).is_begun
+            if self._count and not is_within and self._validated_at != self.iter and self._is_due():
                 self._validate()
             self._train()
         runner.call_hook("after_train")
@@ -152,9 +125,8 @@ class AbstractTrainLoop(ABC):
 
         What depends on :attr:`max_epochs` and :attr:`max_iters`, such as schedules, is unchanged.
         """
-        check_positive("num_batches", num_batches)
+        check_positive(num_batches=num_batches)
         self._limit = num_batches
-        self._schedule.last = self._last_count
 
     def close(self) -> None:
         """End the workers of the training batches."""
@@ -220,21 +192,23 @@ class AbstractTrainLoop(ABC):
 
     def leave_stage(self, stage: str) -> None:
         """Stop between two epochs of a body that takes its steps itself, if that was asked for."""
-        runner = self.runner
-        is_end = stage == "after_train_epoch" and self.by_epoch and self._has_own_body
-        if is_end and runner.interruption.pending:
-            runner.interruption.settle(runner)
+        if stage == "after_train_epoch" and self.by_epoch and self._has_own_body:
+            self._settle()
 
     def _begin_pass(self) -> None:
         """Restore the generators as the pass began, before anything of it draws from them."""
+        self._step = train_step_of(self.runner.model)
+        self._optim_wrapper = self.runner.optim_wrapper
         if self.dataloader is not self.batches.loader:
             self.batches.close()
             self.batches = self._batches_of(self.dataloader)
-        resumed = self._resumed
-        self._pass_start = self._position_of_next_pass()
+        self._pass_start, resumed = DataPosition(self.epoch, samples=0), self._resumed
         if resumed is not None:
-            is_begun = self._pass_start.is_begun
-            rng = resumed["pass"].get("rng") if is_begun else self._resumed_rng
+            start = DataPosition(**resumed["position"])
+            if self._has_own_body and not self.batches.is_seekable:
+                start = DataPosition(start.epoch, samples=0)
+            self._pass_start = start
+            rng = resumed["pass"].get("rng") if start.is_begun else self._resumed_rng
             if rng:
                 set_rng_state(rng, self.runner.device)
             self.batches.set_generator_states(resumed["pass"].get("generators", {}))
@@ -244,29 +218,14 @@ class AbstractTrainLoop(ABC):
             self.batches.seek(self._pass_start)
             self._end_resumption()
 
-    def _position_of_next_pass(self) -> DataPosition:
-        if self._resumed is None:
-            return DataPosition(self.epoch, samples=0)
-        position = DataPosition(**self._resumed["position"])
-        if self._has_own_body and not self.batches.is_seekable:
-            return DataPosition(position.epoch, samples=0)
-        return position
-
     def _note_pass_begin(self) -> None:
         self._at_pass_begin = {
             "rng": rng_state(self.runner.device),
             "generators": self.batches.generator_states(),
         }
 
-    def _open_pass(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Return ``batches`` with the generators as they were before the first of them."""
-        if self._step is None:
-            self._begin_steps()
-        self._end_resumption()
-        return batches
-
     def _end_resumption(self) -> None:
-        """Set the generators of the checkpoint, if there is one."""
+        """Set the generators of the checkpoint, if there is one, once the batches have begun."""
         # For a pass that is yet to begin they are set already; its hooks may have drawn since.
         if self._resumed is not None and self._resumed_rng and self._pass_start.is_begun:
             set_rng_state(self._resumed_rng, self.runner.device)
@@ -283,17 +242,6 @@ class AbstractTrainLoop(ABC):
 
     # Steps.
 
-    def _begin_steps(self) -> None:
-        runner = self.runner
-        self._methods = runner.hooks_list.methods
-        if not runner.call_hook.__module__.startswith("mm_runner."):  # overridden by a subclass
-            self._methods = {
-                stage: [lambda _, stage=stage, **given: runner.call_hook(stage, **given)]
-                for stage in ("before_train_iter", "after_train_iter")
-            }
-        self._step = train_step_of(runner.model)
-        self._optim_wrapper = runner.optim_wrapper
-
     def _run_step(self, idx: int, data_batch: Any) -> None:
         """Train on one batch, with the hooks before and after.
 
@@ -301,21 +249,19 @@ class AbstractTrainLoop(ABC):
             idx: Number of the batch in the epoch, counted from 0.
             data_batch: As the loader gave it.
         """
+        if self._step is None:  # a body that does not call the hooks before an epoch
+            self._begin_pass()
         runner = self.runner
-        if self._step is None:
-            self._begin_steps()
+        methods = runner.hooks_list.methods
         mm_dist.mark_iteration(self.iter + 1)
-        for act in self._methods["before_train_iter"]:
+        for act in methods["before_train_iter"]:
             act(runner, batch_idx=idx, data_batch=data_batch)
         outputs = self._step(data_batch, self._optim_wrapper)
         self._iters_done = self.iter + 1
         self._batches_done += 1
-        for act in self._methods["after_train_iter"]:
+        for act in methods["after_train_iter"]:
             act(runner, batch_idx=idx, data_batch=data_batch, outputs=outputs)
         self.iter += 1
-        if not self._is_steady:  # kernels are compiled: dist_cfg's steady_timeout may hold
-            mm_dist.enter_steady_state()
-            self._is_steady = True
         if runner.interruption.pending:
             runner.interruption.settle(runner)
 
@@ -328,6 +274,9 @@ class AbstractTrainLoop(ABC):
         """Let a subclass train on one batch, and count it."""
         self.run_iter(*arguments)  # type: ignore[attr-defined]
         self._iters_done, self._batches_done = self.iter, self.batches.batch
+        self._settle()
+
+    def _settle(self) -> None:
         if self.runner.interruption.pending:
             self.runner.interruption.settle(self.runner)
 
@@ -335,28 +284,34 @@ class AbstractTrainLoop(ABC):
         method = getattr(type(self), name, None)
         return method is not None and not method.__module__.startswith("mm_runner.")
 
-    def _warn_of_position(self) -> None:
-        """Say once that a checkpoint within an epoch does not resume within it."""
-        if not self._has_warned_of_position:
-            self._has_warned_of_position = True
-            self.runner.logger.warning(
-                f"{type(self).__name__} draws batches in a way that cannot be resumed within an "
-                "epoch: a checkpoint written there resumes at the beginning of the epoch. Let "
-                "run_epoch() pass the batches of self.dataloader, given as a config, to "
-                "run_iter()."
-            )
+    # Validations. Training draws the same random numbers with and without one in between.
+
+    @property
+    def val_interval(self) -> int:
+        """Epochs, or steps, between two validations at present."""
+        count = self._count
+        return next(interval for begin, interval in reversed(self._intervals) if count >= begin)
 
     def _decide_current_val_interval(self) -> None:  # noqa: B027
         """Do nothing, as MMEngine's subclasses call it: ``val_interval`` is always current."""
 
-    # Validations. Training draws the same random numbers with and without one in between.
+    @property
+    def _count(self) -> int:
+        """What validations are scheduled by."""
+        return self.epoch if self.by_epoch else self.iter
 
-    def _is_at_validation(self) -> bool:
-        """Return whether the run resumes where a validation may be due."""
-        return self._count > 0
+    @property
+    def _last_count(self) -> int:
+        """The count that training ends with, which a validation always follows."""
+        if self.by_epoch:
+            return self.max_epochs if self._limit is None else 1
+        return self.max_iters if self._limit is None else min(self._limit, self.max_iters)
 
     def _is_due(self) -> bool:
-        return self.runner.val_loop is not None and self._schedule.is_due(self._count)
+        """Return whether a validation follows."""
+        count = self._count
+        is_scheduled = count >= self.val_begin and count % self.val_interval == 0
+        return self.runner.val_loop is not None and (is_scheduled or count == self._last_count)
 
     def _validate(self) -> None:
         runner = self.runner
@@ -368,3 +323,22 @@ class AbstractTrainLoop(ABC):
         self._rng_before_validation = None
         set_rng_state(rng, runner.device)
         self._validated_at = self._iters_done
+
+
+def check_positive(**numbers: Any) -> None:
+    """Raise a ConfigError unless every argument of a training loop is a positive integer."""
+    for name, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"train_cfg.{name}: a positive integer is needed, got {value!r}.")
+
+
+def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
+    for index, pair in enumerate(pairs or ()):
+        name = f"dynamic_intervals[{index}]"
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ConfigError(
+                f"train_cfg.{name}: a pair (from when on, interval) is needed, got {pair!r}."
+            )
+        check_positive(**{name: pair[0]})
+        check_positive(**{name: pair[1]})
+    return [(pair[0], pair[1]) for pair in pairs or ()]

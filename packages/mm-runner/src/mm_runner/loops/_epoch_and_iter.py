@@ -1,4 +1,4 @@
-"""Training, epoch by epoch."""
+"""Training, epoch by epoch or step by step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import mm_dist
 from mm_runner.data import DataPosition, is_endless, num_batches
 from mm_runner.errors import ConfigError
 
-from ._train_loop import AbstractTrainLoop
-from ._validation_schedule import ValidationSchedule, check_positive
+from ._train_loop import AbstractTrainLoop, check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from mm_runner.run_view import RunView
 
-__all__ = ["EpochBasedTrainLoop"]
+__all__ = ["EpochBasedTrainLoop", "IterBasedTrainLoop"]
 
 
 class EpochBasedTrainLoop(AbstractTrainLoop):
@@ -50,8 +49,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         val_interval: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        check_positive("max_epochs", max_epochs)
-        schedule = ValidationSchedule(val_begin, val_interval, dynamic_intervals, last=max_epochs)
+        check_positive(max_epochs=max_epochs, val_begin=val_begin, val_interval=val_interval)
         if is_endless(dataloader):
             raise ConfigError(
                 "train_dataloader.sampler: an InfiniteSampler was given to a loop over epochs, of "
@@ -62,11 +60,13 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         super().__init__(
             runner,
             dataloader,
-            schedule,
             max_epochs=max_epochs,
             max_iters=max_epochs * len(dataloader),
+            val_begin=val_begin,
+            val_interval=val_interval,
+            dynamic_intervals=dynamic_intervals,
         )
-        self._has_warned_of_length = False
+        self._warned: set[str] = set()
 
     def run_epoch(self) -> None:
         """Train on the rest of the current pass over the training set."""
@@ -74,7 +74,8 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         runner.call_hook("before_train_epoch")
         runner.model.train()
         start = self._pass_start
-        batches = self._open_pass(self._begin_batches(start))
+        batches = islice(self.batches.begin(start), self._limit)
+        self._end_resumption()
         run_iter = self._step_function()
         for index, batch in enumerate(batches, start.batch):
             run_iter(index, batch)
@@ -84,10 +85,6 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
 
     run_iter = AbstractTrainLoop._run_step  # noqa: SLF001 - takes the same
 
-    def _begin_batches(self, start: DataPosition) -> Iterator[Any]:
-        batches = self.batches.begin(start)
-        return batches if self._limit is None else islice(batches, self._limit)
-
     def _check_drawn(self, start: DataPosition, num_drawn: int) -> None:
         """Compare the number of batches with the loader's length, which schedules depend on."""
         length = self.batches.num_left(start) if start.is_begun else self.batches.length
@@ -96,12 +93,16 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         found = f"train_dataloader gave {num_drawn} batches in an epoch, and its length is {length}"
         if num_drawn == 0:
             raise ConfigError(f"{found}. Let the dataset begin anew whenever it is iterated over.")
-        if not self._has_warned_of_length:
-            self._has_warned_of_length = True
-            self.runner.logger.warning(
-                f"{found}: schedules by step, accumulation and the progress bar use the latter. "
-                "Correct the dataset's __len__, or that of the batch sampler."
-            )
+        self._warn_once(
+            "length",
+            f"{found}: schedules by step, accumulation and the progress bar use the latter. "
+            "Correct the dataset's __len__, or that of the batch sampler.",
+        )
+
+    def _warn_once(self, about: str, text: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            self.runner.logger.warning(text)
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -129,31 +130,106 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             if self._is_due():
                 self._validate()
 
-    @property
-    @override
-    def _count(self) -> int:
-        return self.epoch
-
-    @property
-    @override
-    def _last_count(self) -> int:
-        return self.max_epochs if self._limit is None else 1
-
     @override
     def _data_position(self) -> DataPosition:
         is_within = self._epochs_done == self.epoch and self._iters_done > self._iters_at_pass_begin
         is_counted = self.batches.is_seekable and self._batches_done
         if is_within and self._has_own_body and not is_counted:
-            self._warn_of_position()
+            self._warn_once(
+                "position",
+                f"{type(self).__name__} draws batches in a way that cannot be resumed within an "
+                "epoch: a checkpoint written there resumes at the beginning of the epoch. Let "
+                "run_epoch() pass the batches of self.dataloader, given as a config, to "
+                "run_iter().",
+            )
             return DataPosition(self._epochs_done, samples=0)
         if self._epochs_done > self.epoch or self._batches_done == 0:
             return self.batches.next_pass(self._epochs_done)
         return self.batches.position(self._batches_done)
 
+
+class IterBasedTrainLoop(AbstractTrainLoop):
+    """Train ``max_iters`` steps, with validations in between.
+
+    The data is gone through as often as that takes; with an ``InfiniteSampler``, or an iterable
+    dataset without end, once. To hooks the whole training is one epoch.
+
+    Args:
+        runner: The run: model, optimizer wrapper, hooks.
+        dataloader: Training batches; they need no length.
+        max_iters: Steps to train.
+        val_begin: First step that is followed by a validation.
+        val_interval: Steps between two validations. The last step is always followed by one.
+        dynamic_intervals: Pairs ``(step, val_interval)``: the interval from that step on.
+
+    Raises:
+        ConfigError: If a number is out of range.
+    """
+
+    by_epoch = False
+
+    def __init__(
+        self,
+        runner: RunView,
+        dataloader: DataLoader[Any],
+        max_iters: int,
+        val_begin: int = 1,
+        val_interval: int = 1000,
+        dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        check_positive(max_iters=max_iters, val_begin=val_begin, val_interval=val_interval)
+        super().__init__(
+            runner,
+            dataloader,
+            max_epochs=1,
+            max_iters=max_iters,
+            val_begin=val_begin,
+            val_interval=val_interval,
+            dynamic_intervals=dynamic_intervals,
+        )
+        self._has_own_body = False  # a body of a subclass draws from dataloader_iterator
+        self._under_way: Iterator[Any] | None = None
+
+    @property
+    def dataloader_iterator(self) -> Iterator[Any]:
+        """The batches of training, pass after pass; a ``run`` of a subclass draws them here."""
+        if self._under_way is None:
+            if self._step is None:  # before_train_epoch was not called
+                self._begin_pass()
+            self._under_way = self.batches.endless(self._pass_start, self._note_pass_begin)
+            self._end_resumption()
+        return self._under_way
+
+    def run_iter(self, data_batch: Any) -> None:
+        """Train on one batch, as the loader gave it."""
+        self._run_step(self.iter, data_batch)
+
     @override
-    def _is_at_validation(self) -> bool:
-        is_within = self._resumed is not None and DataPosition(**self._resumed["position"]).is_begun
-        return super()._is_at_validation() and not is_within
+    def _train(self) -> None:
+        runner, last, run_iter = self.runner, self._last_count, self._step_function()
+        runner.call_hook("before_train_epoch")
+        batches, is_validated = self.dataloader_iterator, runner.val_loop is not None
+        runner.model.train()
+        while self.iter < last and not self.stop_training:
+            run_iter(next(batches))
+            if is_validated and self._is_due():
+                self._validate()
+                runner.model.train()
+        runner.call_hook("after_train_epoch")
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.epoch = self._epochs_done = 0  # passes are counted by the position in the data
+        if self.iter > self.max_iters:
+            self.runner.logger.warning(
+                f"max_iters={self.max_iters} was asked for and {self.iter} steps are done: there "
+                "is nothing to train. To train on, ask for more."
+            )
+
+    @override
+    def _data_position(self) -> DataPosition:
+        return self.batches.position()
 
 
 def _check_lengths(lengths: list[int]) -> None:
