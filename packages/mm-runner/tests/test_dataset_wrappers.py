@@ -7,20 +7,16 @@ import pytest
 import torch
 from test_resume_midway import train_whole_and_in_parts
 from torch.utils.data import Dataset, IterableDataset
-from toy import NO_VALIDATION, Blobs, runner_arguments
+from toy import NO_VALIDATION, Blobs
 from typing_extensions import override
 
 from mm_runner import ConfigError
 from mm_runner.data import (
     ClassBalancedDataset,
     ConcatDataset,
-    DataSettings,
-    DefaultSampler,
     RepeatDataset,
-    build_dataloader,
 )
 from mm_runner.registry import DATASETS
-from mm_runner.tools import make_plan
 
 
 class Labelled(Dataset):
@@ -184,23 +180,17 @@ def test_wrappers_are_built_by_name_within_one_another():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"times": "two"}, r"^train_dataloader\.dataset\.times: an integer is needed, got 'two'"),
-        ({"tims": 2}, r"^train_dataloader\.dataset\.tims: unknown argument.*mean 'times'"),
         ({"times": -1}, r"^train_dataloader\.dataset\.times: a positive integer is needed, got -1"),
         (
             {"dataset": {"type": "ConcatDataset", "datasets": [[1], {"type": Blobs, "sizes": 3}]}},
             r"^train_dataloader\.dataset\.dataset\.datasets\[1\]\.sizes: unknown argument of Blobs",
         ),
         (
-            {"dataset": {"type": "ConcatDataset", "datasets": [[1], 3]}},
-            r"^train_dataloader\.dataset\.dataset\.datasets\[1\]: a dataset with a length.*got 3",
-        ),
-        (
             {"dataset": {"type": "ConcatDatset", "datasets": []}},
             r"^train_dataloader\.dataset\.dataset\.type: No dataset named .*mean 'ConcatDataset'",
         ),
     ],
-    ids=["text", "unknown", "negative", "inner-argument", "inner-value", "inner-type"],
+    ids=["negative", "inner-argument", "inner-type"],
 )
 def test_an_error_begins_with_the_path_in_the_configuration(make_runner, change, message):
     dataset = {"type": "RepeatDataset", "times": 2, "dataset": [1], **change}
@@ -222,32 +212,7 @@ def _rare_blobs(noise=0.0):
     }
 
 
-def test_ranks_share_the_samples_and_the_plan_counts_them(tmp_path):
-    # 2 x 7; and 12, of which 2 come twice.
-    loaders = [
-        build_dataloader(
-            {"dataset": _rare_blobs(), "batch_size": 4, "sampler": {"type": "DefaultSampler"}},
-            DataSettings(0, torch.Generator(), 0, 1),
-            shuffle=True,
-            where="train_dataloader",
-        )
-        for _ in range(2)
-    ]
-    seen = []
-    for rank, loader in enumerate(loaders):
-        sampler = loader.sampler
-        assert isinstance(sampler, DefaultSampler)
-        sampler.rank, sampler.world_size = rank, 2
-        seen += list(sampler)
-    assert sorted(seen) == list(range(28))
-    arguments = runner_arguments(
-        tmp_path, train_dataloader={"dataset": _rare_blobs(), "batch_size": 4}
-    )
-    assert "epochs x 4\n" in make_plan(arguments, world_size=2)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_run_goes_on_from_the_middle_of_an_epoch_exactly(make_runner, tmp_path, num_workers):
+def test_a_run_goes_on_from_the_middle_of_an_epoch_exactly(make_runner, tmp_path):
     pytest.importorskip("numpy")
 
     def arguments():
@@ -255,7 +220,7 @@ def test_a_run_goes_on_from_the_middle_of_an_epoch_exactly(make_runner, tmp_path
             "train_dataloader": {
                 "dataset": _rare_blobs(noise=0.5),
                 "batch_size": 4,
-                "num_workers": num_workers,
+                "num_workers": 2,
                 "collate_fn": "default_collate",
             },
             **NO_VALIDATION,

@@ -52,10 +52,9 @@ def build_dataloader(
             default, torch's for ``None``), ``num_batch_per_epoch`` (batches of one process),
             ``worker_init_fn``, ``disable_subprocess_warning`` (which all workers but the first then
             ignore), and arguments of ``DataLoader``. ``batch_size`` is that of one process. Workers
-            seed the generators of Python, torch and NumPy for each batch, by the seed of the
-            run, the process, the epoch and the number of the batch. Unless said otherwise, workers
-            stay over epochs (not those of an iterable dataset), and batches for an accelerator are
-            put into pinned memory.
+            seed Python, torch and NumPy for each batch, by the seed of the run, the process, the
+            epoch and the batch. Unless said otherwise, workers stay over epochs (not those of an
+            iterable dataset), and batches for an accelerator are put into pinned memory.
         settings: Of the run.
         shuffle: What the default sampler does when ``cfg`` names none.
         where: Path of ``cfg`` in the configuration, for messages.
@@ -142,12 +141,7 @@ def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> 
 
 
 def _add_sampling(
-    options: dict[str, Any],
-    dataset: Any,
-    settings: DataSettings,
-    *,
-    shuffle: bool,
-    where: str,
+    options: dict[str, Any], dataset: Any, settings: DataSettings, *, shuffle: bool, where: str
 ) -> None:
     """Replace the configs of sampler and batch sampler in ``options`` by what they describe.
 
@@ -197,9 +191,7 @@ def _function(function: Any) -> Any:
 def _dealt_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> DataLoader[Any]:
     """Return ``loader``, or one like it that gives each process its share of the samples.
 
-    Without this every process would see all samples: training would repeat the same step on each,
-    and metrics would count samples as often as there are processes. An iterable dataset has to deal
-    by itself, as has a sampler with ``set_epoch``.
+    An iterable dataset has to deal by itself, as has a sampler with ``set_epoch``.
     """
     batches = loader.batch_sampler
     # Not the loader's own: one that was given batches has a sampler that it never asks.
@@ -207,31 +199,26 @@ def _dealt_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> D
     deals = any(hasattr(one, "set_epoch") for one in (loader.sampler, batches))
     if settings.world_size == 1 or deals or isinstance(loader.dataset, IterableDataset):
         return loader
-    draws_its_own_way = type(loader).__iter__ is not DataLoader.__iter__
-    is_plain = type(sampler) in {RandomSampler, SequentialSampler} and type(batches) is BatchSampler
-    if draws_its_own_way or not is_plain:
+    is_plain = type(loader) is DataLoader and type(batches) is BatchSampler
+    if not is_plain or type(sampler) not in {RandomSampler, SequentialSampler}:
         raise _see_all(f"{where} ({type(loader).__name__})", sampler)
     arguments = inspect.signature(DataLoader).parameters.keys()
     given = {name: getattr(loader, name, None) for name in arguments - {"dataset"}}
     cfg = {name: value for name, value in given.items() if value not in (None, "")}
     cfg |= {"dataset": loader.dataset, "sampler": None, "batch_sampler": None}
-    for name in ("batch_size", "drop_last"):  # which a loader that was given batches lacks
-        cfg[name] = getattr(batches, name)
+    cfg |= {name: getattr(batches, name) for name in ("batch_size", "drop_last")}
     return build_dataloader(cfg, settings, shuffle=isinstance(sampler, RandomSampler), where=where)
 
 
 def _start_worker(
     worker_id: int, seed: int, rank: int, *, is_quiet: bool, then: Callable[[int], object] | None
 ) -> None:
-    """Ignore stop signals, seed the worker by its rank, and call the user's ``worker_init_fn``.
-
-    The seed is for what it draws before the first batch, and for iterable datasets, whose batches
-    have no indices. torch has seeded it already, but alike on ranks whose generators are alike.
-    With ``is_quiet`` no worker but the first warns.
-    """
+    """Ignore stop signals, seed the worker by its rank, and call the user's ``worker_init_fn``."""
     ignore_stop_signals()
     if is_quiet and worker_id > 0:
         warnings.simplefilter("ignore")
+    # For what it draws before the first batch, and for iterable datasets, whose batches have no
+    # indices. torch has seeded it already, but alike on ranks whose generators are alike.
     seed_process(batch_seed(torch.initial_seed() + seed, rank, -1, worker_id))
     if then is not None:
         then(worker_id)

@@ -61,7 +61,7 @@ def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None
 
 
 class FirstSamples(Subset[Any]):
-    """The first ``size`` samples of a dataset, with its other attributes, such as ``metainfo``."""
+    """The first ``size`` samples of a dataset, with its attributes, such as ``metainfo``."""
 
     def __init__(self, dataset: Any, size: int) -> None:
         super().__init__(dataset, range(min(len(dataset), size)))
@@ -156,7 +156,7 @@ class ConcatDataset(_Wrapper):
         ignored = {ignore_keys} if isinstance(ignore_keys, str) else set(ignore_keys or ())
         first, *others = [getattr(dataset, "metainfo", None) or {} for dataset in self.datasets]
         for index, metainfo in enumerate(others, 1):
-            for key in (first.keys() | metainfo.keys()) - ignored:
+            for key in [key for key in {**first, **metainfo} if key not in ignored]:
                 given: list[Any] = [first.get(key), metainfo.get(key)]
                 # Arrays are compared as lists.
                 one, other = (x.tolist() if hasattr(x, "tolist") else x for x in given)

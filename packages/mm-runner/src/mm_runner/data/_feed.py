@@ -34,10 +34,9 @@ _MAX_COMPARED = 64
 class DataPosition(NamedTuple):
     """Position of a run in its data.
 
-    ``epoch`` and ``batch`` count passes and, in the current one, batches of this process.
-    ``samples`` is what all processes have drawn of it, ``None`` if batches differ in size; then
-    ``num_batches`` per pass, ``None`` if unknown, and ``state``, that of the loader or dataset of
-    this process if it has one.
+    ``epoch`` and ``batch`` count passes and, in the current one, batches of this process, of
+    ``num_batches``. ``samples`` is what all processes have drawn of it; ``state`` that of this
+    process's loader or dataset. Each is ``None`` if unknown.
     """
 
     epoch: int = 0
@@ -60,15 +59,12 @@ class DataPosition(NamedTuple):
 class BatchFeed:
     """Draws the batches of a loader, pass by pass, copies them to the device, and knows its place.
 
-    A loader that a config describes begins anywhere at once. One that the user brought resumes by
-    its own ``state_dict`` (as torchdata's ``StatefulDataLoader`` has), and so does an iterable
-    dataset that this process draws from itself. Of any other the batches before are drawn once more
-    and dropped, and the log says so.
+    A loader built from a config begins anywhere at once. One that the user brought resumes by its
+    ``state_dict`` (as torchdata's ``StatefulDataLoader`` has), and so does an iterable dataset
+    without workers. Of any other the batches before are drawn once more and dropped.
 
-    On an accelerator a batch is copied on a stream of its own, which the present step does not wait
-    for if the loader has pinned it. If the loader has workers and no ``state_dict``, the next batch
-    is drawn and under way before the present one is handed out; it is counted when it is handed
-    out. On the CPU batches are handed on as they are.
+    On an accelerator a batch is copied on a stream of its own. If the loader has workers and no
+    ``state_dict``, the next batch is on its way, but not counted, while the present one is used.
 
     Args:
         loader: Gives the batches.
@@ -86,6 +82,8 @@ class BatchFeed:
         self._origin, self._num_given = DataPosition(samples=0), 0
         self._sampler: Any = getattr(loader, "batch_sampler", None)
         self.is_seekable = isinstance(self._sampler, SeekableBatchSampler)
+        # Of all processes; None if batches differ in size.
+        self._step_size: int | None = getattr(self._sampler, "num_samples_per_batch", None)
         self._num_workers = getattr(loader, "num_workers", 0)
         # The dataset only if it is a stream, and no worker draws from a copy of it.
         is_stream = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
@@ -206,10 +204,9 @@ class BatchFeed:
     def position(self, batch: int | None = None) -> DataPosition:
         """Return where the run is after ``batch`` batches of this pass, by default those drawn."""
         batch, origin = self.batch if batch is None else batch, self._origin
-        size = self._sampler.num_samples_per_batch if self.is_seekable else None
         samples, num_batches = None, self.length
-        if size is not None and origin.samples is not None:
-            samples = origin.samples + (batch - origin.batch) * size
+        if self._step_size is not None and origin.samples is not None:
+            samples = origin.samples + (batch - origin.batch) * self._step_size
         if self.is_seekable and origin.is_begun and num_batches is not None:
             num_batches = origin.batch + self._sampler.num_from(origin.batch, origin.samples)
         return DataPosition(self.epoch, batch, samples, num_batches, self._state())
@@ -225,10 +222,7 @@ class BatchFeed:
         return {"loader": self._stateful.state_dict(), "generators": self.generator_states()}
 
     def generator_states(self) -> dict[str, Any]:
-        """Return the states of generators that the user gave the loader or its samplers.
-
-        Before a pass begins: its order and its workers' seeds come from them.
-        """
+        """Return the states of generators that the user gave the loader or its samplers."""
         return {name: one.get_state() for name, one in self._own_generators.items()}
 
     def set_generator_states(self, states: Mapping[str, Any]) -> None:
@@ -239,15 +233,13 @@ class BatchFeed:
     def rescaled(self, position: DataPosition, old: int, new: int) -> DataPosition:
         """Return ``position`` of a run of ``old`` processes for one of ``new``.
 
-        By samples where they are counted. Else by batches; one that was not drawn by all would be
-        drawn again.
+        Where samples are not counted, batches that were not drawn by all are drawn again.
         """
         if position.is_complete or not position.is_begun:
             return position._replace(state=None)
-        size = self._sampler.num_samples_per_batch if self.is_seekable else None
         samples, batch = None, position.batch * old // new
-        if size is not None and position.samples is not None:
-            samples, batch = position.samples, position.samples // size
+        if self._step_size is not None and position.samples is not None:
+            samples, batch = position.samples, position.samples // self._step_size
         return position._replace(batch=batch, samples=samples, num_batches=None, state=None)
 
     # Batches on their way to the device.
@@ -313,7 +305,7 @@ class BatchFeed:
         if is_end and self._num_given >= self._sampler.num_from(origin.batch, samples):
             return error
         if samples is not None:
-            samples += self._num_given * (self._sampler.num_samples_per_batch or 0)
+            samples += self._num_given * (self._step_size or 0)
         indices = self._sampler.indices_of(origin.epoch, self.batch, samples)
         sample = _find_sample(self.loader, indices)
         if is_end:  # raised by a sample, it would end the epoch
@@ -328,10 +320,9 @@ class BatchFeed:
 
 
 def failing_sample(error: BaseException) -> str | None:
-    """Return the sample that made ``error``, such as ``"sample 17 of Points"``.
+    """Return the sample that made ``error``, such as ``"sample 17 of Points"``, if it is known.
 
-    It is known for errors of batches that a run draws from a loader built from a config. ``None``
-    for any other error, and where reading the batch again does not fail.
+    That is for errors of batches that a run draws from a loader built from a config.
     """
     return getattr(error, _ATTRIBUTE, None)
 

@@ -55,11 +55,15 @@ def seed_process(seed: int) -> None:
 class _RankSampler(Sampler[int]):
     """Base of both samplers: dataset, seed and rank.
 
-    ``start`` is where the next iteration, and only that, begins in the order over all ranks; the
-    rest is dealt out to the present ranks, whatever number of ranks drew the samples before.
+    ``start`` is where the next iteration, and only that, begins in the order over all ranks.
     """
 
-    def __init__(self, dataset: Sized, seed: int | None, *, shuffle: bool) -> None:
+    def __init__(
+        self,
+        dataset: Sized,
+        shuffle: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
+        seed: int | None = None,
+    ) -> None:
         if not hasattr(dataset, "__len__"):
             raise ConfigError(
                 f"{type(self).__name__} needs a dataset with a length, {type(dataset).__name__} "
@@ -110,7 +114,7 @@ class DefaultSampler(_RankSampler):
         seed: int | None = None,
         round_up: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
     ) -> None:
-        super().__init__(dataset, seed, shuffle=shuffle)
+        super().__init__(dataset, shuffle, seed)
         self.round_up = round_up
         self.epoch = 0
 
@@ -150,14 +154,6 @@ class InfiniteSampler(_RankSampler):
         ConfigError: If the dataset has no length or is empty.
     """
 
-    def __init__(
-        self,
-        dataset: Sized,
-        shuffle: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(dataset, seed, shuffle=shuffle)
-
     def __iter__(self) -> Iterator[int]:
         size, step = len(self.dataset), self.world_size
         begin, self.start = self.rank + self.start, 0
@@ -174,17 +170,13 @@ class InfiniteSampler(_RankSampler):
 
 
 class DataSettings(NamedTuple):
-    """What a loader needs to know of the run.
+    """What a loader needs to know of the run."""
 
-    ``seed`` is that of samplers and workers. ``generator``, which the run seeds anew each epoch, is
-    that of the loader. ``device`` is where batches go.
-    """
-
-    seed: int
-    generator: torch.Generator
+    seed: int  # of samplers and workers
+    generator: torch.Generator  # of the loader; the run seeds it anew each epoch
     rank: int = 0
     world_size: int = 1
-    device: torch.device | None = None
+    device: torch.device | None = None  # where batches go
 
 
 class SeekableBatchSampler(Sampler[Any]):
