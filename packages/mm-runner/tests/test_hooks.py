@@ -2,7 +2,7 @@ import functools
 from types import SimpleNamespace
 
 import pytest
-from toy import loader_cfg, runner_arguments
+from toy import loader_cfg
 
 from mm_runner import ComponentNotFoundError, ConfigError
 from mm_runner import hooks as all_hooks
@@ -17,7 +17,6 @@ from mm_runner.hooks import (
     priority_of,
 )
 from mm_runner.registry import HOOKS
-from mm_runner.runner import Runner
 
 DEFAULTS = [
     "RuntimeInfoHook",
@@ -338,19 +337,6 @@ def test_a_wrong_hook_to_register_is_refused(make_runner, hook, message):
     with pytest.raises(ConfigError, match=message):
         runner.register_hook(hook)
     assert class_names(runner.hooks) == DEFAULTS
-
-
-def test_a_runner_that_calls_hooks_its_own_way_is_asked_in_each_step(tmp_path):
-    stages = []
-
-    class Noting(Runner):
-        def call_hook(self, stage, **arguments):
-            stages.append((stage, *arguments))
-            super().call_hook(stage, **arguments)
-
-    Noting(**runner_arguments(work_dir=tmp_path)).train()
-    assert ("before_train_iter", "batch_idx", "data_batch") in stages
-    assert ("after_train_iter", "batch_idx", "data_batch", "outputs") in stages
 
 
 def _count_steps(make_runner, hook, **overrides):

@@ -82,7 +82,7 @@ def test_lines_say_the_time_left_without_validations(make_runner, clock):
     text = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", file.getvalue())
     lines = re.findall(r"Epoch\(train\) .*eta: (\S+)", text)
     assert lines == ["0:00:09", "0:00:06", "0:00:03", "0:00:00"]
-    assert re.search(r"epoch 1/2 [^\r\n]* 3/12 eta \S+ loss \d\.\d{4}  4 samples/s", text)
+    assert re.search(r"epoch 1/2 [^\r\n]* 3/12 eta \S+ loss \d\.\d{4}", text)
 
 
 def test_a_run_on_a_pseudo_terminal_has_a_bar_that_ends_and_lines_above_it(tmp_path):
@@ -110,7 +110,7 @@ def test_a_run_on_a_pseudo_terminal_has_a_bar_that_ends_and_lines_above_it(tmp_p
     os.close(ours)
     assert process.wait(60) == 0, shown.decode()
     plain = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", shown.decode())
-    assert re.search(r"epoch 1/2 .*\d+% +\d+/12 eta \d:\d\d:\d\d .*loss \d\.\d+ .*samples/s", plain)
+    assert re.search(r"epoch 1/2 .*\d+% +\d+/12 eta \d:\d\d:\d\d .*loss \d\.\d+", plain)
     assert "12/12" in plain
     assert len(re.findall(r"\d\d:\d\d:\d\d Epoch\(train\) .*loss: ", plain)) == 6
     assert re.search(r"epoch 1/2 .*6/12.*\s+validation .*100% 3/3", plain)

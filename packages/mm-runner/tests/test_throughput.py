@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.diagnostics import ThroughputHook
+from mm_runner.diagnostics._throughput import count_samples
 from mm_runner.hooks import Hook
-from mm_runner.hooks._logger import count_samples
 
 
 def reports_of(runner):

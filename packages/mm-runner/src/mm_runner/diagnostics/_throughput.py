@@ -17,8 +17,6 @@ import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.hooks._hook import check_integer
-from mm_runner.hooks._iter_timer import feed_of_training
-from mm_runner.hooks._logger import count_samples
 
 if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
@@ -92,7 +90,7 @@ class ThroughputHook(Hook):
     @override
     def before_train(self, runner: RunView) -> None:
         self._measured = Measured()
-        self._feed = feed_of_training(runner)
+        self._feed = getattr(runner.train_loop, "batches", None)
         self._waited_s = self._feed.waited_s if self._feed is not None else 0.0
         # Hooks of a step that is compiled as a whole would be compiled with it.
         compiled = runner.cfg.get("compile")
@@ -226,3 +224,19 @@ def _peak_memory(device: torch.device) -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def count_samples(batch: Any) -> int:
+    """Return the number of samples in a batch, by its first entry.
+
+    That entry is a tensor of all samples, or a list of one thing per sample; a list of dicts is a
+    list of samples itself.
+    """
+    first = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
+    if isinstance(batch, (tuple, list)) and batch:
+        first = batch[0]
+    if isinstance(first, Tensor):
+        return len(first) if first.ndim else 1
+    if isinstance(first, (tuple, list)):
+        return len(first)
+    return len(batch) if isinstance(batch, (tuple, list)) else 1

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
     from mm_runner.run_view import RunView
 
-__all__ = ["IterTimerHook", "feed_of_training"]
+__all__ = ["IterTimerHook"]
 
 
 class IterTimerHook(Hook):
-    """Puts seconds per step (``time``) and seconds waited for data (``data_time``) into the hub.
+    """Put seconds per step (``time``) and seconds waited for data (``data_time``) into the hub.
 
     Steps are timed on the host: means over a window are right, as the device's queue fills up, but
     a single step may look short. Hooks between two steps count as ``time``, not as ``data_time``;
@@ -31,7 +31,7 @@ class IterTimerHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self._feed = feed_of_training(runner)
+        self._feed = getattr(runner.train_loop, "batches", None)
         self._waited_s = self._feed.waited_s if self._feed is not None else 0.0
         self._record_wait = runner.message_hub.recorder("train/data_time")
         self._record_step = runner.message_hub.recorder("train/time")
@@ -49,36 +49,27 @@ class IterTimerHook(Hook):
         self._last = time.perf_counter()
 
     @override
-    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        if self._feed is None:  # a loop that times no batches
-            self._record_wait(time.perf_counter() - self._last)
-            return
-        waited_s = self._feed.waited_s
-        self._record_wait(waited_s - self._waited_s)
-        self._waited_s = waited_s
-
-    @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         now = time.perf_counter()
         self._record_step(now - self._last)
         self._last = now
+        if self._feed is not None:  # else a loop that times no batches
+            waited_s = self._feed.waited_s
+            self._record_wait(waited_s - self._waited_s)
+            self._waited_s = waited_s
 
     @override
-    def _before_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, mode: str = "train"
-    ) -> None:
-        waited_s = time.perf_counter() - self._last
-        runner.message_hub.update_scalar(f"{mode}/data_time", waited_s)
+    def before_val_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
+        runner.message_hub.update_scalar("val/data_time", time.perf_counter() - self._last)
+
+    @override
+    def before_test_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
+        runner.message_hub.update_scalar("test/data_time", time.perf_counter() - self._last)
 
     @override
     def _after_iter(self, runner: RunView, *batch: Any, mode: str = "train", **more: Any) -> None:
         now = time.perf_counter()
         runner.message_hub.update_scalar(f"{mode}/time", now - self._last)
         self._last = now
-
-
-def feed_of_training(runner: RunView) -> BatchFeed | None:
-    """Return what times the batches of a training; ``None`` in a user's loop that has none."""
-    return getattr(runner.train_loop, "batches", None)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from typing_extensions import override
 
 import mm_dist
@@ -17,19 +14,19 @@ from ._hook import Hook, check_integer
 from ._runtime_info import learning_rates
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mm_runner.run_view import RunView
 
-__all__ = ["LoggerHook", "count_samples"]
-
-_WAITS_TOO_LONG = 0.3  # the share of a step's time that is worth a warning
+__all__ = ["LoggerHook"]
 
 
 class LoggerHook(Hook):
-    """Logs a line per interval, in validations and tests too, and moves the progress bar.
+    """Log a line per interval, in validations and tests too, and move the progress bar.
 
     A number in a training line is the mean over the newest steps (``log_processor.window_size`` of
-    them) and over all processes. One that was not finite in any of these is warned of, once, and so
-    is waiting for data.
+    them) and over all processes. The hook warns once of a number that was not finite in any of
+    these.
 
     Args:
         interval: Steps between two lines, of training or of an evaluation.
@@ -59,8 +56,8 @@ class LoggerHook(Hook):
         self.interval, self.ignore_last = interval, ignore_last
         self.interval_exp_name = interval_exp_name
         self.log_metric_by_epoch = log_metric_by_epoch
-        self._by_epoch = True
-        self._length = self._num_steps = self._num_lines = 0
+        self._by_epoch, self._has_bar = True, False
+        self._length = self._num_steps = 0
         self._evaluation_length = 0  # none is under way
         self._warned: set[str] = set()  # names of scalars
 
@@ -68,7 +65,7 @@ class LoggerHook(Hook):
     def before_train(self, runner: RunView) -> None:
         self._by_epoch = getattr(runner.train_loop, "by_epoch", True)
         self._length, self._num_steps, self._evaluation_length = runner.max_iters, runner.iter, 0
-        self._num_lines, self._warned = 0, set()
+        self._warned = set()
         runner.console.start_progress("training", runner.max_iters, runner.iter)
         self._has_bar = runner.console.has_bar
 
@@ -91,9 +88,9 @@ class LoggerHook(Hook):
         if self.interval_exp_name > 0 and self._num_steps % self.interval_exp_name == 0:
             runner.logger.info(f"Experiment {runner.experiment_name}")
         # What is shorter than the interval would otherwise never show up.
-        has_last = not self.ignore_last or self._length < self.interval
-        if step % self.interval == 0 or (has_last and step == self._length):
-            self._log_training(runner, step, data_batch)
+        is_last = step == self._length and (not self.ignore_last or step < self.interval)
+        if is_last or step % self.interval == 0:
+            self._log_training(runner, step)
 
     @override
     def after_train(self, runner: RunView) -> None:
@@ -102,22 +99,15 @@ class LoggerHook(Hook):
 
     @override
     def before_val_epoch(self, runner: RunView) -> None:
-        self._begin_evaluation(runner, "validation", runner.val_dataloader, runner.val_loop)
+        self._begin_evaluation(runner, "validation", runner.val_loop)
 
     @override
     def before_test_epoch(self, runner: RunView) -> None:
-        self._begin_evaluation(runner, "test", runner.test_dataloader, runner.test_loop)
+        self._begin_evaluation(runner, "test", runner.test_loop)
 
     @override
-    def _after_iter(
-        self,
-        runner: RunView,
-        batch_idx: int,
-        data_batch: Any = None,
-        outputs: Any = None,
-        mode: str = "train",
-    ) -> None:
-        done, steps = batch_idx + 1, self._evaluation_length
+    def _after_iter(self, runner: RunView, batch_idx: int, *batch: Any, **more: Any) -> None:
+        done, steps, mode = batch_idx + 1, self._evaluation_length, more["mode"]
         if not steps:  # a custom loop without before_val_epoch
             return
         # A new text is drawn at once.
@@ -134,10 +124,10 @@ class LoggerHook(Hook):
     def after_test_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:
         self._log_metrics(runner, "test", len(runner.test_dataloader), metrics or {})
 
-    def _log_training(self, runner: RunView, step: int, data_batch: Any) -> None:
+    def _log_training(self, runner: RunView, step: int) -> None:
         scalars = learning_rates(runner.optim_wrapper)
         scalars.update(mean_over_ranks(runner.message_hub.means("train")))
-        done, step_s = runner.iter + 1, scalars.get("time")
+        done = runner.iter + 1
         self._log_line(runner, "train", (step, self._length), scalars, runner.max_iters - done)
         # A scale of float16 that is too large is reported where it is adapted.
         not_finite = [n for n in runner.message_hub.not_finite if not n.endswith("grad_norm")]
@@ -148,28 +138,14 @@ class LoggerHook(Hook):
             "lost: lower the learning rate or clip gradients, and go back to an earlier "
             "checkpoint. CheckInvalidLossHook ends such a run.",
         )
-        self._num_lines += 1  # before the first, workers start and kernels are compiled
-        if step_s and scalars.get("data_time", 0.0) > _WAITS_TOO_LONG * step_s:
-            self._warn_once(
-                runner,
-                ["training"] if self._num_lines > 1 else [],
-                f"waited for data in {scalars['data_time'] / step_s:.0%} of the newest steps' "
-                "time. Raise train_dataloader.num_workers, which is "
-                f"{getattr(runner.train_dataloader, 'num_workers', 0)} (this machine has "
-                f"{os.cpu_count()} cores), store samples in a form that is cheaper to read, or "
-                "move augmentation to the device.",
-            )
         if self._has_bar:
             losses = [f"{name} {value:.4f}" for name, value in scalars.items() if "loss" in name]
-            if step_s:
-                samples = count_samples(data_batch) * runner.world_size
-                losses.append(f"{samples / step_s:,.0f} samples/s")
             runner.console.update_progress(done, values="  ".join(losses))
         runner.write_scalars("train", scalars, step=done)
 
-    def _begin_evaluation(self, runner: RunView, description: str, loader: Any, loop: Any) -> None:
+    def _begin_evaluation(self, runner: RunView, description: str, loop: Any) -> None:
         self._end_evaluation(runner)  # one that was left
-        length, limit = len(loader), getattr(loop, "limit", None)
+        length, limit = len(loop.dataloader), getattr(loop, "limit", None)
         self._evaluation_length = length if limit is None else min(length, limit)
         runner.console.start_progress(description, self._evaluation_length)
 
@@ -228,25 +204,3 @@ def mean_over_ranks(scalars: dict[str, float]) -> dict[str, float]:
     names = dict.fromkeys(name for one in gathered for name in one)
     found = {name: [one[name] for one in gathered if name in one] for name in names}
     return {name: sum(values) / len(values) for name, values in found.items()}
-
-
-def count_samples(batch: Any) -> int:
-    """Return the number of samples in a batch, by its first entry.
-
-    That entry is a tensor of all samples, or a list of one thing per sample; a list of dicts is a
-    list of samples itself.
-
-    Example:
-        >>> count_samples({"inputs": torch.ones(8, 3), "labels": torch.ones(8)})
-        8
-    """
-    first = batch
-    if isinstance(batch, Mapping):
-        first = next(iter(batch.values()), None)
-    elif isinstance(batch, (tuple, list)) and batch:
-        first = batch[0]
-    if isinstance(first, Tensor):
-        return len(first) if first.ndim else 1
-    if isinstance(first, (tuple, list)):
-        return len(first)
-    return len(batch) if isinstance(batch, (tuple, list)) else 1

@@ -15,7 +15,6 @@ from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner._torch_private import uses_tf32
 from mm_runner.hooks import CheckpointHook, Hook
-from mm_runner.hooks._iter_timer import feed_of_training
 from mm_runner.model import MODULE_SETTINGS, check_module_settings, unwrap_model
 from mm_runner.optim import computes_in_half, named_wrappers
 
@@ -175,7 +174,7 @@ class RunReceipt(Hook):
             rate = steps * runner.world_size * (size or 0) / training_s
             samples = "" if size is None else f"{rate:,.1f} samples/s, "
             lines.append(("speed", f"{samples}{1000 * training_s / steps:.3g} ms per step"))
-        feed = feed_of_training(runner)
+        feed = getattr(runner.train_loop, "batches", None)
         if feed is not None:
             lines.append(("data", f"{feed.waited_s / training_s:.0%} of it waiting for data"))
         if self._evaluated_s:
