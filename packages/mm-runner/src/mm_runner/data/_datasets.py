@@ -32,11 +32,8 @@ __all__ = [
 def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None:
     """Check that samples can be drawn from ``dataset``, which is no config.
 
-    Args:
-        dataset: A list of samples, any object with ``__getitem__`` and ``__len__`` (which only a
-            custom sampler can make up for), or an ``IterableDataset``.
-        where: Path of it in the configuration, for messages.
-        has_length: Ask for indices and a length.
+    It is a list of samples, any object with ``__getitem__`` and ``__len__``, or, unless
+    ``has_length``, an ``IterableDataset``. ``where`` is its path in the configuration.
 
     Raises:
         ConfigError: If it is none, or a list of configs, which would be taken for samples.
@@ -48,9 +45,8 @@ def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None
             'dict(type="ConcatDataset", datasets=[...]).'
         )
     is_stream = isinstance(dataset, IterableDataset)
-    is_one = hasattr(dataset, "__getitem__") or is_stream
-    if has_length:
-        is_one = is_one and hasattr(dataset, "__len__") and not is_stream
+    is_indexed = hasattr(dataset, "__getitem__") and not is_stream
+    is_one = (is_indexed and hasattr(dataset, "__len__")) if has_length else is_indexed or is_stream
     if isinstance(dataset, (str, bytes, type, Mapping)) or not is_one:
         kind = " with a length and indices, " if has_length else " "
         raise ConfigError(

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["BatchFeed", "DataPosition", "failing_sample", "has_streams"]
 
 _ATTRIBUTE = "_mm_runner_sample"
-# Samples of a failed batch that are collated with each other to find the odd one.
-_MAX_COMPARED = 64
 
 
 class DataPosition(NamedTuple):
@@ -112,8 +110,7 @@ class BatchFeed:
     def seek(self, start: DataPosition) -> None:
         """Let the next iteration of a seekable loader begin at ``start``."""
         self._origin, self._num_given, self.epoch = start, 0, start.epoch
-        if self._runner.loader_generator is not None:
-            self._runner.loader_generator.manual_seed(self._runner.seed + start.epoch)
+        self._runner.loader_generator.manual_seed(self._runner.seed + start.epoch)
         if self.is_seekable:
             self._sampler.seek(start.epoch, start.batch, start.samples)
 
@@ -172,8 +169,7 @@ class BatchFeed:
     def close(self) -> None:
         """End the workers of the current pass, and those that a loader of the run keeps."""
         keeps_workers = getattr(self.loader, "persistent_workers", False)
-        generator = self._runner.loader_generator
-        is_ours = getattr(self.loader, "generator", None) is generator is not None
+        is_ours = getattr(self.loader, "generator", None) is self._runner.loader_generator
         if is_ours or not keeps_workers:
             stop_workers(self._under_way, self.loader if keeps_workers else None)
         self._under_way = None
@@ -329,24 +325,23 @@ def failing_sample(error: BaseException) -> str | None:
 
 def _find_sample(loader: Any, indices: list[int]) -> str | None:
     """Return the sample of a batch that cannot be read, or collated with the others."""
-    odd, samples = None, []
+    name = type(loader.dataset).__name__
+    samples: list[Any] = []
+    misfits: list[int] = []
     for index in indices:
         try:
             samples.append(loader.dataset[index])
         except Exception:  # noqa: BLE001 - it was raised before
-            odd = index
-            break
-    else:
-        fits = []
-        for one in samples[:_MAX_COMPARED]:
-            fits.append(0)
-            for other in samples[:_MAX_COMPARED]:
-                with suppress(Exception):  # which of the two comes first may matter
-                    loader.collate_fn([one, other])
-                    loader.collate_fn([other, one])
-                    fits[-1] += 1
-        odd = indices[fits.index(min(fits))] if len(set(fits)) > 1 else None
-    return None if odd is None else f"sample {odd} of {type(loader.dataset).__name__}"
+            return f"sample {index} of {name}"
+        try:  # which of the two comes first may matter
+            loader.collate_fn([samples[0], samples[-1]])
+            loader.collate_fn([samples[-1], samples[0]])
+        except Exception:  # noqa: BLE001 - as above
+            misfits.append(index)
+    if not 0 < len(misfits) < len(indices):
+        return None
+    is_first = 1 < len(misfits) == len(indices) - 1  # no other one fits it
+    return f"sample {indices[0] if is_first else misfits[0]} of {name}"
 
 
 def has_streams(device: torch.device) -> bool:

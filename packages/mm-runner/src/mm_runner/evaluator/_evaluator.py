@@ -105,10 +105,9 @@ class Evaluator:
 
         Args:
             data_samples: Predictions for all samples, as :func:`load_predictions` returns them: a
-                list with an entry per sample, tensors with a row for each, or a tuple or dict of
-                these.
-            data: What the samples were predicted from, in the same order, such as a dataset;
-                metrics get the values of a chunk as ``pseudo_collate`` puts them together.
+                list with an entry per sample, tensors with a row for each, or a tuple or dict.
+            data: What the samples were predicted from, in the same order; metrics get a chunk of
+                it as ``pseudo_collate`` puts it together.
             chunk_size: How many samples metrics get at a time.
 
         Raises:
@@ -122,11 +121,8 @@ class Evaluator:
         """
         size = size_of(data_samples)
         if not size or (data is not None and len(data) != size):
-            given = "none" if data is None else len(data)
-            raise ConfigError(
-                f"data_samples: {size} predictions were given, and of data {given}; at least one "
-                "prediction is needed, and data for each, in the same order, or none."
-            )
+            given = "" if data is None else f", and of data {len(data)}"
+            raise ConfigError(f"data_samples: {size} predictions were given{given}.")
         self.reset()
         rank, world_size = mm_dist.get_dist_info()
         mine = range(rank, size, world_size)
@@ -194,9 +190,6 @@ class _TorchMetric:
     That is ``(preds, target)``, or a dict of the arguments of its ``update``. Over the processes it
     gathers its state itself. A single value is reported by the name of the class in lower case:
     ``multiclass_accuracy``.
-
-    Args:
-        metric: A metric, or a collection of them.
     """
 
     def __init__(self, metric: Any) -> None:
@@ -222,11 +215,10 @@ class _TorchMetric:
         self._num_samples += size_of(self._newest)
 
     def evaluate(self, size: int) -> dict[str, Any]:
-        rank, world_size = mm_dist.get_dist_info()
-        excess = 0
-        if sum(mm_dist.all_gather_object(self._num_samples)) > size:
-            excess = self._num_samples - len(range(rank, size, world_size))
-        self._update(leave_out=max(excess, 0))
+        share = self._num_samples
+        if sum(mm_dist.all_gather_object(share)) > size:
+            share = len(range(mm_dist.get_rank(), size, mm_dist.get_world_size()))
+        self._update(leave_out=max(self._num_samples - share, 0))
         # Equal as its own synchronisation makes it, or, where that is switched off, the main one's.
         values = self.metric.compute()
         name = _WORDS.sub("_", type(self.metric).__name__).lower()

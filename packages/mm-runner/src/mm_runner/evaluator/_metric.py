@@ -26,9 +26,8 @@ class BaseMetric(ABC):
     equal length be dropped; with one entry per batch they are counted.
 
     Args:
-        collect_device: Accepted for MMEngine's signature: ``"cpu"`` or ``"gpu"``.
+        collect_device: Accepted for MMEngine's signature, as is ``collect_dir``.
         prefix: Put before every metric's name, as ``prefix/name``.
-        collect_dir: Directory for the results while they are gathered, if a shared one is wanted.
 
     Attributes:
         results: What :meth:`process` has collected so far, on this process.
@@ -95,9 +94,7 @@ class BaseMetric(ABC):
                 "sample, and an iterable dataset give each process its share.",
                 stacklevel=2,
             )
-        gathered = mm_dist.collect_results(
-            results, min(size, total), self.collect_device, self.collect_dir
-        )
+        gathered = mm_dist.collect_results(results, min(size, total))
         metrics: Any = run_on_main(lambda: self.compute_metrics(gathered or []))
         self.reset()
         if not isinstance(metrics, Mapping):
@@ -124,10 +121,7 @@ class Accuracy(BaseMetric):
 
     Takes what ``forward(mode='predict')`` returns as ``(scores, labels)``: ``scores`` of shape
     ``(batch, classes)``, of two classes at least, ``labels`` of shape ``(batch,)``. Reports
-    ``accuracy``, from 0 to 1.
-
-    Args:
-        **kwargs: As in :class:`BaseMetric`.
+    ``accuracy``, from 0 to 1. Arguments are those of :class:`BaseMetric`.
 
     Raises:
         ConfigError: As it is evaluated, if predictions are anything else, or there are none.
